@@ -1,0 +1,158 @@
+"""The kinds of rows that travel and rest: messages, cancels, outcomes. Columns only; no bytes, no files.
+
+Times: `_ms` is milliseconds and `_us` microseconds since 1970 UTC. Sequences start at 1, so that 0 says "none".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.columns import ColumnBatch, Schema
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+U32 = NDArray[np.uint32]
+U8 = NDArray[np.uint8]
+
+KIND_MESSAGES, KIND_CANCELS, KIND_OUTCOMES, KIND_NAMES = 1, 2, 3, 4
+KIND_STORED, KIND_PROGRESS = 5, 6  # of the embedded broker
+
+
+@dataclass(frozen=True, slots=True)
+class MessageBatch(ColumnBatch):
+    """Accepted messages, in message_log (arrival order) and in schedule_log (the order of their sequence).
+
+    `expires_ms` 0: never. `origin_sequence` not 0: an internal record (retry, redispatch) of that message for
+    `target_group`, outside the balance. `duplicate_of` not 0: suppressed copy of that sequence (set by the replayer).
+    `id_hash` 0: no id from the client. `replaces_sequence` and `replaces_due_ms` not 0: the same record cancels that
+    message.
+    """
+
+    sequence: I64
+    due_ms: I64
+    accepted_us: I64
+    expires_ms: I64
+    origin_sequence: I64
+    duplicate_of: I64
+    replaces_sequence: I64
+    replaces_due_ms: I64
+    id_hash: U64
+    subject: U32
+    target_group: U32
+    redelivery: U32
+    ids_length: U32
+    properties_length: U32
+    bodies_length: U32
+    ids: memoryview
+    properties: memoryview
+    bodies: memoryview
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_MESSAGES,
+        version=1,
+        fields=(
+            ("sequence", "<i8"),
+            ("due_ms", "<i8"),
+            ("accepted_us", "<i8"),
+            ("expires_ms", "<i8"),
+            ("origin_sequence", "<i8"),
+            ("duplicate_of", "<i8"),
+            ("replaces_sequence", "<i8"),
+            ("replaces_due_ms", "<i8"),
+            ("id_hash", "<u8"),
+            ("subject", "<u4"),
+            ("target_group", "<u4"),
+            ("redelivery", "<u4"),
+            ("ids_length", "<u4"),
+            ("properties_length", "<u4"),
+            ("bodies_length", "<u4"),
+        ),
+        blobs=("ids", "properties", "bodies"),
+        steps=frozenset({"sequence"}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CancelBatch(ColumnBatch):
+    """Cancels as control records of message_log: the message is named by its sequence and due time."""
+
+    sequence: I64
+    due_ms: I64
+    requested_us: I64
+    subject: U32
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_CANCELS,
+        version=1,
+        fields=(("sequence", "<i8"), ("due_ms", "<i8"), ("requested_us", "<i8"), ("subject", "<u4")),
+        steps=frozenset({"sequence"}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeBatch(ColumnBatch):
+    """What became of messages, in dispatch_log. `outcome` holds the codes of the protocol (4 delivered to 8 dead-lettered).
+
+    Stage times in microseconds: `loaded_us` entered the wheel, `released_us` due by the wheel, `queued_us` taken from
+    the group's queue, `dispatched_us` handed to the broker (lateness counts to here), `settled_us` outcome known.
+    `origin_sequence`: for deduplicated rows the original; for internal records the message they belong to.
+    """
+
+    sequence: I64
+    due_ms: I64
+    accepted_us: I64
+    loaded_us: I64
+    released_us: I64
+    queued_us: I64
+    dispatched_us: I64
+    settled_us: I64
+    origin_sequence: I64
+    subject: U32
+    broker_group: U32
+    attempts: U32
+    redelivery: U32
+    outcome: U8
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_OUTCOMES,
+        version=1,
+        fields=(
+            ("sequence", "<i8"),
+            ("due_ms", "<i8"),
+            ("accepted_us", "<i8"),
+            ("loaded_us", "<i8"),
+            ("released_us", "<i8"),
+            ("queued_us", "<i8"),
+            ("dispatched_us", "<i8"),
+            ("settled_us", "<i8"),
+            ("origin_sequence", "<i8"),
+            ("subject", "<u4"),
+            ("broker_group", "<u4"),
+            ("attempts", "<u4"),
+            ("redelivery", "<u4"),
+            ("outcome", "|u1"),
+        ),
+        steps=frozenset({"sequence"}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NameBatch(ColumnBatch):
+    """Interned names: code (counts up from 1), kind (0 subject, 1 consumer group, 2 broker group) and UTF-8 text."""
+
+    code: U32
+    name_kind: U32
+    names_length: U32
+    names: memoryview
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_NAMES,
+        version=1,
+        fields=(("code", "<u4"), ("name_kind", "<u4"), ("names_length", "<u4")),
+        blobs=("names",),
+        steps=frozenset({"code"}),
+    )

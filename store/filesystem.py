@@ -1,0 +1,274 @@
+"""The one door to the disk. Everything in this project that touches a file goes through a `FileSystem`.
+
+So the whole server runs unchanged on a simulated disk that forgets unsynced bytes, tears writes, fills up and fails.
+No format, no log and no policy lives here. Paths are strings, relative paths are not resolved.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from store.errors import DiskFullError, LockedError, StoreError, SyncFailedError
+
+Buffer = bytes | bytearray | memoryview
+
+# The kernel takes at most 1024 buffers in one vectored write (IOV_MAX on Linux); longer lists are joined.
+IOV_MAX = 1024
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+class File(Protocol):
+    """An open file. Positions are explicit: there is no cursor to get wrong."""
+
+    path: str
+
+    def pread(self, offset: int, length: int) -> bytes:
+        """At most `length` bytes from `offset`; fewer only at the end of the file."""
+
+    def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> int:
+        """Write all buffers at `offset`, returns the bytes written. Raises DiskFullError, StoreError."""
+
+    def datasync(self) -> None:
+        """Make the bytes (and the size) durable. Raises SyncFailedError, after which the file is final."""
+
+    def truncate(self, length: int) -> None:
+        """Cut or extend to `length` bytes; what is beyond reads as zeros afterwards. Not durable before a sync."""
+
+    def allocate(self, length: int) -> None:
+        """Reserve disk blocks up to `length` and extend the size to it. Raises DiskFullError."""
+
+    def size(self) -> int:
+        """Length in bytes."""
+
+    def close(self) -> None:
+        """Close; idempotent."""
+
+
+class FileSystem(Protocol):
+    """The operations on names. `inline` tells the callers that work must not move to threads (simulation)."""
+
+    inline: bool
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> File:
+        """Open for reading (and writing). `create` makes the file; FileNotFoundError otherwise if it is not there."""
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or directory is there."""
+
+    def listdir(self, path: str) -> list[str]:
+        """Sorted names in a directory; empty if there is no such directory."""
+
+    def size(self, path: str) -> int:
+        """Length of a file in bytes."""
+
+    def make_directory(self, path: str) -> None:
+        """Make a directory and its parents; each new entry is made durable in its parent."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file; no error if it is gone already."""
+
+    def remove_directory(self, path: str) -> None:
+        """Remove an empty directory; no error if it is gone or not empty."""
+
+    def replace(self, source: str, target: str) -> None:
+        """Atomically rename. Durable after `sync_directory` of the parent."""
+
+    def sync_directory(self, path: str) -> None:
+        """Make the entries of a directory durable. Raises SyncFailedError."""
+
+    def free_bytes(self, path: str) -> int:
+        """Free space for this user on the disk that holds `path`."""
+
+    def lock(self, path: str, content: bytes) -> File:
+        """Take an exclusive lock that the kernel drops with the process. Raises LockedError with the holder's text."""
+
+
+class RealFile:
+    """A `File` on the operating system."""
+
+    __slots__ = ("_fd", "_sync_failed", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+        self._sync_failed = False
+
+    def pread(self, offset: int, length: int) -> bytes:
+        data = os.pread(self._fd, length, offset)
+        if len(data) == length or not data:
+            return data
+        parts = [data]
+        got = len(data)
+        while got < length:
+            more = os.pread(self._fd, length - got, offset + got)
+            if not more:
+                break
+            parts.append(more)
+            got += len(more)
+        return b"".join(parts)
+
+    def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> int:
+        if len(buffers) > IOV_MAX:
+            buffers = [b"".join(buffers)]
+        try:
+            written = os.pwritev(self._fd, buffers, offset)
+            total = sum([len(buffer) for buffer in buffers])
+            if written != total:
+                rest = memoryview(b"".join(buffers))
+                while written < total:
+                    written += os.pwrite(self._fd, rest[written:], offset + written)
+        except OSError as error:
+            raise _named(error, self.path, "write") from error
+        return written
+
+    def datasync(self) -> None:
+        if self._sync_failed:
+            raise SyncFailedError(f"{self.path}: an earlier sync failed; restart the server to recover")
+        try:
+            os.fdatasync(self._fd)
+        except OSError as error:
+            self._sync_failed = True
+            raise SyncFailedError(f"{self.path}: sync failed: {error.strerror}; restart to recover") from error
+
+    def truncate(self, length: int) -> None:
+        try:
+            os.ftruncate(self._fd, length)
+        except OSError as error:
+            raise _named(error, self.path, "truncate") from error
+
+    def allocate(self, length: int) -> None:
+        try:
+            os.posix_fallocate(self._fd, 0, length)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.EINVAL):
+                self.truncate(max(length, self.size()))  # a file system without allocation: the size alone
+                return
+            raise _named(error, self.path, "allocate") from error
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class RealFileSystem:
+    """The `FileSystem` of the operating system."""
+
+    inline = False
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> RealFile:
+        flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        try:
+            return RealFile(path, os.open(path, flags, 0o640))
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            raise _named(error, path, "open") from error
+
+    def exists(self, path: str) -> bool:
+        return Path(path).exists()
+
+    def listdir(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(path))  # noqa: PTH208 - names, not paths
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def size(self, path: str) -> int:
+        return os.stat(path).st_size  # noqa: PTH116 - a hot call at start: no Path object per file
+
+    def make_directory(self, path: str) -> None:
+        missing = []
+        probe = Path(path)
+        while not probe.exists():
+            missing.append(probe)
+            probe = probe.parent
+        try:
+            for directory in reversed(missing):
+                directory.mkdir(mode=0o750, exist_ok=True)
+                self.sync_directory(str(directory.parent))
+        except OSError as error:
+            raise _named(error, path, "make directory") from error
+
+    def remove(self, path: str) -> None:
+        try:
+            Path(path).unlink(missing_ok=True)
+        except OSError as error:
+            raise _named(error, path, "remove") from error
+
+    def remove_directory(self, path: str) -> None:
+        try:
+            Path(path).rmdir()
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+                raise _named(error, path, "remove directory") from error
+
+    def replace(self, source: str, target: str) -> None:
+        try:
+            Path(source).replace(target)
+        except OSError as error:
+            raise _named(error, target, "rename") from error
+
+    def sync_directory(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise SyncFailedError(f"{path}: directory sync failed: {error.strerror}") from error
+        finally:
+            os.close(fd)
+
+    def free_bytes(self, path: str) -> int:
+        stat = os.statvfs(path)
+        return stat.f_bavail * stat.f_frsize
+
+    def lock(self, path: str, content: bytes) -> RealFile:
+        handle = self.open(path, create=True)
+        try:
+            fcntl.flock(handle._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = handle.pread(0, 200).decode("utf-8", "replace").strip() or "an unknown process"
+            handle.close()
+            raise LockedError(
+                f"{path}: this data directory is in use by {holder}; stop that process or choose another directory"
+            ) from error
+        handle.truncate(0)
+        handle.pwrite(0, [content])
+        return handle
+
+
+def _named(error: OSError, path: str, verb: str) -> StoreError:
+    if error.errno in _NO_SPACE:
+        return DiskFullError(f"{path}: cannot {verb}: no space left on the disk")
+    return StoreError(f"{path}: cannot {verb}: {error.strerror}")
+
+
+def write_atomically(fs: FileSystem, path: str, data: bytes) -> None:
+    """Replace a small file so that a crash leaves the old or the new content, whole. Raises DiskFullError and so on."""
+    temporary = path + ".tmp"
+    handle = fs.open(temporary, create=True)
+    try:
+        handle.truncate(0)
+        handle.pwrite(0, [data])
+        handle.datasync()
+    finally:
+        handle.close()
+    fs.replace(temporary, path)
+    fs.sync_directory(path.rsplit("/", 1)[0])
+
+
+def read_whole(fs: FileSystem, path: str) -> bytes:
+    """The content of a small file. Raises FileNotFoundError."""
+    handle = fs.open(path, write=False)
+    try:
+        return handle.pread(0, handle.size())
+    finally:
+        handle.close()

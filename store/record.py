@@ -1,0 +1,171 @@
+"""One record: a 64-byte header, a column block, a blob block. Bytes only; FORMAT.md draws them, change both together.
+
+     0 magic u32         |  4 header_crc u32 |  8 kind u16          | 10 version u16       | 12 count u32
+    16 columns_bytes u32 | 20 columns_crc u32 | 24 blob_bytes u64  | 32 blob_crc u32      | 36 reserved u32
+    40 synced_before u64 | 48 first_sequence i64                    | 56 last_sequence i64
+
+`header_crc` covers bytes 8 to 64. `synced_before` is the offset in the same file below which everything was durable
+when this record was written: damage below the highest such offset is corruption, damage above it is a torn tail.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import google_crc32c
+import numpy as np
+
+from store.batches import CancelBatch, MessageBatch, NameBatch, OutcomeBatch
+from store.columns import ColumnBatch, MalformedColumnsError, blob_sizes, decode_columns, encode_columns
+from store.filesystem import Buffer
+
+RECORD_MAGIC = 0x43455244  # "DREC"
+HEADER_BYTES = 64
+ALIGN = 8
+# A record is one group commit or one replay slice; readers refuse longer ones before they allocate.
+RECORD_BYTES_MAX = 256 << 20
+RECORD_ROWS_MAX = 1 << 24
+
+_TAIL = struct.Struct("<HHIIIQIIQqq")
+_HEAD = struct.Struct("<II")
+_extend = google_crc32c.extend
+_checksum = google_crc32c.value
+
+Batch = TypeVar("Batch", bound=ColumnBatch)
+BATCHES: dict[int, type[ColumnBatch]] = {
+    batch.schema.kind: batch for batch in (MessageBatch, CancelBatch, OutcomeBatch, NameBatch)
+}
+
+
+class BadRecordError(ValueError):
+    """The bytes are not a whole record. The scanner decides whether that is a torn tail or corruption."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordHeader:
+    """A verified header. `offset` is where the record starts; `end` where the next one does."""
+
+    offset: int
+    kind: int
+    version: int
+    count: int
+    columns_bytes: int
+    columns_crc: int
+    blob_bytes: int
+    blob_crc: int
+    synced_before: int
+    first_sequence: int
+    last_sequence: int
+
+    @property
+    def end(self) -> int:
+        """Offset after the padding."""
+        return self.offset + record_bytes(self.columns_bytes, self.blob_bytes)
+
+    @property
+    def blob_offset(self) -> int:
+        """Where the first blob byte stands."""
+        return self.offset + HEADER_BYTES + self.columns_bytes
+
+
+def record_bytes(columns_bytes: int, blob_bytes: int) -> int:
+    """Length of a record on disk, padding included."""
+    return (HEADER_BYTES + columns_bytes + blob_bytes + ALIGN - 1) // ALIGN * ALIGN
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedRecord:
+    """Buffers to write in order, their total, and where the blob block starts within them."""
+
+    buffers: list[Buffer]
+    total_bytes: int
+    blob_start: int
+
+
+def encode_record(batch: ColumnBatch, synced_before: int) -> EncodedRecord:
+    """Encode a batch without copying its blobs. The batch must have at least one row."""
+    columns = encode_columns(batch)
+    blobs = [blob for name in batch.schema.blobs if len(blob := getattr(batch, name))]
+    blob_bytes, blob_crc = 0, 0
+    for blob in blobs:
+        blob_bytes += len(blob)
+        blob_crc = _extend(blob_crc, bytes(blob) if not isinstance(blob, bytes) else blob)
+    first, last = _key_range(batch)
+    tail = _TAIL.pack(
+        batch.schema.kind, batch.schema.version, len(batch), len(columns), _checksum(columns), blob_bytes, blob_crc, 0,
+        synced_before, first, last,
+    )  # fmt: skip
+    total = record_bytes(len(columns), blob_bytes)
+    buffers: list[Buffer] = [_HEAD.pack(RECORD_MAGIC, _checksum(tail)) + tail + columns, *blobs]
+    padding = total - HEADER_BYTES - len(columns) - blob_bytes
+    if padding:
+        buffers.append(bytes(padding))
+    assert total <= RECORD_BYTES_MAX and len(batch) <= RECORD_ROWS_MAX, "a record beyond the bound of its readers"
+    return EncodedRecord(buffers, total, HEADER_BYTES + len(columns))
+
+
+def _key_range(batch: ColumnBatch) -> tuple[int, int]:
+    key = getattr(batch, batch.schema.fields[0][0])
+    return int(key[0]), int(key[-1])
+
+
+def decode_header(data: Buffer, offset: int, position: int = 0) -> RecordHeader:
+    """Verify the 64 bytes at `position` of `data`. Raises BadRecordError (also for a run of zeros)."""
+    if len(data) - position < HEADER_BYTES:
+        raise BadRecordError("cut off within the header")
+    magic, crc = _HEAD.unpack_from(data, position)
+    if magic != RECORD_MAGIC:
+        raise BadRecordError("no record magic")
+    tail = bytes(data[position + 8 : position + HEADER_BYTES])
+    if _checksum(tail) != crc:
+        raise BadRecordError("header checksum")
+    kind, version, count, columns_bytes, columns_crc, blob_bytes, blob_crc, _, synced, first, last = _TAIL.unpack(tail)
+    if not 0 < count <= RECORD_ROWS_MAX or record_bytes(columns_bytes, blob_bytes) > RECORD_BYTES_MAX:
+        raise BadRecordError("beyond the bounds of a record")
+    return RecordHeader(
+        offset, kind, version, count, columns_bytes, columns_crc, blob_bytes, blob_crc, synced, first, last
+    )
+
+
+def verify_columns(header: RecordHeader, data: Buffer) -> dict[str, np.ndarray[Any, Any]]:
+    """Check the column block's checksum and decode it. Raises BadRecordError."""
+    batch_type = BATCHES.get(header.kind)
+    if batch_type is None or header.version != batch_type.schema.version:
+        raise BadRecordError(f"unknown record kind {header.kind} version {header.version}")
+    if len(data) != header.columns_bytes:
+        raise BadRecordError("cut off within the columns")
+    if _checksum(bytes(data)) != header.columns_crc:
+        raise BadRecordError("columns checksum")
+    try:
+        columns = decode_columns(batch_type.schema, data, header.count)
+    except MalformedColumnsError as error:
+        raise BadRecordError(str(error)) from error
+    if sum(blob_sizes(batch_type.schema, columns)) != header.blob_bytes:
+        raise BadRecordError("lengths do not add up to the blob")
+    return columns
+
+
+def build_batch(header: RecordHeader, columns: Mapping[str, Any], blob: Buffer, *, verify: bool = True) -> ColumnBatch:
+    """Put verified columns and the blob block together. Raises BadRecordError for a wrong blob checksum."""
+    if len(blob) != header.blob_bytes:
+        raise BadRecordError("cut off within the blob")
+    if verify and header.blob_bytes and _checksum(bytes(blob)) != header.blob_crc:
+        raise BadRecordError("blob checksum")
+    batch_type = BATCHES[header.kind]
+    view, position, blobs = memoryview(blob), 0, {}
+    for name, size in zip(batch_type.schema.blobs, blob_sizes(batch_type.schema, dict(columns)), strict=True):
+        blobs[name] = view[position : position + size]
+        position += size
+    return batch_type(**columns, **blobs)
+
+
+def decode_record(data: Buffer, offset: int = 0, *, verify: bool = True) -> ColumnBatch:
+    """A whole record from its bytes. Raises BadRecordError."""
+    header = decode_header(data, offset)
+    view = memoryview(data)
+    columns_end = HEADER_BYTES + header.columns_bytes
+    columns = verify_columns(header, view[HEADER_BYTES:columns_end])
+    return build_batch(header, columns, view[columns_end : columns_end + header.blob_bytes], verify=verify)
