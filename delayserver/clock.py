@@ -1,0 +1,55 @@
+"""The one door to time. `Clock` is handed to everything that asks what time it is or waits; nobody else may.
+
+Wall time decides what is due (rule 2), trio's time only decides when to look again. A wait never sleeps longer than
+`LOOK_AGAIN_MS`, so a step of the wall clock or a resume from suspend is noticed within that time.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import trio
+
+# The bound on how late a clock step or a resume is noticed.
+LOOK_AGAIN_MS = 500
+
+
+class Clock(Protocol):
+    """Wall-clock time in integers, and waiting."""
+
+    def now_us(self) -> int:
+        """Microseconds since 1970 UTC by the server's clock. It can step in both directions."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970 UTC, rounded down: a message due at X is due when now_ms() >= X."""
+
+    def monotonic_us(self) -> int:
+        """Microseconds that never step; for durations."""
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        """Wait by monotonic time."""
+
+    async def sleep_until_us(self, wall_us: int) -> None:
+        """Wait until the wall clock shows at least `wall_us`, or until LOOK_AGAIN_MS passed: callers look again."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_us(self) -> int:
+        return time.monotonic_ns() // 1000
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        await trio.sleep(duration_ms / 1000)
+
+    async def sleep_until_us(self, wall_us: int) -> None:
+        wait_us = wall_us - self.now_us()
+        if wait_us > 0:
+            await trio.sleep(min(wait_us, LOOK_AGAIN_MS * 1000) / 1_000_000)

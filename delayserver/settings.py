@@ -1,0 +1,168 @@
+"""Every setting of the server with its default and the reason for it. Data only; `config.py` reads files and flags.
+
+Bounds live here too: whatever can grow has one, and its reason stands beside it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ListenSettings:
+    """Where the server listens and what one connection may ask of it."""
+
+    host: str = "127.0.0.1"
+    """Loopback by default: the protocol has no authentication, so opening it wider is a decision."""
+    port: int = 20801
+    connections_max: int = 4096
+    """A connection costs about 20 KiB; beyond this a new one is told `too_many_connections`."""
+    frame_bytes_max: int = 16 * MIB
+    """One frame is held in memory whole, per connection."""
+    unsent_bytes_max: int = 32 * MIB
+    """Replies a client has not read. Beyond it the connection is closed: a client that stops reading costs no more."""
+    idle_frame_timeout_ms: int = 30_000
+    """Half a frame that does not go on for this long closes its connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageSettings:
+    """Bounds of a message."""
+
+    body_bytes_max: int = 4 * MIB
+    subject_bytes_max: int = 255
+    message_id_bytes_max: int = 255
+    properties_bytes_max: int = 64 * 1024
+    batch_messages_max: int = 20_000
+    """Rows of one send: a batch is handled in one step on the event loop, and 20,000 rows take about 5 ms."""
+    delay_ms_max: int = 2 * 366 * 86_400_000
+    """Two years of due times cost some hundreds of coarse files. Farther ones are refused (`too_far`), never clamped."""
+    subjects_max: int = 1_000_000
+    """The table of names is in memory: about 150 bytes each."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSettings:
+    """Where and how bytes rest."""
+
+    data_dir: str = "./delayserver-data"
+    durability: str = "sync"
+    """`sync`: acknowledged means fdatasync'ed. `os`: acknowledged means in the page cache (lost with the machine)."""
+    window_ms: int = 60_000
+    """One schedule segment a minute: small enough to load at once, few enough to name and list."""
+    fine_horizon_ms: int = 26 * 3_600_000
+    """Messages due beyond it rest in one coarse file a day; a day is split into minutes when it starts within it."""
+    message_log_segment_bytes: int = 256 * MIB
+    message_log_retention_ms: int = 3_600_000
+    """Replayed message_log is kept this long for `rebuild`; schedule_log holds the whole messages anyway."""
+    retention_ms: int = 24 * 3_600_000
+    """Completed windows stay this long for lookup, deduplication and the audit; then the ledger keeps the counts."""
+    open_files_max: int = 256
+    group_bytes_max: int = 8 * MIB
+    """One group commit: larger ones gain nothing in throughput and delay the acks of the small."""
+    gather_bytes_max: int = 64 * MIB
+    """Sends waiting for a commit; beyond it clients are told `queue_full`."""
+    inline_sync_bytes_max: int = 64 * 1024
+    """Groups up to this size are written and synced on the event loop: a hop to a thread costs more than such a sync."""
+    warm_ahead_bytes: int = 8 * MIB
+    replay_lag_bytes_max: int = 512 * MIB
+    """Acked but not yet bucketed. Beyond it acks wait, so that a restart never has more than this to replay."""
+    checkpoint_interval_ms: int = 1_000
+    checkpoint_bytes: int = 64 * MIB
+    """A checkpoint is due after this much replayed, so that a restart replays little."""
+    free_bytes_min: int = 64 * MIB
+    """Below it sends are refused (`disk_full`) so that outcomes and checkpoints still find room."""
+    dispatch_reserve_bytes: int = 8 * MIB
+
+
+@dataclass(frozen=True, slots=True)
+class WheelSettings:
+    """The near future in memory."""
+
+    tick_ms: int = 10
+    slots: int = 8192
+    load_ahead_ms: int = 90_000
+    """Windows are loaded this long before they start."""
+    rows_max: int = 1_500_000
+    """Rows in memory, about 150 bytes each. Past it the far end is dropped and read again from disk in slices."""
+    slice_rows: int = 8192
+    """Rows taken from the wheel in one step: about 2 ms of work, so a hot second does not hold up the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchSettings:
+    """Hand-off to broker groups."""
+
+    batch_messages_max: int = 8192
+    batch_bytes_max: int = 4 * MIB
+    queue_rows_max: int = 262_144
+    """Rows waiting for one group. Past it they are dropped from memory and read again from disk when it recovers."""
+    workers: int = 2
+    """Deliveries in flight per group: one travels while the next is read."""
+    deliver_timeout_ms: int = 10_000
+    backoff_ms_min: int = 100
+    backoff_ms_max: int = 30_000
+    breaker_failures: int = 5
+    """Consecutive failures that open a node's circuit; it is probed again after its back-off."""
+    dead_letter_attempts: int = 0
+    """0: retries never give up. Otherwise a message is dead-lettered after this many attempts with a known failure."""
+    outcome_flush_ms: int = 5
+    outcome_rows_max: int = 1_000_000
+    """Outcomes not yet on disk; past it dispatch waits for the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSettings:
+    """A broker node: `embedded`, or HOST:PORT of a server or `delayserver broker`."""
+
+    address: str = "embedded"
+    weight: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """A broker group: nodes that can stand in for each other."""
+
+    name: str = "default"
+    nodes: tuple[NodeSettings, ...] = (NodeSettings(),)
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSettings:
+    """Subjects that match the shell-style pattern go to the first group, and fail over to the next ones."""
+
+    pattern: str = "*"
+    groups: tuple[str, ...] = ("default",)
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerSettings:
+    """The embedded broker."""
+
+    segment_bytes: int = 256 * MIB
+    cache_bytes_max: int = 64 * MIB
+    """Delivered batches kept in memory for consumers that keep up."""
+    ack_timeout_ms: int = 60_000
+    retention_ms: int = 3_600_000
+    unconsumed_retention_ms: int = 7 * 86_400_000
+    waiting_pulls_max: int = 65_536
+    pull_messages_max: int = 65_536
+    wait_ms_max: int = 300_000
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All settings. The defaults serve without any file."""
+
+    listen: ListenSettings = field(default_factory=ListenSettings)
+    message: MessageSettings = field(default_factory=MessageSettings)
+    storage: StorageSettings = field(default_factory=StorageSettings)
+    wheel: WheelSettings = field(default_factory=WheelSettings)
+    dispatch: DispatchSettings = field(default_factory=DispatchSettings)
+    broker: BrokerSettings = field(default_factory=BrokerSettings)
+    groups: tuple[GroupSettings, ...] = (GroupSettings(),)
+    routes: tuple[RouteSettings, ...] = (RouteSettings(),)
+    shutdown_timeout_ms: int = 10_000
+    """A clean stop takes no longer: what is in flight then is settled by the next start."""
