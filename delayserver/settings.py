@@ -31,12 +31,13 @@ class ListenSettings:
 class MessageSettings:
     """Bounds of a message."""
 
-    body_bytes_max: int = 4 * MIB
+    body_bytes_max: int = 1 * MIB
+    """A delay server moves notices, not files; sixteen of the largest still fit into one frame."""
     subject_bytes_max: int = 255
     message_id_bytes_max: int = 255
-    properties_bytes_max: int = 64 * 1024
-    batch_messages_max: int = 20_000
-    """Rows of one send: a batch is handled in one step on the event loop, and 20,000 rows take about 5 ms."""
+    properties_bytes_max: int = 16 * 1024
+    batch_messages_max: int = 16_384
+    """Rows of one send: a batch is handled in one step on the event loop, and that many rows take about 5 ms."""
     delay_ms_max: int = 2 * 366 * 86_400_000
     """Two years of due times cost some hundreds of coarse files. Farther ones are refused (`too_far`), never clamped."""
     subjects_max: int = 1_000_000
@@ -148,8 +149,8 @@ class BrokerSettings:
     retention_ms: int = 3_600_000
     unconsumed_retention_ms: int = 7 * 86_400_000
     waiting_pulls_max: int = 65_536
-    pull_messages_max: int = 65_536
-    wait_ms_max: int = 300_000
+    pull_messages_max: int = 16_384
+    wait_ms_max: int = 60_000
 
 
 @dataclass(frozen=True, slots=True)
