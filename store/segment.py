@@ -30,7 +30,7 @@ from store.record import (
 FILE_MAGIC = b"DELAYLOG"
 FORMAT_VERSION = 1
 FILE_HEADER_BYTES = 64
-_FILE_HEADER = struct.Struct("<8sHHIQqqI16x")
+_FILE_HEADER = struct.Struct("<8sHHIQqqI20x")
 # One read while scanning: large enough for the disk, small enough for memory.
 SCAN_BYTES = 1 << 20
 
