@@ -19,7 +19,7 @@ U32 = NDArray[np.uint32]
 U8 = NDArray[np.uint8]
 
 KIND_MESSAGES, KIND_CANCELS, KIND_OUTCOMES, KIND_NAMES = 1, 2, 3, 4
-KIND_STORED, KIND_PROGRESS = 5, 6  # of the embedded broker
+KIND_STORED, KIND_PROGRESS, KIND_RUNS = 5, 6, 7  # of the embedded broker
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,4 +155,107 @@ class NameBatch(ColumnBatch):
         fields=(("code", "<u4"), ("name_kind", "<u4"), ("names_length", "<u4")),
         blobs=("names",),
         steps=frozenset({"code"}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch(ColumnBatch):
+    """Delivered messages in the broker's store, grouped by (subject, target_group).
+
+    `position` counts up from 0 within the consume queue of (subject, target_group), so the store alone can rebuild
+    every queue. `server_id` and `window_ms` (the start of the schedule window) are the same on every row: with
+    `sequence` and `redelivery` they are the key by which a repeated hand-off is recognised. `target_group` 0: for every
+    consumer group; otherwise a retry for that one.
+    """
+
+    sequence: I64
+    position: I64
+    due_ms: I64
+    accepted_us: I64
+    dispatched_us: I64
+    expires_ms: I64
+    origin_sequence: I64
+    server_id: I64
+    window_ms: I64
+    subject: U32
+    target_group: U32
+    redelivery: U32
+    ids_length: U32
+    properties_length: U32
+    bodies_length: U32
+    ids: memoryview
+    properties: memoryview
+    bodies: memoryview
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_STORED,
+        version=1,
+        fields=(
+            ("sequence", "<i8"),
+            ("position", "<i8"),
+            ("due_ms", "<i8"),
+            ("accepted_us", "<i8"),
+            ("dispatched_us", "<i8"),
+            ("expires_ms", "<i8"),
+            ("origin_sequence", "<i8"),
+            ("server_id", "<i8"),
+            ("window_ms", "<i8"),
+            ("subject", "<u4"),
+            ("target_group", "<u4"),
+            ("redelivery", "<u4"),
+            ("ids_length", "<u4"),
+            ("properties_length", "<u4"),
+            ("bodies_length", "<u4"),
+        ),
+        blobs=("ids", "properties", "bodies"),
+        steps=frozenset({"sequence", "position"}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressBatch(ColumnBatch):
+    """What consumer groups did, in the broker's progress log: positions `start` to `stop` (not included) of a queue.
+
+    `retry` 1: of the group's retry queue. `change` 0: acked. `change` 1: handed out before, `times` times, up to
+    `stop` (so that attempts go on counting after a restart); `start` is not used then.
+    """
+
+    start: I64
+    stop: I64
+    subject: U32
+    consumer_group: U32
+    times: U32
+    retry: U8
+    change: U8
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_PROGRESS,
+        version=1,
+        fields=(
+            ("start", "<i8"),
+            ("stop", "<i8"),
+            ("subject", "<u4"),
+            ("consumer_group", "<u4"),
+            ("times", "<u4"),
+            ("retry", "|u1"),
+            ("change", "|u1"),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunBatch(ColumnBatch):
+    """Index rows of one consume queue: from `position` on, `row_count` messages stand in the stored record at
+    `store_offset`, from its row `row_start` on."""
+
+    position: I64
+    store_offset: I64
+    row_start: U32
+    row_count: U32
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_RUNS,
+        version=1,
+        fields=(("position", "<i8"), ("store_offset", "<i8"), ("row_start", "<u4"), ("row_count", "<u4")),
+        steps=frozenset({"position"}),
     )

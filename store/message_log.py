@@ -42,8 +42,11 @@ class LogDamage:
 class MessageLog:
     """Append, sync, read from an offset, retire. One writer; reading below `synced` may happen in another thread."""
 
-    def __init__(self, fs: FileSystem, directory: str, server_id: int, segment_bytes: int) -> None:
+    def __init__(
+        self, fs: FileSystem, directory: str, server_id: int, segment_bytes: int, kind: int = FILE_MESSAGE_LOG
+    ) -> None:
         self._fs = fs
+        self._kind = kind
         self._directory = directory
         self._server_id = server_id
         self._segment_bytes = segment_bytes
@@ -53,11 +56,19 @@ class MessageLog:
 
     @classmethod
     def open(
-        cls, fs: FileSystem, directory: str, server_id: int, *, segment_bytes: int, valid_to: int = 0
+        cls,
+        fs: FileSystem,
+        directory: str,
+        server_id: int,
+        *,
+        segment_bytes: int,
+        valid_to: int = 0,
+        kind: int = FILE_MESSAGE_LOG,
     ) -> MessageLog:
         """Open or create. `valid_to` is a logical offset known to be durable and whole (the checkpoint); the tail
-        behind it is verified and a torn end cut off. Corruption goes to `damages`, the log stays usable."""
-        log = cls(fs, directory, server_id, segment_bytes)
+        behind it is verified and a torn end cut off. Corruption goes to `damages`, the log stays usable.
+        `kind` is the file kind: the broker's store is the same log of other records."""
+        log = cls(fs, directory, server_id, segment_bytes, kind)
         fs.make_directory(directory)
         names = [name for name in fs.listdir(directory) if name.endswith(".log")]
         for index, name in enumerate(names):
@@ -66,7 +77,7 @@ class MessageLog:
             if last and fs.size(path) < FILE_HEADER_BYTES:
                 fs.remove(path)  # a crash came between making the file and writing its header
                 continue
-            segment = Segment.open(fs, path, FILE_MESSAGE_LOG, server_id)
+            segment = Segment.open(fs, path, kind, server_id)
             log._segments[base] = segment
             if base + segment.end > valid_to or last:
                 log._recover(segment, base, max(FILE_HEADER_BYTES, valid_to - base), last)
@@ -89,7 +100,7 @@ class MessageLog:
                 segment.allocated = 0
 
     def _add_segment(self, base: int) -> Segment:
-        header = FileHeader(FILE_MESSAGE_LOG, self._server_id, base)
+        header = FileHeader(self._kind, self._server_id, base)
         path = f"{self._directory}/{base:020d}.log"
         segment = Segment.create(self._fs, path, header, allocate_bytes=self._segment_bytes)
         self._segments[base] = segment
@@ -163,7 +174,7 @@ class MessageLog:
         entries: list[LogEntry] = []
         total = 0
         while offset < stop and total < bytes_max:
-            base, segment = self._segment_of(offset)
+            base, segment = self.locate(offset)
             limit = min(segment.end, stop - base)
             position = max(offset - base, FILE_HEADER_BYTES)
             for header, batch in segment.records(position, limit):
@@ -182,12 +193,13 @@ class MessageLog:
 
     def skip_damage(self, offset: int) -> int:
         """The first readable record behind damage at `offset` (logical), or the end of its segment."""
-        base, segment = self._segment_of(offset)
+        base, segment = self.locate(offset)
         for header, _ in segment.records(offset - base, segment.end, ScanReport(offset - base)):
             return int(base + header.offset)
         return int(base + segment.end)
 
-    def _segment_of(self, offset: int) -> tuple[int, Segment]:
+    def locate(self, offset: int) -> tuple[int, Segment]:
+        """The base and segment that hold a logical offset; of `end` the tail's, for a sync in another thread."""
         index = self._segments.bisect_right(offset) - 1
         base, segment = self._segments.peekitem(max(index, 0))
         return base, segment

@@ -18,7 +18,15 @@ from typing import Any, TypeVar
 import google_crc32c
 import numpy as np
 
-from store.batches import CancelBatch, MessageBatch, NameBatch, OutcomeBatch
+from store.batches import (
+    CancelBatch,
+    MessageBatch,
+    NameBatch,
+    OutcomeBatch,
+    ProgressBatch,
+    RunBatch,
+    StoredBatch,
+)
 from store.columns import ColumnBatch, MalformedColumnsError, blob_sizes, decode_columns, encode_columns
 from store.filesystem import Buffer
 
@@ -36,7 +44,8 @@ _checksum = google_crc32c.value
 
 Batch = TypeVar("Batch", bound=ColumnBatch)
 BATCHES: dict[int, type[ColumnBatch]] = {
-    batch.schema.kind: batch for batch in (MessageBatch, CancelBatch, OutcomeBatch, NameBatch)
+    batch.schema.kind: batch
+    for batch in (MessageBatch, CancelBatch, OutcomeBatch, NameBatch, StoredBatch, ProgressBatch, RunBatch)
 }
 
 
