@@ -1,9 +1,10 @@
 """The hashed timing wheel: which rows are due next, for millions of rows, in microseconds per batch.
 
-The idea (G. Varghese and T. Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 6): time is cut into ticks,
-and an array of slots is laid around like the face of a clock. A timer that is due in tick t lies in slot t mod slots, so that
-starting one costs the same however many there are. A hand moves on by one slot per tick; what it finds there is due, except for
-timers of a later round, which the paper tells apart by a count of rounds that each visit lowers by one.
+The idea (G. Varghese and T. Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 6): time is cut into
+ticks, and an array of slots is laid around like the face of a clock. A timer that is due in tick t lies in slot t mod
+slots, so that starting one costs the same however many there are. A hand moves on by one slot per tick; what it finds
+there is due, except for timers of a later round, which the paper tells apart by a count of rounds that each visit
+lowers by one.
 
     tick      0     1     2           8190  8191
             +-----+-----+-----+ ... +-----+-----+
@@ -15,20 +16,22 @@ timers of a later round, which the paper tells apart by a count of rounds that e
 
 What differs here, and why:
 
-1. A slot holds *sorted runs of columns*, not a list of timers. A batch is sorted once and cut at tick boundaries; no step
-   handles one row. The exact due time stands in each row, so rounds need no counter: the slot's rows of this round are its first.
-2. No tick is rounded. The slot says only where to look; a row leaves when `due_ms <= now_ms`, compared exactly. The paper's
-   wheel fires a timer of an exact tick up to one tick early or late, depending on how it rounds.
-3. There is no hand that must visit each slot. A column with the first due time of every slot gives the next one to visit
-   (`argmin`, 1 µs), so empty stretches cost nothing, a jump of the clock is one step, and a clock that goes back does no harm.
-4. A batch spread over thousands of ticks (a window loaded from disk) is not cut into thousands of pieces. It is cut into
-   *spans* of 32 ticks, as in the paper's hierarchical scheme 7, and its rows move on tick by tick when their span has begun.
-   Small batches of that kind are gathered in `loose` until there are enough rows to cut them at once.
-5. A slot with a million rows is not emptied at once. Due runs wait in `current`, and `advance` takes the first rows_max rows
-   out of them by an exact k-way selection that touches only the runs it needs (see `runs.py`).
+1. A slot holds *sorted runs of columns*, not a list of timers. A batch is sorted once and cut at tick boundaries; no
+   step handles one row. The exact due time stands in each row, so rounds need no counter: the slot's rows of this
+   round are its first.
+2. No tick is rounded. The slot says only where to look; a row leaves when `due_ms <= now_ms`, compared exactly. The
+   paper's wheel fires a timer of an exact tick up to one tick early or late, depending on how it rounds.
+3. There is no hand that must visit each slot. A column with the first due time of every slot gives the next one to
+   visit (`argmin`, 1 µs), so empty stretches cost nothing, a jump of the clock is one step, and a clock that goes
+   back does no harm.
+4. A batch spread over thousands of ticks (a window loaded from disk) is not cut into thousands of pieces. It is cut
+   into *spans* of 32 ticks, as in the paper's hierarchical scheme 7, and its rows move on tick by tick when their
+   span has begun. Small batches of that kind are gathered in `loose` until there are enough rows to cut them at once.
+5. A slot with a million rows is not emptied at once. Due runs wait in `current`, and `advance` takes the first
+   rows_max rows out of them by an exact k-way selection that touches only the runs it needs (see `runs.py`).
 
-Cancelled rows are marked, and copied away when they fill half of a run: of a million rows, most of which are cancelled before
-they are due, none is moved more than a few times.
+Cancelled rows are marked, and copied away when they fill half of a run: of a million rows, most of which are
+cancelled before they are due, none is moved more than a few times.
 
 Pure: no clock (the caller says what time it is), no I/O, no callbacks. Not thread-safe: one owner.
 """
@@ -54,21 +57,22 @@ NARROW_TICKS: Final = 8
 """A batch of at most this many ticks goes to the slots, whatever its size."""
 
 LOOSE_ROWS_PER_SPAN: Final = 32
-"""A wide batch with fewer rows per span waits in `loose`: cut at once, each of its pieces would cost more than its rows."""
+"""A wide batch with fewer rows per span waits in `loose`: cut at once, its pieces would cost more than its rows."""
 
 LOOSE_ROWS_MAX: Final = RUN_ROWS_MAX
 """Rows in `loose` before they are cut into spans: that call then costs 2 ms."""
 
 NARROW_ROWS: Final = 256
-"""A batch with at least this many rows per tick goes to the slots: a piece costs 3 µs, that is 12 ns a row at this size."""
+"""A batch with at least this many rows per tick goes to the slots: a piece costs 5 µs, 20 ns a row at this size."""
 
 
 class HashedWheel:
     """Rows by due time.
 
     `start_ms` is the time at creation (only a hint where rows already due belong), `tick_ms` the width of a slot,
-    `slots` their number: one round is tick_ms · slots, 82 s by default. `payload_dtype` is the dtype of the payload column, opaque
-    here; it may not hold Python objects. Keys (due_ms, sequence) of the rows held must be unique, which the caller sees to.
+    `slots` their number: one round is tick_ms · slots, 82 s by default. `payload_dtype` is the dtype of the payload
+    column, opaque here; it may not hold Python objects. Keys (due_ms, sequence) of the rows held must be unique,
+    which the caller sees to.
     """
 
     def __init__(self, start_ms: int, tick_ms: int = 10, slots: int = 8192, *, payload_dtype: npt.DTypeLike) -> None:
@@ -92,7 +96,7 @@ class HashedWheel:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the rows held. Arrays in use may take up to twice that, since half-consumed ones are not copied at once."""
+        """Bytes of the rows held. The arrays take up to twice that: what is half consumed is copied only then."""
         return len(self) * (16 + self._payload_dtype.itemsize)
 
     def add(self, due_ms: Int64s, sequence: Int64s, payload: npt.NDArray[Any]) -> None:
@@ -114,8 +118,8 @@ class HashedWheel:
     def advance(self, now_ms: int, rows_max: int) -> DueRows:
         """Takes out the first `rows_max` rows with due_ms <= now_ms, in (due_ms, sequence) order.
 
-        Fewer than `rows_max` rows mean that no more are due. `now_ms` may be less than before: then only what is due by that
-        time comes out.
+        Fewer than `rows_max` rows mean that no more are due. `now_ms` may be less than before: then only what is due
+        by that time comes out.
         """
         if rows_max < 1:
             raise ValueError(f"rows_max must be at least 1, not {rows_max}")
@@ -143,7 +147,10 @@ class HashedWheel:
         return self._find(due_ms, sequence, cancel=False)
 
     def cancel(self, due_ms: Int64s, sequence: Int64s) -> Mask:
-        """Removes the rows with the given n keys. True where the row was held, bool[n] (for each copy of a repeated key)."""
+        """Removes the rows with the given n keys, in any order. True where the row was held: bool[n].
+
+        A key given twice is True twice, for its row was held when the call came.
+        """
         return self._find(due_ms, sequence, cancel=True)
 
     def evict_after(self, due_ms: int, sequence: int) -> int:
@@ -178,13 +185,10 @@ class HashedWheel:
 
     def _add_later(self, due_ms: Int64s, sequence: Int64s, payload: Opaque) -> None:
         """Adds sorted rows that are due at or after the end of `current`."""
-        first_tick, last_tick = int(due_ms[0]) // self._tick_ms, int(due_ms[-1]) // self._tick_ms
-        if first_tick == last_tick:
-            ticks = [(first_tick, 0, len(due_ms))]
-        else:
-            ticks = list(groups(due_ms // self._tick_ms))
-        if len(ticks) <= max(NARROW_TICKS, len(due_ms) // NARROW_ROWS):
-            for tick, start, stop in ticks:
+        ticks = due_ms // self._tick_ms
+        ticks_touched = 1 + int(np.count_nonzero(ticks[1:] != ticks[:-1]))
+        if ticks_touched <= max(NARROW_TICKS, len(due_ms) // NARROW_ROWS):
+            for tick, start, stop in groups(ticks):
                 for chunk in _chunks(due_ms, sequence, payload, start, stop):
                     self._slots.add(tick, chunk)
         else:

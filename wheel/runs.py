@@ -14,10 +14,10 @@ from wheel.keys import DUE_MS_NONE, Int64s, Mask
 from wheel.run import SortedRun, merge_columns
 
 RUN_ROWS_MAX: Final = 16_384
-"""A batch enters as runs of at most this size: copying one of them (sort, merge, release) stays below half a millisecond."""
+"""A batch enters as runs of at most this size: copying one (to sort, merge or release it) takes under 0.5 ms."""
 
 SETTLED_ROWS: Final = RUN_ROWS_MAX // 2
-"""Runs of this size are merged no more: so each row is copied a few times at most, and runs ≤ rows / SETTLED_ROWS + a few."""
+"""Runs of this size are merged no more: each row is copied a few times at most, and rows / SETTLED_ROWS runs remain."""
 
 MERGE_RUNS: Final = 32
 """Small runs gathered before they are merged: a take looks at each run for 5 µs, a merge costs 100 µs and more."""
@@ -53,7 +53,7 @@ class SortedRuns:
         return min([run.first_due_ms for run in self._runs], default=DUE_MS_NONE)
 
     def add(self, run: SortedRun) -> None:
-        """Takes one run in; merges small ones when many have gathered, so that a trickle of rows cannot pile up runs."""
+        """Takes one run in. When many small ones have gathered they are merged: a trickle cannot pile up runs."""
         self._runs.append(run)
         self._rows += len(run)
         if len(run) < SETTLED_ROWS:

@@ -12,8 +12,8 @@ from wheel.runs import SortedRuns
 class TickSlots:
     """`slots` slots of `tick_ms`. Rows of a later round lie in the same slot behind those of an earlier one.
 
-    Beside the slots lies the column `first_due` i64[slots], the earliest due time of each. Its minimum is the next tick to
-    visit (1 µs for 8,192 slots), so nothing walks over empty slots however far the clock jumps.
+    Beside the slots lies the column `first_due` i64[slots], the earliest due time of each. Its minimum is the next
+    tick to visit (1 µs for 8,192 slots), so nothing walks over empty slots however far the clock jumps.
     """
 
     __slots__ = ("_first_due", "_rows", "_slots", "_tick_ms")
