@@ -49,10 +49,10 @@ class FileHeader:
 
     def encode(self) -> bytes:
         """64 bytes, the last four of the used part a CRC-32C of what stands before them."""
-        head: bytes = _FILE_HEADER.pack(
-            FILE_MAGIC, FORMAT_VERSION, self.kind, self.flags, self.server_id, self.base, self.span_ms, 0
-        )[:40]
-        return head + google_crc32c.value(head).to_bytes(4, "little") + bytes(FILE_HEADER_BYTES - 44)
+        fields = (FILE_MAGIC, FORMAT_VERSION, self.kind, self.flags, self.server_id, self.base, self.span_ms, 0)
+        head = bytes(_FILE_HEADER.pack(*fields))[:40]
+        crc: int = google_crc32c.value(head)
+        return head + crc.to_bytes(4, "little") + bytes(FILE_HEADER_BYTES - 44)
 
 
 def decode_file_header(data: bytes, path: str) -> FileHeader:
@@ -319,3 +319,22 @@ class _Scan:
                             continue
             start += SCAN_BYTES
         return found, anything
+
+
+def is_unfinished(fs: FileSystem, path: str) -> bool:
+    """Whether a file is what a crash leaves between making it and writing its header: no header and nothing behind.
+
+    The header is durable before the first record is written, so a bad header with bytes behind it is corruption.
+    """
+    file = fs.open(path, write=False)
+    try:
+        size = file.size()
+        head = file.pread(0, FILE_HEADER_BYTES)
+        if len(head) == FILE_HEADER_BYTES and google_crc32c.value(head[:40]) == int.from_bytes(head[40:44], "little"):
+            return False
+        for start in range(FILE_HEADER_BYTES, size, SCAN_BYTES):
+            if any(file.pread(start, min(SCAN_BYTES, size - start)).lstrip(b"\0")[:1]):
+                return False
+        return True
+    finally:
+        file.close()
