@@ -1,0 +1,188 @@
+"""Background batching for the blocking client: messages handed over one at a time leave in batches.
+
+A thread of its own sends over a connection of its own, so that a long pull of the caller's client holds nothing up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from delayserver.client.messages import Message, SendResult
+from delayserver.protocol.errors import DelayServerError, InvalidArgument
+
+if TYPE_CHECKING:
+    from delayserver.client.blocking import Client
+
+
+@dataclass(slots=True)
+class _Entry:
+    message: Message
+    future: Future[SendResult] = field(default_factory=Future)
+
+
+class Batcher:
+    """Gathers messages until ``batch_messages_max`` are there or the oldest has waited ``linger_ms``, and sends them.
+
+    A context manager; leaving it flushes. ``send`` blocks while ``pending_messages_max`` messages are not answered
+    yet, which bounds memory. Errors are set on the future of each message they concern, and the first since the last
+    flush is raised by the next one. May be used from several threads.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        subject: str | None,
+        *,
+        batch_messages_max: int,
+        linger_ms: int,
+        pending_messages_max: int,
+    ) -> None:
+        if not 0 < batch_messages_max <= pending_messages_max:
+            raise InvalidArgument("batch_messages_max must lie within 1 and pending_messages_max")
+        self._client = client
+        self._subject = subject
+        self._batch_messages_max = batch_messages_max
+        self._linger_s = linger_ms / 1000
+        self._pending_messages_max = pending_messages_max
+        self._changed = threading.Condition()
+        self._waiting: deque[_Entry] = deque()
+        self._unanswered = 0
+        self._hurry = 0  # flushes that wait: no lingering meanwhile
+        self._closing = False
+        self._first_error: BaseException | None = None
+        self._thread = threading.Thread(target=self._work, name="delayserver-batcher", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._client.connect()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.flush()
+        except DelayServerError:
+            # An error of the block itself says more than the errors it caused here.
+            if value is None:
+                raise
+        finally:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+            self._thread.join()
+            self._client.close()
+
+    def send(
+        self,
+        body: bytes | str,
+        subject: str | None = None,
+        *,
+        due_ms: int | None = None,
+        delay_ms: int | None = None,
+        at: datetime | None = None,
+        delay: timedelta | None = None,
+        message_id: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        expires_ms: int | None = None,
+    ) -> Future[SendResult]:
+        """Hand over one message; the future gives its `SendResult` or raises its error. Arguments are those of
+        `Client.send`.
+
+        A delay counts from this call, not from the moment the batch leaves.
+        """
+        subject = subject if subject is not None else self._subject
+        if subject is None:
+            raise InvalidArgument("give a subject to send, or to the batcher")
+        due_ms = self._client.resolve_due_ms(due_ms, delay_ms, at, delay)
+        entry = _Entry(
+            Message(subject, body, due_ms, message_id=message_id, properties=properties, expires_ms=expires_ms)
+        )
+        with self._changed:
+            while self._unanswered >= self._pending_messages_max and not self._closing:
+                self._changed.wait()
+            if self._closing:
+                raise InvalidArgument("the batcher is closed")
+            self._waiting.append(entry)
+            self._unanswered += 1
+            # The worker sleeps only for the first message and for a full batch; waking it for
+            # each would cost more than sending.
+            if len(self._waiting) in (1, self._batch_messages_max):
+                self._changed.notify_all()
+        return entry.future
+
+    def flush(self) -> None:
+        """Wait until everything handed over is answered; raise the first error since the last flush, if any."""
+        with self._changed:
+            self._hurry += 1
+            self._changed.notify_all()
+            while self._unanswered:
+                self._changed.wait()
+            self._hurry -= 1
+            error, self._first_error = self._first_error, None
+        if error is not None:
+            raise error
+
+    def _work(self) -> None:
+        while True:
+            batch = self._next_batch()
+            if not batch:
+                return
+            self._send(batch)
+
+    def _next_batch(self) -> list[_Entry]:
+        """The next batch when it is full or has lingered;
+        an empty one when the batcher is closed and nothing is left.
+        """
+        with self._changed:
+            while not self._waiting and not self._closing:
+                self._changed.wait()
+            deadline_s = time.monotonic() + self._linger_s
+            while len(self._waiting) < self._batch_messages_max and not self._hurry and not self._closing:
+                remaining_s = deadline_s - time.monotonic()
+                if remaining_s <= 0:
+                    break
+                self._changed.wait(remaining_s)
+            return [self._waiting.popleft() for _ in range(self._fitting())]
+
+    def _fitting(self) -> int:
+        """How many waiting messages fit into one batch, by count and by half a frame of bodies;
+        at least one if any waits.
+        """
+        bytes_left = self._client.limits.frame_bytes_max // 2
+        for count, entry in enumerate(self._waiting):
+            # A text body may take up to three bytes a character.
+            bytes_left -= len(entry.message.body) * (3 if isinstance(entry.message.body, str) else 1)
+            if count == self._batch_messages_max or (count and bytes_left < 0):
+                return count
+        return len(self._waiting)
+
+    def _send(self, batch: list[_Entry]) -> None:
+        live = [entry for entry in batch if entry.future.set_running_or_notify_cancel()]
+        error: BaseException | None = None
+        try:
+            results = self._client.send_many([entry.message for entry in live]) if live else []
+        # Whatever it is belongs to the senders: the thread has nobody else to tell.
+        except Exception as exc:  # noqa: BLE001
+            error = exc
+            for entry in live:
+                entry.future.set_exception(exc)
+        else:
+            for entry, result in zip(live, results, strict=True):
+                if isinstance(result, DelayServerError):
+                    error = error or result
+                    entry.future.set_exception(result)
+                else:
+                    entry.future.set_result(result)
+        with self._changed:
+            self._first_error = self._first_error or error
+            self._unanswered -= len(batch)
+            self._changed.notify_all()

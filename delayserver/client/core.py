@@ -1,0 +1,149 @@
+"""The sans-IO core of both clients: what a call is, which frame it becomes, and which reply answers it.
+
+Holds the state of a client that outlives connections (the server's clock and limits) and of the connection it has
+now (ids, requests in flight, the frame decoder). Moves no bytes and never waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+from delayserver.client.messages import ServerInfo
+from delayserver.client.timing import ServerClock
+from delayserver.protocol.errors import ConnectionLost, FrameTooLarge, MalformedFrame
+from delayserver.protocol.frames import HEADER_BYTES, FrameDecoder, Reply, decode_reply, encode_request
+from delayserver.protocol.limits import DEFAULT_LIMITS, Limits
+from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
+
+T = TypeVar("T")
+
+REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Bound of a reply's frame. The client chose the server and trusts it more than it is trusted, but a stranger's port
+must not make it allocate four gigabytes."""
+
+
+@dataclass(slots=True)
+class Call(Generic[T]):
+    """One operation with its arguments, and how to read its result.
+
+    ``repeatable`` says that sending it twice has the effect of sending it once, so that it is retried although the
+    first result is unknown. ``wait_s`` is how long the server may hold the reply back on purpose.
+    """
+
+    operation: str
+    arguments: dict[str, Any]
+    read: Callable[[dict[str, Any], ServerInfo], T]
+    repeatable: bool = True
+    wait_s: float = 0.0
+
+
+class ClientCore:
+    """State of one client. ``server`` is None until the first hello."""
+
+    def __init__(self, client_name: str, clock: ServerClock | None = None) -> None:
+        self.clock = clock or ServerClock()
+        self.server: ServerInfo | None = None
+        self._client_name = client_name
+        self._next_id = 1
+
+    @property
+    def limits(self) -> Limits:
+        """The server's limits, or the defaults before the first hello."""
+        return self.server.limits if self.server is not None else DEFAULT_LIMITS
+
+    def hello(self) -> Call[ServerInfo]:
+        """The first call on every connection; its reading sets ``server`` and the clock."""
+        sent_us = self.clock.elapsed()
+
+        def read(result: dict[str, Any], _: ServerInfo) -> ServerInfo:
+            self.clock.learn(_integer(result, "server_us"), sent_us)
+            self.server = ServerInfo(
+                server_id=str(result["server_id"]),
+                version=_integer(result, "version"),
+                role=str(result["role"]),
+                software=str(result["software"]),
+                limits=Limits.from_map(result["limits"]),
+            )
+            return self.server
+
+        return Call(HELLO, {"versions": list(SUPPORTED_VERSIONS), "client": self._client_name}, read)
+
+    def ping(self) -> Call[int]:
+        """Ask for the server's time in microseconds, and learn its clock from the answer."""
+        sent_us = self.clock.elapsed()
+
+        def read(result: dict[str, Any], _: ServerInfo) -> int:
+            server_us = _integer(result, "server_us")
+            self.clock.learn(server_us, sent_us)
+            return server_us
+
+        return Call(PING, {}, read)
+
+    def encode(self, call: Call[Any]) -> tuple[int, bytes]:
+        """The request's id and frame. Raises `FrameTooLarge` here, where it harms no other request."""
+        request_id = self._next_id
+        self._next_id += 1
+        frame = encode_request(request_id, call.operation, call.arguments)
+        if len(frame) - HEADER_BYTES > self.limits.frame_bytes_max:
+            raise FrameTooLarge(
+                f"{call.operation} needs a frame of {len(frame)} bytes, the server takes {self.limits.frame_bytes_max}"
+            )
+        return request_id, frame
+
+    def finish(self, call: Call[T], reply: Reply) -> T:
+        """The result of a call from its reply. Raises the error the server named,
+        or `MalformedFrame` if the reply is nonsense.
+        """
+        if reply.error is not None:
+            raise reply.error
+        assert reply.result is not None
+        try:
+            # Only hello runs before there is a server, and it does not look at it.
+            return call.read(reply.result, self.server or _NOBODY)
+        except (KeyError, TypeError, ValueError, IndexError) as exc:
+            raise MalformedFrame(f"the server's reply to {call.operation} cannot be read: {exc!r}") from exc
+
+
+@dataclass(slots=True)
+class ReplyStream:
+    """The incoming half of one connection: bytes in, replies out.
+    A reply with id 0 is an error of the connection and is raised.
+    """
+
+    decoder: FrameDecoder = field(default_factory=lambda: FrameDecoder(REPLY_BYTES_MAX))
+
+    def feed(self, data: bytes) -> list[Reply]:
+        """Replies completed by ``data``. Raises `ConnectionLost` at the end of the stream (``data`` empty)
+        and protocol errors.
+        """
+        if not data:
+            half = " in the middle of a reply" if self.decoder.buffered_bytes else ""
+            raise ConnectionLost(f"the server closed the connection{half}")
+        replies = [decode_reply(payload) for payload in self.decoder.feed(data)]
+        for reply in replies:
+            if reply.id == 0:
+                raise reply.error or MalformedFrame("the server sent a result that answers no request")
+        return replies
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, ``host`` or ``[ipv6]:port``. Raises ValueError for a port that is no number."""
+    host, _, port = address.rpartition(":") if not address.endswith("]") else (address, "", "")
+    if not host or (":" in host and not host.startswith("[")):
+        host, port = address, ""
+    number = int(port) if port else DEFAULT_PORT
+    if not 0 < number < 65_536:
+        raise ValueError(f"{address!r} has no valid port")
+    return host.strip("[]") or DEFAULT_HOST, number
+
+
+def _integer(result: dict[str, Any], name: str) -> int:
+    value = result[name]
+    if type(value) is not int:
+        raise TypeError(f"{name} is {value!r}, not an integer")
+    return value
+
+
+_NOBODY: Final = ServerInfo("0" * 12, 0, "", "", DEFAULT_LIMITS)

@@ -1,0 +1,103 @@
+"""What a pull brings: the columns as they came, and the rows made of them when asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import repeat, starmap
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.client.messages import Delivery
+from delayserver.protocol.columns import I64, U32, Ragged, unpack_column, unpack_count, unpack_ragged
+from delayserver.protocol.receipts import derived_message_ids
+
+
+@dataclass(frozen=True, slots=True)
+class PulledColumns:
+    """Deliveries of one subject as columns of ``count`` rows.
+
+    i64: ``sequence``, ``due_ms``, ``accepted_us``, ``dispatched_us``, ``delivery``. u32: ``server_index`` (into
+    ``server_ids``), ``attempt``. Ragged: ``message_ids`` (empty = derived), ``properties`` (a msgpack map, or
+    empty), ``bodies``.
+    """
+
+    count: int
+    subject: str
+    server_ids: list[str]
+    server_index: NDArray[np.uint32]
+    sequence: NDArray[np.int64]
+    due_ms: NDArray[np.int64]
+    accepted_us: NDArray[np.int64]
+    dispatched_us: NDArray[np.int64]
+    attempt: NDArray[np.uint32]
+    message_ids: Ragged
+    properties: Ragged
+    bodies: Ragged
+    delivery: NDArray[np.int64]
+
+    @property
+    def lateness_us(self) -> NDArray[np.int64]:
+        """i64[count]: microseconds between the moment each message could be delivered first and its hand-off."""
+        late: NDArray[np.int64] = self.dispatched_us - np.maximum(self.due_ms * 1000, self.accepted_us)
+        return late
+
+    def message_id_texts(self) -> list[str]:
+        """The message ids as text, derived ones included."""
+        texts = [message_id.decode() for message_id in self.message_ids.rows()]
+        derived = np.flatnonzero(self.message_ids.lengths == 0)
+        for server in np.unique(self.server_index[derived]).tolist():
+            rows = derived[self.server_index[derived] == server]
+            names = derived_message_ids(self.server_ids[server], self.sequence[rows])
+            for row, name in zip(rows.tolist(), names, strict=True):
+                texts[row] = name
+        return texts
+
+    def deliveries(self) -> list[Delivery]:
+        """The rows as objects: about 2 µs each. Work on the columns where that matters."""
+        columns = zip(
+            self.message_id_texts(),
+            repeat(self.subject),
+            self.sequence.tolist(),
+            [self.server_ids[index] for index in self.server_index.tolist()],
+            self.due_ms.tolist(),
+            self.accepted_us.tolist(),
+            self.dispatched_us.tolist(),
+            self.attempt.tolist(),
+            self.bodies.rows(),
+            [msgpack.unpackb(packed) if packed else {} for packed in self.properties.rows()],
+            self.delivery.tolist(),
+            strict=False,  # the subject repeats for ever
+        )
+        return list(starmap(Delivery, columns))
+
+
+def read_pulled(result: dict[str, Any], count_max: int) -> PulledColumns:
+    """Read the columnar result of a pull. Raises `InvalidArgument` or KeyError where the server's columns are not
+    right.
+    """
+    count = unpack_count(result["count"], count_max)
+
+    def numbers(name: str, dtype: np.dtype[Any] = I64) -> NDArray[Any]:
+        return unpack_column(result[name], count, dtype, name)
+
+    def ragged(name: str, lengths_name: str) -> Ragged:
+        return unpack_ragged(result[name], result[lengths_name], count, name, lengths_name)
+
+    return PulledColumns(
+        count=count,
+        subject=result["subject"],
+        server_ids=result["server_ids"],
+        server_index=numbers("server_index", U32),
+        sequence=numbers("sequence"),
+        due_ms=numbers("due_ms"),
+        accepted_us=numbers("accepted_us"),
+        dispatched_us=numbers("dispatched_us"),
+        attempt=numbers("attempt", U32),
+        message_ids=ragged("message_ids", "message_id_length"),
+        properties=ragged("properties", "properties_length"),
+        bodies=ragged("bodies", "body_length"),
+        delivery=numbers("delivery"),
+    )

@@ -1,0 +1,255 @@
+"""Calls that send: one message as a row, many messages or ready arrays as columns. Arguments in, results out;
+no I/O.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import msgpack
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from delayserver.client.core import Call
+from delayserver.client.messages import ColumnsSent, Message, RejectedRow, SendResult, ServerInfo
+from delayserver.client.timing import ServerClock, resolve_due_ms
+from delayserver.protocol.columns import I64, U32, pack_column, pack_ragged, unpack_column, unpack_count
+from delayserver.protocol.errors import (
+    DelayServerError,
+    InvalidArgument,
+    MalformedFrame,
+    PropertiesInvalid,
+    error_from_map,
+    make_error,
+)
+from delayserver.protocol.operations import SEND
+from delayserver.protocol.receipts import derived_message_ids
+
+Integers: TypeAlias = int | ArrayLike
+"""An integer for every row, or one integer a row."""
+
+_pack = msgpack.Packer(use_bin_type=True).pack
+
+
+def new_message_id() -> str:
+    """A random id (UUID 4, 32 hex digits), so that a retry of the same message is recognised."""
+    return uuid.uuid4().hex
+
+
+def new_message_ids(count: int) -> list[str]:
+    """``count`` random ids of 32 hex digits, drawn at once."""
+    digits = secrets.token_bytes(16 * count).hex()
+    return [digits[start : start + 32] for start in range(0, 32 * count, 32)]
+
+
+def send_call(
+    subject: str,
+    body: bytes | str,
+    due_ms: int,
+    *,
+    message_id: str | None,
+    properties: Mapping[str, str] | None,
+    expires_ms: int | None,
+) -> Call[SendResult]:
+    """Send one message. It is repeatable only with a ``message_id``."""
+    row: dict[str, Any] = {"subject": subject, "body": body, "due_ms": due_ms}
+    if message_id is not None:
+        row["message_id"] = message_id
+    if properties:
+        row["properties"] = dict(properties)
+    if expires_ms is not None:
+        row["expires_ms"] = expires_ms
+    return Call(SEND, {"messages": [row]}, _read_sent_row, message_id is not None)
+
+
+def _read_sent_row(result: dict[str, Any], _: ServerInfo) -> SendResult:
+    row = result["results"][0]
+    if "error" in row:
+        raise error_from_map(row)
+    return SendResult(row["receipt"], row["message_id"], row["subject"], row["due_ms"], row["sequence"])
+
+
+@dataclass(frozen=True, slots=True)
+class SendColumns:
+    """What a columnar send carries, in the form the caller gave it; the defaults mean "none"."""
+
+    subjects: str | Sequence[str]
+    due_ms: Integers
+    bodies: bytes | Sequence[bytes]
+    body_length: Integers | None = None
+    subject_index: Integers | None = None
+    message_ids: Sequence[str] | None = None
+    properties: Sequence[Mapping[str, str] | None] | None = None
+    expires_ms: Integers | None = None
+    count: int | None = None
+
+
+def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
+    """Send many messages as columns; repeatable only with ``message_ids``.
+    Raises `InvalidArgument` where lengths disagree.
+    """
+    count, blob, length_column = _body_columns(columns)
+    arguments: dict[str, Any] = {
+        "count": count,
+        "due_ms": _column(columns.due_ms, count, I64, "due_ms"),
+        "bodies": blob,
+        "body_length": length_column,
+    }
+    if isinstance(columns.subjects, str):
+        arguments["subject"] = columns.subjects
+    else:
+        if columns.subject_index is None:
+            raise InvalidArgument("several subjects need a subject_index with one index into them a row")
+        arguments["subjects"] = list(columns.subjects)
+        arguments["subject_index"] = _column(columns.subject_index, count, U32, "subject_index")
+    if columns.message_ids is not None:
+        encoded = [message_id.encode() for message_id in columns.message_ids]
+        arguments["message_ids"], arguments["message_id_length"] = _ragged(encoded, count, "message_ids")
+    if columns.properties is not None and any(columns.properties):
+        packed = [_packed_properties(row) for row in columns.properties]
+        arguments["properties"], arguments["properties_length"] = _ragged(packed, count, "properties")
+    if columns.expires_ms is not None:
+        arguments["expires_ms"] = _column(columns.expires_ms, count, I64, "expires_ms")
+    message_ids = None if columns.message_ids is None else list(columns.message_ids)
+
+    def read(result: dict[str, Any], server: ServerInfo) -> ColumnsSent:
+        accepted = unpack_count(result["accepted"], count, "accepted")
+        rejected = [
+            RejectedRow(index, make_error(name, message, retry_after_ms))
+            for index, name, message, retry_after_ms in result["rejected"]
+        ]
+        if accepted + len(rejected) != count:
+            raise MalformedFrame(f"the server answered {accepted} + {len(rejected)} of {count} rows")
+        due_ms = unpack_column(result["due_ms"], accepted, I64, "due_ms")
+        return ColumnsSent(server.server_id, accepted, int(result["first_sequence"]), due_ms, rejected, message_ids)
+
+    return Call(SEND, arguments, read, message_ids is not None)
+
+
+def send_many_call(
+    messages: Sequence[Message], clock: ServerClock, *, make_ids: bool
+) -> Call[list[SendResult | DelayServerError]]:
+    """Send messages as one columnar request and give one result or error a message, in order.
+
+    With ``make_ids`` a message without an id gets a random one and the call is repeatable. Raises `InvalidArgument`
+    for what cannot be drawn as columns at all (a due time that is no integer); nothing is sent then.
+    """
+    codes: dict[str, int] = {}
+    subject_index = np.fromiter(
+        (codes.setdefault(message.subject, len(codes)) for message in messages), U32, len(messages)
+    )
+    bodies = [message.body.encode() if isinstance(message.body, str) else message.body for message in messages]
+    due_ms = [
+        resolve_due_ms(clock, message.due_ms, message.delay_ms, message.at, message.delay) for message in messages
+    ]
+    message_ids = [message.message_id or "" for message in messages]
+    if make_ids:
+        spare = new_message_ids(len(messages))
+        message_ids = [given or made for given, made in zip(message_ids, spare, strict=True)]
+    call = send_columns_call(
+        SendColumns(
+            subjects=list(codes),
+            subject_index=subject_index,
+            due_ms=due_ms,
+            bodies=bodies,
+            message_ids=message_ids if any(message_ids) else None,
+            properties=[message.properties for message in messages],
+            expires_ms=[message.expires_ms or 0 for message in messages]
+            if any(message.expires_ms for message in messages)
+            else None,
+        )
+    )
+
+    def read(result: dict[str, Any], server: ServerInfo) -> list[SendResult | DelayServerError]:
+        return _rows_of(call.read(result, server), messages, message_ids)
+
+    return Call(SEND, call.arguments, read, all(message_ids))
+
+
+def resolve_due_column(clock: ServerClock, due_ms: Integers | None, delay_ms: Integers | None) -> Integers:
+    """The absolute due times from exactly one of the two. Raises `InvalidArgument`."""
+    if (due_ms is None) == (delay_ms is None):
+        raise InvalidArgument("give one of due_ms and delay_ms")
+    if due_ms is not None:
+        return due_ms
+    if type(delay_ms) is int:
+        return resolve_due_ms(clock, None, delay_ms, None, None)
+    delays = np.asarray(delay_ms)
+    if delays.dtype.kind not in "iu" or (delays < 0).any():
+        raise InvalidArgument("delay_ms must be integers from 0 on")
+    due: NDArray[np.int64] = delays.astype(I64) + clock.now_ms()
+    return due
+
+
+def _rows_of(
+    sent: ColumnsSent, messages: Sequence[Message], message_ids: list[str]
+) -> list[SendResult | DelayServerError]:
+    errors = {rejected.index: rejected.error for rejected in sent.rejected}
+    accepted = zip(
+        sent.receipts(),
+        derived_message_ids(sent.server_id, sent.sequence),
+        sent.due_ms.tolist(),
+        sent.sequence.tolist(),
+        strict=True,
+    )
+    rows: list[SendResult | DelayServerError] = []
+    for index, message in enumerate(messages):
+        if index in errors:
+            rows.append(errors[index])
+            continue
+        receipt, derived_id, due_ms, sequence = next(accepted)
+        rows.append(SendResult(receipt, message_ids[index] or derived_id, message.subject, due_ms, sequence))
+    return rows
+
+
+def _body_columns(columns: SendColumns) -> tuple[int, bytes, Any]:
+    """Row count, body blob and column of body lengths."""
+    bodies = columns.bodies
+    if not isinstance(bodies, bytes):
+        if columns.body_length is not None:
+            raise InvalidArgument("body_length belongs to bodies given as one blob, not as a list")
+        blob, lengths = pack_ragged(list(bodies))
+        return len(bodies), blob, lengths
+    if columns.body_length is None:
+        raise InvalidArgument("bodies given as one blob need a body_length")
+    columns_given = (columns.body_length, columns.due_ms, columns.subject_index)
+    sizes = [len(values) for values in columns_given if isinstance(values, Sized)]
+    count = columns.count if columns.count is not None else (sizes[0] if sizes else None)
+    if count is None:
+        raise InvalidArgument("count is needed where no argument has one value a row")
+    return count, bodies, _column(columns.body_length, count, U32, "body_length")
+
+
+def _column(values: Integers, count: int, dtype: np.dtype[Any], name: str) -> Any:
+    if type(values) is int:
+        return values
+    array: NDArray[Any] = np.asarray(values)
+    if count == 0:
+        return b""
+    if array.ndim == 0:
+        array = np.broadcast_to(array, count)
+    if array.shape != (count,) or array.dtype.kind not in "iu":
+        raise InvalidArgument(f"{name} must be integers, one for each of the {count} rows")
+    bounds = np.iinfo(dtype)
+    if array.dtype != dtype and (int(array.min()) < bounds.min or int(array.max()) > bounds.max):
+        raise InvalidArgument(f"{name} must lie within {bounds.min} and {bounds.max}")
+    return pack_column(array, dtype)
+
+
+def _ragged(rows: list[bytes], count: int, name: str) -> tuple[bytes, Any]:
+    if len(rows) != count:
+        raise InvalidArgument(f"{name} must have one entry for each of the {count} rows, not {len(rows)}")
+    return pack_ragged(rows)
+
+
+def _packed_properties(properties: Mapping[str, str] | None) -> bytes:
+    if not properties:
+        return b""
+    if not all(isinstance(key, str) and isinstance(value, str) for key, value in properties.items()):
+        raise PropertiesInvalid("properties are a map of text to text")
+    packed: bytes = _pack(dict(properties))
+    return packed

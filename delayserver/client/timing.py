@@ -1,0 +1,92 @@
+"""Due times on the client: the server's clock as learned at hello, and the four ways to say when a message is due.
+
+A relative delay is resolved here, once, before the first attempt. So a retry carries the same ``due_ms`` and is
+recognised as the same message; a raw ``delay_ms`` would be resolved anew by the server at every attempt.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Final
+
+from delayserver.protocol.errors import InvalidArgument
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+# The time since boot also counts while the machine is suspended; the plain monotonic clock of Linux does not.
+_ELAPSED_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+CLOCK_AGE_US_MAX: Final = 60_000_000
+"""After this long the server's clock is asked again: clocks drift by up to 0.1 ms a second,
+and the server's may be stepped.
+"""
+
+
+def elapsed_us() -> int:
+    """Microseconds that have passed on this machine since some fixed moment; never steps."""
+    return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1000
+
+
+class ServerClock:
+    """The server's time of day, estimated from one exchange and the time elapsed since."""
+
+    __slots__ = ("_elapsed_us", "_learned_us", "_offset_us")
+
+    def __init__(self, elapsed: Callable[[], int] = elapsed_us) -> None:
+        self._elapsed_us = elapsed
+        self._learned_us: int | None = None
+        self._offset_us = 0
+
+    def elapsed(self) -> int:
+        """Local elapsed microseconds, to note when a request leaves."""
+        return self._elapsed_us()
+
+    def learn(self, server_us: int, sent_us: int) -> None:
+        """Take the server's time from a reply; ``sent_us`` is the local elapsed time when its request left."""
+        received_us = self._elapsed_us()
+        # The server read its clock somewhere between; the middle is wrong by at most half of the round trip.
+        self._offset_us = server_us - (sent_us + received_us) // 2
+        self._learned_us = received_us
+
+    def forget(self) -> None:
+        """Another connection may reach another server, with another clock."""
+        self._learned_us = None
+
+    @property
+    def stale(self) -> bool:
+        """Whether the clock must be learned (again) before a delay is resolved."""
+        return self._learned_us is None or self._elapsed_us() - self._learned_us > CLOCK_AGE_US_MAX
+
+    def now_ms(self) -> int:
+        """The server's time now, rounded up so that no delay comes out short."""
+        return -(-(self._elapsed_us() + self._offset_us) // 1000)
+
+
+def resolve_due_ms(
+    clock: ServerClock, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
+) -> int:
+    """The absolute due time in ms. Raises `InvalidArgument` unless exactly one of the four is given and makes sense."""
+    if delay_ms is None and at is None and delay is None:
+        if type(due_ms) is not int:
+            raise InvalidArgument("give one of due_ms, delay_ms, at and delay; due_ms and delay_ms are integers")
+        return due_ms
+    if sum(choice is not None for choice in (due_ms, delay_ms, at, delay)) != 1:
+        raise InvalidArgument("give only one of due_ms, delay_ms, at and delay")
+    if at is not None:
+        return datetime_to_ms(at)
+    if delay is not None:
+        delay_ms = -(-(delay // _MICROSECOND) // 1000)
+    if type(delay_ms) is not int or delay_ms < 0:
+        raise InvalidArgument(f"a delay is a number of milliseconds from 0 on, not {delay_ms!r}")
+    return clock.now_ms() + delay_ms
+
+
+def datetime_to_ms(at: datetime) -> int:
+    """Milliseconds since 1970 UTC, rounded up. Raises `InvalidArgument` for a datetime without a zone,
+    which could be any hour.
+    """
+    if at.tzinfo is None:
+        raise InvalidArgument("a datetime needs a time zone, for example datetime.now(UTC)")
+    return -(-((at - _EPOCH) // _MICROSECOND) // 1000)
