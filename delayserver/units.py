@@ -1,0 +1,87 @@
+"""Durations, sizes, instants and addresses as people write them. Text in, integers out; no clock lives here."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from typing import Final
+
+_MS_OF_UNIT: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+_BYTES_OF_UNIT: Final = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+_DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+", re.ASCII)
+_DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])", re.ASCII)
+_SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]+)", re.ASCII)
+_EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
+_ONE_MS: Final = timedelta(milliseconds=1)
+PORT_MAX: Final = 65_535
+
+
+def parse_duration_ms(text: str) -> int:
+    """``250ms``, ``10s``, ``5m``, ``2h``, ``3d`` or a row of them (``1h30m``) in milliseconds; raises ValueError.
+
+    A fraction of a millisecond is rounded up: a delay is never shortened.
+    """
+    compact = text.strip().lower()
+    if not _DURATION.fullmatch(compact):
+        raise ValueError(f"{text!r} is no duration: write a number and a unit, such as 250ms, 10s, 5m, 2h or 3d")
+    total_ms = sum(float(number) * _MS_OF_UNIT[unit] for number, unit in _DURATION_PART.findall(compact))
+    return int(-(-total_ms // 1))
+
+
+def parse_size_bytes(text: str) -> int:
+    """``64MiB``, ``16KiB``, ``1.5GB`` or ``512B`` in bytes; raises ValueError."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None or match[2] not in _BYTES_OF_UNIT:
+        raise ValueError(f"{text!r} is no size: write a number and a unit, such as 512B, 16KiB, 64MiB or 1GiB")
+    return int(float(match[1]) * _BYTES_OF_UNIT[match[2]])
+
+
+def parse_instant_ms(text: str) -> int:
+    """ISO 8601 with a zone, in milliseconds since 1970 UTC, rounded up; raises ValueError that says what to write."""
+    try:
+        instant = datetime.fromisoformat(text.strip())
+    except ValueError:
+        raise ValueError(f"{text!r} is no ISO 8601 time: write for example 2027-03-03T09:00:00+01:00") from None
+    if instant.tzinfo is None:
+        plain = instant.isoformat()
+        raise ValueError(f"{text!r} has no zone: write {plain}Z for UTC, or {plain}+01:00 for an offset")
+    return -((_EPOCH - instant) // _ONE_MS)
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``HOST:PORT``, ``[V6]:PORT`` as host and port; raises ValueError."""
+    host, separator, port = text.strip().rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        host = ""
+    if not separator or not host or not (port.isascii() and port.isdigit()) or not 0 < int(port) <= PORT_MAX:
+        raise ValueError(f"{text!r} is no address: write HOST:PORT, such as 127.0.0.1:20801 or [::1]:20801")
+    return host, int(port)
+
+
+def format_duration(duration_ms: float) -> str:
+    """A duration for people, in at most two units: ``1.5 s``, ``2 h 5 m``, ``3 d``."""
+    if abs(duration_ms) < 1_000:
+        return f"{duration_ms:g} ms"
+    if abs(duration_ms) < 60_000:
+        return f"{round(duration_ms / 1000, 1):g} s"
+    rest, words = round(duration_ms / 1000), []
+    for unit, seconds in (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1)):
+        count, rest = divmod(rest, seconds)
+        if count:
+            words.append(f"{count} {unit}")
+    return " ".join(words[:2])
+
+
+def format_size(size_bytes: int) -> str:
+    """A size for people and for TOML: the largest unit that divides it, ``64MiB``."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if size_bytes and size_bytes % size == 0:
+            return f"{size_bytes // size}{unit}"
+    return f"{size_bytes}B"
+
+
+def format_instant(instant_ms: float) -> str:
+    """Milliseconds since 1970 UTC as ISO 8601 in the local zone, with milliseconds."""
+    return (_EPOCH + timedelta(milliseconds=instant_ms)).astimezone().isoformat(timespec="milliseconds")
