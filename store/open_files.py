@@ -1,0 +1,123 @@
+"""A bounded table of open segments. It knows which are in use, and nothing about what they hold.
+
+One thread writes, others may read. Whoever works on a segment pins it, and a pinned segment is never closed; so the
+table may hold more than its bound for as long as more are in use. The lock covers the table, not the segments.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+from store.segment import Segment
+
+Key = TypeVar("Key", bound=Hashable)
+# Far below the usual limit of 1024 descriptors a process, and enough for four hours of one-minute windows.
+OPEN_FILES_MAX = 256
+
+
+class Pinned:
+    """A segment in use. `segment` stays open until the same object is given to `unpin`."""
+
+    __slots__ = ("dropped", "pins", "segment")
+
+    def __init__(self, segment: Segment) -> None:
+        self.segment = segment
+        self.pins = 0
+        self.dropped = False
+
+
+class OpenFiles(Generic[Key]):
+    """The least recently used clean segment is closed first; if none is clean, the oldest is synced before that."""
+
+    def __init__(
+        self,
+        open_files_max: int,
+        open_segment: Callable[[Key], Segment],
+        is_clean: Callable[[Key], bool],
+        make_clean: Callable[[Key, Segment], None],
+    ) -> None:
+        """The callbacks run under `lock` (reentrant). `make_clean` syncs, and raises where it cannot."""
+        assert open_files_max >= 1
+        self.open_files_max = open_files_max
+        self.lock = threading.RLock()
+        self._open_segment = open_segment
+        self._is_clean = is_clean
+        self._make_clean = make_clean
+        self._entries: OrderedDict[Key, Pinned] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def pin(self, key: Key) -> Pinned:
+        """The open segment, opened if need be. Every `pin` needs its `unpin`. Raises what opening or a sync raises."""
+        with self.lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                self._make_room()
+                entry = self._entries[key] = Pinned(self._open_segment(key))
+            else:
+                self._entries.move_to_end(key)
+            entry.pins += 1
+            return entry
+
+    def unpin(self, entry: Pinned) -> None:
+        """The caller is done with what `pin` gave it."""
+        with self.lock:
+            entry.pins -= 1
+            assert entry.pins >= 0, "unpinned more often than pinned"
+            if entry.dropped and not entry.pins:
+                entry.segment.close()
+
+    def insert(self, key: Key, segment: Segment) -> None:
+        """Take over a segment that was just created."""
+        with self.lock:
+            assert key not in self._entries
+            self._make_room()
+            self._entries[key] = Pinned(segment)
+
+    def is_open(self, key: Key) -> bool:
+        """Whether this segment is in the table."""
+        return key in self._entries
+
+    def drop(self, key: Key) -> None:
+        """Forget a segment without syncing; it is closed when the last reader is done."""
+        with self.lock:
+            entry = self._entries.pop(key, None)
+            if entry is not None:
+                entry.dropped = True
+                if not entry.pins:
+                    entry.segment.close()
+
+    def _make_room(self) -> None:
+        while len(self._entries) >= self.open_files_max:
+            victim = self._victim()
+            if victim is None:
+                return  # all in use: over the bound until they are unpinned and the next one is opened
+            if not self._is_clean(victim):
+                self._make_clean(victim, self._entries[victim].segment)
+            self.drop(victim)
+
+    def _victim(self) -> Key | None:
+        oldest: Key | None = None
+        for key, entry in self._entries.items():
+            if entry.pins:
+                continue
+            if self._is_clean(key):
+                return key
+            oldest = key if oldest is None else oldest
+        return oldest
+
+    def close(self) -> None:
+        """Drop all; what was not synced may be lost."""
+        for key in list(self._entries):
+            self.drop(key)
+
+    def check_invariants(self) -> None:
+        """No entry is dropped, and the bound holds as far as pins allow."""
+        with self.lock:
+            assert not any(entry.dropped for entry in self._entries.values())
+            unpinned = sum([not entry.pins for entry in self._entries.values()])
+            assert len(self._entries) <= self.open_files_max or unpinned <= self.open_files_max

@@ -1,0 +1,260 @@
+"""The schedule_log: whole messages by the window they are due in. Each file has exactly one source (rule 5).
+
+    <day>/<time>.direct.log   of one window, from the message_log
+    <day>/<time>.day.log      of one window, from the drained day
+    <day>/day.log             of a whole day beyond the fine horizon, from the message_log
+
+Records of a file are in sequence order, so its last sequence is the high-water mark of its source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import cast
+
+import numpy as np
+
+from store.batches import I64, U32, MessageBatch
+from store.column_blocks import Columns
+from store.errors import CorruptionError
+from store.filesystem import FileSystem
+from store.open_files import OPEN_FILES_MAX
+from store.ragged_reads import read_ragged
+from store.record import BadRecordError, RecordHeader, build_batch, verify_columns
+from store.record_reader import RecordReader
+from store.record_rows import collect_rows
+from store.schedule_find import Found, ScheduleFinder
+from store.schedule_index import ScheduleIndex, build_index, index_rows
+from store.schedule_key import ScheduleKey, ScheduleLayout, Source
+from store.segment import FILE_HEADER_BYTES, Appended, Damage, ScanReport
+from store.window_files import FileMark, WindowDamage, WindowFiles
+
+__all__ = ["FileMark", "Found", "ScheduleIndex", "ScheduleKey", "ScheduleLog", "Source", "index_rows"]
+
+
+class ScheduleLog:
+    """One thread appends; `sync` and all reads may run in other threads beside it, below an `end` they were given.
+
+    Every read that takes `damages` raises CorruptionError at what does not verify, or, given a list, puts the damage
+    there and goes on behind it.
+    """
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        server_id: int,
+        window_ms: int,
+        open_files_max: int = OPEN_FILES_MAX,
+        *,
+        write: bool = True,
+    ) -> None:
+        """`write=False` opens nothing for writing and repairs nothing: for tools beside a running server."""
+        layout = ScheduleLayout(window_ms)
+        self._files: WindowFiles[ScheduleKey] = WindowFiles(
+            fs, directory, server_id, layout, open_files_max, write=write
+        )
+        self._finder = ScheduleFinder(self._files)
+
+    # Writing
+
+    def append(self, key: ScheduleKey, batch: MessageBatch) -> Appended:
+        """Write messages (in sequence order, behind all of the file) without syncing.
+
+        Raises DiskFullError (nothing was appended), StoreError, SyncFailedError (of a file closed to make room).
+        """
+        assert int(batch.sequence[0]) > self.last_sequence(key), "a schedule file is written in sequence order"
+        appended = self._files.append(key, batch)
+        self._finder.appended(key, int(batch.sequence[0]), int(batch.sequence[-1]), appended)
+        return appended
+
+    def sync(self, keys: Iterable[ScheduleKey] | None = None) -> None:
+        """Make everything appended before the call durable. Raises SyncFailedError: final for that file."""
+        self._files.sync(keys)
+
+    def dirty_keys(self) -> list[ScheduleKey]:
+        """Files with bytes that are not known to be durable."""
+        return self._files.dirty_keys()
+
+    # State
+
+    def last_sequence(self, key: ScheduleKey) -> int:
+        """High-water mark of the file's source; 0 if there is no file."""
+        state = self._files.states.get(key)
+        return state.last_sequence if state is not None else 0
+
+    def end(self, key: ScheduleKey) -> int:
+        """Offset behind the last record; that of the first record if there is no file."""
+        state = self._files.states.get(key)
+        return state.end if state is not None else FILE_HEADER_BYTES
+
+    def rows(self, key: ScheduleKey) -> int:
+        """Messages in the file."""
+        state = self._files.states.get(key)
+        return state.rows if state is not None else 0
+
+    def path(self, key: ScheduleKey) -> str:
+        """Where the file is. Raises KeyError."""
+        return self._files.states[key].path
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._files.states
+
+    def keys(self) -> list[ScheduleKey]:
+        """All files, in order of their windows."""
+        return sorted(self._files.states)
+
+    def keys_between(self, start_ms: int, stop_ms: int) -> list[ScheduleKey]:
+        """Files whose window starts in [start_ms, stop_ms)."""
+        return sorted([key for key in self._files.states if start_ms <= key.start_ms < stop_ms])
+
+    def open_file_count(self) -> int:
+        """Files held open now."""
+        return len(self._files.table)
+
+    def mark(self, key: ScheduleKey) -> FileMark:
+        """What may stand in a checkpoint: end, last sequence and rows as of the last sync. Raises KeyError."""
+        return self._files.mark(key)
+
+    def marks(self) -> dict[ScheduleKey, FileMark]:
+        """`mark` of every file."""
+        return self._files.marks()
+
+    @property
+    def damages(self) -> list[WindowDamage[ScheduleKey]]:
+        """Corruption found by `recover` and `recover_all`."""
+        return self._files.damages
+
+    @property
+    def strangers(self) -> list[str]:
+        """Paths in the folders that are no files of this log."""
+        return self._files.strangers
+
+    # After a start
+
+    def restore(self, key: ScheduleKey, end: int, last_sequence: int, rows: int) -> None:
+        """Take over a file as the checkpoint knew it (durable and whole up to `end`); `recover` goes on from there."""
+        self._files.restore(key, FileMark(end, last_sequence, rows))
+
+    def recover(self, key: ScheduleKey) -> ScanReport:
+        """Scan behind the restored end, cut a torn tail, count on, remember damages."""
+        return self._files.recover(key)
+
+    def recover_all(self, known: Mapping[ScheduleKey, tuple[int, int, int] | FileMark]) -> None:
+        """Take over all files there are; only those longer than known (end, last_sequence, rows) are read."""
+        self._files.recover_all({key: FileMark(*mark) for key, mark in known.items()})
+
+    # Reading
+
+    def batches(
+        self,
+        key: ScheduleKey,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        damages: list[Damage] | None = None,
+    ) -> Iterator[tuple[RecordHeader, MessageBatch]]:
+        """Whole records between two record boundaries, checksums verified."""
+        for header, block, blob in self._read(key, start, stop, True, damages):
+            try:
+                batch = build_batch(header, verify_columns(header, block), blob, verify=False)
+            except BadRecordError as error:
+                raise CorruptionError(self.path(key), header.offset, str(error)) from error
+            yield header, cast("MessageBatch", batch)
+
+    def columns(
+        self,
+        key: ScheduleKey,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        damages: list[Damage] | None = None,
+    ) -> Iterator[tuple[RecordHeader, Columns]]:
+        """The column arrays of each record; blobs are not read. For many tiny records `read_columns` is cheaper."""
+        for header, block, _ in self._read(key, start, stop, False, damages):
+            try:
+                yield header, verify_columns(header, block)
+            except BadRecordError as error:
+                raise CorruptionError(self.path(key), header.offset, str(error)) from error
+
+    def _read(
+        self, key: ScheduleKey, start: int | None, stop: int | None, blobs: bool, damages: list[Damage] | None
+    ) -> Iterator[tuple[RecordHeader, bytes, bytes]]:
+        if key not in self._files.states:
+            return
+        with self._files.reading(key) as segment:
+            stop = self.end(key) if stop is None else stop
+            yield from RecordReader(segment.file, start or 0, stop, blobs=blobs, damages=damages)
+
+    def read_columns(
+        self,
+        key: ScheduleKey,
+        names: Sequence[str],
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        damages: list[Damage] | None = None,
+    ) -> Columns:
+        """The named columns of all records, concatenated; blobs are not read."""
+        return collect_rows(self._read(key, start, stop, False, damages), self._path(key), MessageBatch, names).columns
+
+    def index(
+        self,
+        key: ScheduleKey,
+        start: int | None = None,
+        stop: int | None = None,
+        *,
+        from_key: tuple[int, int] | None = None,
+        to_key: tuple[int, int] | None = None,
+        verify: bool = True,
+        damages: list[Damage] | None = None,
+    ) -> ScheduleIndex:
+        """What the loader keeps of the records in [start, stop), in file order: columns and places of the bytes.
+
+        Only rows whose (due_ms, sequence) lies after `from_key` and not after `to_key`. `verify` reads the blobs too
+        and checks them, so that `gather` need not.
+        """
+        records = self._read(key, start, stop, verify, damages)
+        rows = collect_rows(records, self._path(key), MessageBatch, ScheduleIndex.FROM_BATCH)
+        return build_index(rows.columns, rows.counts, rows.blob_offsets).between(from_key, to_key)
+
+    def _path(self, key: ScheduleKey) -> str:
+        state = self._files.states.get(key)
+        return state.path if state is not None else ""
+
+    def gather(self, key: ScheduleKey, offsets: I64, lengths: U32) -> memoryview:
+        """The bytes at these places of the file (offset i64[n], length u32[n]), in the order given, as one blob.
+
+        Raises KeyError if there is no such file, CorruptionError if it is shorter than it was.
+        """
+        with self._files.reading(key) as segment:
+            return read_ragged(segment.file, offsets, lengths)
+
+    # Looking up
+
+    def find(self, key: ScheduleKey, sequences: I64) -> Found:
+        """The rows with these sequences (i64[n], any order), without their blobs. Raises CorruptionError."""
+        return self._finder.find(key, np.asarray(sequences, np.int64))
+
+    def find_ids(self, key: ScheduleKey, subject: int, due_ms: int, id_hash: int, message_id: bytes) -> I64:
+        """Sequences i64[k], ascending, of messages with exactly this id; internal records are left out."""
+        return self._finder.find_ids(key, subject, due_ms, id_hash, message_id)
+
+    def read_rows(self, key: ScheduleKey, sequences: I64) -> MessageBatch:
+        """The whole messages with these sequences, ascending; those that are not in the file are left out."""
+        return self._finder.read_rows(key, np.asarray(sequences, np.int64))
+
+    # The end
+
+    def remove(self, key: ScheduleKey) -> None:
+        """Remove a file, durably. Raises KeyError."""
+        self._finder.forget(key)
+        self._files.remove(key)
+
+    def close(self) -> None:
+        """Close all files; what was not synced may be lost."""
+        self._files.close()
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        self._files.check_invariants()
