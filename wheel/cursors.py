@@ -105,7 +105,8 @@ class LoadCursors:
         """
         window = self._windows.get(window_start_ms)
         if window is not None:
-            window.evict(key)
+            # A key before the window leaves nothing of it; said so, the window needs no cursor any more.
+            window.evict(KEY_LOWEST if key.due_ms < window_start_ms else key)
             self._forget_untouched(window_start_ms)
 
     def evict_after(self, key: Key) -> None:
