@@ -1,5 +1,52 @@
-"""The client library: `Client` blocks, `AsyncClient` runs on trio and on asyncio; both are one sans-IO core with two skins."""
+"""The client library: `Client` blocks, `AsyncClient` runs on trio and on asyncio;
+both are skins of one sans-IO core.
+"""
 
+from delayserver.client.async_batching import AsyncBatcher, Handle
+from delayserver.client.asynchronous import AsyncClient
+from delayserver.client.batching import Batcher
 from delayserver.client.blocking import Client
+from delayserver.client.messages import (
+    AckResult,
+    CancelResult,
+    ColumnsSent,
+    Delivery,
+    LookupResult,
+    Message,
+    MessageKey,
+    NackResult,
+    Node,
+    RejectedRow,
+    RescheduleResult,
+    Route,
+    SendResult,
+    ServerInfo,
+)
+from delayserver.client.pulled import PulledColumns
+from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.outcomes import Outcome
 
-__all__ = ["Client"]
+__all__ = [
+    "AckResult",
+    "AsyncBatcher",
+    "AsyncClient",
+    "Batcher",
+    "CancelResult",
+    "Client",
+    "ColumnsSent",
+    "DelayServerError",
+    "Delivery",
+    "Handle",
+    "LookupResult",
+    "Message",
+    "MessageKey",
+    "NackResult",
+    "Node",
+    "Outcome",
+    "PulledColumns",
+    "RejectedRow",
+    "RescheduleResult",
+    "Route",
+    "SendResult",
+    "ServerInfo",
+]

@@ -33,7 +33,7 @@ from delayserver.client.messages import (
     ServerInfo,
     Status,
 )
-from delayserver.client.pull_calls import Deliveries
+from delayserver.client.pull_calls import NO_DELAY, Deliveries
 from delayserver.client.pulled import PulledColumns
 from delayserver.client.retries import RetryPolicy
 from delayserver.client.send_calls import Integers, SendColumns
@@ -324,9 +324,9 @@ class Client:
         """Settle deliveries: they do not come again."""
         return self._run(pull_calls.ack_call(subject, group, deliveries))
 
-    def nack(self, subject: str, group: str, deliveries: Deliveries, delay: timedelta = timedelta(0)) -> NackResult:
+    def nack(self, subject: str, group: str, deliveries: Deliveries, delay: timedelta = NO_DELAY) -> NackResult:
         """Hand deliveries back; they come again after ``delay``."""
-        return self._run(pull_calls.nack_call(subject, group, deliveries, round(delay / timedelta(milliseconds=1))))
+        return self._run(pull_calls.nack_call(subject, group, deliveries, delay))
 
     # --- one call
 

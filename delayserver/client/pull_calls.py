@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, TypeAlias
+from datetime import timedelta
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +12,15 @@ from numpy.typing import NDArray
 from delayserver.client.core import Call
 from delayserver.client.messages import AckResult, Delivery, NackResult, ServerInfo
 from delayserver.client.pulled import PulledColumns, read_pulled
+from delayserver.client.timing import timedelta_to_ms
 from delayserver.protocol.columns import I64, pack_column
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.operations import ACK, NACK, PULL
 
 Deliveries: TypeAlias = PulledColumns | NDArray[np.int64] | Iterable[Delivery | int]
 """What names deliveries for ack and nack: pulled columns, an i64 array, or rows or their ``delivery`` numbers."""
+
+NO_DELAY: Final = timedelta(0)
 
 
 def pull_call(
@@ -64,11 +68,11 @@ def ack_call(subject: str, group: str, deliveries: Deliveries) -> Call[AckResult
     )
 
 
-def nack_call(subject: str, group: str, deliveries: Deliveries, delay_ms: int) -> Call[NackResult]:
-    """Hand deliveries back, to come again after ``delay_ms``. Repeating it only counts them as unknown."""
+def nack_call(subject: str, group: str, deliveries: Deliveries, delay: timedelta) -> Call[NackResult]:
+    """Hand deliveries back, to come again after ``delay``. Repeating it only counts them as unknown."""
     return Call(
         NACK,
-        {**_delivery_arguments(subject, group, deliveries), "delay_ms": delay_ms},
+        {**_delivery_arguments(subject, group, deliveries), "delay_ms": timedelta_to_ms(delay)},
         lambda result, _: NackResult(int(result["nacked"]), int(result["unknown"])),
     )
 

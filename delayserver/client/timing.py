@@ -77,7 +77,7 @@ def resolve_due_ms(
     if at is not None:
         return datetime_to_ms(at)
     if delay is not None:
-        delay_ms = -(-(delay // _MICROSECOND) // 1000)
+        delay_ms = timedelta_to_ms(delay)
     if type(delay_ms) is not int or delay_ms < 0:
         raise InvalidArgument(f"a delay is a number of milliseconds from 0 on, not {delay_ms!r}")
     return clock.now_ms() + delay_ms
@@ -90,3 +90,8 @@ def datetime_to_ms(at: datetime) -> int:
     if at.tzinfo is None:
         raise InvalidArgument("a datetime needs a time zone, for example datetime.now(UTC)")
     return -(-((at - _EPOCH) // _MICROSECOND) // 1000)
+
+
+def timedelta_to_ms(delay: timedelta) -> int:
+    """Milliseconds, rounded up."""
+    return -(-(delay // _MICROSECOND) // 1000)

@@ -1,0 +1,146 @@
+"""One asynchronous connection: many requests in flight, one task that writes and one that reads.
+
+Callers only leave frames and wait for events, so a cancelled caller never leaves half a frame behind, and its late
+reply is dropped. Any failure fails every waiter and closes the connection; nothing is retried here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+from anyio.abc import ByteStream
+
+from delayserver.client.core import ReplyStream
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut
+from delayserver.protocol.frames import Reply
+
+REQUESTS_IN_FLIGHT_MAX: Final = 1024
+"""More requests than this wait for their turn: a client's memory must not follow the speed of its callers."""
+
+UNWRITTEN_BYTES_MAX: Final = 1024 * 1024
+"""Once this much waits for a server that does not read, further callers wait; one frame always fits."""
+
+_RECEIVE_BYTES: Final = 256 * 1024
+
+
+@dataclass(slots=True)
+class _Waiter:
+    arrived: anyio.Event = field(default_factory=anyio.Event)
+    reply: Reply | None = None
+    failure: DelayServerError | None = None
+
+
+class StreamConnection:
+    """A connected stream. `run` must be running, in the task group of whoever owns it, while `exchange` is used."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._replies = ReplyStream()
+        self._waiters: dict[int, _Waiter] = {}
+        self._slots = anyio.Semaphore(REQUESTS_IN_FLIGHT_MAX, fast_acquire=True)
+        self._unwritten: list[bytes] = []
+        self._unwritten_bytes = 0
+        self._something_to_write = anyio.Event()
+        self._written = anyio.Event()
+        self._received_count = 0
+        self._scope = anyio.CancelScope()
+        self._failure: DelayServerError | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has failed or was closed; a closed connection is never used again."""
+        return self._failure is not None
+
+    async def run(self) -> None:
+        """Move bytes until the connection fails or is closed; never raises for that."""
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._write)
+                    await self._read()
+                    tasks.cancel_scope.cancel()
+        finally:
+            self.close()
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(self._stream)
+
+    def close(self, failure: DelayServerError | None = None) -> None:
+        """Fail every waiter and stop `run`; may be called again."""
+        if self._failure is None:
+            self._failure = failure or ConnectionLost("the client closed the connection")
+        for waiter in self._waiters.values():
+            # One exception object in many tasks would gather all their tracebacks, hence a copy for each.
+            cause = self._failure
+            waiter.failure = type(cause)(cause.message, retry_after_ms=cause.retry_after_ms, name=cause.name)
+            waiter.arrived.set()
+        self._waiters.clear()
+        self._written.set()
+        self._scope.cancel()
+
+    async def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+        """Send a request's frame and wait for its reply. Raises `ConnectionLost`,
+        `RequestTimedOut` or a protocol error.
+        """
+        received_count = self._received_count
+        try:
+            with anyio.fail_after(timeout_s):
+                async with self._slots:
+                    return await self._exchange(request_id, frame)
+        except TimeoutError as exc:
+            if self._received_count == received_count:
+                # Not one byte in all that time: the other end is gone without a word, and others would wait in vain.
+                self.close(ConnectionLost(f"the server sent nothing for {timeout_s:g} s"))
+            raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
+
+    async def _exchange(self, request_id: int, frame: bytes) -> Reply:
+        while self._unwritten_bytes > UNWRITTEN_BYTES_MAX and self._failure is None:
+            await self._written.wait()
+        if self._failure is not None:
+            raise ConnectionLost(f"the connection is closed: {self._failure}")
+        waiter = self._waiters[request_id] = _Waiter()
+        self._unwritten.append(frame)
+        self._unwritten_bytes += len(frame)
+        self._something_to_write.set()
+        try:
+            await waiter.arrived.wait()
+        finally:
+            self._waiters.pop(request_id, None)
+        if waiter.failure is not None:
+            raise waiter.failure
+        assert waiter.reply is not None
+        return waiter.reply
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._something_to_write.wait()
+                self._something_to_write = anyio.Event()
+                # All that waits goes out at once, so many small requests cost one system call.
+                data = b"".join(self._unwritten)
+                self._unwritten.clear()
+                await self._stream.send(data)
+                self._unwritten_bytes -= len(data)
+                self._written.set()
+                self._written = anyio.Event()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as exc:
+            self.close(ConnectionLost(f"the connection broke: {exc}"))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                data = await self._stream.receive(_RECEIVE_BYTES)
+                self._received_count += 1
+                for reply in self._replies.feed(bytes(data)):
+                    waiter = self._waiters.get(reply.id)
+                    if waiter is not None:
+                        waiter.reply = reply
+                        waiter.arrived.set()
+        except anyio.EndOfStream:
+            half = " in the middle of a reply" if self._replies.decoder.buffered_bytes else ""
+            self.close(ConnectionLost(f"the server closed the connection{half}"))
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as exc:
+            self.close(ConnectionLost(f"the connection broke: {exc}"))
+        except DelayServerError as error:
+            self.close(error)
