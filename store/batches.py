@@ -20,6 +20,7 @@ U8 = NDArray[np.uint8]
 
 KIND_MESSAGES, KIND_CANCELS, KIND_OUTCOMES, KIND_NAMES = 1, 2, 3, 4
 KIND_STORED, KIND_PROGRESS, KIND_RUNS = 5, 6, 7  # of the embedded broker
+KIND_LEDGER = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ class CancelBatch(ColumnBatch):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeBatch(ColumnBatch):
-    """What became of messages, in dispatch_log. `outcome` holds the codes of the protocol (4 delivered to 8 dead-lettered).
+    """What became of messages, in dispatch_log. `outcome` holds the protocol's codes (4 delivered to 8 dead-lettered).
 
     Stage times in microseconds: `loaded_us` entered the wheel, `released_us` due by the wheel, `queued_us` taken from
     the group's queue, `dispatched_us` handed to the broker (lateness counts to here), `settled_us` outcome known.
@@ -258,4 +259,41 @@ class RunBatch(ColumnBatch):
         version=1,
         fields=(("position", "<i8"), ("store_offset", "<i8"), ("row_start", "<u4"), ("row_count", "<u4")),
         steps=frozenset({"position"}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerBatch(ColumnBatch):
+    """Counts of a window that is about to be deleted: a row for each subject, all rows of a window in one record.
+
+    `coarse` 1: the files of a coarse day, which share `start_ms` with the day's first minute. `accepted` leaves
+    internal records out; `last_sequence` is the highest sequence of the window.
+    """
+
+    start_ms: I64
+    subject: U32
+    coarse: U32
+    accepted: I64
+    delivered: I64
+    cancelled: I64
+    expired: I64
+    deduplicated: I64
+    dead_lettered: I64
+    last_sequence: I64
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_LEDGER,
+        version=1,
+        fields=(
+            ("start_ms", "<i8"),
+            ("subject", "<u4"),
+            ("coarse", "<u4"),
+            ("accepted", "<i8"),
+            ("delivered", "<i8"),
+            ("cancelled", "<i8"),
+            ("expired", "<i8"),
+            ("deduplicated", "<i8"),
+            ("dead_lettered", "<i8"),
+            ("last_sequence", "<i8"),
+        ),
     )

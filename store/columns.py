@@ -1,9 +1,10 @@
 """Batches of columns and their bytes. No files here: arrays in, bytes out, and back.
 
-A batch is a frozen dataclass of numpy columns plus ragged blobs (each blob with a u32 length column). Its `Schema` fixes
-order and types. A column that is the same on every row is stored once, one that counts up by one is stored as its first
-value, everything else as a plain little-endian array: so a batch of one subject and one body size costs hardly more than
-its bodies. In memory such a column is a broadcast view (stride 0), which costs nothing either. FORMAT.md draws the bytes.
+A batch is a frozen dataclass of numpy columns plus ragged blobs (each blob with a u32 length column). Its `Schema`
+fixes order and types. A column that is the same on every row is stored once, one that counts up by one is stored as its
+first value, everything else as a plain little-endian array: so a batch of one subject and one body size costs hardly
+more than its bodies. In memory such a column is a broadcast view (stride 0), which costs nothing either. FORMAT.md
+draws the bytes.
 """
 
 from __future__ import annotations
@@ -105,9 +106,7 @@ class ColumnBatch:
         values = {name: getattr(self, name) for name in self.schema.names}
         types = dict(self.schema.fields)
         for name, value in columns.items():
-            values[name] = (
-                value if isinstance(value, np.ndarray) else constant_column(value, count, types[name])
-            )
+            values[name] = value if isinstance(value, np.ndarray) else constant_column(value, count, types[name])
         return type(self)(**values)
 
 
@@ -125,9 +124,9 @@ def take_column(column: NDArray[Any], indices: NDArray[np.intp]) -> NDArray[Any]
 
 def concatenate_columns(columns: Sequence[NDArray[Any]], dtype: str) -> NDArray[Any]:
     """Concatenate, staying a broadcast view if all parts are the same constant."""
-    if all([column.strides == (0,) and len(column) > 0 for column in columns]):
+    if all(column.strides == (0,) and len(column) > 0 for column in columns):
         first = columns[0][0]
-        if all([column[0] == first for column in columns]):
+        if all(column[0] == first for column in columns):
             return constant_column(first, sum([len(column) for column in columns]), dtype)
     return np.concatenate(columns)
 
@@ -221,6 +220,8 @@ def decode_columns(schema: Schema, data: Buffer, count: int) -> dict[str, NDArra
             columns[name] = np.ndarray((count,), dtype, view, position, (0,))
         else:
             first = int(np.frombuffer(view, dtype, 1, position)[0])
+            if first > np.iinfo(dtype).max - count:
+                raise MalformedColumnsError(f"column {name}: {count} steps from {first}")
             columns[name] = np.arange(first, first + count, dtype=dtype)
         position += (size + _ALIGN - 1) // _ALIGN * _ALIGN
     if position != len(view):
@@ -233,6 +234,6 @@ def blob_sizes(schema: Schema, columns: dict[str, NDArray[Any]]) -> list[int]:
     sizes = []
     for name in schema.blobs:
         lengths = columns[f"{name}_length"]
-        constant = lengths.strides == (0,)
+        constant = lengths.strides == (0,) or len(lengths) == 1  # the usual cases, ten times cheaper than a sum
         sizes.append(int(lengths[0]) * len(lengths) if constant else int(lengths.sum(dtype=np.int64)))
     return sizes

@@ -251,18 +251,28 @@ def _named(error: OSError, path: str, verb: str) -> StoreError:
     return StoreError(f"{path}: cannot {verb}: {error.strerror}")
 
 
+def directory_of(path: str) -> str:
+    """The directory that holds `path`."""
+    parent, slash, _ = path.rpartition("/")
+    return parent or slash or "."
+
+
 def write_atomically(fs: FileSystem, path: str, data: bytes) -> None:
-    """Replace a small file so that a crash leaves the old or the new content, whole. Raises DiskFullError and so on."""
+    """Replace a small file so that a crash leaves the old or the new content, whole. Raises DiskFullError (the old one
+    stands, the space is given back), StoreError, SyncFailedError."""
     temporary = path + ".tmp"
     handle = fs.open(temporary, create=True)
     try:
         handle.truncate(0)
         handle.pwrite(0, [data])
         handle.datasync()
+    except StoreError:
+        fs.remove(temporary)
+        raise
     finally:
         handle.close()
     fs.replace(temporary, path)
-    fs.sync_directory(path.rsplit("/", 1)[0])
+    fs.sync_directory(directory_of(path))
 
 
 def read_whole(fs: FileSystem, path: str) -> bytes:

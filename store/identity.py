@@ -1,7 +1,8 @@
 """Whose data directory this is: the lock, the server id, and the reservation of sequences.
 
 (server id, sequence) is unique for ever: the id is drawn once when the directory is made, and no sequence is used
-before a durable reservation covers it. Both files are 64 bytes, checksummed, and replaced atomically. FORMAT.md draws them.
+before a durable reservation covers it. Both files are 64 bytes, checksummed and replaced atomically; FORMAT.md draws
+them.
 """
 
 from __future__ import annotations

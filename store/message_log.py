@@ -2,24 +2,36 @@
 
 An offset here is logical: the base of a segment plus the position in its file. A sealed segment is whole and synced
 before its successor exists, so damage in it is always corruption. The next segment is preallocated, and the bytes ahead
-of the tail are overwritten with zeros when the disk has time, because a sync of an overwrite costs half of a growing one.
+of the tail are overwritten with zeros when the disk has time, because a sync of an overwrite costs half of a growing
+one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-from sortedcontainers import SortedDict
+from itertools import pairwise
 
 from store.columns import ColumnBatch
-from store.errors import CorruptionError, DiskFullError
+from store.errors import CorruptionError, DiskFullError, FormatError
 from store.filesystem import FileSystem
-from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, Damage, FileHeader, ScanReport, Segment
+from store.record import ALIGN
+from store.segment import (
+    FILE_HEADER_BYTES,
+    FILE_MESSAGE_LOG,
+    Damage,
+    FileHeader,
+    ScanReport,
+    Segment,
+    is_unfinished,
+)
 
 # Zeros written ahead of the tail in one go, and how far ahead is enough for a second of single sends.
 WARM_STEP_BYTES = 1 << 20
 _ZEROS = bytes(WARM_STEP_BYTES)
+_NAME = re.compile(r"\d{20}\.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +45,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class LogDamage:
-    """Corruption found while opening, as logical offsets."""
+    """Corruption found while opening: the file, and the range of bytes in it."""
 
     path: str
     damage: Damage
@@ -50,7 +62,8 @@ class MessageLog:
         self._directory = directory
         self._server_id = server_id
         self._segment_bytes = segment_bytes
-        self._segments: SortedDict[int, Segment] = SortedDict()
+        # Replaced as a whole, never changed, so that a reader in another thread always sees one or the other.
+        self._table = _Table((), ())
         self._warmed = 0
         self.damages: list[LogDamage] = []
 
@@ -66,71 +79,123 @@ class MessageLog:
         kind: int = FILE_MESSAGE_LOG,
     ) -> MessageLog:
         """Open or create. `valid_to` is a logical offset known to be durable and whole (the checkpoint); the tail
-        behind it is verified and a torn end cut off. Corruption goes to `damages`, the log stays usable.
-        `kind` is the file kind: the broker's store is the same log of other records."""
+        behind it is verified and a torn end cut off. Corruption goes to `damages`, the log stays usable: it goes on
+        behind `valid_to` and behind every file, so that no offset is used twice.
+        `kind` is the file kind: the broker's store is the same log of other records.
+
+        Raises FormatError (a file of another server or program, renamed, newer), DiskFullError."""
         log = cls(fs, directory, server_id, segment_bytes, kind)
         fs.make_directory(directory)
-        names = [name for name in fs.listdir(directory) if name.endswith(".log")]
-        for index, name in enumerate(names):
-            path, base = f"{directory}/{name}", int(name[:-4])
-            last = index == len(names) - 1
-            if last and fs.size(path) < FILE_HEADER_BYTES:
-                fs.remove(path)  # a crash came between making the file and writing its header
-                continue
-            segment = Segment.open(fs, path, kind, server_id)
-            log._segments[base] = segment
-            if base + segment.end > valid_to or last:
-                log._recover(segment, base, max(FILE_HEADER_BYTES, valid_to - base), last)
-        if not log._segments:
-            log._add_segment(0)
+        bases = sorted(int(name[:20]) for name in fs.listdir(directory) if _NAME.fullmatch(name))
+        while bases and is_unfinished(fs, log._path(bases[-1])):
+            fs.remove(log._path(bases.pop()))  # a crash came between making the file and writing its header
+        for index, base in enumerate(bases):
+            log._take_over(base, bases[index + 1] if index + 1 < len(bases) else None, valid_to)
+        log._report_gaps(bases, valid_to)
+        log._prepare_tail(bases, valid_to)
         return log
 
-    def _recover(self, segment: Segment, base: int, start: int, last: bool) -> None:
-        damages: list[Damage] = []
-        size = segment.file.size()
-        report = segment.recover(min(start, size), damages=damages)
-        if report.torn and not last:
-            damages.append(Damage(report.end, size, "sealed segment is cut off"))
-        self.damages += [LogDamage(segment.path, damage) for damage in damages]
-        if last and segment.end < self._segment_bytes:
+    def _path(self, base: int) -> str:
+        return f"{self._directory}/{base:020d}.log"
+
+    def _take_over(self, base: int, following: int | None, valid_to: int) -> None:
+        path = self._path(base)
+        try:
+            segment = Segment.open(self._fs, path, self._kind, self._server_id)
+        except CorruptionError as error:
+            self._damaged(path, Damage(0, self._fs.size(path), error.detail))
+            return
+        if segment.header.base != base:
+            segment.close()
+            raise FormatError(path, f"its header says that it starts at {segment.header.base}: give it its name back")
+        start = max(FILE_HEADER_BYTES, valid_to - base)
+        if following is None:
+            damages: list[Damage] = []
+            segment.recover(start, damages=damages)
+            self._damaged(path, *damages)
+        else:
+            self._verify_sealed(segment, start, following - base)
+        self._table = self._table.with_segment(base, segment)
+
+    def _verify_sealed(self, segment: Segment, start: int, length: int) -> None:
+        """A sealed file is whole and exactly as long as its successor's name says. Damage in it is never cut off."""
+        size = segment.end
+        segment.end = segment.synced = min(size, length)
+        if start < segment.end:
+            report = ScanReport(start)
+            segment.synced = start
+            for _ in segment.records(start, segment.end, report):
+                pass
+            self._damaged(segment.path, *report.damages)
+            if report.end != segment.end:
+                self._damaged(segment.path, Damage(report.end, segment.end, "a sealed segment is cut off"))
+            segment.synced = segment.end
+        if size > length:
+            self._damaged(segment.path, Damage(length, size, "bytes behind the end of a sealed segment"))
+
+    def _report_gaps(self, bases: list[int], valid_to: int) -> None:
+        """Files that must have been there: between two segments, and before the first unreplayed byte."""
+        if bases and 0 < valid_to < bases[0]:
+            detail = f"the segments from offset {valid_to} to {bases[0]} are missing"
+            self._damaged(self._path(bases[0]), Damage(0, 0, detail))
+        for (base, segment), (following, _) in pairwise(self._table):
+            if base + segment.end < following and following in bases:
+                detail = f"{following - base - segment.end} bytes are missing before the next segment"
+                self._damaged(segment.path, Damage(segment.end, following - base, detail))
+
+    def _prepare_tail(self, bases: list[int], valid_to: int) -> None:
+        if not bases:
+            if valid_to:
+                self._damaged(self._directory, Damage(0, valid_to, "all segments are missing"))
+            self._add_segment(_aligned(valid_to))
+            return
+        unreadable = 0 if self._table.bases[-1:] == (bases[-1],) else self._fs.size(self._path(bases[-1]))
+        behind = max(valid_to, bases[-1] + unreadable)
+        if unreadable or self.end < behind:
+            self._add_segment(_aligned(behind))
+            return
+        _, segment = self._tail
+        if segment.end < self._segment_bytes:
             try:
                 segment.file.allocate(self._segment_bytes)
                 segment.allocated = self._segment_bytes
             except DiskFullError:
                 segment.allocated = 0
 
+    def _damaged(self, path: str, *damages: Damage) -> None:
+        self.damages += [LogDamage(path, damage) for damage in damages]
+
     def _add_segment(self, base: int) -> Segment:
         header = FileHeader(self._kind, self._server_id, base)
-        path = f"{self._directory}/{base:020d}.log"
-        segment = Segment.create(self._fs, path, header, allocate_bytes=self._segment_bytes)
-        self._segments[base] = segment
+        segment = Segment.create(self._fs, self._path(base), header, allocate_bytes=self._segment_bytes)
+        self._table = self._table.with_segment(base, segment)
         self._warmed = 0
         return segment
 
     @property
     def _tail(self) -> tuple[int, Segment]:
-        base, segment = self._segments.peekitem(-1)
-        return base, segment
+        table = self._table
+        return table.bases[-1], table.segments[-1]
 
     @property
     def end(self) -> int:
         """Logical offset behind the last appended record."""
         base, segment = self._tail
-        return int(base + segment.end)
+        return base + segment.end
 
     @property
     def synced(self) -> int:
         """Logical offset below which everything is durable."""
         base, segment = self._tail
-        return int(base + segment.synced)
+        return base + segment.synced
 
     @property
     def first(self) -> int:
         """Logical offset of the oldest record position kept."""
-        return int(self._segments.peekitem(0)[0]) + FILE_HEADER_BYTES
+        return self._table.bases[0] + FILE_HEADER_BYTES
 
     def append(self, batches: Sequence[ColumnBatch]) -> list[LogEntry]:
-        """Write one group without syncing. Raises DiskFullError (nothing appended), StoreError."""
+        """Write one group without syncing. Raises DiskFullError (nothing appended), StoreError, SyncFailedError."""
         base, segment = self._tail
         if segment.end >= self._segment_bytes:
             base, segment = self._roll(base, segment)
@@ -142,8 +207,10 @@ class MessageLog:
     def _roll(self, base: int, segment: Segment) -> tuple[int, Segment]:
         """Seal: whole and synced before the successor exists. The successor's base is the sealed file's length on."""
         segment.sync()
-        segment.file.truncate(segment.end)
-        segment.file.datasync()
+        if segment.allocated != segment.end:  # not again, where an earlier attempt found the disk full
+            segment.file.truncate(segment.end)
+            segment.file.datasync()
+            segment.allocated = segment.end
         following = base + segment.end
         return following, self._add_segment(following)
 
@@ -151,7 +218,7 @@ class MessageLog:
         """Make everything appended durable; returns the logical offset synced to. Raises SyncFailedError."""
         base, segment = self._tail
         segment.sync()
-        return int(base + segment.synced)
+        return base + segment.synced
 
     def warm_ahead(self, ahead_bytes: int) -> bool:
         """Overwrite one step of preallocated space ahead of the tail with zeros; False when enough is warm.
@@ -162,68 +229,114 @@ class MessageLog:
         start = max(self._warmed, (segment.end + 4095) // 4096 * 4096)
         if start >= segment.end + ahead_bytes or start + WARM_STEP_BYTES > segment.allocated:
             return False
-        segment.file.pwrite(start, [_ZEROS])
+        try:
+            segment.file.pwrite(start, [_ZEROS])
+        except DiskFullError:  # a file system that allocates on each write: there is nothing to gain here
+            segment.allocated = 0
+            return False
         self._warmed = start + WARM_STEP_BYTES
         return True
 
     def read(self, offset: int, stop: int, bytes_max: int) -> list[LogEntry]:
         """Entries from `offset` (a record boundary) up to `stop`, about `bytes_max` bytes, at least one if any.
 
-        Raises CorruptionError at damage; `skip_damage` says where to go on.
+        Raises CorruptionError if damage stands right at `offset` (what is readable before it is returned first);
+        `skip_damage` says where to go on.
         """
         entries: list[LogEntry] = []
         total = 0
-        while offset < stop and total < bytes_max:
-            base, segment = self.locate(offset)
-            limit = min(segment.end, stop - base)
-            position = max(offset - base, FILE_HEADER_BYTES)
-            for header, batch in segment.records(position, limit):
-                entries.append(LogEntry(base + header.offset, base + header.end, batch))
-                total += header.end - header.offset
-                if total >= bytes_max:
-                    break
-            reached = entries[-1].end if entries else offset
-            if reached >= base + segment.end or position >= limit:
-                offset = base + segment.end + FILE_HEADER_BYTES
-            elif reached <= offset:
-                raise CorruptionError(segment.path, position, "no record where one must be")
-            else:
-                offset = reached
+        try:
+            while offset < stop and total < bytes_max:
+                base, segment = self.locate(offset)
+                position = max(offset - base, FILE_HEADER_BYTES)
+                limit = min(segment.end, stop - base)
+                for header, batch in segment.records(position, limit):
+                    entries.append(LogEntry(base + header.offset, base + header.end, batch))
+                    position = header.end
+                    total += header.end - header.offset
+                    if total >= bytes_max:
+                        return entries
+                if position < limit:
+                    raise CorruptionError(segment.path, position, "no record where one must be")
+                offset = base + limit
+                if limit == segment.end:
+                    offset = self._following(base, segment)
+        except CorruptionError:
+            if not entries:
+                raise
         return entries
 
+    def _following(self, base: int, segment: Segment) -> int:
+        """The first record's offset in the next segment, or the end of the log. Raises CorruptionError at a gap."""
+        following = self._table.after(base)
+        if following is None:
+            return base + segment.end + FILE_HEADER_BYTES
+        if base + segment.end < following:
+            raise CorruptionError(segment.path, segment.end, f"the log goes on at offset {following} only")
+        return following + FILE_HEADER_BYTES
+
     def skip_damage(self, offset: int) -> int:
-        """The first readable record behind damage at `offset` (logical), or the end of its segment."""
+        """The first readable record behind damage at `offset` (logical), or the start of the next segment, or `end`."""
         base, segment = self.locate(offset)
-        for header, _ in segment.records(offset - base, segment.end, ScanReport(offset - base)):
-            return int(base + header.offset)
-        return int(base + segment.end)
+        position = max(offset - base, FILE_HEADER_BYTES)
+        if position < segment.end:
+            for header, _ in segment.records(position, segment.end, ScanReport(position)):
+                return base + header.offset
+        following = self._table.after(base)
+        return base + segment.end if following is None else following
 
     def locate(self, offset: int) -> tuple[int, Segment]:
         """The base and segment that hold a logical offset; of `end` the tail's, for a sync in another thread."""
-        index = self._segments.bisect_right(offset) - 1
-        base, segment = self._segments.peekitem(max(index, 0))
-        return base, segment
+        table = self._table
+        index = max(bisect_right(table.bases, offset) - 1, 0)
+        return table.bases[index], table.segments[index]
 
     def segments(self) -> list[tuple[int, int, str]]:
         """(base, logical end, path) of every segment, oldest first."""
-        return [(base, base + segment.end, segment.path) for base, segment in self._segments.items()]
+        return [(base, base + segment.end, segment.path) for base, segment in self._table]
 
     def retire(self, below: int) -> list[str]:
-        """Remove sealed segments that end at or below a logical offset; returns their paths."""
+        """Remove sealed segments that end at or below a logical offset, which nobody reads any more; their paths."""
         removed = []
-        while len(self._segments) > 1:
-            base, segment = self._segments.peekitem(0)
+        while len(self._table.bases) > 1:
+            base, segment = self._table.bases[0], self._table.segments[0]
             if base + segment.end > below:
                 break
+            self._table = self._table.without_first()
             segment.close()
             self._fs.remove(segment.path)
             removed.append(segment.path)
-            del self._segments[base]
         if removed:
             self._fs.sync_directory(self._directory)
         return removed
 
     def close(self) -> None:
         """Close all files; what was not synced may be lost."""
-        for segment in self._segments.values():
+        for _, segment in self._table:
             segment.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Bases and segments, ascending."""
+
+    bases: tuple[int, ...]
+    segments: tuple[Segment, ...]
+
+    def __iter__(self) -> Iterator[tuple[int, Segment]]:
+        return zip(self.bases, self.segments, strict=True)
+
+    def with_segment(self, base: int, segment: Segment) -> _Table:
+        assert not self.bases or base > self.bases[-1]
+        return _Table((*self.bases, base), (*self.segments, segment))
+
+    def without_first(self) -> _Table:
+        return _Table(self.bases[1:], self.segments[1:])
+
+    def after(self, base: int) -> int | None:
+        index = bisect_right(self.bases, base)
+        return self.bases[index] if index < len(self.bases) else None
+
+
+def _aligned(offset: int) -> int:
+    return (offset + ALIGN - 1) // ALIGN * ALIGN

@@ -1,11 +1,13 @@
 """One record: a 64-byte header, a column block, a blob block. Bytes only; FORMAT.md draws them, change both together.
 
      0 magic u32         |  4 header_crc u32 |  8 kind u16          | 10 version u16       | 12 count u32
-    16 columns_bytes u32 | 20 columns_crc u32 | 24 blob_bytes u64  | 32 blob_crc u32      | 36 reserved u32
+    16 columns_bytes u32 | 20 columns_crc u32 | 24 blob_bytes u64  | 32 blob_crc u32      | 36 place u32
     40 synced_before u64 | 48 first_sequence i64                    | 56 last_sequence i64
 
 `header_crc` covers bytes 8 to 64. `synced_before` is the offset in the same file below which everything was durable
 when this record was written: damage below the highest such offset is corruption, damage above it is a torn tail.
+`place` is the record's own offset in the file, divided by 8: a record that stands anywhere else (a copy within a body,
+a page written to the wrong place, a batch written twice) is not a record.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ import numpy as np
 
 from store.batches import (
     CancelBatch,
+    LedgerBatch,
     MessageBatch,
     NameBatch,
     OutcomeBatch,
@@ -27,7 +30,7 @@ from store.batches import (
     RunBatch,
     StoredBatch,
 )
-from store.columns import ColumnBatch, MalformedColumnsError, blob_sizes, decode_columns, encode_columns
+from store.columns import ColumnBatch, MalformedColumnsError, Schema, blob_sizes, decode_columns, encode_columns
 from store.filesystem import Buffer
 
 RECORD_MAGIC = 0x43455244  # "DREC"
@@ -45,12 +48,25 @@ _checksum = google_crc32c.value
 Batch = TypeVar("Batch", bound=ColumnBatch)
 BATCHES: dict[int, type[ColumnBatch]] = {
     batch.schema.kind: batch
-    for batch in (MessageBatch, CancelBatch, OutcomeBatch, NameBatch, StoredBatch, ProgressBatch, RunBatch)
+    for batch in (
+        MessageBatch,
+        CancelBatch,
+        OutcomeBatch,
+        NameBatch,
+        StoredBatch,
+        ProgressBatch,
+        RunBatch,
+        LedgerBatch,
+    )
 }
 
 
 class BadRecordError(ValueError):
     """The bytes are not a whole record. The scanner decides whether that is a torn tail or corruption."""
+
+
+class UnknownRecordError(BadRecordError):
+    """A whole header of a kind or version that this program does not know: a newer one wrote it, it must not be cut."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +91,11 @@ class RecordHeader:
         return self.offset + record_bytes(self.columns_bytes, self.blob_bytes)
 
     @property
+    def body_bytes(self) -> int:
+        """Bytes behind the header, padding included."""
+        return record_bytes(self.columns_bytes, self.blob_bytes) - HEADER_BYTES
+
+    @property
     def blob_offset(self) -> int:
         """Where the first blob byte stands."""
         return self.offset + HEADER_BYTES + self.columns_bytes
@@ -94,18 +115,20 @@ class EncodedRecord:
     blob_start: int
 
 
-def encode_record(batch: ColumnBatch, synced_before: int) -> EncodedRecord:
-    """Encode a batch without copying its blobs. The batch must have at least one row."""
+def encode_record(batch: ColumnBatch, synced_before: int, offset: int = 0) -> EncodedRecord:
+    """Encode a batch, to stand at `offset` of its file, without copying its blobs. It must have at least one row."""
+    assert len(batch) and offset % ALIGN == 0 and synced_before >= 0
     columns = encode_columns(batch)
     blobs = [blob for name in batch.schema.blobs if len(blob := getattr(batch, name))]
     blob_bytes, blob_crc = 0, 0
     for blob in blobs:
         blob_bytes += len(blob)
         blob_crc = _extend(blob_crc, bytes(blob) if not isinstance(blob, bytes) else blob)
+    assert blob_bytes == sum(blob_sizes(batch.schema, {name: getattr(batch, name) for name in _lengths(batch.schema)}))
     first, last = _key_range(batch)
     tail = _TAIL.pack(
-        batch.schema.kind, batch.schema.version, len(batch), len(columns), _checksum(columns), blob_bytes, blob_crc, 0,
-        synced_before, first, last,
+        batch.schema.kind, batch.schema.version, len(batch), len(columns), _checksum(columns), blob_bytes, blob_crc,
+        place_of(offset), synced_before, first, last,
     )  # fmt: skip
     total = record_bytes(len(columns), blob_bytes)
     buffers: list[Buffer] = [_HEAD.pack(RECORD_MAGIC, _checksum(tail)) + tail + columns, *blobs]
@@ -116,13 +139,25 @@ def encode_record(batch: ColumnBatch, synced_before: int) -> EncodedRecord:
     return EncodedRecord(buffers, total, HEADER_BYTES + len(columns))
 
 
+def place_of(offset: int) -> int:
+    """What stands in the header for the record's own offset in its file (unique below 32 GiB)."""
+    return (offset // ALIGN) & 0xFFFF_FFFF
+
+
+def _lengths(schema: Schema) -> list[str]:
+    return [f"{name}_length" for name in schema.blobs]
+
+
 def _key_range(batch: ColumnBatch) -> tuple[int, int]:
     key = getattr(batch, batch.schema.fields[0][0])
     return int(key[0]), int(key[-1])
 
 
 def decode_header(data: Buffer, offset: int, position: int = 0) -> RecordHeader:
-    """Verify the 64 bytes at `position` of `data`. Raises BadRecordError (also for a run of zeros)."""
+    """Verify the 64 bytes at `position` of `data`, which stand at `offset` of the file.
+
+    Raises BadRecordError (also for a run of zeros, and for a record that was written for another place).
+    """
     if len(data) - position < HEADER_BYTES:
         raise BadRecordError("cut off within the header")
     magic, crc = _HEAD.unpack_from(data, position)
@@ -131,7 +166,11 @@ def decode_header(data: Buffer, offset: int, position: int = 0) -> RecordHeader:
     tail = bytes(data[position + 8 : position + HEADER_BYTES])
     if _checksum(tail) != crc:
         raise BadRecordError("header checksum")
-    kind, version, count, columns_bytes, columns_crc, blob_bytes, blob_crc, _, synced, first, last = _TAIL.unpack(tail)
+    kind, version, count, columns_bytes, columns_crc, blob_bytes, blob_crc, place, synced, first, last = _TAIL.unpack(
+        tail
+    )
+    if place != place_of(offset):
+        raise BadRecordError(f"a record written for another place ({place * ALIGN})")
     if not 0 < count <= RECORD_ROWS_MAX or record_bytes(columns_bytes, blob_bytes) > RECORD_BYTES_MAX:
         raise BadRecordError("beyond the bounds of a record")
     return RecordHeader(
@@ -143,7 +182,7 @@ def verify_columns(header: RecordHeader, data: Buffer) -> dict[str, np.ndarray[A
     """Check the column block's checksum and decode it. Raises BadRecordError."""
     batch_type = BATCHES.get(header.kind)
     if batch_type is None or header.version != batch_type.schema.version:
-        raise BadRecordError(f"unknown record kind {header.kind} version {header.version}")
+        raise UnknownRecordError(f"unknown record kind {header.kind} version {header.version}")
     if len(data) != header.columns_bytes:
         raise BadRecordError("cut off within the columns")
     if _checksum(bytes(data)) != header.columns_crc:
@@ -171,10 +210,19 @@ def build_batch(header: RecordHeader, columns: Mapping[str, Any], blob: Buffer, 
     return batch_type(**columns, **blobs)
 
 
+def decode_body(header: RecordHeader, body: Buffer, *, verify: bool = True) -> ColumnBatch:
+    """The batch from everything behind the header, padding included. Raises BadRecordError."""
+    view = memoryview(body)
+    columns = verify_columns(header, view[: header.columns_bytes])
+    blob_end = header.columns_bytes + header.blob_bytes
+    batch = build_batch(header, columns, view[header.columns_bytes : blob_end], verify=verify)
+    padding = header.body_bytes - blob_end
+    if padding and bytes(view[blob_end : header.body_bytes]) != bytes(padding):
+        raise BadRecordError("padding")
+    return batch
+
+
 def decode_record(data: Buffer, offset: int = 0, *, verify: bool = True) -> ColumnBatch:
-    """A whole record from its bytes. Raises BadRecordError."""
+    """A whole record from its bytes, which stand at `offset` of the file. Raises BadRecordError."""
     header = decode_header(data, offset)
-    view = memoryview(data)
-    columns_end = HEADER_BYTES + header.columns_bytes
-    columns = verify_columns(header, view[HEADER_BYTES:columns_end])
-    return build_batch(header, columns, view[columns_end : columns_end + header.blob_bytes], verify=verify)
+    return decode_body(header, memoryview(data)[HEADER_BYTES : HEADER_BYTES + header.body_bytes], verify=verify)

@@ -1,0 +1,144 @@
+"""Reading records one behind the other, and the judgement where one is bad: the end, a torn tail, or corruption.
+
+Unsynced pages may reach the disk in any order, so "bad, then good" alone proves nothing. Each record header carries the
+offset that was durable when it was written; damage below the highest such offset is corruption and is reported, damage
+above it is what a crash leaves and ends the scan. FORMAT.md numbers the steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from store.columns import ColumnBatch
+from store.errors import CorruptionError, FormatError
+from store.filesystem import File
+from store.record import (
+    ALIGN,
+    HEADER_BYTES,
+    RECORD_MAGIC,
+    BadRecordError,
+    RecordHeader,
+    UnknownRecordError,
+    decode_body,
+    decode_header,
+)
+
+# One read while scanning: large enough for the disk, small enough for memory.
+SCAN_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A range that was durable once and can't be read: `stop` is where reading went on."""
+
+    start: int
+    stop: int
+    detail: str
+
+
+@dataclass(slots=True)
+class ScanReport:
+    """Filled while a scan runs. `end` is where valid records end; `torn` says that bytes after it are a crash's.
+
+    `synced` is the highest offset that a record header says was durable: what lies between it and `end` may be in the
+    page cache only, if the machine did not stop but the process did.
+    """
+
+    end: int
+    torn: bool = False
+    torn_detail: str = ""
+    synced: int = 0
+    damages: list[Damage] = field(default_factory=list)
+
+
+class Scan:
+    """One pass over a file from `start` to `stop`. `synced`: what the caller knows to be durable and whole."""
+
+    __slots__ = ("_buffer", "_buffer_start", "_file", "_later", "_stop")
+
+    def __init__(self, file: File, start: int, stop: int) -> None:
+        assert start % ALIGN == 0, "records are aligned"
+        self._file = file
+        self._stop = stop
+        self._buffer = memoryview(b"")
+        self._buffer_start = start
+        self._later: list[RecordHeader] | None = None
+
+    def records(
+        self, start: int, synced: int, report: ScanReport, *, forgive: bool
+    ) -> Iterator[tuple[RecordHeader, ColumnBatch]]:
+        """Verified records. Damage goes to `report` and is passed over with `forgive`, else raised as CorruptionError.
+
+        Raises FormatError for a whole record of an unknown kind or version.
+        """
+        position = report.end = start
+        report.synced = max(report.synced, synced)
+        while position < self._stop:
+            try:
+                header, batch = self._record(position)
+            except UnknownRecordError as error:
+                raise FormatError(self._file.path, f"{error} at offset {position}; upgrade this program") from error
+            except BadRecordError as error:
+                following = self._judge(position, str(error), report)
+                if following is None:
+                    return
+                if not forgive:
+                    raise CorruptionError(self._file.path, position, str(error)) from error
+                position = following
+                continue
+            report.synced = max(report.synced, header.synced_before)
+            yield header, batch
+            position = report.end = header.end
+
+    def _record(self, position: int) -> tuple[RecordHeader, ColumnBatch]:
+        header = decode_header(self._bytes(position, HEADER_BYTES), position)
+        if header.end > self._stop:
+            raise BadRecordError("cut off within the record")
+        return header, decode_body(header, self._bytes(position + HEADER_BYTES, header.body_bytes))
+
+    def _bytes(self, position: int, length: int) -> memoryview:
+        begin = position - self._buffer_start
+        if begin < 0 or begin + length > len(self._buffer):
+            want = min(max(length, SCAN_BYTES), self._stop - position)
+            self._buffer = memoryview(self._file.pread(position, want))
+            self._buffer_start, begin = position, 0
+        return self._buffer[begin : begin + length]
+
+    def _judge(self, position: int, detail: str, report: ScanReport) -> int | None:
+        """Where to read on behind damage, or None for the end (clean or torn)."""
+        if self._later is None:
+            self._later = list(self._headers_behind(position))
+        later = [header for header in self._later if header.offset > position]
+        report.synced = max([report.synced, *[header.synced_before for header in later]])
+        if position >= report.synced:
+            report.torn = self._anything_from(position)
+            report.torn_detail = detail if report.torn else ""
+            return None
+        # Not beyond what was synced: from there on a bad record may be a torn one, with whole ones behind it.
+        following = min([report.synced, self._stop, *[header.offset for header in later]])
+        report.damages.append(Damage(position, following, detail))
+        report.end = following
+        return following
+
+    def _headers_behind(self, position: int) -> Iterator[RecordHeader]:
+        """All valid headers after `position`; they stand on multiples of 8."""
+        for start in range(position + ALIGN, self._stop, SCAN_BYTES):
+            data = self._file.pread(start, min(SCAN_BYTES + HEADER_BYTES - ALIGN, self._stop - start))
+            words = np.frombuffer(data, "<u8", len(data) // ALIGN)
+            for place in (np.flatnonzero((words & np.uint64(0xFFFFFFFF)) == RECORD_MAGIC) * ALIGN).tolist():
+                if place >= SCAN_BYTES:
+                    break
+                try:
+                    yield decode_header(data, start + place, place)
+                except BadRecordError:
+                    continue
+
+    def _anything_from(self, position: int) -> bool:
+        for start in range(position, self._stop, SCAN_BYTES):
+            data = self._file.pread(start, min(SCAN_BYTES, self._stop - start))
+            if data.count(0) != len(data):
+                return True
+        return False
