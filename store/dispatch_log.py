@@ -20,7 +20,7 @@ from store.filesystem import FileSystem
 from store.open_files import OPEN_FILES_MAX
 from store.record_reader import RecordReader
 from store.record_rows import collect_rows
-from store.segment import FILE_DISPATCH, FILE_HEADER_BYTES, Appended, Damage, ScanReport
+from store.segment import FILE_DISPATCH, Appended, Damage, ScanReport
 from store.space_reserve import RESERVE_BYTES, SpaceReserve
 from store.window_files import FileMark, WindowDamage, WindowFiles
 from store.windows import DAY_MS, check_window_ms, day_name, day_of, parse_day_name, parse_time_name, time_name
@@ -151,9 +151,9 @@ class DispatchLog:
     # State
 
     def end(self, key: DispatchKey) -> int:
-        """Offset behind the last record; that of the first record if there is no file."""
+        """Offset behind the last record; 0 if there is no file."""
         state = self._files.states.get(key)
-        return state.end if state is not None else FILE_HEADER_BYTES
+        return state.end if state is not None else 0
 
     def counts(self, key: DispatchKey) -> I64:
         """Rows of messages of the balance by outcome code, i64[16]; zeros if there is no file."""

@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,8 +136,8 @@ class ScheduleFinder:
         found: I64 = columns["sequence"][hits[np.array(same)]]
         return found
 
-    def read_rows(self, key: ScheduleKey, sequences: I64) -> MessageBatch:
-        """See `ScheduleLog.read_rows`."""
+    def read_rows(self, key: ScheduleKey, sequences: I64, blobs: Sequence[str]) -> MessageBatch:
+        """Whole rows with the named blobs; a blob that is left out has length 0 on every row."""
         names = tuple(name for name, _ in MessageBatch.schema.fields)
         sequences = np.unique(sequences)
         if key not in self._files.states or not len(sequences):
@@ -147,13 +148,14 @@ class ScheduleFinder:
                 return MessageBatch.filled(0)
             place, mask = _locate(rows.columns["sequence"], sequences)
             place = place[mask]
-            columns = {name: rows.columns[name][place] for name in names}
+            columns: dict[str, Any] = {name: rows.columns[name][place] for name in names}
             places = blob_places(rows.columns, rows.counts, rows.blob_offsets)
-            blobs = [
-                read_ragged(segment.file, offsets[place], columns[name])
-                for name, offsets in zip(_LENGTHS, places, strict=True)
-            ]
-        return MessageBatch(**columns, ids=blobs[0], properties=blobs[1], bodies=blobs[2])
+            for blob, offsets in zip(MessageBatch.schema.blobs, places, strict=True):
+                if blob in blobs:
+                    columns[blob] = read_ragged(segment.file, offsets[place], columns[f"{blob}_length"])
+                else:
+                    columns[f"{blob}_length"] = 0
+        return MessageBatch.filled(len(place), **columns)
 
 
 _LENGTHS = ("ids_length", "properties_length", "bodies_length")

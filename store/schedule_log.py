@@ -26,7 +26,7 @@ from store.record_rows import collect_rows
 from store.schedule_find import Found, ScheduleFinder
 from store.schedule_index import ScheduleIndex, build_index, index_rows
 from store.schedule_key import ScheduleKey, ScheduleLayout, Source
-from store.segment import FILE_HEADER_BYTES, Appended, Damage, ScanReport
+from store.segment import Appended, Damage, ScanReport
 from store.window_files import FileMark, WindowDamage, WindowFiles
 
 __all__ = ["FileMark", "Found", "ScheduleIndex", "ScheduleKey", "ScheduleLog", "Source", "index_rows"]
@@ -84,9 +84,9 @@ class ScheduleLog:
         return state.last_sequence if state is not None else 0
 
     def end(self, key: ScheduleKey) -> int:
-        """Offset behind the last record; that of the first record if there is no file."""
+        """Offset behind the last record; 0 if there is no file."""
         state = self._files.states.get(key)
-        return state.end if state is not None else FILE_HEADER_BYTES
+        return state.end if state is not None else 0
 
     def rows(self, key: ScheduleKey) -> int:
         """Messages in the file."""
@@ -242,7 +242,11 @@ class ScheduleLog:
 
     def read_rows(self, key: ScheduleKey, sequences: I64) -> MessageBatch:
         """The whole messages with these sequences, ascending; those that are not in the file are left out."""
-        return self._finder.read_rows(key, np.asarray(sequences, np.int64))
+        return self._finder.read_rows(key, np.asarray(sequences, np.int64), MessageBatch.schema.blobs)
+
+    def read_ids(self, key: ScheduleKey, sequences: I64) -> MessageBatch:
+        """Like `read_rows`, but with the ids only: properties and bodies are empty."""
+        return self._finder.read_rows(key, np.asarray(sequences, np.int64), ("ids",))
 
     # The end
 
