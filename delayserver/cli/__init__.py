@@ -1,0 +1,45 @@
+"""The command line. `main` is the way in of the `delayserver` script and of `python -m delayserver`.
+
+Start-up is kept short: nothing here imports numpy, trio or rich; each command imports what it needs when it runs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import click
+
+from delayserver import __version__
+from delayserver.cli.commands import CommandGroup
+from delayserver.cli.failures import report_failure
+from delayserver.names_guard import find_taken_names
+
+
+@click.group(
+    cls=CommandGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage. Every command that prints data takes --json.",
+)
+@click.version_option(__version__, prog_name="delayserver")
+def cli() -> None:
+    """Messages that arrive when they are due: never lost, never early, late by milliseconds."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; what fails is told in one line on stderr."""
+    taken = find_taken_names()
+    if taken:
+        click.echo(f"Error: {taken[0].explain()}", err=True)
+        return 1
+    try:
+        result = cli.main(
+            args=None if arguments is None else list(arguments), prog_name="delayserver", standalone_mode=False
+        )
+        sys.stdout.flush()
+    except BaseException as error:
+        code = report_failure(error)
+        if code is None:
+            raise
+        return code
+    return result if isinstance(result, int) else 0

@@ -1,0 +1,29 @@
+"""`delayserver broker`: the broker alone, as a node of a broker group of other servers."""
+
+from __future__ import annotations
+
+import click
+
+from delayserver.cli import running
+
+
+@click.command
+@running.options
+@click.pass_context
+def broker(
+    context: click.Context,
+    data_dir: str | None,
+    host: str | None,
+    port: int | None,
+    config: str | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run a broker node until SIGTERM or SIGINT. Prints one line once it accepts requests.
+
+    Servers deliver to it when its HOST:PORT is a node of one of their groups; consumers pull from it.
+    """
+    settings = running.settings_from(data_dir, host, port, config, assignments)
+    from delayserver.server import run_broker
+
+    context.exit(run_broker(settings, ready=running.announce("broker", settings, as_json)))

@@ -1,0 +1,31 @@
+"""`delayserver cancel`: messages that shall not be delivered."""
+
+from __future__ import annotations
+
+import click
+
+from delayserver.cli import options
+from delayserver.cli import receipts as by_receipt
+
+
+@click.command
+@by_receipt.argument
+@options.server
+@options.as_json
+@click.pass_context
+def cancel(context: click.Context, receipts: tuple[str, ...], server: str, as_json: bool) -> None:
+    """Cancel the messages with these receipts; `-` reads receipts from stdin, one a line.
+
+    The outcome is one of cancelled, already_cancelled, delivered, expired, dead_lettered, too_late (an attempt is
+    running, or its result is unknown after a crash) and unknown. What is answered `cancelled` is never delivered. The
+    exit code is 0 when every receipt got such an answer.
+    """
+    with options.connect(server) as client:
+        code = by_receipt.answer_each(
+            receipts,
+            client.cancel_many,
+            lambda receipt, result: {"receipt": result.receipt or receipt, "outcome": result.outcome.label},
+            lambda record: f"{record['receipt']}  {record['outcome']}",
+            as_json,
+        )
+    context.exit(code)

@@ -1,0 +1,60 @@
+"""`delayserver lookup`: what became of messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from delayserver.cli import options
+from delayserver.cli import receipts as by_receipt
+from delayserver.cli.output import without_none
+from delayserver.units import format_instant
+
+if TYPE_CHECKING:
+    from delayserver.client.messages import LookupResult
+
+
+@click.command
+@by_receipt.argument
+@options.server
+@options.as_json
+@click.pass_context
+def lookup(context: click.Context, receipts: tuple[str, ...], server: str, as_json: bool) -> None:
+    """Say what became of the messages with these receipts; `-` reads receipts from stdin, one a line.
+
+    The outcome is one of pending, in_flight, retrying, delivered, cancelled, expired, deduplicated, dead_lettered,
+    retired (by retention) and unknown.
+    """
+    with options.connect(server) as client:
+        code = by_receipt.answer_each(receipts, client.lookup_many, _record, _line, as_json)
+    context.exit(code)
+
+
+def _record(receipt: str, result: LookupResult) -> dict[str, Any]:
+    return without_none(
+        {
+            "receipt": result.receipt or receipt,
+            "outcome": result.outcome.label,
+            "message_id": result.message_id,
+            "subject": result.subject,
+            "due_ms": result.due_ms,
+            "dispatched_ms": None if result.dispatched_us is None else result.dispatched_us / 1000,
+            "attempts": result.attempts,
+            "broker_group": result.broker_group,
+            "original_receipt": result.original_receipt,
+        }
+    )
+
+
+def _line(record: dict[str, Any]) -> str:
+    words = [record["receipt"], record["outcome"]]
+    if "subject" in record:
+        words.append(f"subject {record['subject']}")
+    if "due_ms" in record:
+        words.append(f"due {format_instant(record['due_ms'])}")
+    if record.get("dispatched_ms"):
+        words.append(f"dispatched {format_instant(record['dispatched_ms'])}")
+    if "original_receipt" in record:
+        words.append(f"copy of {record['original_receipt']}")
+    return "  ".join(words)

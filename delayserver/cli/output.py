@@ -1,0 +1,63 @@
+"""What commands print: JSON objects, one a line, or text for people. Field names are those of the protocol."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from delayserver.client.messages import Delivery
+    from delayserver.protocol.errors import DelayServerError
+
+
+def print_json(record: Mapping[str, Any]) -> None:
+    """One JSON object on one line, flushed, so that a reader at the other end of a pipe sees it now."""
+    click.echo(json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=_as_text))
+
+
+def without_none(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are known."""
+    return {name: value for name, value in record.items() if value is not None}
+
+
+def error_record(receipt: str, error: DelayServerError) -> dict[str, Any]:
+    """One refused item among others."""
+    return {"receipt": receipt, "error": error.name, "message": error.message}
+
+
+def delivery_record(delivery: Delivery) -> dict[str, Any]:
+    """A pulled message. Recorded times are milliseconds with microsecond fractions; ``body_encoding`` stands beside a
+    body that is not UTF-8.
+    """
+    first_possible_us = max(delivery.due_ms * 1000, delivery.accepted_us)
+    record: dict[str, Any] = {
+        "message_id": delivery.message_id,
+        "subject": delivery.subject,
+        "sequence": delivery.sequence,
+        "server_id": delivery.server_id,
+        "due_ms": delivery.due_ms,
+        "accepted_ms": delivery.accepted_us / 1000,
+        "dispatched_ms": delivery.dispatched_us / 1000,
+        "lateness_ms": (delivery.dispatched_us - first_possible_us) / 1000,
+        "attempt": delivery.attempt,
+        "delivery": delivery.delivery,
+    }
+    if delivery.properties:
+        record["properties"] = delivery.properties
+    return record | body_fields(delivery.body)
+
+
+def body_fields(body: bytes) -> dict[str, str]:
+    """``body`` as text, or in base64 with ``body_encoding`` where it is not UTF-8."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body": base64.b64encode(body).decode(), "body_encoding": "base64"}
+
+
+def _as_text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

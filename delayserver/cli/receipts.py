@@ -1,0 +1,55 @@
+"""Commands about messages by receipt: how they take the receipts, in batches, and print an answer for each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import Any, Final, TypeVar
+
+import click
+
+from delayserver.cli.failures import FAILED
+from delayserver.cli.output import error_record, print_json
+from delayserver.protocol.errors import DelayServerError
+
+Result = TypeVar("Result")
+
+BATCH_MAX: Final = 1_000
+"""Receipts of one request: well below every server's bound, and a thousand answers are on the screen at once."""
+
+argument = click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
+
+
+def answer_each(
+    receipts: Sequence[str],
+    ask: Callable[[Sequence[str]], Sequence[Result | DelayServerError]],
+    record_of: Callable[[str, Result], dict[str, Any]],
+    line_of: Callable[[dict[str, Any]], str],
+    as_json: bool,
+) -> int:
+    """Ask about all receipts (`-`: those on stdin) and print each answer; the exit code is 1 if one was refused."""
+    code = 0
+    remaining = _expand(receipts)
+    while batch := list(islice(remaining, BATCH_MAX)):
+        for receipt, answer in zip(batch, ask(batch), strict=True):
+            if isinstance(answer, DelayServerError):
+                code = FAILED
+                record = error_record(receipt, answer)
+                line = f"{receipt}  {answer}"
+            else:
+                record = record_of(receipt, answer)
+                line = line_of(record)
+            if as_json:
+                print_json(record)
+            else:
+                click.echo(line, err=isinstance(answer, DelayServerError))
+    return code
+
+
+def _expand(receipts: Iterable[str]) -> Iterable[str]:
+    for receipt in receipts:
+        if receipt == "-":
+            yield from (line.strip() for line in sys.stdin if line.strip())
+        else:
+            yield receipt

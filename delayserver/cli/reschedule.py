@@ -1,0 +1,42 @@
+"""`delayserver reschedule`: a message to another due time, in one atomic step."""
+
+from __future__ import annotations
+
+import click
+
+from delayserver.cli import options
+from delayserver.cli.output import print_json, without_none
+from delayserver.units import format_instant
+
+
+@click.command
+@click.argument("receipt")
+@options.due_options
+@options.server
+@options.as_json
+def reschedule(receipt: str, delay_ms: int | None, at_ms: int | None, server: str, as_json: bool) -> None:
+    """Move the message with this receipt to another due time; --delay 0s delivers it now.
+
+    The old message is cancelled and a new one with the same content is sent in one step. Any outcome but `cancelled`
+    means that nothing was changed.
+    """
+    options.check_due(delay_ms, at_ms, required=True)
+    with options.connect(server) as client:
+        result = client.reschedule(receipt, due_ms=at_ms, delay_ms=delay_ms)
+    record = without_none(
+        {
+            "receipt": result.receipt or receipt,
+            "outcome": result.outcome.label,
+            "new_receipt": result.new_receipt,
+            "message_id": result.message_id,
+            "due_ms": result.due_ms,
+            "sequence": result.sequence,
+        }
+    )
+    if as_json:
+        print_json(record)
+    elif result.new_receipt is None or result.due_ms is None:
+        click.echo(f"{record['receipt']}  {record['outcome']}: nothing was changed")
+    else:
+        click.echo(f"due      {format_instant(result.due_ms)}")
+        click.echo(f"receipt  {result.new_receipt}")

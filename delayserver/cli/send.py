@@ -1,0 +1,85 @@
+"""`delayserver send`: one message."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from delayserver.cli import options
+from delayserver.cli.output import print_json
+from delayserver.units import format_instant
+
+
+@click.command
+@click.argument("subject")
+@click.argument("body", required=False)
+@options.due_options
+@click.option("--file", "path", type=click.Path(exists=True, dir_okay=False), help="Take the body from a file.")
+@click.option("--id", "message_id", metavar="ID", help="Your id: the same id, subject and due time deliver once.")
+@click.option("--property", "properties", multiple=True, metavar="KEY=VALUE", help="A property; may be repeated.")
+@click.option(
+    "--expires",
+    type=options.EXPIRY,
+    metavar="DURATION|TIME",
+    help="Not delivered any more this long after it was due, or at this time.",
+)
+@options.server
+@options.as_json
+def send(
+    subject: str,
+    body: str | None,
+    delay_ms: int | None,
+    at_ms: int | None,
+    path: str | None,
+    message_id: str | None,
+    properties: tuple[str, ...],
+    expires: tuple[bool, int] | None,
+    server: str,
+    as_json: bool,
+) -> None:
+    """Send BODY to SUBJECT, due after --delay or at --at (without either: now). BODY `-` is read from stdin.
+
+    When the command ends, the message is durable on the server. The receipt is what cancel, reschedule and lookup take.
+    """
+    options.check_due(delay_ms, at_ms, required=False)
+    content = _read_body(body, path)
+    pairs = dict(_split_property(text) for text in properties)
+    relative, expires_ms = expires or (False, None)
+    with options.connect(server) as client:
+        # The due time is settled here, once, by the server's clock; a relative expiry counts from it.
+        due_ms = at_ms if at_ms is not None else -(-client.ping() // 1000) + (delay_ms or 0)
+        result = client.send(
+            subject,
+            content,
+            due_ms=due_ms,
+            message_id=message_id,
+            properties=pairs or None,
+            expires_ms=due_ms + expires_ms if relative and expires_ms is not None else expires_ms,
+        )
+    if as_json:
+        fields = ("receipt", "message_id", "subject", "due_ms", "sequence")
+        print_json({name: getattr(result, name) for name in fields})
+    else:
+        click.echo(f"due      {format_instant(result.due_ms)}")
+        click.echo(f"id       {result.message_id}")
+        click.echo(f"receipt  {result.receipt}")
+
+
+def _read_body(body: str | None, path: str | None) -> bytes:
+    if (body is None) == (path is None):
+        raise click.UsageError("give the body as an argument, as - for stdin, or with --file, and only one of them")
+    if path is not None:
+        return Path(path).read_bytes()
+    if body == "-":
+        return sys.stdin.buffer.read()
+    # Arguments that are no UTF-8 arrive as surrogates; the message gets the bytes that were typed.
+    return (body or "").encode("utf-8", "surrogateescape")
+
+
+def _split_property(text: str) -> tuple[str, str]:
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise click.UsageError(f"--property {text!r}: write KEY=VALUE")
+    return key, value

@@ -1,0 +1,109 @@
+"""`delayserver status`: what the server holds, and how late it is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from delayserver.cli import options
+from delayserver.cli.output import print_json
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from delayserver.client import Client
+
+FIRST: Final = (
+    "ready",
+    "accepted",
+    "delivered",
+    "cancelled",
+    "dead_lettered",
+    "expired",
+    "deduplicated",
+    "pending",
+    "lateness_ms",
+)
+"""The balance in the order in which it adds up; whatever else the server tells follows."""
+
+
+@click.command
+@click.option("--watch", is_flag=True, help="Show it again and again, until interrupted.")
+@click.option("--every", "interval_ms", type=options.DURATION, default="1s", show_default=True, help="How often.")
+@options.server
+@options.as_json
+def status(watch: bool, interval_ms: int, server: str, as_json: bool) -> None:
+    """Show what the server accepted, what became of it, what is pending, and how late deliveries were.
+
+    accepted = delivered + cancelled + dead_lettered + expired + deduplicated + pending, at every moment.
+    """
+    with options.connect(server) as client:
+        if watch and not as_json and sys.stdout.isatty():
+            _show_live(client, interval_ms)
+        for current in _statuses(client, interval_ms, watch):
+            if as_json:
+                print_json(current)
+            else:
+                _print(current)
+
+
+def _statuses(client: Client, interval_ms: int, watch: bool) -> Iterator[dict[str, Any]]:
+    while True:
+        yield client.status()
+        if not watch:
+            return
+        time.sleep(interval_ms / 1000)
+
+
+def _print(current: Mapping[str, Any]) -> None:
+    rows = [(name, value) for name, value in _rows(current)]
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        click.echo(f"{name:<{width}}  {value}")
+
+
+def _show_live(client: Client, interval_ms: int) -> None:
+    from rich.live import Live
+
+    with Live(auto_refresh=False, transient=False) as live:
+        for current in _statuses(client, interval_ms, watch=True):
+            live.update(_table(current), refresh=True)
+
+
+def _table(current: Mapping[str, Any]) -> Table:
+    from rich.table import Table
+
+    table = Table(show_header=False, box=None)
+    for name, value in _rows(current):
+        table.add_row(name, value)
+    return table
+
+
+def _rows(current: Mapping[str, Any]) -> list[tuple[str, str]]:
+    names = [name for name in FIRST if name in current] + [name for name in current if name not in FIRST]
+    rows: list[tuple[str, str]] = []
+    for name in names:
+        rows += _flatten(name, current[name])
+    return rows
+
+
+def _flatten(name: str, value: object) -> list[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        if value and not any(isinstance(inner, (Mapping, list)) for inner in value.values()):
+            return [(name, "  ".join(f"{key} {_shown(inner)}" for key, inner in value.items()))]
+        return [row for key, inner in value.items() for row in _flatten(f"{name}.{key}", inner)]
+    if isinstance(value, list):
+        return [row for index, inner in enumerate(value) for row in _flatten(f"{name}.{index}", inner)]
+    return [(name, _shown(value))]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 10**9 else str(value)
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
