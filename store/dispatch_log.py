@@ -22,7 +22,9 @@ from store.record_reader import RecordReader
 from store.record_rows import collect_rows
 from store.segment import FILE_DISPATCH, Appended, Damage, ScanReport
 from store.space_reserve import RESERVE_BYTES, SpaceReserve
-from store.window_files import FileMark, WindowDamage, WindowFiles
+from store.window_files import WindowFiles
+from store.window_recovery import WindowRecovery
+from store.window_state import FileMark, WindowDamage
 from store.windows import DAY_MS, check_window_ms, day_name, day_of, parse_day_name, parse_time_name, time_name
 
 # Codes of outcomes fit below this; counts are arrays of this length, indexed by the code.
@@ -120,6 +122,7 @@ class DispatchLog:
         self._files: WindowFiles[DispatchKey] = WindowFiles(
             fs, directory, server_id, DispatchLayout(window_ms), open_files_max, write=write
         )
+        self._recovery = WindowRecovery(self._files)
         self.reserve = SpaceReserve(fs, f"{directory}/{RESERVE_FILE}", reserve_bytes)
 
     # Writing
@@ -190,7 +193,7 @@ class DispatchLog:
 
     def keys_between(self, start_ms: int, stop_ms: int) -> list[DispatchKey]:
         """Files whose window starts in [start_ms, stop_ms)."""
-        return sorted([key for key in self._files.states if start_ms <= key.start_ms < stop_ms])
+        return sorted([key for key in list(self._files.states) if start_ms <= key.start_ms < stop_ms])
 
     def open_file_count(self) -> int:
         """Files held open now."""
@@ -207,26 +210,26 @@ class DispatchLog:
     @property
     def damages(self) -> list[WindowDamage[DispatchKey]]:
         """Corruption found by `recover` and `recover_all`."""
-        return self._files.damages
+        return self._recovery.damages
 
     @property
     def strangers(self) -> list[str]:
         """Paths in the folders that are no files of this log."""
-        return self._files.strangers
+        return self._recovery.strangers
 
     # After a start
 
     def restore(self, key: DispatchKey, end: int, counts: Sequence[int], internal_counts: Sequence[int]) -> None:
         """Take over a file as the checkpoint knew it: durable and counted up to `end`."""
-        self._files.restore(key, _mark_of_file((end, counts, internal_counts)))
+        self._files.adopt(key, _mark_of_file((end, counts, internal_counts)))
 
     def recover(self, key: DispatchKey) -> ScanReport:
         """Scan behind the restored end, cut a torn tail, count on, remember damages."""
-        return self._files.recover(key)
+        return self._recovery.recover(key)
 
     def recover_all(self, known: Mapping[DispatchKey, DispatchMark | tuple[int, Sequence[int], Sequence[int]]]) -> None:
         """Take over all files there are; only those longer than known (end, counts, internal_counts) are read."""
-        self._files.recover_all({key: _mark_of_file(mark) for key, mark in known.items()})
+        self._recovery.recover_all({key: _mark_of_file(mark) for key, mark in known.items()})
 
     # Reading
 

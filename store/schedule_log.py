@@ -27,7 +27,9 @@ from store.schedule_find import Found, ScheduleFinder
 from store.schedule_index import ScheduleIndex, build_index, index_rows
 from store.schedule_key import ScheduleKey, ScheduleLayout, Source
 from store.segment import Appended, Damage, ScanReport
-from store.window_files import FileMark, WindowDamage, WindowFiles
+from store.window_files import WindowFiles
+from store.window_recovery import WindowRecovery
+from store.window_state import FileMark, WindowDamage
 
 __all__ = ["FileMark", "Found", "ScheduleIndex", "ScheduleKey", "ScheduleLog", "Source", "index_rows"]
 
@@ -54,6 +56,7 @@ class ScheduleLog:
         self._files: WindowFiles[ScheduleKey] = WindowFiles(
             fs, directory, server_id, layout, open_files_max, write=write
         )
+        self._recovery = WindowRecovery(self._files)
         self._finder = ScheduleFinder(self._files)
 
     # Writing
@@ -106,7 +109,7 @@ class ScheduleLog:
 
     def keys_between(self, start_ms: int, stop_ms: int) -> list[ScheduleKey]:
         """Files whose window starts in [start_ms, stop_ms)."""
-        return sorted([key for key in self._files.states if start_ms <= key.start_ms < stop_ms])
+        return sorted([key for key in list(self._files.states) if start_ms <= key.start_ms < stop_ms])
 
     def open_file_count(self) -> int:
         """Files held open now."""
@@ -123,26 +126,26 @@ class ScheduleLog:
     @property
     def damages(self) -> list[WindowDamage[ScheduleKey]]:
         """Corruption found by `recover` and `recover_all`."""
-        return self._files.damages
+        return self._recovery.damages
 
     @property
     def strangers(self) -> list[str]:
         """Paths in the folders that are no files of this log."""
-        return self._files.strangers
+        return self._recovery.strangers
 
     # After a start
 
     def restore(self, key: ScheduleKey, end: int, last_sequence: int, rows: int) -> None:
         """Take over a file as the checkpoint knew it (durable and whole up to `end`); `recover` goes on from there."""
-        self._files.restore(key, FileMark(end, last_sequence, rows))
+        self._files.adopt(key, FileMark(end, last_sequence, rows))
 
     def recover(self, key: ScheduleKey) -> ScanReport:
         """Scan behind the restored end, cut a torn tail, count on, remember damages."""
-        return self._files.recover(key)
+        return self._recovery.recover(key)
 
     def recover_all(self, known: Mapping[ScheduleKey, tuple[int, int, int] | FileMark]) -> None:
         """Take over all files there are; only those longer than known (end, last_sequence, rows) are read."""
-        self._files.recover_all({key: FileMark(*mark) for key, mark in known.items()})
+        self._recovery.recover_all({key: FileMark(*mark) for key, mark in known.items()})
 
     # Reading
 

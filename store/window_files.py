@@ -1,79 +1,23 @@
 """Files named by a window of due time, in folders per day: what schedule_log and dispatch_log have in common.
 
-State per file (end, rows, what is durable), the bounded table of open ones, append, sync, and the start after a crash.
-What the records mean, and how a file is called, is said by the two logs.
+The state of each file, the bounded table of open ones, append and sync. What the records mean, and how a file is
+called, is said by the two logs; the start after a crash is in `window_recovery.py`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic
 
 from store.columns import ColumnBatch
 from store.errors import CorruptionError, StoreError
 from store.filesystem import FileSystem
-from store.open_files import OpenFiles, Pinned
-from store.segment import FILE_HEADER_BYTES, Appended, Damage, FileHeader, ScanReport, Segment
-
-Key = TypeVar("Key", bound=Hashable)
-
-
-class FileMark(NamedTuple):
-    """What a checkpoint keeps of a file: everything below `end` is durable and counted. `counts` is the log's own."""
-
-    end: int
-    last_sequence: int = 0
-    rows: int = 0
-    counts: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class WindowDamage(Generic[Key]):
-    """Corruption found in a file of a window: what is affected (the key), where, and the range of bytes."""
-
-    key: Key
-    path: str
-    damage: Damage
-
-
-@dataclass(slots=True)
-class FileState:
-    """One file. `durable` is the mark of the last sync: counts and offset belong together (rule 6)."""
-
-    path: str
-    end: int
-    last_sequence: int
-    rows: int
-    counts: list[int]
-    durable: FileMark
-    settled: bool  # recovered or created here: bytes behind `end` are leftovers and may be cut
-    failed: bool = False
-
-    def mark(self) -> FileMark:
-        return FileMark(self.end, self.last_sequence, self.rows, tuple(self.counts))
-
-
-class Layout(Protocol[Key]):
-    """Names and counts of one log."""
-
-    kind: int
-    counters: int
-
-    def name(self, key: Key) -> str:
-        """`day/file` of a key, relative to the log's directory."""
-
-    def parse(self, day: str, name: str) -> Key | None:
-        """The inverse; None for a name that is not of this log."""
-
-    def header_base(self, key: Key) -> tuple[int, int]:
-        """Start and span of the window in milliseconds, for the file header."""
-
-    def count(self, batch: ColumnBatch) -> Sequence[int]:
-        """What a batch adds to the `counters` counters."""
+from store.open_files import OpenFiles
+from store.segment import FILE_HEADER_BYTES, Appended, FileHeader, Segment
+from store.window_state import FileMark, FileState, Key, Layout
 
 
 class WindowFiles(Generic[Key]):
@@ -84,13 +28,11 @@ class WindowFiles(Generic[Key]):
     ) -> None:
         self.fs = fs
         self.directory = directory
-        self.damages: list[WindowDamage[Key]] = []
-        self.strangers: list[str] = []
         self.states: dict[Key, FileState] = {}
         self.table: OpenFiles[Key] = OpenFiles(open_files_max, self._open, self._is_clean, self._sync_open)
         self._server_id = server_id
-        self._layout = layout
-        self._write = write
+        self.layout = layout
+        self.write = write
         self._dirty: dict[Key, None] = {}
         self._files_of_day: Counter[str] = Counter()
         self._sync_lock = threading.Lock()
@@ -113,37 +55,39 @@ class WindowFiles(Generic[Key]):
         try:
             appended = pinned.segment.append(batch)
             with self.table.lock:  # while it is pinned: a reader may not take it for clean and close it
-                self._count(state, batch)
+                self.count(state, batch)
                 state.end = appended.end
                 self._dirty[key] = None
         finally:
             self.table.unpin(pinned)
         return appended
 
-    def _count(self, state: FileState, batch: ColumnBatch) -> None:
+    def count(self, state: FileState, batch: ColumnBatch) -> None:
+        """Add a record to the counts of its file."""
         state.rows += len(batch)
         state.last_sequence = int(getattr(batch, batch.schema.fields[0][0])[-1])
-        if self._layout.counters:
-            added = self._layout.count(batch)
+        if self.layout.counters:
+            added = self.layout.count(batch)
             state.counts = [count + more for count, more in zip(state.counts, added, strict=True)]
 
     def _create(self, key: Key) -> FileState:
-        path = f"{self.directory}/{self._layout.name(key)}"
+        path = f"{self.directory}/{self.layout.name(key)}"
         folder, _, _ = path.rpartition("/")
         if not self._files_of_day[folder]:
             self.fs.make_directory(folder)
-        base, span_ms = self._layout.header_base(key)
-        header = FileHeader(self._layout.kind, self._server_id, base, span_ms)
+        base, span_ms = self.layout.header_base(key)
+        header = FileHeader(self.layout.kind, self._server_id, base, span_ms)
         segment = Segment.create(self.fs, path, header)
         self.table.insert(key, segment)
-        state = self._restored(key, FileMark(FILE_HEADER_BYTES))
+        state = self.adopt(key, FileMark(FILE_HEADER_BYTES))
         state.settled = True
         return state
 
-    def _restored(self, key: Key, mark: FileMark) -> FileState:
-        path = f"{self.directory}/{self._layout.name(key)}"
-        counts = list(mark.counts) or [0] * self._layout.counters
-        assert len(counts) == self._layout.counters
+    def adopt(self, key: Key, mark: FileMark) -> FileState:
+        """Know a file as a mark says; not writable before `settled`."""
+        path = f"{self.directory}/{self.layout.name(key)}"
+        counts = list(mark.counts) or [0] * self.layout.counters
+        assert len(counts) == self.layout.counters
         state = FileState(path, mark.end, mark.last_sequence, mark.rows, counts, mark, settled=False)
         if key not in self.states:
             self._files_of_day[path.rpartition("/")[0]] += 1
@@ -154,15 +98,23 @@ class WindowFiles(Generic[Key]):
 
     def _open(self, key: Key) -> Segment:
         state = self.states[key]
-        segment = Segment.open(self.fs, state.path, self._layout.kind, self._server_id, write=self._write)
+        segment = self.open_segment(state)
         if segment.end < state.end:
             segment.close()
             raise CorruptionError(state.path, segment.end, f"the file ends here, but {state.end} bytes were durable")
-        if segment.end > state.end and state.settled and self._write:
+        if segment.end > state.end and state.settled and self.write:
             segment.file.truncate(state.end)  # what a failed write left and could not undo
             segment.file.datasync()
         segment.end = segment.synced = state.end
         return segment
+
+    def open_segment(self, state: FileState) -> Segment:
+        """The file, with its size as the end. Raises FormatError (another server, a newer version), CorruptionError
+        (a damaged header that is not known as such)."""
+        if not state.header_damaged:
+            return Segment.open(self.fs, state.path, self.layout.kind, self._server_id, write=self.write)
+        file = self.fs.open(state.path, write=self.write)
+        return Segment(file, FileHeader(self.layout.kind, self._server_id, 0), max(FILE_HEADER_BYTES, file.size()))
 
     @contextmanager
     def reading(self, key: Key) -> Iterator[Segment]:
@@ -217,8 +169,8 @@ class WindowFiles(Generic[Key]):
             if key not in self._dirty:
                 return
             state = self.states[key]
-            mark: FileMark = state.mark()
-            pinned: Pinned = self.table.pin(key)
+            mark = state.mark()
+            pinned = self.table.pin(key)
         try:
             self._datasync(state, pinned.segment)
         finally:
@@ -234,102 +186,10 @@ class WindowFiles(Generic[Key]):
         with self.table.lock:
             return {key: state.durable for key, state in self.states.items()}
 
-    # After a start
-
-    def restore(self, key: Key, mark: FileMark) -> None:
-        """Take over a file as the checkpoint knew it; `recover` counts on from there."""
-        self._restored(key, mark)
-
-    def recover(self, key: Key) -> ScanReport:
-        """Scan behind the restored end, count on, cut a torn tail, remember damages. A file may be gone afterwards
-        (only a cut file header was there). Raises FormatError for a file of another server or program."""
-        state = self.states.get(key) or self._restored(key, FileMark(FILE_HEADER_BYTES))
-        try:
-            return self._recover(key, state, self.fs.size(state.path))
-        except FileNotFoundError:
-            self._lost(key, state, "the file is missing, the checkpoint knows it")
-            return ScanReport(0)
-
-    def _recover(self, key: Key, state: FileState, size: int) -> ScanReport:
-        if size < state.durable.end:
-            if size <= FILE_HEADER_BYTES and state.durable.rows == 0 and self._remove_stub(key, state, size):
-                return ScanReport(0)
-            known = Damage(size, state.durable.end, "the file is shorter than the checkpoint says")
-            self.damages.append(WindowDamage(key, state.path, known))
-            state = self._restored(key, FileMark(FILE_HEADER_BYTES))
-        elif size == FILE_HEADER_BYTES and self._remove_stub(key, state, size):
-            return ScanReport(0)
-        try:
-            segment = Segment.open(self.fs, state.path, self._layout.kind, self._server_id, write=self._write)
-        except CorruptionError as error:
-            self._lost(key, state, error.detail)
-            return ScanReport(0)
-        try:
-            return self._scan(key, state, segment)
-        finally:
-            segment.close()
-
-    def _scan(self, key: Key, state: FileState, segment: Segment) -> ScanReport:
-        size = segment.file.size()
-        report = ScanReport(state.end)
-        for _, batch in segment.records(state.end, size, report):
-            self._count(state, batch)
-        self.damages += [WindowDamage(key, state.path, damage) for damage in report.damages]
-        state.end = (report.end + 7) // 8 * 8  # records are aligned; damage at the end of a file may not be
-        if size != state.end and self._write:
-            segment.file.truncate(state.end)
-            segment.file.datasync()
-        elif self._write and state.end > state.durable.end:
-            segment.file.datasync()  # read back from the page cache after a mere restart: not durable yet
-        state.settled = True
-        state.durable = state.mark()
-        return report
-
-    def _remove_stub(self, key: Key, state: FileState, size: int) -> bool:
-        """A crash came between making the file and its header: nothing was in it. False if the header is whole."""
-        if size == FILE_HEADER_BYTES:
-            file = self.fs.open(state.path, write=False)
-            try:
-                if any(file.pread(0, FILE_HEADER_BYTES)[:8]):
-                    return False
-            finally:
-                file.close()
-        if self._write:
-            self.fs.remove(state.path)
-        self._forget(key, state)
-        return True
-
-    def _lost(self, key: Key, state: FileState, detail: str) -> None:
-        self.damages.append(WindowDamage(key, state.path, Damage(0, state.durable.end, detail)))
-        self._forget(key, state)
-
-    def recover_all(self, known: Mapping[Key, FileMark]) -> None:
-        """Take over every file there is: one listing a folder, one stat a file, a scan only where something is behind
-        the checkpoint. Missing and shortened files go to `damages`, names that are not ours to `strangers`."""
-        present: set[Key] = set()
-        for day in self.fs.listdir(self.directory):
-            for name in self.fs.listdir(f"{self.directory}/{day}"):
-                key = self._layout.parse(day, name)
-                if key is None:
-                    self.strangers.append(f"{self.directory}/{day}/{name}")
-                    continue
-                present.add(key)
-                self._take_over(key, known.get(key))
-        for key, mark in known.items():
-            if key not in present:
-                self._lost(key, self._restored(key, mark), "the file is missing, the checkpoint knows it")
-
-    def _take_over(self, key: Key, mark: FileMark | None) -> None:
-        state = self._restored(key, mark or FileMark(FILE_HEADER_BYTES))
-        size = self.fs.size(state.path)
-        if size == state.end and mark is not None:
-            state.settled = True
-        else:
-            self._recover(key, state, size)
-
     # Removing
 
-    def _forget(self, key: Key, state: FileState) -> None:
+    def forget(self, key: Key, state: FileState) -> None:
+        """Know a file no more; what is on the disk stays."""
         with self.table.lock:
             self.table.drop(key)
             self.states.pop(key, None)
@@ -340,7 +200,7 @@ class WindowFiles(Generic[Key]):
         """Remove a file, durably: one that came back after a crash could be taken for one with pending messages."""
         state = self.states[key]
         folder = state.path.rpartition("/")[0]
-        self._forget(key, state)
+        self.forget(key, state)
         self.fs.remove(state.path)
         self.fs.sync_directory(folder)
         if not self._files_of_day[folder]:

@@ -1,0 +1,125 @@
+"""Taking over the files of a log after a start: from a checkpoint's marks, scanning only what lies behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Generic
+
+import google_crc32c
+
+from store.errors import CorruptionError, FormatError
+from store.segment import FILE_HEADER_BYTES, Damage, ScanReport, Segment, is_unfinished
+from store.window_files import WindowFiles
+from store.window_state import FileMark, FileState, Key, WindowDamage
+
+_UNKNOWN = FileMark(FILE_HEADER_BYTES)
+_RECORD_ALIGN = 8
+_HEADER_SUMMED = 40  # the bytes of a file header that its checksum covers
+
+
+class WindowRecovery(Generic[Key]):
+    """`damages` collects corruption, `strangers` the paths in the folders that are not files of this log."""
+
+    def __init__(self, files: WindowFiles[Key]) -> None:
+        self._files = files
+        self.damages: list[WindowDamage[Key]] = []
+        self.strangers: list[str] = []
+
+    def recover(self, key: Key) -> ScanReport:
+        """Scan behind the known end, count on, cut a torn tail off, remember damages.
+
+        A file that is missing, or never got its header, is not known any more afterwards. Raises FormatError for a file
+        of another server or of a newer version.
+        """
+        state = self._files.states.get(key) or self._files.adopt(key, _UNKNOWN)
+        if not self._files.fs.exists(state.path):
+            self._lost(key, state, "the file is missing, but the checkpoint knows it")
+            return ScanReport(0)
+        return self._recover(key, state)
+
+    def recover_all(self, known: Mapping[Key, FileMark]) -> None:
+        """Take over every file there is: one listing a folder, one look at the size of a file, and a scan only where
+        something lies behind the checkpoint."""
+        fs, directory = self._files.fs, self._files.directory
+        present: set[Key] = set()
+        for day in fs.listdir(directory):
+            for name in fs.listdir(f"{directory}/{day}"):
+                key = self._files.layout.parse(day, name)
+                if key is None:
+                    self.strangers.append(f"{directory}/{day}/{name}")
+                    continue
+                present.add(key)
+                self._take_over(key, known.get(key))
+        for key, mark in known.items():
+            if key not in present:
+                self._lost(key, self._files.adopt(key, mark), "the file is missing, but the checkpoint knows it")
+
+    def _take_over(self, key: Key, mark: FileMark | None) -> None:
+        state = self._files.adopt(key, mark or _UNKNOWN)
+        try:
+            if mark is not None and self._files.fs.size(state.path) == mark.end:
+                state.settled = True
+            else:
+                self._recover(key, state)
+        except FileNotFoundError:  # retired by the running server while a tool takes it over
+            self._files.forget(key, state)
+
+    def _recover(self, key: Key, state: FileState) -> ScanReport:
+        files = self._files
+        size, known_end = files.fs.size(state.path), state.durable.end
+        if is_unfinished(files.fs, state.path):
+            if known_end > FILE_HEADER_BYTES:
+                self._lost(key, state, f"nothing is left of the {known_end} bytes that the checkpoint knows")
+            else:
+                files.forget(key, state)
+            if files.write:
+                files.fs.remove(state.path)
+            return ScanReport(0)
+        if size < known_end:
+            self._damaged(key, state, Damage(size, known_end, "the file is shorter than the checkpoint says"))
+            state = files.adopt(key, _UNKNOWN)  # what is left has to be counted anew
+        segment = self._open(key, state)
+        try:
+            return self._scan(key, state, segment)
+        finally:
+            segment.close()
+
+    def _open(self, key: Key, state: FileState) -> Segment:
+        """The records of a file are served even if its header is damaged; one that is whole but not ours is refused."""
+        try:
+            return self._files.open_segment(state)
+        except (CorruptionError, FormatError) as error:
+            file = self._files.fs.open(state.path, write=False)
+            head = file.pread(0, FILE_HEADER_BYTES)
+            file.close()
+            summed, checksum = head[:_HEADER_SUMMED], head[_HEADER_SUMMED : _HEADER_SUMMED + 4]
+            if google_crc32c.value(summed) == int.from_bytes(checksum, "little"):
+                raise
+            self._damaged(key, state, Damage(0, FILE_HEADER_BYTES, str(error)))
+            state.header_damaged = True
+            return self._files.open_segment(state)
+
+    def _scan(self, key: Key, state: FileState, segment: Segment) -> ScanReport:
+        size = segment.end
+        report = ScanReport(state.end)
+        for _, batch in segment.records(state.end, size, report):
+            self._files.count(state, batch)
+        for damage in report.damages:
+            self._damaged(key, state, damage)
+        # Records are aligned; a range of damage up to the end of a file may not be.
+        state.end = -(-report.end // _RECORD_ALIGN) * _RECORD_ALIGN
+        if self._files.write and (size != state.end or state.end > state.durable.end):
+            if size != state.end:
+                segment.file.truncate(state.end)
+            # Also what was read back whole: after a mere restart it may be in the page cache only.
+            segment.file.datasync()
+        state.durable = state.mark()
+        state.settled = True
+        return report
+
+    def _damaged(self, key: Key, state: FileState, damage: Damage) -> None:
+        self.damages.append(WindowDamage(key, state.path, damage))
+
+    def _lost(self, key: Key, state: FileState, detail: str) -> None:
+        self._damaged(key, state, Damage(0, state.durable.end, detail))
+        self._files.forget(key, state)
