@@ -12,6 +12,7 @@ import anyio
 import anyio.abc
 
 from delayserver.client.messages import Message, SendResult
+from delayserver.client.send_calls import check_message
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -123,13 +124,13 @@ class AsyncBatcher:
         if subject is None:
             raise InvalidArgument("give a subject to send, or to the batcher")
         due_ms = await self._client.resolve_due_ms(due_ms, delay_ms, at, delay)
+        message = Message(subject, body, due_ms, message_id=message_id, properties=properties, expires_ms=expires_ms)
+        check_message(message)
         while self._unanswered >= self._pending_messages_max:
             await self._answered.wait()
         if self._tasks is None:
             raise RuntimeError("use the batcher inside its async with block")
-        handle = Handle(
-            Message(subject, body, due_ms, message_id=message_id, properties=properties, expires_ms=expires_ms)
-        )
+        handle = Handle(message)
         self._waiting.append(handle)
         self._unanswered += 1
         if len(self._waiting) in (1, self._batch_messages_max):

@@ -81,7 +81,7 @@ class AsyncClient:
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
         try:
-            await self.hello()
+            await self.connect()
         except BaseException as exc:
             await self.__aexit__(type(exc), exc, exc.__traceback__)
             raise
@@ -100,7 +100,10 @@ class AsyncClient:
 
     async def connect(self) -> ServerInfo:
         """Who the server is and which limits it has; connects if need be, as every call does."""
-        return await self.hello() if self._core.server is None else self._core.server
+        if self._core.server is None:
+            await self.ping()  # any call does, and this one makes the clock exact
+        assert self._core.server is not None
+        return self._core.server
 
     async def hello(self) -> ServerInfo:
         """Ask who the server is; also learns its clock."""

@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from delayserver.client.messages import Message, SendResult
+from delayserver.client.send_calls import check_message
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -103,9 +104,9 @@ class Batcher:
         if subject is None:
             raise InvalidArgument("give a subject to send, or to the batcher")
         due_ms = self._client.resolve_due_ms(due_ms, delay_ms, at, delay)
-        entry = _Entry(
-            Message(subject, body, due_ms, message_id=message_id, properties=properties, expires_ms=expires_ms)
-        )
+        message = Message(subject, body, due_ms, message_id=message_id, properties=properties, expires_ms=expires_ms)
+        check_message(message)
+        entry = _Entry(message)
         with self._changed:
             while self._unanswered >= self._pending_messages_max and not self._closing:
                 self._changed.wait()

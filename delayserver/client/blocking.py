@@ -87,7 +87,10 @@ class Client:
 
     def connect(self) -> ServerInfo:
         """Connect if not connected, and say who the server is and which limits it has. Calls connect by themselves."""
-        return self.hello() if self._core.server is None else self._core.server
+        if self._core.server is None:
+            self.ping()  # any call does, and this one makes the clock exact
+        assert self._core.server is not None
+        return self._core.server
 
     def close(self) -> None:
         """Close the connection; a call afterwards opens it again."""

@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from delayserver.client.messages import ServerInfo
 from delayserver.client.timing import ServerClock
-from delayserver.protocol.errors import ConnectionLost, FrameTooLarge, MalformedFrame
+from delayserver.protocol.errors import ConnectionLost, FrameTooLarge, InvalidArgument, MalformedFrame
 from delayserver.protocol.frames import HEADER_BYTES, FrameDecoder, Reply, decode_reply, encode_request
 from delayserver.protocol.limits import DEFAULT_LIMITS, Limits
 from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
@@ -82,10 +82,13 @@ class ClientCore:
         return Call(PING, {}, read)
 
     def encode(self, call: Call[Any]) -> tuple[int, bytes]:
-        """The request's id and frame. Raises `FrameTooLarge` here, where it harms no other request."""
+        """The request's id and frame. Raises `FrameTooLarge` and `InvalidArgument` here, where they harm no other."""
         request_id = self._next_id
         self._next_id += 1
-        frame = encode_request(request_id, call.operation, call.arguments)
+        try:
+            frame = encode_request(request_id, call.operation, call.arguments)
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise InvalidArgument(f"the arguments of {call.operation} cannot be sent: {exc}") from exc
         if len(frame) - HEADER_BYTES > self.limits.frame_bytes_max:
             raise FrameTooLarge(
                 f"{call.operation} needs a frame of {len(frame)} bytes, the server takes {self.limits.frame_bytes_max}"

@@ -22,7 +22,9 @@ from delayserver.protocol.errors import (
     DelayServerError,
     InvalidArgument,
     MalformedFrame,
+    MessageIdInvalid,
     PropertiesInvalid,
+    SubjectInvalid,
     error_from_map,
     make_error,
 )
@@ -130,14 +132,36 @@ def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
     return Call(SEND, arguments, read, message_ids is not None)
 
 
+def check_message(message: Message) -> None:
+    """Raise the named error of a message that cannot be drawn, which would otherwise take its batch along."""
+    if not isinstance(message.body, bytes | str):
+        raise InvalidArgument(f"a body is bytes or text, not {type(message.body).__name__}")
+    if not isinstance(message.subject, str):
+        raise SubjectInvalid("a subject is text")
+    if message.message_id is not None and (not isinstance(message.message_id, str) or not message.message_id):
+        raise MessageIdInvalid("a message_id is text that is not empty")
+    if message.expires_ms is not None and (type(message.expires_ms) is not int or not 0 <= message.expires_ms < 2**63):
+        raise InvalidArgument("expires_ms is a number of milliseconds since 1970")
+    if message.due_ms is not None and (type(message.due_ms) is not int or not -(2**63) <= message.due_ms < 2**63):
+        raise InvalidArgument("due_ms is a number of milliseconds since 1970")
+    _packed_properties(message.properties)
+    try:
+        # Half surrogate pairs are text in Python and nowhere else.
+        f"{message.subject}{message.message_id or ''}{message.body if isinstance(message.body, str) else ''}".encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidArgument(f"the message holds text that is no Unicode: {exc.reason}") from exc
+
+
 def send_many_call(
     messages: Sequence[Message], clock: ServerClock, *, make_ids: bool
 ) -> Call[list[SendResult | DelayServerError]]:
     """Send messages as one columnar request and give one result or error a message, in order.
 
     With ``make_ids`` a message without an id gets a random one and the call is repeatable. Raises `InvalidArgument`
-    for what cannot be drawn as columns at all (a due time that is no integer); nothing is sent then.
+    for what cannot be drawn as columns at all (see `check_message`); nothing is sent then.
     """
+    for message in messages:
+        check_message(message)
     codes: dict[str, int] = {}
     subject_index = np.fromiter(
         (codes.setdefault(message.subject, len(codes)) for message in messages), U32, len(messages)
@@ -251,5 +275,8 @@ def _packed_properties(properties: Mapping[str, str] | None) -> bytes:
         return b""
     if not all(isinstance(key, str) and isinstance(value, str) for key, value in properties.items()):
         raise PropertiesInvalid("properties are a map of text to text")
-    packed: bytes = _pack(dict(properties))
+    try:
+        packed: bytes = _pack(dict(properties))
+    except UnicodeEncodeError as exc:
+        raise PropertiesInvalid(f"properties hold text that is no Unicode: {exc.reason}") from exc
     return packed
