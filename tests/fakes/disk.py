@@ -1,0 +1,486 @@
+"""A disk in memory that forgets what was not synced, tears writes, loses directory entries, fills up and fails syncs.
+
+`FakeDisk` implements `FileSystem`. What the running process sees is the volatile content; beside it stands what the
+disk would hold after a loss of power: for each page written since the last sync, the page as it was then. So a write
+costs one copy of each page it touches first, a sync costs nothing, and only a crash does real work. The model:
+
+- an unsynced page (4 KiB) survives or not, each by its own throw of the dice; of the last write any number of bytes may
+  have arrived; the size of a file may be the old or the new one;
+- an entry of a directory that was not synced (a file made, renamed, removed) survives or not, independently;
+- after a failed sync the kernel takes the pages for clean: later syncs do not make them durable, only a new write does.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+from store.errors import DiskFullError, LockedError, StoreError, SyncFailedError
+from store.filesystem import Buffer, directory_of
+
+PAGE = 4096
+
+
+class SimulatedCrash(BaseException):
+    """The process is dead; it passes every `except Exception`. Nothing of it may touch the disk before `FakeDisk.crash`
+    or `kill`."""
+
+
+@dataclass(slots=True)
+class Node:
+    """A file's content. `data` may be shorter than `size`: the rest reads as zeros.
+
+    `saved`: pages written since the last sync, as the disk still has them. `lost`: the same for pages whose sync
+    failed. `blocks`: bytes taken of the disk's space.
+    """
+
+    data: bytearray = field(default_factory=bytearray)
+    size: int = 0
+    blocks: int = 0
+    durable_size: int = 0
+    saved: dict[int, bytes] = field(default_factory=dict)
+    lost: dict[int, bytes] = field(default_factory=dict)
+    sync_failed: bool = False
+
+    def save(self, start: int, stop: int) -> None:
+        """Keep the pages of a range as they are on the disk, before it is written."""
+        saved, lost, data = self.saved, self.lost, self.data
+        for page in range(start // PAGE, (stop + PAGE - 1) // PAGE):
+            if page not in saved:
+                saved[page] = lost.pop(page) if page in lost else bytes(data[page * PAGE : (page + 1) * PAGE])
+
+    def write(self, offset: int, content: bytes) -> None:
+        """Overwrite or extend."""
+        data, end = self.data, offset + len(content)
+        self.save(offset, end)
+        if offset > len(data):
+            data.extend(bytes(offset - len(data)))
+        data[offset:end] = content
+        self.size = max(self.size, end)
+
+    def resize(self, length: int) -> None:
+        """Cut off or extend by zeros."""
+        if length < len(self.data):
+            self.save(length, len(self.data))
+            del self.data[length:]
+        self.size = length
+
+    def revert(self, page: int, content: bytes) -> None:
+        """Put a page back as it was."""
+        start = page * PAGE
+        if len(self.data) < start + len(content):
+            self.data.extend(bytes(start + len(content) - len(self.data)))
+        stop = min(start + PAGE, len(self.data))
+        self.data[start:stop] = content + bytes(stop - start - len(content))
+
+    def settle(self) -> None:
+        """What is there now is durable."""
+        self.saved.clear()
+        self.lost.clear()
+        self.durable_size = self.size
+        self.sync_failed = False
+
+
+class FakeFile:
+    """A `File` of a `FakeDisk`. After a crash every use raises SimulatedCrash: it belongs to a dead process."""
+
+    __slots__ = ("_disk", "_life", "_node", "_write", "path")
+
+    def __init__(self, disk: FakeDisk, path: str, node: Node, *, write: bool) -> None:
+        self.path = path
+        self._disk = disk
+        self._node: Node | None = node
+        self._life = disk.life
+        self._write = write
+
+    def _open(self) -> Node:
+        if self._life != self._disk.life or self._disk.dead:
+            raise SimulatedCrash(f"{self.path}: used by a process that is dead")
+        if self._node is None:
+            raise OSError(errno.EBADF, "closed", self.path)
+        return self._node
+
+    def pread(self, offset: int, length: int) -> bytes:
+        node = self._open()
+        self._disk.counts["pread"] += 1
+        data = bytes(node.data[offset : offset + length])
+        missing = min(length, node.size - offset) - len(data)
+        return data + bytes(missing) if missing > 0 else data
+
+    def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> int:
+        node = self._writable()
+        crashing = self._disk.step("pwrite")
+        content = bytes(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
+        room = self._disk.room_for(node, offset + len(content))
+        written = max(0, min(len(content), room - offset))
+        node.write(offset, content[:written])
+        self._disk.last_write = (node, offset, written)
+        self._disk.die_if(crashing)
+        if written < len(content):
+            raise DiskFullError(f"{self.path}: cannot write: no space left on the disk")
+        return written
+
+    def _writable(self) -> Node:
+        node = self._open()
+        if not self._write:
+            raise StoreError(f"{self.path}: cannot write: opened for reading only")
+        return node
+
+    def datasync(self) -> None:
+        node = self._open()
+        self._disk.die_if(self._disk.step("datasync"))
+        if self._disk.sync_fails(self.path):
+            node.sync_failed = True
+            node.lost.update({page: content for page, content in node.saved.items() if page not in node.lost})
+            node.saved.clear()
+        if node.sync_failed:
+            raise SyncFailedError(f"{self.path}: sync failed: simulated; restart to recover")
+        node.saved.clear()
+        node.durable_size = node.size
+
+    def truncate(self, length: int) -> None:
+        node = self._writable()
+        crashing = self._disk.step("truncate")
+        node.resize(length)
+        self._disk.release(node, length)
+        self._disk.die_if(crashing)
+
+    def allocate(self, length: int) -> None:
+        node = self._writable()
+        crashing = self._disk.step("allocate")
+        if self._disk.room_for(node, length) < length:
+            raise DiskFullError(f"{self.path}: cannot allocate: no space left on the disk")
+        node.size = max(node.size, length)
+        self._disk.die_if(crashing)
+
+    def size(self) -> int:
+        return self._open().size
+
+    def close(self) -> None:
+        if self._node is not None and self._life == self._disk.life:
+            self._disk.unlock(self)
+        self._node = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A change of a directory that is not durable yet: these names now mean these files (None: nothing)."""
+
+    names: tuple[tuple[str, Node | None], ...]
+
+
+class FakeDisk:
+    """The `FileSystem`. All faults come from the `Random` given to `crash`, or are asked for by name."""
+
+    inline = True
+
+    def __init__(self, capacity_bytes: int | None = None) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self.life = 0
+        self.dead = False
+        self.counts: Counter[str] = Counter()
+        self.operations = 0
+        self.last_write: tuple[Node, int, int] | None = None
+        self._files: dict[str, Node] = {}
+        self._durable: dict[str, Node] = {}
+        self._pending: dict[str, list[_Entry]] = {}
+        self._directories: dict[str, set[str]] = {"/": set(), ".": set()}
+        self._locks: dict[str, FakeFile] = {}
+        self._crash_at: int | None = None
+        self._failing_syncs: list[str] = []
+
+    # Faults
+
+    def crash(self, random: Random) -> None:
+        """The power fails: what was not synced is lost or kept, page by page. All open files and locks are gone."""
+        for entries in self._pending.values():
+            for entry in entries:
+                if random.random() < 0.5:
+                    _apply(self._durable, entry)
+        self._files = dict(self._durable)
+        torn = self._tear(random)
+        for node in {id(node): node for node in self._files.values()}.values():
+            if node.saved or node.lost or node.size != node.durable_size or node.sync_failed:
+                _forget(node, random, torn if self.last_write and node is self.last_write[0] else {})
+        self._directories = {path: set() for path in self._directories}
+        for path in (*self._directories, *self._files):
+            if path not in ("/", "."):
+                self._directories[directory_of(path)].add(path)
+        self._count_blocks()
+        self.kill()
+        self._pending.clear()
+
+    def _tear(self, random: Random) -> dict[int, bytes]:
+        """The pages of the last write with some of its bytes arrived, if that write was not synced."""
+        if self.last_write is None:
+            return {}
+        node, offset, length = self.last_write
+        arrived = random.randrange(length + 1)
+        if arrived == length:
+            return {}
+        torn = {}
+        cut = offset + arrived
+        page = cut // PAGE
+        if page in node.saved and page * PAGE < cut:
+            old = node.saved[page].ljust(PAGE, b"\0")
+            torn[page] = bytes(node.data[page * PAGE : cut]) + old[cut - page * PAGE :]
+        return torn
+
+    def kill(self) -> None:
+        """The process dies, the machine goes on: nothing written is lost. All open files and locks are gone."""
+        self.life += 1
+        self.dead = False
+        self.last_write = None
+        self._locks.clear()
+        self._crash_at = None
+        for node in self._files.values():
+            node.sync_failed = False
+
+    def crash_after(self, operations: int) -> None:
+        """Raise SimulatedCrash at the n-th changing operation from now: after a write or a rename, before a sync."""
+        self._crash_at = self.operations + operations
+
+    def fail_next_sync(self, path_substring: str) -> None:
+        """The next sync of a file or directory whose path holds this fails; of a file every later one fails too."""
+        self._failing_syncs.append(path_substring)
+
+    def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
+        """Damage at rest: one bit of a byte, in what is read and in what is on the disk."""
+        node = self._files[path]
+        if offset >= len(node.data):
+            assert offset < node.size
+            node.data.extend(bytes(offset + 1 - len(node.data)))
+        node.data[offset] ^= 1 << bit
+        page, place = divmod(offset, PAGE)
+        for kept in (node.saved, node.lost):
+            if page in kept and place < len(kept[page]):
+                content = bytearray(kept[page])
+                content[place] ^= 1 << bit
+                kept[page] = bytes(content)
+
+    def overwrite(self, path: str, offset: int, content: bytes) -> None:
+        """Damage at rest: these bytes stand there now, durably."""
+        node = self._files[path]
+        node.write(offset, content)
+        node.settle()
+
+    def files(self, under: str = "") -> list[str]:
+        """Paths of all files that begin with `under`, sorted."""
+        return sorted(path for path in self._files if path.startswith(under))
+
+    def content(self, path: str) -> bytes:
+        """What a reader sees."""
+        node = self._files[path]
+        return bytes(node.data[: node.size]).ljust(node.size, b"\0")
+
+    # What files ask of their disk
+
+    def step(self, name: str) -> bool:
+        """Count a changing operation; whether the crash that was asked for comes with it."""
+        if self.dead:
+            raise SimulatedCrash("the process is dead")
+        self.counts[name] += 1
+        self.operations += 1
+        return self._crash_at is not None and self.operations >= self._crash_at
+
+    def die_if(self, crashing: bool) -> None:
+        """Raise SimulatedCrash, and from now on for everything, if `crashing`."""
+        if crashing:
+            self.dead = True
+            raise SimulatedCrash(f"at operation {self.operations}")
+
+    def sync_fails(self, path: str) -> bool:
+        """Whether a failure was asked for; it is used up."""
+        for index, part in enumerate(self._failing_syncs):
+            if part in path:
+                del self._failing_syncs[index]
+                return True
+        return False
+
+    def room_for(self, node: Node, end: int) -> int:
+        """Take blocks up to `end`, or as many as there are; returns the offset that they reach to."""
+        if end <= node.blocks:
+            return end
+        want = _whole_pages(end) - node.blocks
+        if self.capacity_bytes is not None:
+            free = max(0, self.capacity_bytes - self.used_bytes) // PAGE * PAGE
+            if want > free:
+                if free:
+                    self.used_bytes += free
+                    node.blocks += free
+                return node.blocks
+        self.used_bytes += want
+        node.blocks += want
+        return end
+
+    def release(self, node: Node, length: int) -> None:
+        """Give the blocks behind `length` back."""
+        kept = _whole_pages(length)
+        if kept < node.blocks:
+            self.used_bytes -= node.blocks - kept
+            node.blocks = kept
+
+    def unlock(self, file: FakeFile) -> None:
+        """A closed file gives its lock back."""
+        if self._locks.get(file.path) is file:
+            del self._locks[file.path]
+
+    def _count_blocks(self) -> None:
+        nodes = {id(node): node for node in self._files.values()}.values()
+        for node in nodes:
+            node.blocks = max(min(node.blocks, _whole_pages(node.size)), _whole_pages(len(node.data)))
+        self.used_bytes = sum(node.blocks for node in nodes)
+
+    # FileSystem
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> FakeFile:
+        self._alive()
+        node = self._files.get(path)
+        crashing = False
+        if node is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, "no such file", path)
+            if directory_of(path) not in self._directories:
+                raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+            crashing = self.step("create")
+            node = Node()
+            self._change(directory_of(path), (path, node))
+        self.die_if(crashing)
+        self.counts["open"] += 1
+        return FakeFile(self, path, node, write=write)
+
+    def _alive(self) -> None:
+        if self.dead:
+            raise SimulatedCrash("the process is dead")
+
+    def _change(self, directory: str, *names: tuple[str, Node | None]) -> None:
+        """Change entries for the running process now, and for the disk at the next sync of the directory."""
+        entry = _Entry(names)
+        _apply(self._files, entry)
+        for path, node in names:
+            children = self._directories[directory]
+            if node is None:
+                children.discard(path)
+            else:
+                children.add(path)
+        self._pending.setdefault(directory, []).append(entry)
+
+    def exists(self, path: str) -> bool:
+        self._alive()
+        return path in self._files or path in self._directories
+
+    def listdir(self, path: str) -> list[str]:
+        self._alive()
+        return sorted(child.rpartition("/")[2] for child in self._directories.get(path, ()))
+
+    def size(self, path: str) -> int:
+        self._alive()
+        if path not in self._files:
+            raise FileNotFoundError(errno.ENOENT, "no such file", path)
+        return self._files[path].size
+
+    def make_directory(self, path: str) -> None:
+        self._alive()
+        if path in self._directories:
+            return
+        parent = directory_of(path)
+        self.make_directory(parent)
+        crashing = self.step("make_directory")
+        self._directories[path] = set()
+        self._directories[parent].add(path)
+        self.die_if(crashing)
+
+    def remove(self, path: str) -> None:
+        self._alive()
+        node = self._files.get(path)
+        if node is None:
+            return
+        crashing = self.step("remove")
+        self._change(directory_of(path), (path, None))
+        self._unlink(node)
+        self.die_if(crashing)
+
+    def _unlink(self, node: Node) -> None:
+        """The blocks are free at once: simpler than waiting for the last handle, and no worse for the program."""
+        self.used_bytes -= node.blocks
+        node.blocks = 0
+
+    def remove_directory(self, path: str) -> None:
+        self._alive()
+        if self._directories.get(path, {path}):
+            return  # not there, or not empty
+        crashing = self.step("remove_directory")
+        self.sync_entries(path)
+        del self._directories[path]
+        self._directories[directory_of(path)].discard(path)
+        self.die_if(crashing)
+
+    def replace(self, source: str, target: str) -> None:
+        self._alive()
+        node = self._files.get(source)
+        if node is None:
+            raise FileNotFoundError(errno.ENOENT, "no such file", source)
+        assert directory_of(source) == directory_of(target), "a rename across directories is not atomic here"
+        crashing = self.step("replace")
+        old = self._files.get(target)
+        self._change(directory_of(target), (source, None), (target, node))
+        if old is not None and old is not node:
+            self._unlink(old)
+        self.die_if(crashing)
+
+    def sync_directory(self, path: str) -> None:
+        self._alive()
+        self.die_if(self.step("sync_directory"))
+        if self.sync_fails(path):
+            raise SyncFailedError(f"{path}: directory sync failed: simulated")
+        self.sync_entries(path)
+
+    def sync_entries(self, path: str) -> None:
+        """Make the entries of a directory durable."""
+        for entry in self._pending.pop(path, ()):
+            _apply(self._durable, entry)
+
+    def free_bytes(self, path: str) -> int:
+        self._alive()
+        return 1 << 60 if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes)
+
+    def lock(self, path: str, content: bytes) -> FakeFile:
+        self._alive()
+        if path in self._locks:
+            holder = self.content(path)[:200].decode("utf-8", "replace").strip() or "an unknown process"
+            raise LockedError(f"{path}: this data directory is in use by {holder}")
+        handle = self.open(path, create=True)
+        self._locks[path] = handle
+        handle.truncate(0)
+        handle.pwrite(0, [content])
+        return handle
+
+
+def _whole_pages(length: int) -> int:
+    return (length + PAGE - 1) // PAGE * PAGE
+
+
+def _apply(names: dict[str, Node], entry: _Entry) -> None:
+    for path, node in entry.names:
+        if node is None:
+            names.pop(path, None)
+        else:
+            names[path] = node
+
+
+def _forget(node: Node, random: Random, torn: dict[int, bytes]) -> None:
+    """Of a file that was not wholly synced: each page as it was written, as it was before, or torn; the old size or the
+    new one."""
+    new_size = node.size
+    for page, content in (*node.lost.items(), *node.saved.items()):
+        if page in torn:
+            node.revert(page, torn[page])
+        elif random.random() < 0.5:
+            node.revert(page, content)
+    node.size = new_size if random.random() < 0.5 else node.durable_size
+    del node.data[node.size :]
+    node.settle()
