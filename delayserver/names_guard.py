@@ -15,7 +15,8 @@ from pathlib import PurePath
 from typing import Final
 
 PROBES: Final = (("wheel", "hashed_wheel"), ("store", "filesystem"), ("ops", None))
-"""Names that others use as well, each with a module that only ours has (ops: the folder itself is enough)."""
+"""Names that others use as well, each with a module that only ours has. Nothing here imports ops, so its folder may be
+missing; a foreign one in its place may not be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,8 @@ def _check(base: PurePath, name: str, probe: str | None) -> NameTaken | None:
             return None
         found = inner.origin if inner is not None else None
     else:
+        if spec is None and probe is None:
+            return None
         found = (spec.origin or str(locations[0] if locations else name)) if spec else None
     return NameTaken(name, str(expected), found)
 

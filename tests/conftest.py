@@ -1,0 +1,40 @@
+"""What all tests share: the `spark` marker. Without Java its tests are visibly skipped; in CI (CI=true) they fail."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+
+import pytest
+
+JAVA_MIN = 17
+
+
+@functools.cache
+def missing_for_spark() -> str | None:
+    """What a Spark test lacks on this machine, as a sentence, or None."""
+    if importlib.util.find_spec("pyspark") is None:
+        return "pyspark is not installed: pip install 'delayserver[audit]'"
+    java = shutil.which("java")
+    if java is None:
+        return f"Java is not installed: install Java {JAVA_MIN} or newer"
+    words = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(\d+)', words)
+    if version is None or int(version[1]) < JAVA_MIN:
+        return f"Java {JAVA_MIN} or newer is needed, {java} is {version[1] if version else 'of an unknown version'}"
+    return None
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip or fail what cannot run here."""
+    if item.get_closest_marker("spark") is None:
+        return
+    missing = missing_for_spark()
+    if missing is not None:
+        if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
+            pytest.fail(f"Spark tests must run in CI: {missing}", pytrace=False)
+        pytest.skip(missing)

@@ -1,0 +1,156 @@
+"""The distribution beside PyPA's `wheel`: built, installed, uninstalled, in fresh environments with nothing faked."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+import tomllib
+import venv
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("delayserver", "store", "wheel", "ops")
+NAMESPACES = ("store", "wheel", "ops")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYTHONHOME")}
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    sdist: Path
+    wheel: Path
+
+
+class Environment:
+    """A fresh virtual environment, worked on from a directory that is no checkout."""
+
+    def __init__(self, directory: Path) -> None:
+        venv.create(directory, with_pip=True)
+        self.directory = directory
+        self.python = directory / "bin" / "python"
+
+    def run(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+        return run([str(self.python), *arguments], cwd=self.directory, check=check)
+
+    def pip(self, *arguments: str) -> None:
+        self.run("-m", "pip", "--disable-pip-version-check", *arguments)
+
+    def files(self, name: str) -> list[tuple[Path, str]]:
+        """Installed files of a distribution with their recorded SHA-256 (empty where none is recorded)."""
+        code = (
+            "import importlib.metadata as m, sys\n"
+            "for f in m.distribution(sys.argv[1]).files: print(f.locate(), f.hash.value if f.hash else '', sep='\\t')"
+        )
+        lines = self.run("-c", code, name).stdout.splitlines()
+        return [(Path(path), digest) for path, _, digest in (line.partition("\t") for line in lines)]
+
+
+def run(command: Sequence[str], *, cwd: Path, check: bool = True) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(command, cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 or not check, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def digest_of(path: Path) -> str:
+    return base64.urlsafe_b64encode(hashlib.sha256(path.read_bytes()).digest()).rstrip(b"=").decode()
+
+
+def changed_files(files: list[tuple[Path, str]]) -> list[Path]:
+    """Files that are missing, or not as they were recorded."""
+    return [path for path, digest in files if not path.exists() or (digest and digest_of(path) != digest)]
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """The sdist, and the wheel built from it."""
+    out = tmp_path_factory.mktemp("dist")
+    run([sys.executable, "-m", "build", "--outdir", str(out), str(ROOT)], cwd=out)
+    return Built(next(out.glob("*.tar.gz")), next(out.glob("*.whl")))
+
+
+@pytest.fixture(scope="module")
+def side_by_side(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """An environment with PyPA's wheel, then ours beside it."""
+    environment = Environment(tmp_path_factory.mktemp("beside") / "venv")
+    environment.pip("install", "--quiet", "wheel")
+    environment.pip("install", "--quiet", str(built.wheel))
+    return environment
+
+
+def test_the_wheel_holds_the_four_packages_and_nothing_else(built: Built) -> None:
+    names = zipfile.ZipFile(built.wheel).namelist()
+    tops = {name.partition("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} <= set(PACKAGES)
+    assert {"delayserver", "store", "wheel"} <= tops
+    expected = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+    assert expected <= set(names)
+    assert "delayserver/py.typed" in names
+    assert not [name for name in names if name.endswith((".pyc", ".so"))]
+
+
+def test_the_shared_names_are_namespaces_in_the_wheel(built: Built) -> None:
+    names = zipfile.ZipFile(built.wheel).namelist()
+    assert not [name for name in names if name in {f"{package}/__init__.py" for package in NAMESPACES}]
+
+
+def test_the_sdist_can_be_built_and_tested(built: Built) -> None:
+    with tarfile.open(built.sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    needed = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "delayserver.sample.toml", ".ci/run"}
+    assert needed <= names
+    assert {"store/filesystem.py", "wheel/hashed_wheel.py", "tests/test_tidy.py"} <= names
+
+
+def test_no_file_of_ours_has_the_name_of_one_of_theirs(built: Built, side_by_side: Environment) -> None:
+    theirs = {path.name for path, _ in side_by_side.files("wheel") if path.parent.name == "wheel"}
+    ours = {Path(name).name for name in zipfile.ZipFile(built.wheel).namelist() if name.startswith("wheel/")}
+    assert "wheelfile.py" in theirs
+    assert not ours & theirs
+
+
+def test_side_by_side_both_work(side_by_side: Environment) -> None:
+    side_by_side.run("-c", "import wheel.hashed_wheel, store.filesystem, delayserver.client; import wheel.wheelfile")
+    assert side_by_side.run("-m", "wheel", "version").stdout.startswith("wheel ")
+    assert "schedule" in side_by_side.run("-m", "delayserver", "--help").stdout
+    assert "schedule" in run([str(side_by_side.python.parent / "delayserver"), "--help"], cwd=ROOT.parent).stdout
+    assert changed_files(side_by_side.files("wheel")) == []
+    assert changed_files(side_by_side.files("delayserver")) == []
+
+
+def test_installing_theirs_again_leaves_ours_whole(side_by_side: Environment) -> None:
+    side_by_side.pip("install", "--quiet", "--force-reinstall", "wheel")
+    assert changed_files(side_by_side.files("delayserver")) == []
+    side_by_side.run("-c", "import wheel.hashed_wheel")
+
+
+def test_installed_metadata_is_that_of_the_project(side_by_side: Environment) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] in side_by_side.run("-m", "delayserver", "--version").stdout
+
+
+def test_uninstalling_ours_leaves_theirs_whole_and_an_editable_install_is_guarded(side_by_side: Environment) -> None:
+    side_by_side.pip("uninstall", "--quiet", "--yes", "delayserver")
+    assert changed_files(side_by_side.files("wheel")) == []
+    side_by_side.run("-m", "wheel", "version")
+    assert side_by_side.run("-c", "import wheel.hashed_wheel", check=False).returncode == 1
+
+    # Editable: now their wheel/__init__.py wins the name, and the program says so instead of a traceback.
+    side_by_side.pip("install", "--quiet", "--no-deps", "--editable", str(ROOT))
+    refused = side_by_side.run("-m", "delayserver", "--help", check=False)
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1
+    assert "another package 'wheel'" in refused.stderr
+    assert "pip uninstall wheel`" in refused.stderr
+
+    # The remedy that it names works.
+    side_by_side.pip("uninstall", "--quiet", "--yes", "wheel")
+    assert "schedule" in side_by_side.run("-m", "delayserver", "--help").stdout
+    side_by_side.run("-c", "import wheel.hashed_wheel")
