@@ -1,0 +1,70 @@
+"""What a pull hands out, and cutting it to size without work per message."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.batches import I64, U32, StoredBatch
+
+# Of a row in a reply, beside its id, properties and body: nine columns.
+ROW_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class PulledBatch:
+    """Messages handed out: `delivery` (i64[n]) names them in an ack, `attempt` (u32[n]) counts from 1."""
+
+    batch: StoredBatch
+    delivery: I64
+    attempt: U32
+
+    def __len__(self) -> int:
+        return len(self.delivery)
+
+
+@dataclass(slots=True)
+class PullBudget:
+    """What a pull may still take, and what it has taken."""
+
+    messages: int
+    bytes: int
+    parts: list[StoredBatch] = field(default_factory=list)
+    deliveries: list[I64] = field(default_factory=list)
+    attempts: list[NDArray[Any]] = field(default_factory=list)
+
+    def take(self, part: StoredBatch, delivery: I64, before: I64, size: int) -> None:
+        """Take rows; `before` is how often each was handed out before its redelivery number says."""
+        self.parts.append(part)
+        self.deliveries.append(delivery)
+        self.attempts.append(part.redelivery + (before + 1))
+        self.messages -= len(part)
+        self.bytes -= size
+
+    def fitting(self, batch: StoredBatch, row: int, count: int) -> tuple[int, int]:
+        """How many of `count` rows from `row` on fit, and their bytes; the first message of a pull always fits."""
+        count = min(count, self.messages)
+        lengths = (batch.ids_length, batch.properties_length, batch.bodies_length)
+        if all(column.strides == (0,) for column in lengths):
+            size = ROW_BYTES + sum([int(column[0]) for column in lengths])
+            fit = min(count, self.bytes // size)
+            fit = max(fit, 0 if self.parts else 1)
+            return fit, fit * size
+        sizes = np.cumsum(sum([column[row : row + count].astype(np.int64) for column in lengths]) + ROW_BYTES)
+        fit = int(np.searchsorted(sizes, self.bytes, side="right"))
+        fit = max(fit, 0 if self.parts else 1)
+        return fit, int(sizes[fit - 1]) if fit else 0
+
+    def pulled(self) -> PulledBatch | None:
+        """The batch, None if nothing was taken."""
+        if not self.parts:
+            return None
+        attempts = [part.astype(np.uint32) for part in self.attempts]
+        if len(self.parts) == 1:
+            return PulledBatch(self.parts[0], self.deliveries[0], attempts[0])
+        return PulledBatch(
+            StoredBatch.concatenate(self.parts), np.concatenate(self.deliveries), np.concatenate(attempts)
+        )

@@ -1,0 +1,149 @@
+"""Opening the broker's files after a stop or a crash: checkpoint, then the store behind it, then the progress log.
+
+1. The checkpoint gives the queues as of a store offset; without one they are made from the whole store.
+2. A torn tail of the store is cut off; the columns behind the offset give the rest of the queues and windows.
+3. The progress log gives what each group acked. What was leased is deliverable again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayserver.broker.checkpoint import BrokerCheckpoint, decode_checkpoint
+from delayserver.broker.delivering import grouped_columns
+from delayserver.broker.groups import ConsumerGroup, Cursor
+from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.progress import ACKED, ProgressLog, ProgressRow
+from delayserver.broker.queue import ConsumeQueue, QueueKey
+from delayserver.broker.run_blocks import RunBlocks
+from delayserver.broker.store import BrokerStore, StoredColumns
+from delayserver.broker.windows import Extent, WindowTable
+from store.errors import CorruptionError
+from store.filesystem import FileSystem, read_whole
+
+
+@dataclass(slots=True)
+class BrokerState:
+    """Everything a broker works on. `progress_ahead`: the log speaks of positions that the store does not have."""
+
+    server_id: int
+    epoch: int
+    store: BrokerStore
+    blocks: RunBlocks
+    progress: ProgressLog
+    queues: dict[QueueKey, ConsumeQueue]
+    groups: dict[tuple[int, int], ConsumerGroup]
+    windows: WindowTable
+    segment_newest_us: dict[int, int]
+    damages: list[str]
+    progress_ahead: bool = False
+
+
+def recover_broker(fs: FileSystem, directory: str, server_id: int, limits: BrokerLimits, now_us: int) -> BrokerState:
+    """Open or create. Raises FormatError for files of another server, StoreError where the disk fails."""
+    fs.make_directory(directory)
+    checkpoint = _read_checkpoint(fs, f"{directory}/checkpoint", server_id)
+    # A lost checkpoint must not bring an epoch back that old delivery ids still carry; the time will not.
+    epoch = checkpoint.epoch + 1 if checkpoint else now_us // 1_000_000
+    store = BrokerStore.open(fs, f"{directory}/store", server_id, limits, checkpoint.store_offset if checkpoint else 0)
+    if checkpoint is None or checkpoint.store_offset > store.end:
+        checkpoint = BrokerCheckpoint(server_id)
+    state = BrokerState(
+        server_id,
+        epoch,
+        store,
+        RunBlocks.open(fs, f"{directory}/queue", server_id, limits, checkpoint.blocks_offset),
+        ProgressLog.open(fs, f"{directory}/progress.log", server_id),
+        checkpoint.queues,
+        {},
+        WindowTable(limits.window_extents_max, checkpoint.windows),
+        checkpoint.segment_newest_us,
+        [],
+    )
+    state.damages += [f"{found.path}: {found.damage.detail}" for found in store.damages]
+    state.damages += [f"{directory}/progress.log: {damage.detail}" for damage in state.progress.damages]
+    _scan(state, checkpoint.store_offset)
+    bases = [base for base, _, _ in store.segments()]
+    state.segment_newest_us = {base: state.segment_newest_us.get(base, now_us) for base in bases}
+    _read_progress(state)
+    return state
+
+
+def _read_checkpoint(fs: FileSystem, path: str, server_id: int) -> BrokerCheckpoint | None:
+    try:
+        return decode_checkpoint(read_whole(fs, path), server_id)
+    except FileNotFoundError:
+        return None
+
+
+def _scan(state: BrokerState, offset: int) -> None:
+    """Bring queues and windows from a store offset to its end; what retention gave back meanwhile leaves them."""
+    store = state.store
+    for queue in state.queues.values():
+        queue.retire(store.first)
+    state.windows.retire(store.first)
+    while offset < store.end:
+        try:
+            for record in store.columns(offset, store.end):
+                _add_record(state, record)
+                offset = record.stop
+            return
+        except CorruptionError as error:
+            state.damages.append(str(error))
+            damaged, offset = offset, store.skip_damage(offset)
+            state.damages.append(f"store offsets {damaged} to {offset} are passed over")
+
+
+def _add_record(state: BrokerState, record: StoredColumns) -> None:
+    columns = record.columns
+    window = (int(columns["server_id"][0]), int(columns["window_ms"][0]))
+    sequence = columns["sequence"]
+    state.windows.add(window, Extent(record.offset, record.stop, int(sequence.min()), int(sequence.max())))
+    for run in grouped_columns(columns["subject"], columns["target_group"]):
+        position = int(columns["position"][run.row_start])
+        queue = state.queues.get(run.key)
+        if queue is None:
+            queue = state.queues[run.key] = ConsumeQueue(position, position)
+        if position > queue.end:
+            # Damage swallowed what stood between. A run that cannot be read stands for it, so that pulls report it.
+            queue.append(record.offset, run.row_start, position - queue.end)
+        if position == queue.end:
+            queue.append(record.offset, run.row_start, run.row_count)
+
+
+def _read_progress(state: BrokerState) -> None:
+    for row in state.progress.rows():
+        _apply(state, row)
+    for (subject, group), consumer_group in state.groups.items():
+        for cursor, target in ((consumer_group.main, 0), (consumer_group.retry, group)):
+            queue = state.queues.get((subject, target))
+            cursor.restart(queue.end if queue else 0)
+
+
+def _apply(state: BrokerState, row: ProgressRow) -> None:
+    key = (row.subject, row.group)
+    group = state.groups.get(key)
+    if group is None:
+        firsts = [queue.first if (queue := state.queues.get((row.subject, target))) else 0 for target in (0, row.group)]
+        group = state.groups[key] = ConsumerGroup(Cursor(firsts[0]), Cursor(firsts[1]))
+    cursor = group.cursor(row.retry)
+    if row.change != ACKED:
+        cursor.seen_stop, cursor.seen_times = row.stop, row.times
+        return
+    queue = _queue_of(state, (row.subject, row.group if row.retry else 0), row.stop)
+    if queue is not None:
+        if row.stop > queue.end:
+            state.progress_ahead = True
+            state.damages.append(f"acked up to {row.stop}, stored up to {queue.end}: durable messages are missing")
+        cursor.ack(row.start, row.stop, queue.end)
+
+
+def _queue_of(state: BrokerState, key: QueueKey, stop: int) -> ConsumeQueue | None:
+    """The queue of a row. One of which nothing is stored any more (and no checkpoint tells) goes on where acks end,
+    so that no position is used twice."""
+    queue = state.queues.get(key)
+    if queue is None and stop > 0:
+        queue = state.queues[key] = ConsumeQueue(stop, stop)
+    elif queue is not None and queue.first == queue.end < stop:
+        queue.first = queue.end = stop
+    return queue
