@@ -7,7 +7,7 @@ reserve            space kept back, so that a full disk can still record what wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -186,6 +186,9 @@ class DispatchLog:
 
     def __contains__(self, key: object) -> bool:
         return key in self._files.states
+
+    def __iter__(self) -> Iterator[DispatchKey]:
+        return iter(self.keys())
 
     def keys(self) -> list[DispatchKey]:
         """All files, in order of their windows."""

@@ -103,6 +103,9 @@ class ScheduleLog:
     def __contains__(self, key: object) -> bool:
         return key in self._files.states
 
+    def __iter__(self) -> Iterator[ScheduleKey]:
+        return iter(self.keys())
+
     def keys(self) -> list[ScheduleKey]:
         """All files, in order of their windows."""
         return sorted(self._files.states)

@@ -1,0 +1,453 @@
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from store.batches import MessageBatch
+from store.columns import gather_ragged
+from store.errors import CorruptionError, FormatError, StoreError, SyncFailedError
+from store.filesystem import RealFileSystem
+from store.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source, index_rows
+from store.segment import FILE_HEADER_BYTES, Damage
+from store.windows import day_of
+from tests.fakes.disk import FakeDisk
+from tests.fakes.rows import messages
+
+MINUTE = 1_795_252_500_000
+KEY = ScheduleKey(MINUTE, Source.DIRECT)
+DAY = ScheduleKey(day_of(MINUTE), Source.DAY)
+ROOT = "/data/schedule_log"
+
+
+def opened(disk: FakeDisk, open_files_max: int = 256, *, server_id: int = 7) -> ScheduleLog:
+    return ScheduleLog(disk, ROOT, server_id, 60_000, open_files_max)
+
+
+def filled(disk: FakeDisk, counts: list[int], key: ScheduleKey = KEY) -> tuple[ScheduleLog, MessageBatch]:
+    """A log with records of these sizes in one file, synced after each, and all its rows."""
+    log, parts, sequence = opened(disk), [], 1
+    for count in counts:
+        parts.append(messages(sequence, count, due_ms=key.start_ms))
+        log.append(key, parts[-1])
+        log.sync()
+        sequence += count + 1
+    return log, MessageBatch.concatenate(parts)
+
+
+def assert_same(left: MessageBatch, right: MessageBatch) -> None:
+    for name, _ in MessageBatch.schema.fields:
+        np.testing.assert_array_equal(getattr(left, name), getattr(right, name), name)
+    for name in MessageBatch.schema.blobs:
+        assert bytes(getattr(left, name)) == bytes(getattr(right, name)), name
+
+
+def whole(log: ScheduleLog, key: ScheduleKey = KEY) -> MessageBatch:
+    return MessageBatch.concatenate([batch for _, batch in log.batches(key)])
+
+
+def test_files_are_named_by_window_and_source() -> None:
+    disk = FakeDisk()
+    log = opened(disk)
+    for key in (KEY, ScheduleKey(MINUTE, Source.FROM_DAY), DAY):
+        log.append(key, messages(1, 2))
+    assert disk.files() == [
+        f"{ROOT}/2026-11-21/0915.day.log", f"{ROOT}/2026-11-21/0915.direct.log", f"{ROOT}/2026-11-21/day.log",
+    ]  # fmt: skip
+    assert log.keys() == [DAY, KEY, ScheduleKey(MINUTE, Source.FROM_DAY)]
+    assert log.keys_between(MINUTE, MINUTE + 1) == [KEY, ScheduleKey(MINUTE, Source.FROM_DAY)]
+
+
+def test_a_file_that_is_not_there_is_empty() -> None:
+    log = opened(FakeDisk())
+    assert (log.end(KEY), log.last_sequence(KEY), log.rows(KEY), KEY in log) == (0, 0, 0, False)
+    assert list(log.batches(KEY)) == [] and len(log.index(KEY)) == 0
+    assert not log.find(KEY, np.array([1])).mask.any()
+    assert len(log.find_ids(KEY, 1, 1, 1, b"a")) == len(log.read_rows(KEY, np.array([1]))) == 0
+
+
+@pytest.mark.parametrize("counts", [[1], [5, 1, 1, 300, 2], [1] * 300, [700, 2, 800]])
+def test_what_was_appended_is_read_back(counts: list[int]) -> None:
+    log, rows = filled(FakeDisk(), counts)
+    assert_same(whole(log), rows)
+    names = [name for name, _ in MessageBatch.schema.fields]
+    columns = log.read_columns(KEY, names)
+    for name in names:
+        np.testing.assert_array_equal(columns[name], getattr(rows, name), name)
+    assert [len(columns["sequence"]) for _, columns in log.columns(KEY)] == counts
+    assert log.rows(KEY) == len(rows) and log.last_sequence(KEY) == int(rows.sequence[-1])
+
+
+@pytest.mark.parametrize("counts", [[1], [5, 1, 1, 300, 2], [1] * 300, [700, 2, 800]])
+def test_the_index_points_at_the_bytes_of_each_row(counts: list[int]) -> None:
+    log, rows = filled(FakeDisk(), counts)
+    index = log.index(KEY)
+    order = np.random.default_rng(1).permutation(len(rows))
+    for name in MessageBatch.schema.blobs:
+        lengths = getattr(rows, f"{name}_length")
+        got = log.gather(KEY, getattr(index, f"{name}_offset")[order], lengths[order])
+        assert bytes(got) == bytes(gather_ragged(getattr(rows, name), lengths, order)), name
+    for name in ScheduleIndex.FROM_BATCH:
+        np.testing.assert_array_equal(getattr(index, name), getattr(rows, name), name)
+
+
+def test_the_index_of_an_appended_batch_equals_the_index_read_back() -> None:
+    log = opened(FakeDisk())
+    log.append(KEY, messages(1, 10))
+    batch = messages(20, 33)
+    place = log.append(KEY, batch)
+    direct, read = index_rows(batch, place.blob_start), log.index(KEY, place.start, place.end)
+    for name in (*ScheduleIndex.FROM_BATCH, "ids_offset", "properties_offset", "bodies_offset"):
+        np.testing.assert_array_equal(getattr(direct, name), getattr(read, name), name)
+
+
+@given(st.tuples(st.integers(0, 60_000), st.integers(0, 60)), st.tuples(st.integers(0, 60_000), st.integers(0, 60)))
+@settings(max_examples=30, deadline=None)
+def test_a_key_range_excludes_its_start_and_includes_its_stop(low: tuple[int, int], high: tuple[int, int]) -> None:
+    log, rows = filled(FakeDisk(), [20, 1, 30])
+    at = MINUTE + low[0], low[1]
+    to = MINUTE + high[0], high[1]
+    keys = list(zip(rows.due_ms.tolist(), rows.sequence.tolist(), strict=True))
+    got = log.index(KEY, from_key=at, to_key=to)
+    assert got.sequence.tolist() == [sequence for due, sequence in keys if at < (due, sequence) <= to]
+    exact = keys[7]
+    assert exact[1] in log.index(KEY, to_key=exact).sequence
+    assert exact[1] not in log.index(KEY, from_key=exact).sequence
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_gather_equals_slicing_the_file(data: st.DataObject) -> None:
+    disk = FakeDisk()
+    log, _ = filled(disk, [400])
+    content = disk.content(log.path(KEY))
+    width = data.draw(st.one_of(st.none(), st.integers(1, 300)))
+    ranges = data.draw(
+        st.lists(st.tuples(st.integers(0, len(content) - 300), st.integers(0, 300)), max_size=40)
+    )  # fmt: skip
+    offsets = np.array([offset for offset, _ in ranges], np.int64)
+    lengths = np.array([width or length for _, length in ranges], np.uint32)
+    expected = b"".join(content[a : a + n] for a, n in zip(offsets.tolist(), lengths.tolist(), strict=True))
+    assert bytes(log.gather(KEY, offsets, lengths)) == expected
+
+
+def test_ranges_far_apart_are_read_one_by_one() -> None:
+    disk = FakeDisk()
+    log = opened(disk)
+    log.append(KEY, MessageBatch.filled(2, sequence=np.array([1, 2]), bodies_length=1 << 20, bodies=bytes(2 << 20)))
+    index = log.index(KEY)
+    before = disk.counts["pread"]
+    assert len(log.gather(KEY, index.bodies_offset[::-1], np.array([10, 10], np.uint32))) == 20
+    assert disk.counts["pread"] - before == 2
+    assert len(log.gather(KEY, index.bodies_offset[:1] + np.arange(50)[::-1] * 90, np.full(50, 50, np.uint32))) == 2500
+    assert disk.counts["pread"] - before == 3
+
+
+def test_gathering_beyond_the_end_is_corruption() -> None:
+    log, _ = filled(FakeDisk(), [3])
+    with pytest.raises(CorruptionError):
+        log.gather(KEY, np.array([log.end(KEY) - 8, log.end(KEY)]), np.array([8, 8], np.uint32))
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.lists(st.integers(-3, 300), max_size=40))
+@settings(max_examples=40, deadline=None)
+def test_find_equals_a_dictionary(counts: list[int], asked: list[int]) -> None:
+    log, rows = filled(FakeDisk(), counts)
+    due_ms = dict(zip(rows.sequence.tolist(), rows.due_ms.tolist(), strict=True))
+    for _ in range(2):  # the table of stretches is built, then kept up by an append
+        found = log.find(KEY, np.array(asked, np.int64))
+        assert found.mask.tolist() == [sequence in due_ms for sequence in asked]
+        assert found.due_ms.tolist() == [due_ms.get(sequence, 0) for sequence in asked]
+        more = messages(log.last_sequence(KEY) + 1, 5, due_ms=MINUTE)
+        log.append(KEY, more)
+        due_ms |= dict(zip(more.sequence.tolist(), more.due_ms.tolist(), strict=True))
+
+
+def test_whole_messages_are_read_by_sequence() -> None:
+    log, rows = filled(FakeDisk(), [30, 1, 400, 2, 500])
+    picked = np.array([930, 5, 5, 300, 31, 99_999])
+    expected = rows.take(np.flatnonzero(np.isin(rows.sequence, picked)))
+    assert 3 <= len(expected) <= 4
+    assert_same(log.read_rows(KEY, picked), expected)
+    only_ids = log.read_ids(KEY, picked)
+    assert bytes(only_ids.ids) == bytes(expected.ids) and not only_ids.bodies_length.any()
+
+
+def test_an_id_is_found_by_its_bytes_and_not_by_its_hash() -> None:
+    log = opened(FakeDisk())
+    columns = {"due_ms": MINUTE, "subject": 3, "id_hash": 42, "ids_length": 3, "ids": b"oneTWOone"}
+    log.append(KEY, MessageBatch.filled(3, sequence=np.array([4, 5, 6]), **columns))
+    assert log.find_ids(KEY, 3, MINUTE, 42, b"one").tolist() == [4, 6]
+    assert log.find_ids(KEY, 3, MINUTE, 42, b"two").tolist() == []
+    assert log.find_ids(KEY, 2, MINUTE, 42, b"one").tolist() == []
+    assert log.find_ids(KEY, 3, MINUTE + 1, 42, b"one").tolist() == []
+
+
+def test_sequences_must_rise() -> None:
+    log, _ = filled(FakeDisk(), [3])
+    with pytest.raises(AssertionError, match="sequence order"):
+        log.append(KEY, messages(3, 1))
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()), max_size=25), st.integers(0, 99))
+@settings(max_examples=80, deadline=None)
+def test_after_a_crash_the_high_water_mark_tells_what_to_replay(steps: list[tuple[int, int, bool]], seed: int) -> None:
+    """The source is replayed from its start; each file skips what it has. Nothing is lost and nothing is doubled."""
+    disk, keys = FakeDisk(), [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(4)]
+    log, source, sequence = opened(disk, 2), [], 1
+    synced: dict[ScheduleKey, int] = {}
+    marks = log.marks()
+    for minute, count, sync in steps:
+        source.append((keys[minute], messages(sequence, count)))
+        log.append(*source[-1])
+        sequence += count
+        if sync:
+            log.sync()
+            synced = {key: log.last_sequence(key) for key in log}
+            marks = log.marks()
+        log.check_invariants()
+    disk.crash(Random(seed))
+    log = opened(disk, 2)
+    log.recover_all(marks)
+    assert log.damages == []
+    for key, last in synced.items():
+        assert log.last_sequence(key) >= last
+    for key, batch in source:
+        if int(batch.sequence[-1]) > log.last_sequence(key):
+            log.append(key, batch)
+    log.sync()
+    log.check_invariants()
+    for key in log:
+        assert_same(whole(log, key), MessageBatch.concatenate([batch for owner, batch in source if owner == key]))
+    scanned = opened(disk)
+    scanned.recover_all({})
+    assert scanned.marks() == log.marks()
+
+
+@pytest.mark.parametrize("cut", [1, 7, 60, 130, 200])
+def test_a_torn_tail_is_cut_off(cut: int) -> None:
+    disk = FakeDisk()
+    log, _ = filled(disk, [4])
+    mark = log.mark(KEY)
+    place = log.append(KEY, messages(10, 3))
+    path = log.path(KEY)
+    file = disk.open(path)
+    file.truncate(place.end - cut if cut > 7 else place.end - cut - 8)
+    again = opened(disk)
+    again.recover_all({KEY: mark})
+    assert (again.end(KEY), again.last_sequence(KEY), again.damages) == (mark.end, mark.last_sequence, [])
+    assert disk.size(path) == mark.end
+
+
+def test_only_files_behind_the_checkpoint_are_opened() -> None:
+    disk = FakeDisk()
+    log = opened(disk)
+    for minute in range(20):
+        log.append(ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT), messages(1, 2))
+    log.sync()
+    marks = log.marks()
+    log.append(KEY, messages(10, 2))
+    log.close()
+    again, before = opened(disk), disk.counts["open"]
+    again.recover_all(marks)
+    assert disk.counts["open"] - before == 2  # once to see that its header is whole, once to scan
+    assert again.last_sequence(KEY) == 11 and len(again.keys()) == 20
+
+
+def test_a_missing_and_a_shortened_file_are_reported() -> None:
+    disk = FakeDisk()
+    log, _ = filled(disk, [4, 4])
+    other = ScheduleKey(MINUTE + 60_000, Source.DIRECT)
+    log.append(other, messages(1, 2))
+    log.sync()
+    marks = log.marks()
+    disk.remove(log.path(other))
+    first_end = next(iter(log.batches(KEY)))[0].end
+    disk.open(log.path(KEY)).truncate(first_end)
+    again = opened(disk)
+    again.recover_all(marks)
+    assert {(damage.key, damage.damage.start) for damage in again.damages} == {(KEY, first_end), (other, 0)}
+    assert again.keys() == [KEY] and again.rows(KEY) == 4
+    again.append(other, messages(5, 2))  # and it can be written again
+    assert again.rows(other) == 2
+
+
+@pytest.mark.parametrize("size", [0, 10, 64])
+def test_a_file_without_its_header_is_removed(size: int) -> None:
+    disk = FakeDisk()
+    log, _ = filled(disk, [1], ScheduleKey(MINUTE + 60_000, Source.DIRECT))
+    path = f"{ROOT}/2026-11-21/0915.direct.log"
+    disk.open(path, create=True).truncate(size)
+    again = opened(disk)
+    again.recover_all(log.marks())
+    assert (disk.exists(path), KEY in again, again.damages) == (False, False, [])
+    again.append(KEY, messages(1, 1))
+
+
+def test_damage_below_what_was_synced_is_reported_and_the_rest_served() -> None:
+    disk = FakeDisk()
+    log, rows = filled(disk, [4, 5, 6])
+    second = [header for header, _ in log.batches(KEY)][1]
+    disk.flip_bit(log.path(KEY), second.blob_offset + 3)
+    for reader in (log, opened(disk)):
+        reader.recover_all({}) if reader is not log else None
+        with pytest.raises(CorruptionError):
+            list(reader.batches(KEY))
+        damages: list[Damage] = []
+        kept = [batch for _, batch in reader.batches(KEY, damages=damages)]
+        assert_same(MessageBatch.concatenate(kept), rows.take(np.r_[0:4, 9:15]))
+        assert [(damage.start, damage.stop) for damage in damages] == [(second.offset, second.end)]
+        with pytest.raises(CorruptionError):
+            reader.index(KEY)
+        assert len(reader.index(KEY, damages=[])) == 10
+        assert len(reader.index(KEY, verify=False)) == 15
+    recovered = opened(disk)
+    recovered.recover_all({})
+    assert [damage.damage.start for damage in recovered.damages] == [second.offset]
+    assert recovered.last_sequence(KEY) == log.last_sequence(KEY)
+
+
+def test_damage_in_the_last_record_is_not_taken_for_a_torn_tail_while_running() -> None:
+    disk = FakeDisk()
+    log, _ = filled(disk, [4, 5])
+    disk.flip_bit(log.path(KEY), log.end(KEY) - 20)
+    with pytest.raises(CorruptionError):
+        log.index(KEY)
+
+
+def test_records_behind_a_damaged_file_header_are_served() -> None:
+    disk = FakeDisk()
+    log, rows = filled(disk, [4, 5])
+    for offset in (2, 20):
+        disk.flip_bit(log.path(KEY), offset)
+        again = opened(disk, 1)
+        again.recover_all({})
+        assert [(damage.damage.start, damage.damage.stop) for damage in again.damages] == [(0, FILE_HEADER_BYTES)]
+        assert_same(whole(again), rows)
+
+
+def test_a_file_of_another_server_is_refused() -> None:
+    disk = FakeDisk()
+    filled(disk, [4])
+    with pytest.raises(FormatError, match="belongs to server"):
+        opened(disk, server_id=8).recover_all({})
+
+
+def test_names_that_are_not_ours_are_told() -> None:
+    disk = FakeDisk()
+    filled(disk, [1])
+    disk.open(f"{ROOT}/2026-11-21/0915.copy.log", create=True)
+    log = opened(disk)
+    log.recover_all({})
+    assert log.strangers == [f"{ROOT}/2026-11-21/0915.copy.log"] and log.keys() == [KEY]
+
+
+def test_the_bound_on_open_files_holds_and_evicted_files_are_synced() -> None:
+    disk = FakeDisk()
+    log = opened(disk, 3)
+    keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(10)]
+    for key in keys:
+        log.append(key, messages(1, 2))
+        assert log.open_file_count() <= 3
+        log.check_invariants()
+    assert log.dirty_keys() == keys[-3:]
+    disk.crash(Random(3))
+    again = opened(disk)
+    again.recover_all({})
+    assert set(keys[:-3]) <= set(again.keys())
+    assert all(again.rows(key) == 2 for key in keys[:-3])
+
+
+def test_a_clean_file_is_closed_before_a_dirty_one_is_synced() -> None:
+    disk = FakeDisk()
+    log = opened(disk, 2)
+    other, third = (ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in (1, 2))
+    log.append(other, messages(1, 1))
+    log.append(KEY, messages(1, 1))
+    log.sync([KEY])
+    log.append(third, messages(1, 1))
+    assert log.dirty_keys() == [other, third]
+
+
+def test_a_reader_keeps_its_file_open_while_others_are_evicted() -> None:
+    disk = FakeDisk()
+    log, rows = filled(disk, [3, 3, 3])
+    log = ScheduleLog(disk, ROOT, 7, 60_000, 1)
+    log.recover_all({})
+    reading = log.batches(KEY)
+    parts = [next(reading)[1]]
+    for minute in range(1, 4):
+        log.append(ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT), messages(1, 1))
+    parts += [batch for _, batch in reading]
+    assert_same(MessageBatch.concatenate(parts), rows)
+    log.append(ScheduleKey(MINUTE + 60_000 * 9, Source.DIRECT), messages(1, 1))
+    assert log.open_file_count() == 1
+
+
+def test_a_failed_sync_is_final_for_the_file() -> None:
+    disk = FakeDisk()
+    log, _ = filled(disk, [3])
+    log.append(KEY, messages(10, 1))
+    mark = log.mark(KEY)
+    disk.fail_next_sync("0915")
+    with pytest.raises(SyncFailedError):
+        log.sync()
+    with pytest.raises(SyncFailedError):
+        log.sync()
+    with pytest.raises(StoreError, match="restart"):
+        log.append(KEY, messages(20, 1))
+    assert log.mark(KEY) == mark and log.dirty_keys() == [KEY]
+
+
+def test_a_mark_is_of_the_last_sync_and_not_of_the_last_append() -> None:
+    log, _ = filled(FakeDisk(), [3])
+    before = log.mark(KEY)
+    log.append(KEY, messages(10, 4))
+    assert log.mark(KEY) == before and log.rows(KEY) == 7
+    log.sync()
+    assert log.mark(KEY) == (log.end(KEY), 13, 7, ())
+
+
+def test_removing_the_last_file_of_a_day_removes_its_folder_durably() -> None:
+    disk = FakeDisk()
+    log, _ = filled(disk, [3])
+    log.append(DAY, messages(1, 1))
+    log.sync()
+    log.remove(KEY)
+    assert KEY not in log and disk.exists(f"{ROOT}/2026-11-21")
+    log.remove(DAY)
+    assert not disk.exists(f"{ROOT}/2026-11-21")
+    disk.crash(Random(1))
+    assert disk.files(ROOT) == []
+
+
+def test_a_tool_that_must_not_write_leaves_a_torn_tail_alone() -> None:
+    disk = FakeDisk()
+    log, rows = filled(disk, [4])
+    place = log.append(KEY, messages(10, 3))
+    disk.open(log.path(KEY)).truncate(place.end - 16)
+    tool = ScheduleLog(disk, ROOT, 7, 60_000, write=False)
+    tool.recover_all({})
+    assert_same(whole(tool), rows)
+    assert disk.size(log.path(KEY)) == place.end - 16
+
+
+def test_the_real_disk_behaves_like_the_fake(tmp_path: object) -> None:
+    log = ScheduleLog(RealFileSystem(), f"{tmp_path}/schedule_log", 7, 60_000, 2)
+    parts = [messages(1 + 10 * part, 10, due_ms=MINUTE) for part in range(3)]
+    for part in parts:
+        log.append(KEY, part)
+        log.append(DAY, part)
+        log.append(ScheduleKey(MINUTE, Source.FROM_DAY), part)
+    log.sync()
+    marks = log.marks()
+    log.close()
+    again = ScheduleLog(RealFileSystem(), f"{tmp_path}/schedule_log", 7, 60_000, 2)
+    again.recover_all(marks)
+    assert_same(whole(again), MessageBatch.concatenate(parts))
+    for key in list(again):
+        again.remove(key)
+    again.close()
