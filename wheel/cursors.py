@@ -15,7 +15,8 @@ offsets count per file.
 
 Exactly once rests on what the caller does in one step of the event loop, with no await in between:
 
-- publish a record (make it visible to loaders), ask `owner`, and add the rows it names to the wheel;
+- ask `owner`, once for each record, and add the rows it names to the wheel. The record may have been appended
+  earlier: a load that captured its end offset in between owns it, and the offset says so;
 - read the end offsets of all files of the window, and `begin_load`;
 - filter the loaded rows by `covers`, add them to the wheel, and `finish_load`;
 - drop rows from the wheel by `HashedWheel.evict_after`, and `evict_after` here with the same key.
@@ -90,7 +91,8 @@ class LoadCursors:
     def owner(self, window_start_ms: int, source: str, offset: int, due_ms: Int64s, sequence: Int64s) -> Mask:
         """True for each of n rows of the record at `offset` that the replayer must add to the wheel: bool[n].
 
-        False: a load that runs or is still to come brings it. To be asked once per record, as it is published.
+        False: a load that runs or is still to come brings it. To be asked once per record, when it is appended or
+        later.
         """
         window = self._windows.get(window_start_ms)
         if window is None:

@@ -17,11 +17,11 @@ TIMES = st.integers(-50, 700) | st.integers(-3000, 30_000)
 
 
 class AnyBounds(RuleBasedStateMachine):
-    """A wheel of 16 slots of 4 ms, so that rounds, spans and jumps of the clock all happen within a few hundred ms."""
+    """A wheel of 16 slots of a few ms, so that rounds, spans and jumps of the clock happen within a few hundred ms."""
 
-    @initialize(start_ms=st.integers(-20, 400))
-    def start(self, start_ms: int) -> None:
-        self.wheel = HashedWheel(start_ms, tick_ms=4, slots=16, payload_dtype=PAYLOAD)
+    @initialize(start_ms=st.integers(-20, 400), tick_ms=st.sampled_from([1, 4, 10]))
+    def start(self, start_ms: int, tick_ms: int) -> None:
+        self.wheel = HashedWheel(start_ms, tick_ms, slots=16, payload_dtype=PAYLOAD)
         self.model: list[tuple[int, int]] = []
         self.gone: list[tuple[int, int]] = []
         self.next_sequence = 0
@@ -36,6 +36,11 @@ class AnyBounds(RuleBasedStateMachine):
     @rule(rows=st.integers(50, 400), first=TIMES, step=st.integers(0, 7))
     def add_many(self, rows: int, first: int, step: int) -> None:
         self.add_columns([first + i * step % 611 for i in range(rows)], None)
+
+    @rule(batches=st.integers(2, 12), first=TIMES, step=st.integers(1, 300))
+    def add_small_wide_batches(self, batches: int, first: int, step: int) -> None:
+        for batch in range(batches):
+            self.add_columns([first + (batch + i) * step % 1777 for i in range(9)], None)
 
     def add_columns(self, due: list[int], shuffle: object) -> None:
         sequence = list(range(self.next_sequence, self.next_sequence + len(due)))
