@@ -6,6 +6,7 @@ from delayserver.client.async_batching import AsyncBatcher, Handle
 from delayserver.client.asynchronous import AsyncClient
 from delayserver.client.batching import Batcher
 from delayserver.client.blocking import Client
+from delayserver.client.consumer import Consumer, Received
 from delayserver.client.messages import (
     AckResult,
     CancelResult,
@@ -34,6 +35,7 @@ __all__ = [
     "CancelResult",
     "Client",
     "ColumnsSent",
+    "Consumer",
     "DelayServerError",
     "Delivery",
     "Handle",
@@ -44,6 +46,7 @@ __all__ = [
     "Node",
     "Outcome",
     "PulledColumns",
+    "Received",
     "RejectedRow",
     "RescheduleResult",
     "Route",

@@ -98,6 +98,11 @@ class AsyncClient:
         # The group holds nothing but tasks that end by themselves now, so an error of the block passes by unwrapped.
         await tasks.__aexit__(None, None, None)
 
+    @property
+    def closed(self) -> bool:
+        """Whether it is outside its ``async with`` block."""
+        return self._tasks is None
+
     async def connect(self) -> ServerInfo:
         """Who the server is and which limits it has; connects if need be, as every call does."""
         if self._core.server is None:
@@ -160,6 +165,8 @@ class AsyncClient:
 
         A refused message does not fail its neighbours and is not retried here. Ids are made as by `send`.
         """
+        if not messages:
+            return []
         await self._learn_clock(relative=any(m.delay_ms is not None or m.delay is not None for m in messages))
         return await self._run(
             send_calls.send_many_call(messages, self._core.clock, make_ids=self._retries.retries > 0)
@@ -225,7 +232,7 @@ class AsyncClient:
 
     async def cancel_many(self, targets: Sequence[Target]) -> list[CancelResult | DelayServerError]:
         """Cancel many, all by receipt or all by `MessageKey`: a result or an error for each, in order."""
-        return await self._run(message_calls.cancel_call(targets))
+        return await self._run(message_calls.cancel_call(targets)) if targets else []
 
     async def cancel_columns(self, due_ms: ArrayLike, sequence: ArrayLike) -> NDArray[np.uint8]:
         """Cancel many by due time and sequence (i64[n] each); gives `Outcome` codes, u8[n]."""
@@ -258,7 +265,7 @@ class AsyncClient:
 
     async def lookup_many(self, targets: Sequence[Target]) -> list[LookupResult | DelayServerError]:
         """What became of many: a result or an error for each, in order."""
-        return await self._run(message_calls.lookup_call(targets))
+        return await self._run(message_calls.lookup_call(targets)) if targets else []
 
     async def status(self) -> Status:
         """The server's status map."""

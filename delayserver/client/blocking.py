@@ -155,6 +155,8 @@ class Client:
 
         A refused message does not fail its neighbours and is not retried here. Ids are made as by `send`.
         """
+        if not messages:
+            return []
         with self._lock:
             self._learn_clock(relative=any(m.delay_ms is not None or m.delay is not None for m in messages))
             return self._run(send_calls.send_many_call(messages, self._core.clock, make_ids=self._retries.retries > 0))
@@ -226,7 +228,7 @@ class Client:
 
     def cancel_many(self, targets: Sequence[Target]) -> list[CancelResult | DelayServerError]:
         """Cancel many, all by receipt or all by `MessageKey`: a result or an error for each, in order."""
-        return self._run(message_calls.cancel_call(targets))
+        return self._run(message_calls.cancel_call(targets)) if targets else []
 
     def cancel_columns(self, due_ms: ArrayLike, sequence: ArrayLike) -> NDArray[np.uint8]:
         """Cancel many by due time and sequence (i64[n] each); gives `Outcome` codes, u8[n]."""
@@ -260,7 +262,7 @@ class Client:
 
     def lookup_many(self, targets: Sequence[Target]) -> list[LookupResult | DelayServerError]:
         """What became of many: a result or an error for each, in order."""
-        return self._run(message_calls.lookup_call(targets))
+        return self._run(message_calls.lookup_call(targets)) if targets else []
 
     def status(self) -> Status:
         """The server's status map."""

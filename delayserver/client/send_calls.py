@@ -95,6 +95,8 @@ def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
     Raises `InvalidArgument` where lengths disagree.
     """
     count, blob, length_column = _body_columns(columns)
+    if count < 1:
+        raise InvalidArgument("a columnar send has at least one row")
     arguments: dict[str, Any] = {
         "count": count,
         "due_ms": _column(columns.due_ms, count, I64, "due_ms"),
@@ -252,8 +254,6 @@ def _column(values: Integers, count: int, dtype: np.dtype[Any], name: str) -> An
     if type(values) is int:
         return values
     array: NDArray[Any] = np.asarray(values)
-    if count == 0:
-        return b""
     if array.ndim == 0:
         array = np.broadcast_to(array, count)
     if array.shape != (count,) or array.dtype.kind not in "iu":

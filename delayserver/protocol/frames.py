@@ -172,7 +172,7 @@ def decode_request(payload: Payload) -> Request:
     _check_id(request_id, 1)
     if type(operation) is not str:
         raise MalformedFrame("a request's operation is text", request_id=request_id)
-    return Request(request_id, operation, _check_map(arguments, "arguments"))
+    return Request(request_id, operation, _check_map(arguments, "arguments", request_id))
 
 
 def decode_reply(payload: Payload) -> Reply:
@@ -193,12 +193,12 @@ def _check_id(value: object, minimum: int) -> None:
         raise MalformedFrame(f"an id is an integer from {minimum} to 2^63-1")
 
 
-def _check_map(value: object, what: str) -> dict[str, Any]:
+def _check_map(value: object, what: str, request_id: int = 0) -> dict[str, Any]:
     if type(value) is not dict:
-        raise MalformedFrame(f"{what} must be a map")
+        raise MalformedFrame(f"{what} must be a map", request_id=request_id)
     for key in value:
         if type(key) is not str:
-            raise MalformedFrame(f"the keys of {what} must be text")
+            raise MalformedFrame(f"the keys of {what} must be text", request_id=request_id)
     return value
 
 

@@ -104,8 +104,13 @@ def test_send_columns_takes_blobs_and_lists_and_gives_receipts_back(server: Fake
     assert [stored.subject for stored in server.messages] == ["a", "a", "a", "c", "a"]
     outcomes = client.cancel_columns(sent.due_ms, sent.sequence)
     assert outcomes.tolist() == [Outcome.CANCELLED] * 2
-    empty = client.send_columns("a", 5, [])
-    assert (empty.accepted, empty.receipts()) == (0, [])
+    with pytest.raises(InvalidArgument, match="at least one row"):
+        client.send_columns("a", 5, [])
+
+
+def test_nothing_to_do_needs_no_request(server: FakeServer, client: Client) -> None:
+    assert client.send_many([]) == client.cancel_many([]) == client.lookup_many([]) == []
+    assert {request.operation for request in server.requests} == {"hello", "ping"}
 
 
 @pytest.mark.parametrize(
