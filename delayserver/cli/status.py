@@ -102,6 +102,8 @@ def _flatten(name: str, value: object) -> list[tuple[str, str]]:
 
 
 def _shown(value: object) -> str:
+    if value is None:
+        return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, int):

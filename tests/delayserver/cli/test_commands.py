@@ -1,0 +1,221 @@
+"""Every client command against a real server, through its output and exit code alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def send(server: Any, subject: str, body: str = "hello", *arguments: str) -> dict[str, Any]:
+    done = server.run("send", subject, body, "--json", *arguments)
+    assert done.code == 0, done.err
+    row: dict[str, Any] = done.row
+    return row
+
+
+def pull(server: Any, subject: str, *arguments: str) -> list[dict[str, Any]]:
+    done = server.run("pull", subject, "--group", "g", "--wait", "20s", "--json", *arguments)
+    assert done.code == 0, done.err
+    rows: list[dict[str, Any]] = done.rows
+    return rows
+
+
+def test_what_is_sent_arrives_when_it_is_due_and_not_before(server: Any) -> None:
+    sent = send(server, "arrives", "hello", "--delay", "1s")
+    assert set(sent) == {"receipt", "message_id", "subject", "due_ms", "sequence"}
+    (row,) = pull(server, "arrives", "--ack")
+    assert time.time() * 1000 >= sent["due_ms"]
+    assert row["dispatched_ms"] >= row["due_ms"] == sent["due_ms"]
+    assert (row["message_id"], row["sequence"]) == (sent["message_id"], sent["sequence"])
+    assert (row["subject"], row["body"], row["attempt"]) == ("arrives", "hello", 1)
+    assert server.run("pull", "arrives", "--group", "g", "--json").out == ""
+
+
+def test_a_receipt_names_server_due_time_and_sequence(server: Any) -> None:
+    sent = send(server, "named", "hello", "--delay", "1h")
+    assert sent["receipt"] == f"{server.server_id}-{sent['due_ms']:012x}-{sent['sequence']:012x}"
+
+
+def test_without_a_time_a_message_is_due_now(server: Any) -> None:
+    send(server, "now")
+    assert [row["body"] for row in pull(server, "now", "--ack")] == ["hello"]
+
+
+def test_an_absolute_time_with_zone_is_taken_exactly(server: Any) -> None:
+    at = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
+    local = at.astimezone().isoformat()
+    assert send(server, "at", "x", "--at", local)["due_ms"] == int(at.timestamp()) * 1000
+
+
+def test_a_body_comes_from_stdin_or_a_file_byte_by_byte(server: Any, tmp_path: Path) -> None:
+    assert server.run("send", "bytes", "-", stdin=b"\xff\x00 from stdin").code == 0
+    (tmp_path / "body").write_bytes(b"from a file\n")
+    assert server.run("send", "bytes", "--file", str(tmp_path / "body")).code == 0
+    rows = pull(server, "bytes", "--max", "2", "--ack")
+    assert sorted((row["body"], row.get("body_encoding")) for row in rows) == [
+        ("/wAgZnJvbSBzdGRpbg==", "base64"),
+        ("from a file\n", None),
+    ]
+
+
+def test_properties_and_an_id_arrive_with_the_message(server: Any) -> None:
+    send(server, "properties", "x", "--id", "order-1", "--property", "a=b=c", "--property", "d=")
+    (row,) = pull(server, "properties", "--ack")
+    assert (row["message_id"], row["properties"]) == ("order-1", {"a": "b=c", "d": ""})
+
+
+def test_the_same_id_and_due_time_again_is_delivered_once(server: Any) -> None:
+    at = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
+    first = send(server, "twice", "x", "--id", "one", "--at", at)
+    second = send(server, "twice", "x", "--id", "one", "--at", at)
+    assert len(pull(server, "twice", "--max", "2", "--wait", "3s", "--ack")) == 1
+    outcomes = [row["outcome"] for row in server.run("lookup", first["receipt"], second["receipt"], "--json").rows]
+    assert outcomes == ["delivered", "deduplicated"]
+
+
+def test_what_is_not_acknowledged_comes_again_with_another_attempt(server: Any) -> None:
+    send(server, "again")
+    (first,) = pull(server, "again", "--ack-timeout", "1s")
+    (second,) = pull(server, "again", "--ack")
+    assert (first["attempt"], second["attempt"]) == (1, 2)
+    assert first["message_id"] == second["message_id"]
+
+
+def test_pull_ends_when_the_wait_is_over(server: Any) -> None:
+    started_s = time.monotonic()
+    done = server.run("pull", "silent", "--group", "g", "--wait", "1s")
+    assert (done.code, done.out) == (0, "")
+    assert "nothing was due within 1 s" in done.err
+    assert time.monotonic() - started_s >= 1
+
+
+def test_pull_goes_on_until_it_has_as_many_as_asked_for(server: Any) -> None:
+    for delay in ("0s", "1s", "2s"):
+        send(server, "several", delay, "--delay", delay)
+    assert [row["body"] for row in pull(server, "several", "--max", "3", "--ack")] == ["0s", "1s", "2s"]
+
+
+def test_two_groups_get_every_message_each(server: Any) -> None:
+    send(server, "groups")
+    for group in ("one", "two"):
+        done = server.run("pull", "groups", "--group", group, "--wait", "20s", "--ack", "--json")
+        assert [row["body"] for row in done.rows] == ["hello"]
+
+
+def test_what_is_cancelled_is_not_delivered(server: Any) -> None:
+    receipt = send(server, "cancelled", "x", "--delay", "2s")["receipt"]
+    assert server.run("cancel", receipt, "--json").row == {"receipt": receipt, "outcome": "cancelled"}
+    assert server.run("cancel", receipt, "--json").row == {"receipt": receipt, "outcome": "already_cancelled"}
+    assert server.run("lookup", receipt, "--json").row["outcome"] == "cancelled"
+    assert pull(server, "cancelled", "--wait", "4s") == []
+
+
+def test_receipts_are_read_from_stdin_too(server: Any) -> None:
+    receipts = [send(server, "stdin", "x", "--delay", "1h")["receipt"] for _ in range(3)]
+    done = server.run("cancel", "-", "--json", stdin="\n".join(receipts).encode())
+    assert [row["receipt"] for row in done.rows] == receipts
+    assert {row["outcome"] for row in done.rows} == {"cancelled"}
+
+
+def test_a_bad_receipt_fails_alone_and_the_exit_code_says_so(server: Any) -> None:
+    receipt = send(server, "bad", "x", "--delay", "1h")["receipt"]
+    foreign = "0" * 12 + receipt[12:]
+    done = server.run("cancel", "nonsense", foreign, receipt, "--json")
+    assert done.code == 1
+    assert [row.get("error") or row["outcome"] for row in done.rows] == [
+        "receipt_invalid",
+        "foreign_receipt",
+        "cancelled",
+    ]
+
+
+def test_lookup_follows_a_message(server: Any) -> None:
+    receipt = send(server, "followed", "x", "--delay", "1s")["receipt"]
+    before = server.run("lookup", receipt, "--json").row
+    assert (before["receipt"], before["outcome"]) == (receipt, "pending")
+    pull(server, "followed", "--ack")
+    after = server.run("lookup", receipt, "--json").row
+    assert (after["outcome"], after["subject"]) == ("delivered", "followed")
+    assert after["dispatched_ms"] >= after["due_ms"]
+
+
+def test_a_receipt_that_was_never_given_is_unknown(server: Any) -> None:
+    receipt = send(server, "unknown", "x", "--delay", "1h")["receipt"]
+    never = receipt[:-12] + f"{int(receipt[-12:], 16) + 10**6:012x}"
+    assert server.run("lookup", never, "--json").row["outcome"] == "unknown"
+
+
+def test_rescheduled_to_now_a_message_is_delivered_now_and_once(server: Any) -> None:
+    sent = send(server, "moved", "content", "--delay", "1h", "--id", "mine")
+    row = server.run("reschedule", sent["receipt"], "--delay", "0s", "--json").row
+    assert (row["receipt"], row["outcome"]) == (sent["receipt"], "cancelled")
+    (pulled,) = pull(server, "moved", "--ack")
+    assert (pulled["body"], pulled["message_id"], pulled["sequence"]) == ("content", "mine", row["sequence"])
+    assert server.run("lookup", row["new_receipt"], "--json").row["outcome"] == "delivered"
+    again = server.run("reschedule", sent["receipt"], "--delay", "0s")
+    assert "nothing was changed" in again.out
+
+
+def test_a_message_that_is_late_beyond_use_expires(server: Any) -> None:
+    at = (datetime.now(UTC) - timedelta(minutes=1)).isoformat()
+    receipt = send(server, "expires", "x", "--at", at, "--expires", "1s")["receipt"]
+    assert pull(server, "expires", "--wait", "1s") == []
+    assert server.run("lookup", receipt, "--json").row["outcome"] == "expired"
+
+
+def test_a_due_time_too_far_is_refused_by_name(server: Any) -> None:
+    done = server.run("send", "far", "x", "--delay", "4000d")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith("Error: too_far")
+    assert done.err.count("\n") == 1
+
+
+def test_status_adds_up(server: Any) -> None:
+    send(server, "counted", "x", "--delay", "1h")
+    status = server.run("status", "--json").row
+    parts = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "pending")
+    assert status["accepted"] == sum(status[name] for name in parts)
+    assert status["ready"] is True
+    assert {"p50", "p99", "max"} <= set(status["lateness_ms"])
+    text = server.run("status").out
+    for name in ("ready", "accepted", *parts, "lateness_ms"):
+        assert f"\n{name} " in f"\n{text}"
+
+
+def test_watch_prints_one_status_after_the_other(server: Any, begin: Callable[..., subprocess.Popen[bytes]]) -> None:
+    watching = begin("status", "--watch", "--every", "100ms", "--json", "--server", server.address)
+    assert watching.stdout is not None
+    assert all(json.loads(watching.stdout.readline())["ready"] for _ in range(3))
+
+
+def test_output_for_people_is_the_default(server: Any) -> None:
+    sent = server.run("send", "people", "hello", "--delay", "0s").out
+    assert "receipt  " in sent
+    done = server.run("pull", "people", "--group", "g", "--wait", "20s")
+    assert "\n    hello\n" in done.out
+    assert "not acknowledged" in done.err
+
+
+def test_a_reader_that_goes_away_is_no_traceback(server: Any) -> None:
+    receipt = send(server, "pipe", "x", "--delay", "1h")["receipt"]
+    command = f"{sys.executable} -m delayserver lookup {' '.join([receipt] * 3000)} --server {server.address} | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith(receipt)
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("name", ["send", "pull"])
+def test_both_ways_to_call_it_are_the_same(server: Any, name: str) -> None:
+    script = Path(sys.executable).parent / "delayserver"
+    if not script.exists():
+        pytest.skip("delayserver is not installed in this environment")
+    done = subprocess.run([str(script), name, "--help"], capture_output=True, text=True, check=True)
+    assert done.stdout == server.run(name, "--help").out

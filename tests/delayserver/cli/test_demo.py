@@ -1,0 +1,77 @@
+"""The demo, as a stranger runs it, and that its verdict can be bad."""
+
+from __future__ import annotations
+
+import os
+import pty
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from delayserver.cli.demo_run import Demo, Progress, quantiles
+
+
+def test_every_message_of_the_demo_arrives_and_none_early(delayserver: Callable[..., Any]) -> None:
+    done = delayserver("demo", "--messages", "300", "--seconds", "2", "--json")
+    assert done.code == 0, done.err
+    row = done.row
+    assert (row["scheduled"], row["delivered"], row["missing"]) == (300, 300, 0)
+    assert (row["early"], row["duplicates"], row["ok"]) == (0, 0, True)
+    assert 0 <= row["lateness_ms"]["p50"] <= row["lateness_ms"]["p99"] <= row["lateness_ms"]["max"]
+
+
+def test_the_demo_shows_progress_and_a_summary_where_there_is_no_terminal(delayserver: Callable[..., Any]) -> None:
+    done = delayserver("demo", "--messages", "100", "--seconds", "2.5")
+    assert done.code == 0, done.err
+    assert done.out.count("arrived  ") >= 3
+    assert "\x1b" not in done.out
+    for words in ("scheduled", "delivered", "early", "p50", "p99", "max", "none before it was due"):
+        assert words in done.out
+
+
+def test_the_demo_draws_on_a_terminal(begin: Callable[..., Any]) -> None:
+    ours, theirs = pty.openpty()
+    process = begin("demo", "--messages", "50", "--seconds", "1", stdout=theirs)
+    os.close(theirs)
+    shown = b""
+    # The end of a terminal is an error on Linux.
+    with pytest.raises(OSError, match="Input/output error"):
+        while True:
+            shown += os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(60) == 0
+    assert "█".encode() in shown
+    assert b"none before it was due" in shown
+
+
+def test_quantiles_are_exact() -> None:
+    assert quantiles(np.arange(1.0, 101.0)) == {"p50": 50.0, "p99": 99.0, "max": 100.0}
+    assert quantiles(np.empty(0)) == {"p50": None, "p99": None, "max": None}
+
+
+@pytest.mark.parametrize("bad", ["missing", "early", "duplicates"])
+def test_the_verdict_is_bad_when_something_went_wrong(bad: str) -> None:
+    nothing = np.empty(0)
+    counts = {"delivered": 9 if bad == "missing" else 10, "early": int(bad == "early")}
+    counts["duplicates"] = int(bad == "duplicates")
+    assert not Progress(scheduled=10, dispatched_ms=nothing, received_ms=nothing, **counts).ok
+
+
+def note(demo: Demo, sequence: list[int], dispatched_us: int, received_us: int) -> Progress:
+    rows = np.array(sequence, np.int64)
+    due_ms = np.full(len(rows), 10, np.int64)
+    dispatched = np.full(len(rows), dispatched_us, np.int64)
+    demo._note(rows, due_ms, dispatched, dispatched - due_ms * 1000, received_us)
+    return demo._progress()
+
+
+def test_a_message_that_comes_early_or_twice_is_counted() -> None:
+    demo = Demo("127.0.0.1:1", 3, 1.0)
+    progress = note(demo, [0, 1], 10_000, 10_500)
+    assert (progress.delivered, progress.duplicates, progress.early) == (2, 0, 0)
+    progress = note(demo, [1, 2, 2], 10_000, 10_500)
+    assert (progress.delivered, progress.duplicates, progress.early) == (3, 2, 0)
+    assert note(demo, [0], 9_999, 10_500).early == 1
+    assert note(demo, [0], 10_000, 9_999).early == 2

@@ -1,0 +1,66 @@
+"""The records that commands print, field by field."""
+
+from __future__ import annotations
+
+from delayserver.cli.output import body_fields, delivery_record, without_none
+from delayserver.cli.status import _rows
+from delayserver.client import Delivery
+
+
+def delivery(**changes: object) -> Delivery:
+    fields = {
+        "message_id": "id-1",
+        "subject": "orders",
+        "sequence": 7,
+        "server_id": "0123456789ab",
+        "due_ms": 5_000,
+        "accepted_us": 1_000_001,
+        "dispatched_us": 5_001_234,
+        "attempt": 1,
+        "body": b"hello",
+        "properties": {},
+        "delivery": 3,
+    }
+    return Delivery(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def test_recorded_times_are_milliseconds_with_microsecond_fractions() -> None:
+    record = delivery_record(delivery())
+    assert (record["due_ms"], record["accepted_ms"], record["dispatched_ms"]) == (5_000, 1_000.001, 5_001.234)
+    assert record["lateness_ms"] == 1.234
+
+
+def test_lateness_of_a_message_that_was_due_before_it_was_accepted_counts_from_its_acceptance() -> None:
+    assert delivery_record(delivery(accepted_us=5_001_000))["lateness_ms"] == 0.234
+
+
+def test_a_body_that_is_not_utf8_is_base64_and_says_so() -> None:
+    assert body_fields("größer".encode()) == {"body": "größer"}
+    assert body_fields(b"\xff\x00") == {"body": "/wA=", "body_encoding": "base64"}
+
+
+def test_the_stable_fields_of_a_pulled_message_are_all_there() -> None:
+    names = ("message_id", "subject", "sequence", "due_ms", "dispatched_ms", "attempt", "body")
+    assert set(names) <= set(delivery_record(delivery()))
+    assert "properties" not in delivery_record(delivery())
+    assert delivery_record(delivery(properties={"a": "b"}))["properties"] == {"a": "b"}
+
+
+def test_unknown_fields_are_left_out() -> None:
+    assert without_none({"a": 0, "b": None, "c": ""}) == {"a": 0, "c": ""}
+
+
+def test_the_balance_of_a_status_comes_first_and_nothing_is_left_out() -> None:
+    status = {
+        "groups": {"default": {"queued": 1, "nodes": [{"address": "embedded"}]}},
+        "pending": 3,
+        "ready": True,
+        "lateness_ms": {"p50": 0.5, "p99": None},
+    }
+    assert _rows(status) == [
+        ("ready", "yes"),
+        ("pending", "3"),
+        ("lateness_ms", "p50 0.500  p99 -"),
+        ("groups.default.queued", "1"),
+        ("groups.default.nodes.0", "address embedded"),
+    ]
