@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import numpy as np
@@ -451,3 +454,101 @@ def test_the_real_disk_behaves_like_the_fake(tmp_path: object) -> None:
     for key in list(again):
         again.remove(key)
     again.close()
+
+
+class DiskWithWorkDuringSync(FakeDisk):
+    """Runs a piece of work while a sync is under way, as another thread would."""
+
+    work: Callable[[], object] | None = None
+
+    def sync_fails(self, path: str) -> bool:
+        work, self.work = self.work, None
+        if work is not None:
+            work()
+        return super().sync_fails(path)
+
+
+def test_what_is_appended_while_a_sync_runs_stays_dirty() -> None:
+    disk = DiskWithWorkDuringSync()
+    log, _ = filled(disk, [3])
+    place = log.append(KEY, messages(10, 1))
+    disk.work = lambda: log.append(KEY, messages(20, 2))
+    log.sync()
+    assert log.dirty_keys() == [KEY]
+    assert (log.mark(KEY).end, log.mark(KEY).rows, log.mark(KEY).last_sequence) == (place.end, 4, 10)
+    log.sync()
+    assert log.dirty_keys() == [] and log.mark(KEY).rows == 6
+    log.check_invariants()
+
+
+def test_what_a_restart_reads_back_is_made_durable_before_it_counts() -> None:
+    """The process died and the machine did not: records that were never synced are read back whole."""
+    for seed in range(10):
+        disk = FakeDisk()
+        log, rows = filled(disk, [3])
+        log.append(KEY, messages(10, 400))
+        disk.kill()
+        log = opened(disk)
+        log.recover_all({})
+        assert log.mark(KEY).rows == 403
+        disk.crash(Random(seed))
+        log = opened(disk)
+        log.recover_all({})
+        assert (log.rows(KEY), log.damages) == (403, [])
+        assert_same(whole(log).slice(0, len(rows)), rows)
+
+
+def test_a_removed_file_does_not_come_back_after_a_crash() -> None:
+    for seed in range(10):
+        disk = FakeDisk()
+        log, _ = filled(disk, [3])
+        log.append(DAY, messages(1, 1))
+        log.sync()
+        log.remove(KEY)
+        disk.crash(Random(seed))
+        assert disk.files(ROOT) == [f"{ROOT}/2026-11-21/day.log"]
+
+
+def test_ranges_within_ranges_are_gathered() -> None:
+    disk = FakeDisk()
+    log, _ = filled(disk, [400])
+    content = disk.content(log.path(KEY))
+    got = log.gather(KEY, np.array([300, 100, 120]), np.array([5, 1000, 10], np.uint32))
+    assert bytes(got) == content[300:305] + content[100:1100] + content[120:130]
+
+
+def test_tiny_and_large_records_decode_alike() -> None:
+    """The rows of one file as single records, in records of three, and in one: three ways to decode, one result."""
+    rows = messages(1, 999, due_ms=MINUTE)
+    names = [name for name, _ in MessageBatch.schema.fields]
+    for step in (1, 3, 999):
+        log = opened(FakeDisk())
+        for start in range(0, 999, step):
+            log.append(KEY, rows.slice(start, start + step))
+        for name, column in log.read_columns(KEY, names).items():
+            np.testing.assert_array_equal(column, getattr(rows, name), name)
+            assert column.dtype == np.dtype(dict(MessageBatch.schema.fields)[name])
+
+
+def test_a_sync_in_another_thread_beside_appends_loses_nothing(tmp_path: object) -> None:
+    log = ScheduleLog(RealFileSystem(), f"{tmp_path}/schedule_log", 7, 60_000, 2)
+    keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(4)]
+    done = threading.Event()
+
+    def sync_until_done() -> None:
+        while not done.is_set():
+            log.sync()
+            for key in log:
+                durable = log.mark(key)
+                assert len(log.index(key, stop=durable.end)) == durable.rows
+
+    with ThreadPoolExecutor(1) as pool:
+        syncing = pool.submit(sync_until_done)
+        for sequence in range(1, 200):
+            log.append(keys[sequence % 4], messages(sequence, 1))
+        done.set()
+        syncing.result()
+    log.sync()
+    log.check_invariants()
+    assert sum(len(log.index(key)) for key in log) == 199
+    log.close()
