@@ -86,11 +86,11 @@ class KnownKeys:
         self._rows_max = rows_max
         self._windows: dict[Window, list[I64]] = {}
 
-    def add(self, window: Window, keys: I64) -> None:
-        """Note newly stored keys of a window, if it is being checked."""
+    def add(self, window: Window, batch: StoredBatch) -> None:
+        """Note newly stored rows of a window, if it is being checked."""
         parts = self._windows.get(window)
         if parts is not None:
-            parts.append(keys)
+            parts.append(delivery_keys(batch.sequence, batch.redelivery))
             self._bound()
 
     def forget(self, window: Window) -> None:

@@ -18,6 +18,10 @@ from store.batches import I64
 _PRUNE_MIN = 256
 
 
+GroupKey = tuple[int, int]
+"""(subject code, consumer group code)"""
+
+
 class Cursor:
     """Position state of (subject, group) over one queue. `committed`: everything below it is acked."""
 

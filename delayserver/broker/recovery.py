@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from delayserver.broker.checkpoint import BrokerCheckpoint, decode_checkpoint
 from delayserver.broker.delivering import grouped_columns
 from delayserver.broker.groups import ConsumerGroup, Cursor
@@ -16,27 +14,11 @@ from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.progress import ACKED, ProgressLog, ProgressRow
 from delayserver.broker.queue import ConsumeQueue, QueueKey
 from delayserver.broker.run_blocks import RunBlocks
+from delayserver.broker.state import BrokerState
 from delayserver.broker.store import BrokerStore, StoredColumns
 from delayserver.broker.windows import Extent, WindowTable
 from store.errors import CorruptionError
 from store.filesystem import FileSystem, read_whole
-
-
-@dataclass(slots=True)
-class BrokerState:
-    """Everything a broker works on. `progress_ahead`: the log speaks of positions that the store does not have."""
-
-    server_id: int
-    epoch: int
-    store: BrokerStore
-    blocks: RunBlocks
-    progress: ProgressLog
-    queues: dict[QueueKey, ConsumeQueue]
-    groups: dict[tuple[int, int], ConsumerGroup]
-    windows: WindowTable
-    segment_newest_us: dict[int, int]
-    damages: list[str]
-    progress_ahead: bool = False
 
 
 def recover_broker(fs: FileSystem, directory: str, server_id: int, limits: BrokerLimits, now_us: int) -> BrokerState:
@@ -49,16 +31,17 @@ def recover_broker(fs: FileSystem, directory: str, server_id: int, limits: Broke
     if checkpoint is None or checkpoint.store_offset > store.end:
         checkpoint = BrokerCheckpoint(server_id)
     state = BrokerState(
+        fs,
+        directory,
         server_id,
         epoch,
+        limits,
         store,
         RunBlocks.open(fs, f"{directory}/queue", server_id, limits, checkpoint.blocks_offset),
         ProgressLog.open(fs, f"{directory}/progress.log", server_id),
         checkpoint.queues,
-        {},
         WindowTable(limits.window_extents_max, checkpoint.windows),
         checkpoint.segment_newest_us,
-        [],
     )
     state.damages += [f"{found.path}: {found.damage.detail}" for found in store.damages]
     state.damages += [f"{directory}/progress.log: {damage.detail}" for damage in state.progress.damages]
@@ -66,6 +49,7 @@ def recover_broker(fs: FileSystem, directory: str, server_id: int, limits: Broke
     bases = [base for base, _, _ in store.segments()]
     state.segment_newest_us = {base: state.segment_newest_us.get(base, now_us) for base in bases}
     _read_progress(state)
+    state.recovered_ends = {key: queue.end for key, queue in state.queues.items()}
     return state
 
 

@@ -7,62 +7,44 @@
 
 from __future__ import annotations
 
-from delayserver.broker.groups import ConsumerGroup
-from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.queue import ConsumeQueue, QueueKey
-from delayserver.broker.store import BrokerStore
-from delayserver.broker.windows import WindowTable
+from delayserver.broker.groups import ConsumerGroup, GroupKey
+from delayserver.broker.queue import QueueKey
+from delayserver.broker.state import BrokerState
 
 
-def retire_store(
-    store: BrokerStore,
-    queues: dict[QueueKey, ConsumeQueue],
-    groups: dict[tuple[int, int], ConsumerGroup],
-    windows: WindowTable,
-    segment_newest_us: dict[int, int],
-    limits: BrokerLimits,
-    now_us: int,
-) -> list[str]:
+def retire_store(state: BrokerState, now_us: int) -> list[str]:
     """Remove what may go, oldest first, and move the queues up; returns the removed paths."""
-    sealed = store.segments()[:-1]
-    old = [end for base, end, _ in sealed if _age_ms(segment_newest_us, base, now_us) > limits.retention_ms]
-    if not old:
+    store, limits = state.store, state.limits
+    below = _older_than(state, limits.retention_ms, now_us)
+    if not below:
         return []
-    abandoned = _old_enough(sealed, segment_newest_us, now_us, limits.unconsumed_retention_ms)
-    needed = [max(lowest, abandoned) for lowest in [windows.lowest()] if lowest is not None]
-    committed = _lowest_committed(groups)
-    for key, queue in queues.items():
+    abandoned = _older_than(state, limits.unconsumed_retention_ms, now_us)
+    lowest = state.windows.lowest()
+    if lowest is not None:
+        below = min(below, max(lowest, abandoned))
+    committed = _lowest_committed(state.groups)
+    for key, queue in state.queues.items():
         position = committed.get(key)
         offset = queue.store_offset_of(queue.first if position is None else position)
         if offset is not None:
-            needed.append(offset if position is not None else max(offset, abandoned))
-    below = min([*needed, _old_enough(sealed, segment_newest_us, now_us, limits.retention_ms)])
+            below = min(below, offset if position is not None else max(offset, abandoned))
     removed = store.retire(below)
     if removed:
-        for queue in queues.values():
-            queue.retire(store.first)
-        windows.retire(store.first)
-        _move_up(queues, groups)
-        for base in [base for base in segment_newest_us if base < store.segments()[0][0]]:
-            del segment_newest_us[base]
+        _move_up(state)
     return removed
 
 
-def _age_ms(newest_us: dict[int, int], base: int, now_us: int) -> int:
-    return (now_us - newest_us.get(base, now_us)) // 1000
-
-
-def _old_enough(sealed: list[tuple[int, int, str]], newest_us: dict[int, int], now_us: int, age_ms: int) -> int:
-    """The end of the oldest segments that are all older than `age_ms`."""
+def _older_than(state: BrokerState, age_ms: int, now_us: int) -> int:
+    """The end of the oldest sealed segments that are all older than `age_ms`; 0 if none is."""
     below = 0
-    for base, end, _ in sealed:
-        if _age_ms(newest_us, base, now_us) <= age_ms:
+    for base, end, _ in state.store.segments()[:-1]:
+        if now_us - state.segment_newest_us.get(base, now_us) <= age_ms * 1000:
             break
         below = end
     return below
 
 
-def _lowest_committed(groups: dict[tuple[int, int], ConsumerGroup]) -> dict[QueueKey, int]:
+def _lowest_committed(groups: dict[GroupKey, ConsumerGroup]) -> dict[QueueKey, int]:
     """The position of the slowest group of every queue."""
     lowest: dict[QueueKey, int] = {}
     for (subject, group), state in groups.items():
@@ -72,9 +54,17 @@ def _lowest_committed(groups: dict[tuple[int, int], ConsumerGroup]) -> dict[Queu
     return lowest
 
 
-def _move_up(queues: dict[QueueKey, ConsumeQueue], groups: dict[tuple[int, int], ConsumerGroup]) -> None:
-    for (subject, group), state in groups.items():
-        for cursor, target in ((state.main, 0), (state.retry, group)):
-            queue = queues.get((subject, target))
-            if queue is not None:
-                cursor.skip_to(queue.first)
+def _move_up(state: BrokerState) -> None:
+    """Queues, windows, cursors and blocks of index rows forget what lay in the removed segments."""
+    first = state.store.first
+    for queue in state.queues.values():
+        queue.retire(first)
+    state.windows.retire(first)
+    for base in [base for base in state.segment_newest_us if base < state.store.segments()[0][0]]:
+        del state.segment_newest_us[base]
+    for key, group in state.groups.items():
+        for cursor, queue_key in ((group.main, (key[0], 0)), (group.retry, key)):
+            if queue_key in state.queues:
+                cursor.skip_to(state.queues[queue_key].first)
+    in_use = [queue.blocks[0].block_offset for queue in state.queues.values() if queue.blocks]
+    state.blocks.retire(min(in_use, default=state.blocks.end))

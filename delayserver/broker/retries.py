@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.broker.deliveries import EPOCHS, split_deliveries
+from delayserver.broker.groups import Cursor, GroupKey
+from delayserver.broker.pulled import ROW_BYTES
 from delayserver.broker.ranges import Range
+from delayserver.broker.state import BrokerState
 from store.batches import I64, MessageBatch, StoredBatch
+
+Found = tuple[list[Range], list[Range]]
+"""Ranges of the main queue, and of the retry queue."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +40,7 @@ class RetryBatch:
 
 
 def retry_messages(
-    parts: Sequence[StoredBatch], times_before: Sequence[NDArray[np.int64]], group: int, due_ms: int, now_us: int
+    parts: Sequence[StoredBatch], times_before: Sequence[I64], group: int, due_ms: int, now_us: int
 ) -> MessageBatch:
     """The internal records for stored rows: same subject, id, properties, body and expiry; one redelivery more.
 
@@ -78,3 +85,109 @@ def _written_ids(stored: StoredBatch) -> tuple[NDArray[np.uint32], bytes | memor
         ids.append(stored.ids[position : position + length] if length else b"%012x-%012x" % (server_id, sequence))
         position += length
     return np.array([len(one) for one in ids], np.uint32), b"".join(ids)
+
+
+class Retries:
+    """Nacks and ended leases: from leased to the delay pipeline, and from there to done."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self.retried = 0
+
+    def nack(self, key: GroupKey, deliveries: I64, delay_ms: int, now_us: int) -> RetryBatch:
+        """See `Broker.nack`."""
+        group = self._state.groups.get(key)
+        if group is None:
+            return RetryBatch(*key, None, (), (), len(deliveries))
+        found: Found = ([], [])
+        for part in split_deliveries(deliveries):
+            if part.epoch == self._state.epoch % EPOCHS:
+                for start, stop in part.ranges:
+                    found[part.retry].extend(group.cursor(part.retry).to_retry(start, stop))
+        taken = sum([stop - start for ranges in found for start, stop in ranges])
+        due_ms = -(-(now_us + delay_ms * 1000) // 1000)
+        return self._batch(key, found, due_ms, now_us, len(deliveries) - taken)
+
+    def expired(self, now_us: int, limit: int) -> list[RetryBatch]:
+        """See `Broker.expired_leases`."""
+        batches = []
+        for key, group in self._state.groups.items():
+            if limit <= 0:
+                break
+            found = (group.main.expired(now_us, limit), group.retry.expired(now_us, limit))
+            if found[0] or found[1]:
+                batches.append(self._batch(key, found, now_us // 1000, now_us, 0))
+                limit -= max(1, len(batches[-1]))
+        return batches
+
+    def next_deadline_us(self) -> int | None:
+        """See `Broker.next_lease_deadline_us`."""
+        cursors = [cursor for group in self._state.groups.values() for cursor in (group.main, group.retry)]
+        deadlines = [cursor.next_deadline_us() for cursor in cursors if cursor.lease_ranges]
+        return min([deadline for deadline in deadlines if deadline is not None], default=None)
+
+    def _batch(self, key: GroupKey, found: Found, due_ms: int, now_us: int, unknown: int) -> RetryBatch:
+        """Gather the messages of the ranges; beyond the bound of bytes the rest stays leased until it is due."""
+        gathered = _Gathered(self._state.limits.retry_bytes_max)
+        done: Found = ([], [])
+        for retry, ranges in ((False, found[0]), (True, found[1])):
+            cursor = self._state.groups[key].cursor(retry)
+            for start, stop in ranges:
+                reached = self._gather(key, retry, cursor, (start, stop), gathered)
+                if reached > start:
+                    done[retry].append((start, reached))
+                if reached < stop:
+                    cursor.abandon(reached, stop, due_ms * 1000)
+        messages = gathered.messages(key[1], due_ms, now_us)
+        batch = RetryBatch(*key, messages, tuple(done[0]), tuple(done[1]), unknown)
+        self.retried += len(batch)
+        return batch
+
+    def _gather(self, key: GroupKey, retry: bool, cursor: Cursor, span: Range, gathered: _Gathered) -> int:
+        """Gather a range from its stored batches; returns how far the bound let it come."""
+        position, stop = span
+        queue = self._state.queues[key if retry else (key[0], 0)]
+        while position < stop and gathered.room > 0:
+            run = queue.run_at(position, self._state.blocks)
+            count = min(stop, run.position + run.row_count) - position
+            batch = self._state.read(run)
+            if batch is None:
+                self._state.damaged_messages += count
+            else:
+                row = run.row_start + position - run.position
+                gathered.add(batch.slice(row, row + count), cursor.attempts_before(position, count))
+            position += count
+        return position
+
+    def settle(self, batch: RetryBatch) -> None:
+        """See `Broker.settle_retry`."""
+        key = (batch.subject, batch.group)
+        for retry, ranges in ((False, batch.main), (True, batch.retry)):
+            for start, stop in ranges:
+                self._state.groups[key].cursor(retry).settle(start, stop)
+                self._state.acked(key, retry, start, stop)
+
+    def abandon(self, batch: RetryBatch, now_us: int) -> None:
+        """See `Broker.abandon_retry`."""
+        deadline_us = now_us + self._state.limits.ack_timeout_ms_default * 1000
+        key = (batch.subject, batch.group)
+        for retry, ranges in ((False, batch.main), (True, batch.retry)):
+            for start, stop in ranges:
+                self._state.groups[key].cursor(retry).abandon(start, stop, deadline_us)
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Slices of stored batches until `room` bytes are used up."""
+
+    room: int
+    parts: list[StoredBatch] = field(default_factory=list)
+    before: list[I64] = field(default_factory=list)
+
+    def add(self, part: StoredBatch, before: I64) -> None:
+        self.parts.append(part)
+        self.before.append(before)
+        self.room -= len(part.bodies) + len(part.properties) + len(part.ids) + ROW_BYTES * len(part)
+
+    def messages(self, group: int, due_ms: int, now_us: int) -> MessageBatch | None:
+        return retry_messages(self.parts, self.before, group, due_ms, now_us) if self.parts else None

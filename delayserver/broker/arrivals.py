@@ -1,0 +1,108 @@
+"""Delivered batches on their way into the store and the queues."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.broker.delivering import (
+    DUPLICATE,
+    REFUSED,
+    STORED,
+    Delivered,
+    KnownKeys,
+    delivery_keys,
+    grouped,
+    positions_of,
+    window_keys,
+)
+from delayserver.broker.queue import ConsumeQueue
+from delayserver.broker.state import BrokerState
+from delayserver.broker.windows import Extent, Window
+from store.batches import U8, StoredBatch
+from store.errors import DiskFullError
+
+
+class Arrivals:
+    """Stores each message once and bounds the index rows in memory."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._known = KnownKeys(state.limits.known_rows_max)
+        self._runs = 0
+        self.delivered = 0
+        self.duplicates = 0
+        self.count_runs()
+
+    def count_runs(self) -> None:
+        """Count the index rows in memory again, after retention took some."""
+        self._runs = sum([queue.runs_in_memory for queue in self._state.queues.values()])
+
+    def deliver(self, batch: StoredBatch, uncertain: bool, now_us: int) -> Delivered:
+        """See `Broker.deliver`."""
+        window: Window = (int(batch.server_id[0]), int(batch.window_ms[0]))
+        outcome = np.full(len(batch), STORED, np.uint8)
+        if uncertain:
+            present = self._present(window, batch)
+            outcome[present] = DUPLICATE
+            duplicates = int(np.count_nonzero(present))
+            self.duplicates += duplicates
+            if duplicates == len(batch):
+                return Delivered(outcome, [], self._state.store.end)
+            if duplicates:
+                batch = batch.take(np.flatnonzero(~present))
+        return self._store(window, batch, outcome, now_us)
+
+    def _store(self, window: Window, batch: StoredBatch, outcome: U8, now_us: int) -> Delivered:
+        state = self._state
+        batch, runs = grouped(batch)
+        queues = [state.queue(run.key) for run in runs]
+        batch = batch.with_columns(position=positions_of(runs, [queue.end for queue in queues]))
+        try:
+            start, end = state.store.append(batch)
+        except DiskFullError:
+            outcome[outcome == STORED] = REFUSED
+            return Delivered(outcome, [], state.store.end)
+        for run, queue in zip(runs, queues, strict=True):
+            queue.append(start, run.row_start, run.row_count)
+        self.delivered += len(batch)
+        state.windows.add(window, Extent(start, end, int(batch.sequence.min()), int(batch.sequence.max())))
+        self._known.add(window, batch)
+        state.segment_newest_us[state.store.base_of(start)] = now_us
+        self._spill(queues)
+        return Delivered(outcome, [run.key for run in runs], end)
+
+    def _present(self, window: Window, batch: StoredBatch) -> NDArray[np.bool_]:
+        keys = delivery_keys(batch.sequence, batch.redelivery)
+        return self._known.present(window, keys, window_keys(self._records(window), window))
+
+    def _records(self, window: Window) -> Iterator[dict[str, NDArray[Any]]]:
+        for extent in self._state.windows.of(window):
+            for record in self._state.store.columns(extent.start, extent.stop):
+                yield record.columns
+
+    def _spill(self, queues: list[ConsumeQueue]) -> None:
+        """Bound the index rows in memory. A full disk leaves them there: these messages are stored, and to refuse is
+        the business of the next deliver."""
+        limits, blocks = self._state.limits, self._state.blocks
+        self._runs += len(queues)
+        try:
+            for queue in queues:
+                if queue.runs_in_memory > limits.queue_runs_max:
+                    self._runs -= queue.spill(limits.queue_runs_max // 2, blocks)
+            if self._runs > limits.runs_max:
+                for queue in sorted(self._state.queues.values(), key=lambda one: -one.runs_in_memory):
+                    self._runs -= queue.spill(limits.queue_runs_max, blocks)
+                    if self._runs <= limits.runs_max // 2:
+                        break
+        except DiskFullError:
+            return
+
+    def window_complete(self, server_id: int, windows_ms: list[int]) -> None:
+        """See `Broker.window_complete`."""
+        for window_ms in windows_ms:
+            self._state.windows.complete((server_id, window_ms))
+            self._known.forget((server_id, window_ms))

@@ -1,0 +1,103 @@
+"""Group commit of the broker: while one sync runs, the next group gathers. Checkpoints and retention go beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from delayserver.broker.broker import Broker
+from delayserver.broker.durability import BrokerSync, CheckpointWrite
+from delayserver.clock import Clock
+from store.errors import DiskFullError, SyncFailedError
+
+# Retention frees whole segments, which fill in seconds at the fastest: looking every few seconds is often enough.
+UPKEEP_MS = 5_000
+
+
+class BrokerCommit:
+    """Makes the broker durable for whoever waits. `run` is a task of the server; when it raises, the server stops."""
+
+    def __init__(self, broker: Broker, clock: Clock, *, threads: bool) -> None:
+        """`threads`: sync in a worker thread (a real disk); otherwise on the event loop (a simulated one)."""
+        self._broker = broker
+        self._clock = clock
+        self._threads = threads
+        self._work = trio.Event()
+        self._gathering = _Group()
+        self._failure: BaseException | None = None
+
+    async def durable(self) -> None:
+        """Wait until all that the broker has taken so far (deliveries, acks) is durable.
+
+        Raises DiskFullError (try again later) or SyncFailedError (final).
+        """
+        if self._failure is not None:
+            raise SyncFailedError("an earlier sync of the broker failed; restart to recover") from self._failure
+        if not self._broker.needs_sync() and not self._broker.syncing:
+            return
+        group = self._gathering
+        self._work.set()
+        await group.done.wait()
+        if group.failure is not None:
+            raise group.failure
+
+    async def run(self) -> None:
+        """Sync whenever somebody waits. Raises SyncFailedError."""
+        while True:
+            await self._work.wait()
+            self._work = trio.Event()
+            group, self._gathering = self._gathering, _Group()
+            try:
+                await self._sync()
+            except DiskFullError as error:
+                group.failure = error
+            except BaseException as error:
+                self._failure = error
+                group.failure = SyncFailedError("the broker's sync failed; restart to recover")
+                raise
+            finally:
+                group.done.set()
+                if self._failure is not None:
+                    self._gathering.failure = group.failure
+                    self._gathering.done.set()
+
+    async def run_upkeep(self) -> None:
+        """Checkpoints when enough was stored, retention every few seconds. A full disk only puts them off."""
+        while True:
+            await self._clock.sleep_ms(UPKEEP_MS)
+            try:
+                if self._broker.checkpoint_due():
+                    plan: CheckpointWrite = self._broker.checkpoint_plan()
+                    await self._run(plan.run)
+                    self._broker.finish_checkpoint(plan)
+                self._broker.retire(self._clock.now_us())
+            except DiskFullError:
+                continue
+
+    async def _sync(self) -> None:
+        plan: BrokerSync = self._broker.sync_plan()
+        finished = False
+        try:
+            await self._run(plan.run)
+            finished = True
+        finally:
+            if finished:
+                self._broker.finish_sync(plan)
+            else:
+                self._broker.abort_sync(plan)
+
+    async def _run(self, work: Callable[[], None]) -> None:
+        if self._threads:
+            await trio.to_thread.run_sync(work)
+        else:
+            await trio.lowlevel.checkpoint()
+            work()
+
+
+class _Group:
+    __slots__ = ("done", "failure")
+
+    def __init__(self) -> None:
+        self.done = trio.Event()
+        self.failure: Exception | None = None

@@ -1,0 +1,124 @@
+"""Handing messages out to consumer groups, and their acks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayserver.broker.deliveries import EPOCHS, DeliveryRanges, delivery_ids, split_deliveries
+from delayserver.broker.groups import Cursor, GroupKey
+from delayserver.broker.pulled import PullBudget, PulledBatch
+from delayserver.broker.queue import ConsumeQueue
+from delayserver.broker.ranges import Range
+from delayserver.broker.state import BrokerState
+from store.batches import I64
+
+
+@dataclass(frozen=True, slots=True)
+class Acked:
+    """Answer of `ack`: how many deliveries it acked, and how many were not (or no longer) leased. Durable, and to be
+    answered, after the next sync."""
+
+    acked: int
+    unknown: int
+
+
+class Consuming:
+    """Pull and ack."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self.pulled = 0
+        self.acked = 0
+
+    def pull(
+        self, key: GroupKey, max_messages: int, max_bytes: int, now_us: int, ack_timeout_ms: int | None
+    ) -> PulledBatch | None:
+        """See `Broker.pull`."""
+        limits = self._state.limits
+        timeout_ms = min(ack_timeout_ms or limits.ack_timeout_ms_default, limits.ack_timeout_ms_max)
+        group = self._state.group(key)
+        budget = PullBudget(min(max_messages, limits.pull_messages_max), min(max_bytes, limits.pull_bytes_max))
+        for retry in (True, False):
+            queue = self._state.queues.get(key if retry else (key[0], 0))
+            if queue is not None:
+                self._hand_out(key, retry, queue, group.cursor(retry), budget, now_us + timeout_ms * 1000)
+        pulled = budget.pulled()
+        self.pulled += 0 if pulled is None else len(pulled)
+        return pulled
+
+    def _hand_out(
+        self, key: GroupKey, retry: bool, queue: ConsumeQueue, cursor: Cursor, budget: PullBudget, deadline_us: int
+    ) -> None:
+        """Take runs while they are there and fit; consecutive ones are one lease."""
+        limits = self._state.limits
+        held: Range = (cursor.next, cursor.next)
+        while budget.messages > 0 and cursor.lease_ranges < limits.lease_ranges_max:
+            room = min(budget.messages, limits.outstanding_max - cursor.outstanding())
+            span = cursor.available(queue.end, room) if room > 0 else None
+            taken = None if span is None else self._take(key, retry, queue, cursor, budget, span)
+            if taken is None:
+                break
+            if taken[0] != held[1]:
+                self._hold(key, cursor, held, deadline_us)
+                held = taken
+            held = (held[0], taken[1])
+        self._hold(key, cursor, held, deadline_us)
+
+    def _hold(self, key: GroupKey, cursor: Cursor, held: Range, deadline_us: int) -> None:
+        if held[1] > held[0]:
+            cursor.hold(*held, deadline_us)
+            self._state.seen_changed.add(key)
+
+    def _take(
+        self, key: GroupKey, retry: bool, queue: ConsumeQueue, cursor: Cursor, budget: PullBudget, span: Range
+    ) -> Range | None:
+        """Take the first rows of `span` that stand together: their range, empty for unreadable ones that were passed
+        over, None if nothing fits into the budget."""
+        start, stop = span
+        run = queue.run_at(start, self._state.blocks)
+        count = min(stop, run.position + run.row_count) - start
+        batch = self._state.read(run)
+        if batch is None:
+            self._pass_over(key, retry, cursor, start, start + count)
+            return start + count, start + count
+        row = run.row_start + start - run.position
+        count, size = budget.fitting(batch, row, count)
+        if count == 0:
+            return None
+        before = cursor.attempts_before(start, count)
+        delivery = delivery_ids(start, count, self._state.epoch, retry)
+        budget.take(batch.slice(row, row + count), delivery, before, size)
+        cursor.hand_out(start, start + count)
+        return start, start + count
+
+    def _pass_over(self, key: GroupKey, retry: bool, cursor: Cursor, start: int, stop: int) -> None:
+        """Unreadable messages must not hold up what is behind them; they are counted and reported, not forgotten."""
+        self._state.damaged_messages += stop - start
+        cursor.hand_out(start, stop)
+        for low, high in cursor.ack(start, stop, stop):
+            self._state.acked(key, retry, low, high)
+
+    def ack(self, key: GroupKey, deliveries: I64) -> Acked:
+        """See `Broker.ack`."""
+        group = self._state.groups.get(key)
+        if group is None:
+            return Acked(0, len(deliveries))
+        acked = 0
+        for part in split_deliveries(deliveries):
+            cursor = group.cursor(part.retry)
+            limit = self._ack_limit(key, part, cursor)
+            for start, stop in part.ranges:
+                for low, high in cursor.ack(start, stop, limit):
+                    acked += high - low
+                    self._state.acked(key, part.retry, low, high)
+        self.acked += acked
+        return Acked(acked, len(deliveries) - acked)
+
+    def _ack_limit(self, key: GroupKey, part: DeliveryRanges, cursor: Cursor) -> int:
+        """Up to which position an ack counts. What the process before this one handed out counts as far as the store
+        survived the restart; positions above may stand for other messages now."""
+        if part.epoch == self._state.epoch % EPOCHS:
+            return cursor.next
+        if part.epoch == (self._state.epoch - 1) % EPOCHS:
+            return self._state.recovered_ends.get(key if part.retry else (key[0], 0), 0)
+        return 0

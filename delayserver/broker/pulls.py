@@ -1,0 +1,179 @@
+"""Pulls that may wait, served in a fair order between (subject, group).
+
+A waiting pull is woken by the arrival of messages, not by a timer. However many consumers one group has, it gets one
+pull served in a round, and so does every other group that has something to get.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Iterable
+
+import trio
+
+from delayserver.broker.broker import Broker
+from delayserver.broker.groups import GroupKey
+from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.queue import QueueKey
+from delayserver.clock import Clock
+from delayserver.protocol.errors import QueueFull
+from store.errors import StoreError
+
+# Pulls served at once, without a turn of the serving task, before the next turn: a lone consumer is spared the hop, and
+# a crowd that comes in one turn of the event loop is still put in order.
+_AT_ONCE_PER_TURN = 8
+
+
+class _Waiter:
+    """One waiting pull."""
+
+    __slots__ = ("ack_timeout_ms", "error", "max_bytes", "max_messages", "patient", "pulled", "served")
+
+    def __init__(self, max_messages: int, max_bytes: int, ack_timeout_ms: int | None, patient: bool) -> None:
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.ack_timeout_ms = ack_timeout_ms
+        self.served = trio.Event()
+        self.patient = patient
+        self.pulled: PulledBatch | None = None
+        self.error: StoreError | None = None
+
+
+class PullService:
+    """Long polling over a `Broker`. `run` is a task of the server."""
+
+    def __init__(self, broker: Broker, clock: Clock) -> None:
+        self._broker = broker
+        self._clock = clock
+        self._waiters: dict[GroupKey, deque[_Waiter]] = {}
+        self._groups_of: dict[int, set[int]] = {}
+        self._ready: OrderedDict[GroupKey, None] = OrderedDict()
+        self._wake = trio.Event()
+        self._at_once = _AT_ONCE_PER_TURN
+        self.waiting = 0
+
+    async def pull(
+        self,
+        subject: int,
+        group: int,
+        max_messages: int,
+        max_bytes: int,
+        wait_ms: int,
+        ack_timeout_ms: int | None = None,
+    ) -> PulledBatch | None:
+        """Messages as soon as there are any; None after `wait_ms` without. What a cancelled pull was not handed stays
+        where it is. Raises QueueFull when too many pulls wait, StoreError where the disk fails."""
+        await trio.lowlevel.checkpoint_if_cancelled()
+        key = (subject, group)
+        tried = False
+        if self._at_once > 0 and not self._ready and not self._waiters.get(key):
+            pulled = self._pull_at_once(key, max_messages, max_bytes, ack_timeout_ms)
+            if pulled is not None or wait_ms <= 0:
+                return pulled
+            tried = True
+        if self.waiting >= self._broker.limits.waiting_pulls_max:
+            raise QueueFull("too many pulls wait already; pull again later, or raise waiting_pulls_max")
+        waiter = _Waiter(max_messages, max_bytes, ack_timeout_ms, wait_ms > 0)
+        if not tried:
+            self._make_ready(key)
+        return await self._wait(key, waiter, wait_ms)
+
+    def _pull_at_once(
+        self, key: GroupKey, max_messages: int, max_bytes: int, ack_timeout_ms: int | None
+    ) -> PulledBatch | None:
+        self._at_once -= 1
+        if self._at_once == 0:
+            self._wake.set()
+        return self._broker.pull(*key, max_messages, max_bytes, self._clock.now_us(), ack_timeout_ms)
+
+    async def _wait(self, key: GroupKey, waiter: _Waiter, wait_ms: int) -> PulledBatch | None:
+        self._waiters.setdefault(key, deque()).append(waiter)
+        self._groups_of.setdefault(key[0], set()).add(key[1])
+        self.waiting += 1
+        try:
+            if waiter.patient:
+                with trio.move_on_after(wait_ms / 1000):
+                    await waiter.served.wait()
+            else:
+                await waiter.served.wait()  # only until its turn: an empty queue is answered then
+        finally:
+            self.waiting -= 1
+            if not waiter.served.is_set():
+                self._leave(key, waiter)
+        if waiter.error is not None:
+            raise waiter.error
+        return waiter.pulled
+
+    def arrived(self, keys: Iterable[QueueKey]) -> None:
+        """Queues have something new (`Delivered.arrived`): wake who waits for it."""
+        for subject, target_group in keys:
+            groups = self._groups_of.get(subject)
+            if not groups:
+                continue
+            if target_group == 0:
+                for group in groups:
+                    self._make_ready((subject, group))
+            elif target_group in groups:
+                self._make_ready((subject, target_group))
+
+    def acked(self, subject: int, group: int) -> None:
+        """A group has acked: one that had too much outstanding may go on."""
+        if (subject, group) in self._waiters:
+            self._make_ready((subject, group))
+
+    def _make_ready(self, key: GroupKey) -> None:
+        self._ready[key] = None
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Serve rounds: one pull of each ready key, then the next round; other tasks get their turn in between."""
+        while True:
+            if not self._ready:
+                await self._wake.wait()
+            self._wake = trio.Event()
+            self._at_once = _AT_ONCE_PER_TURN
+            room = self._broker.limits.turn_bytes_max
+            for _ in range(len(self._ready)):
+                key, _none = self._ready.popitem(last=False)
+                room -= self._serve(key)
+                if room <= 0:
+                    break
+            await trio.lowlevel.checkpoint()
+
+    def _serve(self, key: GroupKey) -> int:
+        """Serve the first pull in line; returns the bytes handed out. The key goes to the end of the order while it
+        has both messages and pulls."""
+        line = self._waiters.get(key)
+        if line is None:
+            return 0
+        waiter = line[0]
+        try:
+            waiter.pulled = self._broker.pull(
+                *key, waiter.max_messages, waiter.max_bytes, self._clock.now_us(), waiter.ack_timeout_ms
+            )
+        except StoreError as error:
+            waiter.error = error
+        if waiter.pulled is None and waiter.error is None:
+            self._answer_impatient(key, line)
+            return 0
+        waiter.served.set()
+        self._leave(key, waiter)
+        if key in self._waiters:
+            self._ready[key] = None
+        return 0 if waiter.pulled is None else len(waiter.pulled.batch.bodies)
+
+    def _answer_impatient(self, key: GroupKey, line: deque[_Waiter]) -> None:
+        """Nothing is there: those who only asked are told so."""
+        for waiter in [waiter for waiter in line if not waiter.patient]:
+            waiter.served.set()
+            self._leave(key, waiter)
+
+    def _leave(self, key: GroupKey, waiter: _Waiter) -> None:
+        line = self._waiters[key]
+        line.remove(waiter)
+        if not line:
+            del self._waiters[key]
+            groups = self._groups_of[key[0]]
+            groups.discard(key[1])
+            if not groups:
+                del self._groups_of[key[0]]

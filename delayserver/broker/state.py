@@ -1,0 +1,88 @@
+"""What the parts of the broker work on together: queues, groups, store, progress. No decisions here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from delayserver.broker.groups import ConsumerGroup, Cursor, GroupKey
+from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.progress import ACKED, ProgressLog, ProgressRows
+from delayserver.broker.queue import ConsumeQueue, QueueKey, Run
+from delayserver.broker.run_blocks import RunBlocks
+from delayserver.broker.store import BrokerStore
+from delayserver.broker.windows import WindowTable
+from store.batches import StoredBatch
+from store.errors import CorruptionError
+from store.filesystem import FileSystem
+
+# Damage is counted without end, but told in words only this often.
+_DAMAGES_TOLD_MAX = 1000
+
+
+@dataclass(slots=True)
+class BrokerState:
+    """Everything a broker works on. `progress_ahead`: the log speaks of positions that the store does not have, so it
+    must be replaced before new messages take them. `recovered_ends`: the end of each queue at the last start."""
+
+    fs: FileSystem
+    directory: str
+    server_id: int
+    epoch: int
+    limits: BrokerLimits
+    store: BrokerStore
+    blocks: RunBlocks
+    progress: ProgressLog
+    queues: dict[QueueKey, ConsumeQueue]
+    windows: WindowTable
+    segment_newest_us: dict[int, int]
+    groups: dict[GroupKey, ConsumerGroup] = field(default_factory=dict)
+    recovered_ends: dict[QueueKey, int] = field(default_factory=dict)
+    progress_ahead: bool = False
+    pending: ProgressRows = field(default_factory=ProgressRows)
+    seen_changed: set[GroupKey] = field(default_factory=set)
+    damages: list[str] = field(default_factory=list)
+    damaged_messages: int = 0
+
+    def queue(self, key: QueueKey) -> ConsumeQueue:
+        """The queue, made empty if there is none yet."""
+        queue = self.queues.get(key)
+        if queue is None:
+            queue = self.queues[key] = ConsumeQueue()
+        return queue
+
+    def group(self, key: GroupKey) -> ConsumerGroup:
+        """The group; a new one starts at the earliest position kept."""
+        group = self.groups.get(key)
+        if group is None:
+            main, retry = self.queues.get((key[0], 0)), self.queues.get(key)
+            group = ConsumerGroup(Cursor(main.first if main else 0), Cursor(retry.first if retry else 0))
+            self.groups[key] = group
+            self.seen_changed.add(key)
+        return group
+
+    def acked(self, key: GroupKey, retry: bool, start: int, stop: int) -> None:
+        """Note an acked range for the progress log."""
+        self.pending.add(ACKED, *key, retry, start, stop)
+
+    def read(self, run: Run) -> StoredBatch | None:
+        """The stored batch of a run; None, reported and counted, if the disk gives something else back."""
+        try:
+            batch = self.store.batch(run.store_offset)
+            if int(batch.position[run.row_start]) == run.position:
+                return batch
+            detail = f"store offset {run.store_offset}: position {run.position} is not there"
+        except CorruptionError as error:
+            detail = str(error)
+        self.damaged(detail)
+        return None
+
+    def damaged(self, detail: str) -> None:
+        """Tell of damage."""
+        if len(self.damages) < _DAMAGES_TOLD_MAX:
+            self.damages.append(detail)
+
+    def close(self) -> None:
+        """Close the files without making anything durable."""
+        self.store.close()
+        self.blocks.close()
+        self.progress.close()
