@@ -44,6 +44,8 @@ def test_slices_keep_the_ends_of_the_moment_they_were_taken() -> None:
     keys = Key(10, 7), Key(10, 8), Key(25, 3), Key(25, 4)
     assert owner(cursors, 150, *keys) == [True, False, False, False]
     assert owner(cursors, 200, *keys) == [True, True, True, False]
+    cursors.finish_load(ticket)
+    assert owner(cursors, 150, *keys) == [True, False, False, False], "loaded slices must not be joined over their ends"
     cursors.check_invariants()
 
 

@@ -76,6 +76,15 @@ def test_no_row_leaves_early_while_the_clock_moves_on(spread_ms: int) -> None:
     assert seen + len(wheel.advance(START_MS + spread_ms, rows)) == rows
 
 
+@pytest.mark.parametrize("tick_ms", [1, 10, 1000])
+def test_every_millisecond_gives_exactly_its_rows_whatever_the_tick(tick_ms: int) -> None:
+    wheel = new_wheel(tick_ms)
+    due_ms = np.repeat(START_MS + np.arange(1000), 3)
+    add(wheel, due_ms, np.random.default_rng(8).permutation(3000))
+    for now_ms in range(START_MS, START_MS + 1000):
+        assert wheel.advance(now_ms, 100).due_ms.tolist() == [now_ms] * 3
+
+
 def test_a_row_in_the_past_leaves_at_the_next_advance() -> None:
     wheel = new_wheel()
     add(wheel, [START_MS - 86_400_000, START_MS - 1], [2, 1])
