@@ -125,6 +125,8 @@ def test_a_cancelled_call_leaves_the_connection_whole(server: FakeServer, run: R
             with anyio.move_on_after(0.05) as scope:
                 await client.send("a", bytes(100_000), due_ms=1)
             assert scope.cancelled_caught
+            assert client._connection is not None
+            assert client._connection._waiters == {}
             assert (await client.send("a", b"", due_ms=2)).due_ms == 2
         assert server.connections == 1
 
@@ -233,7 +235,7 @@ def test_a_refusal_that_passes_is_retried(server: FakeServer, run: Run) -> None:
 def test_the_batcher_sends_few_frames_and_answers_each_message(server: FakeServer, run: Run) -> None:
     async def main() -> None:
         async with AsyncClient(server.address) as client:
-            async with client.batcher("a", batch_messages_max=50, linger_ms=1000) as batcher:
+            async with client.batcher("a", batch_messages_max=50, linger_ms=60_000) as batcher:
                 handles = [await batcher.send(b"x", due_ms=number) for number in range(120)]
                 other = await batcher.send("y", "b", delay_ms=5)
             assert [(await handle).due_ms for handle in handles] == list(range(120))

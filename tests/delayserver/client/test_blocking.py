@@ -289,7 +289,7 @@ def test_threads_may_share_a_client(server: FakeServer, client: Client) -> None:
 
 
 def test_the_batcher_sends_few_frames_and_answers_each_message(server: FakeServer, client: Client) -> None:
-    with client.batcher("a", batch_messages_max=50, linger_ms=1000) as batcher:
+    with client.batcher("a", batch_messages_max=50, linger_ms=60_000) as batcher:
         futures = [batcher.send(b"x", due_ms=number) for number in range(120)]
         other = batcher.send("y", "b", delay_ms=5)
     assert [future.result().due_ms for future in futures] == list(range(120))
