@@ -1,0 +1,146 @@
+"""The real door to the disk, and what the fake one must have in common with it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from store.errors import DiskFullError, LockedError, StoreError, SyncFailedError
+from store.filesystem import IOV_MAX, FileSystem, RealFileSystem, directory_of, read_whole, write_atomically
+from tests.fakes.disk import FakeDisk
+
+Made = tuple[FileSystem, str]
+
+
+@pytest.fixture(params=["real", "fake"])
+def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
+    if request.param == "real":
+        return RealFileSystem(), str(tmp_path)
+    fake = FakeDisk()
+    fake.make_directory("/d")
+    return fake, "/d"
+
+
+def test_bytes_are_read_where_they_were_written(made: Made) -> None:
+    fs, root = made
+    file = fs.open(f"{root}/a", create=True)
+    assert file.pwrite(3, [b"abc", memoryview(b"de"), bytearray(b"f")]) == 6
+    assert file.pwrite(4, []) == 0
+    assert (file.size(), fs.size(f"{root}/a")) == (9, 9)
+    assert file.pread(0, 100) == b"\0\0\0abcdef" and file.pread(5, 2) == b"cd" and file.pread(9, 5) == b""
+    file.truncate(5)
+    file.truncate(8)
+    assert file.pread(0, 100) == b"\0\0\0ab\0\0\0"
+    file.allocate(6)
+    assert file.size() == 8
+    file.allocate(20)
+    assert file.size() == 20 and file.pread(8, 100) == bytes(12)
+    file.datasync()
+    file.close()
+    file.close()
+    assert read_whole(fs, f"{root}/a")[:5] == b"\0\0\0ab"
+
+
+def test_more_buffers_than_the_kernel_takes_at_once_are_written(made: Made) -> None:
+    fs, root = made
+    file = fs.open(f"{root}/a", create=True)
+    count = 2 * IOV_MAX + 3
+    assert file.pwrite(0, [b"xy"] * count) == 2 * count
+    assert file.pread(0, 3 * count) == b"xy" * count
+
+
+def test_names_are_made_listed_renamed_and_removed(made: Made) -> None:
+    fs, root = made
+    fs.make_directory(f"{root}/one/two")
+    fs.make_directory(f"{root}/one/two")
+    write_atomically(fs, f"{root}/one/b", b"1")
+    write_atomically(fs, f"{root}/one/b", b"22")
+    fs.open(f"{root}/one/a", create=True).close()
+    assert fs.listdir(f"{root}/one") == ["a", "b", "two"] and fs.listdir(f"{root}/none") == []
+    assert read_whole(fs, f"{root}/one/b") == b"22"
+    fs.replace(f"{root}/one/a", f"{root}/one/b")
+    assert read_whole(fs, f"{root}/one/b") == b"" and not fs.exists(f"{root}/one/a")
+    fs.remove_directory(f"{root}/one")
+    assert fs.exists(f"{root}/one"), "not empty"
+    fs.remove(f"{root}/one/b")
+    fs.remove(f"{root}/one/b")
+    fs.sync_directory(f"{root}/one")
+    fs.remove_directory(f"{root}/one/two")
+    fs.remove_directory(f"{root}/one")
+    fs.remove_directory(f"{root}/one")
+    assert fs.listdir(root) == []
+    assert fs.free_bytes(root) > 0
+
+
+def test_a_file_that_is_not_there_is_not_made_by_reading(made: Made) -> None:
+    fs, root = made
+    operations: list[Callable[[], object]] = [
+        lambda: fs.open(f"{root}/none"),
+        lambda: fs.open(f"{root}/none", write=False),
+        lambda: fs.size(f"{root}/none"),
+        lambda: read_whole(fs, f"{root}/none"),
+        lambda: fs.open(f"{root}/no/directory", create=True),
+    ]
+    for operation in operations:
+        with pytest.raises(FileNotFoundError):
+            operation()
+    assert fs.listdir(root) == []
+
+
+def test_a_lock_names_its_holder_and_ends_with_its_file(made: Made) -> None:
+    fs, root = made
+    held = fs.lock(f"{root}/lock", b"process 12345 of a long name")
+    with pytest.raises(LockedError, match="process 12345"):
+        fs.lock(f"{root}/lock", b"process 2")
+    held.close()
+    second = fs.lock(f"{root}/lock", b"process 2")
+    assert read_whole(fs, f"{root}/lock") == b"process 2"
+    second.close()
+
+
+def fail_with(code: int) -> Callable[..., int]:
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    return fail
+
+
+def test_errors_of_the_system_get_the_names_of_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = RealFileSystem()
+    file = fs.open(f"{tmp_path}/a", create=True)
+    for code, expected in ((errno.ENOSPC, DiskFullError), (errno.EDQUOT, DiskFullError), (errno.EIO, StoreError)):
+        monkeypatch.setattr(os, "pwritev", fail_with(code))
+        with pytest.raises(expected, match="cannot write"):
+            file.pwrite(0, [b"x"])
+        monkeypatch.setattr(os, "posix_fallocate", fail_with(code))
+        with pytest.raises(expected, match="cannot allocate"):
+            file.allocate(100)
+    monkeypatch.setattr(os, "posix_fallocate", fail_with(errno.EOPNOTSUPP))
+    file.allocate(100)
+    assert file.size() == 100
+
+
+def test_a_short_write_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RealFileSystem().open(f"{tmp_path}/a", create=True)
+    whole = os.pwritev
+    monkeypatch.setattr(os, "pwritev", lambda fd, buffers, offset: whole(fd, [b"".join(buffers)[:4]], offset))
+    assert file.pwrite(2, [b"abc", b"defgh"]) == 8
+    assert file.pread(0, 20) == b"\0\0abcdefgh"
+
+
+def test_a_failed_sync_stays_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RealFileSystem().open(f"{tmp_path}/a", create=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", fail_with(errno.EIO))
+        with pytest.raises(SyncFailedError):
+            file.datasync()
+    with pytest.raises(SyncFailedError, match="earlier sync failed"):
+        file.datasync()
+
+
+def test_the_directory_of_a_path_is_found_also_without_one() -> None:
+    assert [directory_of(path) for path in ("/a/b", "/b", "b", "a/b")] == ["/a", "/", ".", "a"]
