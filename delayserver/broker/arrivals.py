@@ -85,21 +85,16 @@ class Arrivals:
                 yield record.columns
 
     def _spill(self, queues: list[ConsumeQueue]) -> None:
-        """Bound the index rows in memory. A full disk leaves them there: these messages are stored, and to refuse is
-        the business of the next deliver."""
+        """Bound the index rows in memory, of each queue and of all."""
         limits, blocks = self._state.limits, self._state.blocks
         self._runs += len(queues)
-        try:
-            for queue in queues:
-                if queue.runs_in_memory > limits.queue_runs_max:
-                    self._runs -= queue.spill(limits.queue_runs_max // 2, blocks)
-            if self._runs > limits.runs_max:
-                for queue in sorted(self._state.queues.values(), key=lambda one: -one.runs_in_memory):
-                    self._runs -= queue.spill(limits.queue_runs_max, blocks)
-                    if self._runs <= limits.runs_max // 2:
-                        break
-        except DiskFullError:
-            return
+        for queue in queues:
+            self._runs -= queue.spill_above(limits.queue_runs_max, blocks)
+        if self._runs > limits.runs_max:
+            for queue in sorted(self._state.queues.values(), key=lambda one: -one.runs_in_memory):
+                self._runs -= queue.spill_above(min(queue.runs_in_memory - 1, limits.queue_runs_max // 2), blocks)
+                if self._runs <= limits.runs_max // 4 * 3:
+                    break
 
     def window_complete(self, server_id: int, windows_ms: list[int]) -> None:
         """See `Broker.window_complete`."""

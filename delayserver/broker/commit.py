@@ -42,6 +42,10 @@ class BrokerCommit:
         if group.failure is not None:
             raise group.failure
 
+    def soon(self) -> None:
+        """Make what was taken so far durable without anybody waiting for it."""
+        self._work.set()
+
     async def run(self) -> None:
         """Sync whenever somebody waits. Raises SyncFailedError."""
         while True:

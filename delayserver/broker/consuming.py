@@ -55,7 +55,7 @@ class Consuming:
         while budget.messages > 0 and cursor.lease_ranges < limits.lease_ranges_max:
             room = min(budget.messages, limits.outstanding_max - cursor.outstanding())
             span = cursor.available(queue.end, room) if room > 0 else None
-            taken = None if span is None else self._take(key, retry, queue, cursor, budget, span)
+            taken = None if span is None else self._take(key, retry, cursor, budget, span)
             if taken is None:
                 break
             if taken[0] != held[1]:
@@ -69,13 +69,11 @@ class Consuming:
             cursor.hold(*held, deadline_us)
             self._state.seen_changed.add(key)
 
-    def _take(
-        self, key: GroupKey, retry: bool, queue: ConsumeQueue, cursor: Cursor, budget: PullBudget, span: Range
-    ) -> Range | None:
+    def _take(self, key: GroupKey, retry: bool, cursor: Cursor, budget: PullBudget, span: Range) -> Range | None:
         """Take the first rows of `span` that stand together: their range, empty for unreadable ones that were passed
         over, None if nothing fits into the budget."""
         start, stop = span
-        run = queue.run_at(start, self._state.blocks)
+        run = self._state.run_at(key if retry else (key[0], 0), start)
         count = min(stop, run.position + run.row_count) - start
         batch = self._state.read(run)
         if batch is None:
@@ -100,9 +98,8 @@ class Consuming:
 
     def ack(self, key: GroupKey, deliveries: I64) -> Acked:
         """See `Broker.ack`."""
-        group = self._state.groups.get(key)
-        if group is None:
-            return Acked(0, len(deliveries))
+        # An unknown group may have pulled before a crash and its making was not durable, so an ack makes it too.
+        group = self._state.group(key)
         acked = 0
         for part in split_deliveries(deliveries):
             cursor = group.cursor(part.retry)

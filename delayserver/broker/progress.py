@@ -13,9 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from store.batches import ProgressBatch
-from store.errors import FormatError
 from store.filesystem import FileSystem
-from store.segment import FILE_HEADER_BYTES, FILE_PROGRESS, Damage, FileHeader, ScanReport, Segment
+from store.segment import FILE_HEADER_BYTES, FILE_PROGRESS, Damage, FileHeader, ScanReport, Segment, is_unfinished
 
 ACKED, SEEN = 0, 1
 # Rows of one record of a snapshot: small enough for one step of memory.
@@ -95,15 +94,11 @@ class ProgressLog:
     def open(cls, fs: FileSystem, path: str, server_id: int) -> ProgressLog:
         """Open or create; a torn tail is cut off."""
         damages: list[Damage] = []
-        try:
+        if not fs.exists(path) or is_unfinished(fs, path):
+            segment = Segment.create(fs, path, FileHeader(FILE_PROGRESS, server_id, 0))
+        else:
             segment = Segment.open(fs, path, FILE_PROGRESS, server_id)
             segment.recover(damages=damages)
-        except FileNotFoundError:
-            segment = Segment.create(fs, path, FileHeader(FILE_PROGRESS, server_id, 0))
-        except FormatError:
-            if fs.size(path) >= FILE_HEADER_BYTES:
-                raise
-            segment = Segment.create(fs, path, FileHeader(FILE_PROGRESS, server_id, 0))
         log = cls(fs, path, server_id, segment)
         log.damages = damages
         return log
@@ -127,6 +122,7 @@ class ProgressLog:
     def replace(self, rows: ProgressRows) -> None:
         """Put a snapshot in the place of the file; a crash leaves the old or the new one, whole."""
         temporary = self._path + ".tmp"
+        self._fs.remove(temporary)  # what a crash left of an earlier attempt
         segment = Segment.create(self._fs, temporary, self._header)
         try:
             if len(rows):

@@ -14,6 +14,7 @@ import numpy as np
 
 from delayserver.broker.run_blocks import RunBlocks
 from store.batches import RunBatch
+from store.errors import DiskFullError
 
 QueueKey = tuple[int, int]
 """(subject code, target group code); target group 0 is the queue for all groups."""
@@ -74,8 +75,7 @@ class ConsumeQueue:
         index = bisect_right(self._positions, position) - 1
         if index >= 0:
             return Run(self._positions[index], self._offsets[index], self._rows[index], self._counts[index])
-        at = bisect_right(self.blocks, position, key=_position) - 1
-        runs = blocks.read(self.blocks[at].block_offset)
+        runs = blocks.read(self.block_of(position).block_offset)
         row = int(np.searchsorted(runs.position, position, side="right")) - 1
         return Run(
             int(runs.position[row]), int(runs.store_offset[row]), int(runs.row_start[row]), int(runs.row_count[row])
@@ -91,7 +91,23 @@ class ConsumeQueue:
         index = bisect_right(self._positions, position) - 1
         if index >= 0:
             return self._offsets[index]
-        return self.blocks[bisect_right(self.blocks, position, key=_position) - 1].store_offset_first
+        return self.block_of(position).store_offset_first
+
+    def block_of(self, position: int) -> SpilledBlock:
+        """The block on disk that holds a position below those in memory."""
+        return self.blocks[bisect_right(self.blocks, position, key=_position) - 1]
+
+    def spill_above(self, runs_max: int, blocks: RunBlocks) -> int:
+        """Move the older half to disk if there are more than `runs_max` in memory; returns how many moved.
+
+        A full disk leaves them in memory: their messages are stored, and to refuse is the business of later ones.
+        """
+        if len(self._positions) <= runs_max:
+            return 0
+        try:
+            return self.spill((runs_max + 1) // 2, blocks)
+        except DiskFullError:
+            return 0
 
     def spill(self, count: int, blocks: RunBlocks) -> int:
         """Move the oldest `count` runs from memory to disk; returns how many.

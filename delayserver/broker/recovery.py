@@ -93,6 +93,7 @@ def _add_record(state: BrokerState, record: StoredColumns) -> None:
             queue.append(record.offset, run.row_start, position - queue.end)
         if position == queue.end:
             queue.append(record.offset, run.row_start, run.row_count)
+        queue.spill_above(state.limits.queue_runs_max, state.blocks)
 
 
 def _read_progress(state: BrokerState) -> None:

@@ -132,7 +132,7 @@ class Retries:
         done: Found = ([], [])
         for retry, ranges in ((False, found[0]), (True, found[1])):
             cursor = self._state.groups[key].cursor(retry)
-            for start, stop in ranges:
+            for start, stop in sorted(ranges):
                 reached = self._gather(key, retry, cursor, (start, stop), gathered)
                 if reached > start:
                     done[retry].append((start, reached))
@@ -146,9 +146,8 @@ class Retries:
     def _gather(self, key: GroupKey, retry: bool, cursor: Cursor, span: Range, gathered: _Gathered) -> int:
         """Gather a range from its stored batches; returns how far the bound let it come."""
         position, stop = span
-        queue = self._state.queues[key if retry else (key[0], 0)]
         while position < stop and gathered.room > 0:
-            run = queue.run_at(position, self._state.blocks)
+            run = self._state.run_at(key if retry else (key[0], 0), position)
             count = min(stop, run.position + run.row_count) - position
             batch = self._state.read(run)
             if batch is None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from delayserver.broker.delivering import grouped_columns
 from delayserver.broker.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.progress import ACKED, ProgressLog, ProgressRows
@@ -11,7 +14,7 @@ from delayserver.broker.queue import ConsumeQueue, QueueKey, Run
 from delayserver.broker.run_blocks import RunBlocks
 from delayserver.broker.store import BrokerStore
 from delayserver.broker.windows import WindowTable
-from store.batches import StoredBatch
+from store.batches import RunBatch, StoredBatch
 from store.errors import CorruptionError
 from store.filesystem import FileSystem
 
@@ -63,6 +66,29 @@ class BrokerState:
     def acked(self, key: GroupKey, retry: bool, start: int, stop: int) -> None:
         """Note an acked range for the progress log."""
         self.pending.add(ACKED, *key, retry, start, stop)
+
+    def run_at(self, key: QueueKey, position: int) -> Run:
+        """The run that holds a position of a queue. A damaged block of index rows is made again from the store.
+
+        Raises CorruptionError where the store is damaged in the same place.
+        """
+        queue = self.queues[key]
+        try:
+            return queue.run_at(position, self.blocks)
+        except CorruptionError as error:
+            self.damaged(str(error))
+        block = queue.block_of(position)
+        runs: list[tuple[int, int, int, int]] = []
+        for record in self.store.columns(block.store_offset_first, self.store.end):
+            if record.offset > block.store_offset_last:
+                break
+            for run in grouped_columns(record.columns["subject"], record.columns["target_group"]):
+                if run.key == key:
+                    first = int(record.columns["position"][run.row_start])
+                    runs.append((first, record.offset, run.row_start, run.row_count))
+        columns = dict(zip(("position", "store_offset", "row_start", "row_count"), np.array(runs).T, strict=True))
+        block.block_offset = self.blocks.append(RunBatch.filled(len(runs), **columns))
+        return queue.run_at(position, self.blocks)
 
     def read(self, run: Run) -> StoredBatch | None:
         """The stored batch of a run; None, reported and counted, if the disk gives something else back."""

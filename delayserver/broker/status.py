@@ -32,7 +32,7 @@ def _group_status(state: BrokerState, key: GroupKey) -> dict[str, Any]:
         "backlog": _backlog(main, group.main) + _backlog(retry, group.retry),
         "leased": group.main.leased() + group.retry.leased(),
         "retrying": group.main.retrying.count() + group.retry.retrying.count(),
-        "oldest_due_ms": _oldest_due_ms(state, main, group.main),
+        "oldest_due_ms": _oldest_due_ms(state, key[0], group.main),
     }
 
 
@@ -41,11 +41,12 @@ def _backlog(queue: ConsumeQueue | None, cursor: Cursor) -> int:
     return 0 if queue is None else max(0, queue.end - cursor.committed - cursor.acked.count())
 
 
-def _oldest_due_ms(state: BrokerState, queue: ConsumeQueue | None, cursor: Cursor) -> int | None:
+def _oldest_due_ms(state: BrokerState, subject: int, cursor: Cursor) -> int | None:
     """When the oldest message that is not acked was due."""
+    queue = state.queues.get((subject, 0))
     if queue is None or cursor.committed >= queue.end:
         return None
-    run = queue.run_at(cursor.committed, state.blocks)
+    run = state.run_at((subject, 0), cursor.committed)
     batch = state.read(run)
     return None if batch is None else int(batch.due_ms[run.row_start + cursor.committed - run.position])
 

@@ -1,0 +1,207 @@
+"""Long polling: woken by the arrival, fair between (subject, group), safe to cancel. Time is trio's simulated clock."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from delayserver.broker.broker import Broker
+from delayserver.broker.commit import BrokerCommit
+from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.pulls import PullService
+from delayserver.protocol.errors import QueueFull
+from store.batches import StoredBatch
+from tests.fakes.disk import FakeDisk
+
+GROUP = 9
+
+
+class TrioTime:
+    """A `Clock` that shows trio's (simulated) time."""
+
+    def now_us(self) -> int:
+        return int(trio.current_time() * 1_000_000)
+
+    def now_ms(self) -> int:
+        return self.now_us() // 1000
+
+    def monotonic_us(self) -> int:
+        return self.now_us()
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        await trio.sleep(duration_ms / 1000)
+
+    async def sleep_until_us(self, wall_us: int) -> None:
+        await trio.sleep(max(0, wall_us - self.now_us()) / 1_000_000)
+
+
+class Node:
+    """A broker with its tasks running."""
+
+    def __init__(self, limits: BrokerLimits) -> None:
+        self.disk = FakeDisk()
+        self.broker = Broker.open(self.disk, "/data/broker", 7, 0, limits)
+        self.pulls = PullService(self.broker, TrioTime())
+        self.commit = BrokerCommit(self.broker, TrioTime(), threads=False)
+        self.sequence = 1
+
+    def deliver(self, subject: int, count: int) -> None:
+        batch = StoredBatch.filled(
+            count,
+            sequence=np.arange(self.sequence, self.sequence + count),
+            server_id=7,
+            subject=subject,
+            bodies_length=1,
+            bodies=b"x" * count,
+        )
+        self.sequence += count
+        self.pulls.arrived(self.broker.deliver(batch, False, 0).arrived)
+
+    async def pull(self, subject: int, count: int = 100, wait_ms: int = 60_000) -> int:
+        pulled = await self.pulls.pull(subject, GROUP, count, 1 << 20, wait_ms)
+        return 0 if pulled is None else len(pulled)
+
+
+LIMITS = BrokerLimits(segment_bytes=1 << 20, waiting_pulls_max=300)
+
+
+@pytest.fixture
+async def node(nursery: trio.Nursery) -> AsyncIterator[Node]:
+    """A running node; its tasks end with the test."""
+    node = Node(LIMITS)
+    nursery.start_soon(node.pulls.run)
+    nursery.start_soon(node.commit.run)
+    yield node
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_waiting_pull_is_woken_by_the_arrival_and_not_by_a_timer(node: Node, autojump_clock: MockClock) -> None:
+    got = []
+
+    async def consume() -> None:
+        got.append((await node.pull(1), trio.current_time()))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(consume)
+        await trio.sleep(3.25)
+        arrived = trio.current_time()
+        node.deliver(1, 5)
+    assert got == [(5, arrived)]
+
+
+async def test_a_pull_of_nothing_ends_after_its_wait_and_one_without_wait_at_once(
+    node: Node, autojump_clock: MockClock
+) -> None:
+    start = trio.current_time()
+    assert await node.pull(1, wait_ms=2000) == 0
+    assert trio.current_time() == start + 2
+    for _ in range(50):  # more than are served without a turn
+        assert await node.pull(1, wait_ms=0) == 0
+    assert trio.current_time() == start + 2
+    assert node.pulls.waiting == 0
+
+
+async def test_a_pull_without_wait_is_answered_although_patient_ones_stand_before_it(
+    node: Node, autojump_clock: MockClock
+) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(node.pull, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await node.pull(1, wait_ms=0) == 0
+        nursery.cancel_scope.cancel()
+    assert node.pulls.waiting == 0
+
+
+async def test_a_group_with_two_hundred_consumers_delays_another_by_one_round(
+    node: Node, autojump_clock: MockClock
+) -> None:
+    order: list[int] = []
+
+    async def consume(subject: int) -> None:
+        assert await node.pull(subject, count=1) == 1
+        order.append(subject)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(200):
+            nursery.start_soon(consume, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(consume, 2)
+        await trio.testing.wait_all_tasks_blocked()
+        node.deliver(1, 1000)
+        node.deliver(2, 1)
+    assert order.index(2) <= 2
+
+
+async def test_a_crowd_of_new_pulls_on_a_backlog_delays_another_group_by_few(
+    node: Node, autojump_clock: MockClock
+) -> None:
+    node.deliver(1, 1000)
+    node.deliver(2, 1)
+    order: list[int] = []
+
+    async def consume(subject: int) -> None:
+        assert await node.pull(subject, count=1) == 1
+        order.append(subject)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(200):
+            nursery.start_soon(consume, 1)
+        nursery.start_soon(consume, 2)
+    assert order.index(2) <= 12
+
+
+async def test_a_cancelled_pull_takes_nothing_with_it(node: Node, autojump_clock: MockClock) -> None:
+    with trio.move_on_after(1):
+        await node.pull(1)
+    assert node.pulls.waiting == 0
+    with trio.CancelScope() as scope:
+        scope.cancel()
+        await node.pull(1)
+    node.deliver(1, 3)
+    assert await node.pull(1, wait_ms=0) == 3
+
+
+async def test_a_pull_that_is_served_in_the_moment_of_its_cancellation_is_answered(
+    node: Node, autojump_clock: MockClock
+) -> None:
+    got = []
+    with trio.CancelScope() as scope:
+        async with trio.open_nursery() as nursery:
+
+            async def consume() -> None:
+                got.append(await node.pull(1))
+
+            nursery.start_soon(consume)
+            await trio.testing.wait_all_tasks_blocked()
+            node.deliver(1, 3)
+            while node.pulls.waiting and not node.broker.status()["pulled"]:
+                await trio.lowlevel.checkpoint()
+            scope.cancel()
+    assert got == [3] or node.broker.status()["pulled"] == 0
+
+
+async def test_more_waiting_pulls_than_the_bound_are_refused_by_name(node: Node, autojump_clock: MockClock) -> None:
+    async with trio.open_nursery() as nursery:
+        for _ in range(LIMITS.waiting_pulls_max):
+            nursery.start_soon(node.pull, 1)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(QueueFull):
+            await node.pull(1)
+        nursery.cancel_scope.cancel()
+
+
+async def test_everybody_who_waits_for_a_commit_is_answered_by_one_sync(node: Node, autojump_clock: MockClock) -> None:
+    node.deliver(1, 3)
+    before = node.disk.counts["datasync"]
+    async with trio.open_nursery() as nursery:
+        for _ in range(20):
+            nursery.start_soon(node.commit.durable)
+    assert not node.broker.needs_sync()
+    assert node.disk.counts["datasync"] - before == 1
+    await node.commit.durable()
+    assert node.disk.counts["datasync"] - before == 1
