@@ -27,6 +27,9 @@ class Clock(Protocol):
     def monotonic_us(self) -> int:
         """Microseconds that never step; for durations."""
 
+    def wait_s(self, wall_us: int) -> float:
+        """Seconds to wait for a wall time, at most LOOK_AGAIN_MS: a step of the clock is noticed within that."""
+
     async def sleep_ms(self, duration_ms: float) -> None:
         """Wait by monotonic time."""
 
@@ -49,7 +52,8 @@ class SystemClock:
     async def sleep_ms(self, duration_ms: float) -> None:
         await trio.sleep(duration_ms / 1000)
 
+    def wait_s(self, wall_us: int) -> float:
+        return min(max(wall_us - self.now_us(), 0), LOOK_AGAIN_MS * 1000) / 1_000_000
+
     async def sleep_until_us(self, wall_us: int) -> None:
-        wait_us = wall_us - self.now_us()
-        if wait_us > 0:
-            await trio.sleep(min(wait_us, LOOK_AGAIN_MS * 1000) / 1_000_000)
+        await trio.sleep(self.wait_s(wall_us))

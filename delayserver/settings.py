@@ -98,7 +98,7 @@ class DispatchSettings:
 
     batch_messages_max: int = 8192
     batch_bytes_max: int = 4 * MIB
-    queue_rows_max: int = 262_144
+    queue_rows_max: int = 1_250_000
     """Rows waiting for one group. Past it they are dropped from memory and read again from disk when it recovers."""
     workers: int = 2
     """Deliveries in flight per group: one travels while the next is read."""

@@ -8,30 +8,27 @@ one.
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from store.columns import ColumnBatch
-from store.errors import CorruptionError, DiskFullError, FormatError
+from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem
-from store.record import ALIGN
+from store.message_log_opening import LogDamage, Opening, SegmentTable, segment_path
 from store.segment import (
     FILE_HEADER_BYTES,
     FILE_MESSAGE_LOG,
-    Damage,
     FileHeader,
     ScanReport,
     Segment,
-    is_unfinished,
 )
+
+__all__ = ["LogDamage", "LogEntry", "MessageLog"]
 
 # Zeros written ahead of the tail in one go, and how far ahead is enough for a second of single sends.
 WARM_STEP_BYTES = 1 << 20
 _ZEROS = bytes(WARM_STEP_BYTES)
-_NAME = re.compile(r"\d{20}\.log")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +38,6 @@ class LogEntry:
     start: int
     end: int
     batch: ColumnBatch
-
-
-@dataclass(frozen=True, slots=True)
-class LogDamage:
-    """Corruption found while opening: the file, and the range of bytes in it."""
-
-    path: str
-    damage: Damage
 
 
 class MessageLog:
@@ -62,8 +51,7 @@ class MessageLog:
         self._directory = directory
         self._server_id = server_id
         self._segment_bytes = segment_bytes
-        # Replaced as a whole, never changed, so that a reader in another thread always sees one or the other.
-        self._table = _Table((), ())
+        self._table = SegmentTable((), ())
         self._warmed = 0
         self.damages: list[LogDamage] = []
 
@@ -86,74 +74,16 @@ class MessageLog:
         Raises FormatError (a file of another server or program, renamed, newer), DiskFullError."""
         log = cls(fs, directory, server_id, segment_bytes, kind)
         fs.make_directory(directory)
-        bases = sorted(int(name[:20]) for name in fs.listdir(directory) if _NAME.fullmatch(name))
-        while bases and is_unfinished(fs, log._path(bases[-1])):
-            fs.remove(log._path(bases.pop()))  # a crash came between making the file and writing its header
-        for index, base in enumerate(bases):
-            log._take_over(base, bases[index + 1] if index + 1 < len(bases) else None, valid_to)
-        log._report_gaps(bases, valid_to)
-        log._prepare_tail(bases, valid_to)
+        opening = Opening(fs, directory, server_id, kind, valid_to)
+        opening.run()
+        log._table, log.damages = opening.table, opening.damages
+        if opening.tail_base is None:
+            log._preallocate_tail()
+        else:
+            log._add_segment(opening.tail_base)
         return log
 
-    def _path(self, base: int) -> str:
-        return f"{self._directory}/{base:020d}.log"
-
-    def _take_over(self, base: int, following: int | None, valid_to: int) -> None:
-        path = self._path(base)
-        try:
-            segment = Segment.open(self._fs, path, self._kind, self._server_id)
-        except CorruptionError as error:
-            self._damaged(path, Damage(0, self._fs.size(path), error.detail))
-            return
-        if segment.header.base != base:
-            segment.close()
-            raise FormatError(path, f"its header says that it starts at {segment.header.base}: give it its name back")
-        start = max(FILE_HEADER_BYTES, valid_to - base)
-        if following is None:
-            damages: list[Damage] = []
-            segment.recover(start, damages=damages)
-            self._damaged(path, *damages)
-        else:
-            self._verify_sealed(segment, start, following - base)
-        self._table = self._table.with_segment(base, segment)
-
-    def _verify_sealed(self, segment: Segment, start: int, length: int) -> None:
-        """A sealed file is whole and exactly as long as its successor's name says. Damage in it is never cut off."""
-        size = segment.end
-        segment.end = segment.synced = min(size, length)
-        if start < segment.end:
-            report = ScanReport(start)
-            segment.synced = start
-            for _ in segment.records(start, segment.end, report):
-                pass
-            self._damaged(segment.path, *report.damages)
-            if report.end != segment.end:
-                self._damaged(segment.path, Damage(report.end, segment.end, "a sealed segment is cut off"))
-            segment.synced = segment.end
-        if size > length:
-            self._damaged(segment.path, Damage(length, size, "bytes behind the end of a sealed segment"))
-
-    def _report_gaps(self, bases: list[int], valid_to: int) -> None:
-        """Files that must have been there: between two segments, and before the first unreplayed byte."""
-        if bases and 0 < valid_to < bases[0]:
-            detail = f"the segments from offset {valid_to} to {bases[0]} are missing"
-            self._damaged(self._path(bases[0]), Damage(0, 0, detail))
-        for (base, segment), (following, _) in pairwise(self._table):
-            if base + segment.end < following and following in bases:
-                detail = f"{following - base - segment.end} bytes are missing before the next segment"
-                self._damaged(segment.path, Damage(segment.end, following - base, detail))
-
-    def _prepare_tail(self, bases: list[int], valid_to: int) -> None:
-        if not bases:
-            if valid_to:
-                self._damaged(self._directory, Damage(0, valid_to, "all segments are missing"))
-            self._add_segment(_aligned(valid_to))
-            return
-        unreadable = 0 if self._table.bases[-1:] == (bases[-1],) else self._fs.size(self._path(bases[-1]))
-        behind = max(valid_to, bases[-1] + unreadable)
-        if unreadable or self.end < behind:
-            self._add_segment(_aligned(behind))
-            return
+    def _preallocate_tail(self) -> None:
         _, segment = self._tail
         if segment.end < self._segment_bytes:
             try:
@@ -162,12 +92,11 @@ class MessageLog:
             except DiskFullError:
                 segment.allocated = 0
 
-    def _damaged(self, path: str, *damages: Damage) -> None:
-        self.damages += [LogDamage(path, damage) for damage in damages]
-
     def _add_segment(self, base: int) -> Segment:
         header = FileHeader(self._kind, self._server_id, base)
-        segment = Segment.create(self._fs, self._path(base), header, allocate_bytes=self._segment_bytes)
+        segment = Segment.create(
+            self._fs, segment_path(self._directory, base), header, allocate_bytes=self._segment_bytes
+        )
         self._table = self._table.with_segment(base, segment)
         self._warmed = 0
         return segment
@@ -219,6 +148,12 @@ class MessageLog:
         base, segment = self._tail
         segment.sync()
         return base + segment.synced
+
+    def assume_synced(self) -> int:
+        """Durability `os`: what is in the page cache counts as durable, by the operator's decision."""
+        base, segment = self._tail
+        segment.synced = segment.end
+        return int(base + segment.synced)
 
     def warm_ahead(self, ahead_bytes: int) -> bool:
         """Overwrite one step of preallocated space ahead of the tail with zeros; False when enough is warm.
@@ -314,29 +249,3 @@ class MessageLog:
         """Close all files; what was not synced may be lost."""
         for _, segment in self._table:
             segment.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Table:
-    """Bases and segments, ascending."""
-
-    bases: tuple[int, ...]
-    segments: tuple[Segment, ...]
-
-    def __iter__(self) -> Iterator[tuple[int, Segment]]:
-        return zip(self.bases, self.segments, strict=True)
-
-    def with_segment(self, base: int, segment: Segment) -> _Table:
-        assert not self.bases or base > self.bases[-1]
-        return _Table((*self.bases, base), (*self.segments, segment))
-
-    def without_first(self) -> _Table:
-        return _Table(self.bases[1:], self.segments[1:])
-
-    def after(self, base: int) -> int | None:
-        index = bisect_right(self.bases, base)
-        return self.bases[index] if index < len(self.bases) else None
-
-
-def _aligned(offset: int) -> int:
-    return (offset + ALIGN - 1) // ALIGN * ALIGN

@@ -230,14 +230,17 @@ class Segment:
         self.end = report.end
         if report.torn:
             self.file.truncate(self.end)
-        self._write_again(report.synced, self.end)
+        self.write_again(report.synced, self.end)
         self.file.datasync()
         self.synced = self.end
         return report
 
-    def _write_again(self, start: int, stop: int) -> None:
-        """Where the process stopped because a sync failed, the kernel holds pages that it takes for clean and that the
-        disk never got. Writing the last group again makes them dirty, so that the next sync proves something."""
+    def write_again(self, start: int, stop: int) -> None:
+        """Write what stands between two offsets once more, without syncing. Raises DiskFullError, StoreError.
+
+        Where the process stopped because a sync failed, the kernel holds pages that it takes for clean and that the
+        disk never got. Writing the last group again makes them dirty, so that the next sync proves something.
+        """
         for position in range(start, stop, SCAN_BYTES):
             self.file.pwrite(position, [self.file.pread(position, min(SCAN_BYTES, stop - position))])
 

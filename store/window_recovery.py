@@ -111,7 +111,9 @@ class WindowRecovery(Generic[Key]):
         if self._files.write and (size != state.end or state.end > state.durable.end):
             if size != state.end:
                 segment.file.truncate(state.end)
-            # Also what was read back whole: after a mere restart it may be in the page cache only.
+            # Also what was read back whole: after a mere restart it may be in the page cache only, and after a failed
+            # sync in pages that the kernel takes for clean.
+            segment.write_again(max(report.synced, state.durable.end), state.end)
             segment.file.datasync()
         state.durable = state.mark()
         state.settled = True

@@ -1,0 +1,273 @@
+"""A broker group: its own queue, workers, back-off and failover, so that one that is dead or slow holds up nobody else.
+
+Rows leave the queue in batches by count and bytes. A row whose attempt failed goes back to the front; retries never give
+up by themselves (dead-lettering is an explicit setting). When every node is down the rows go to the next group of their
+route if there is one, otherwise they wait; past the bound of the queue they leave memory and are read again later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+from sortedcontainers import SortedSet
+
+from delayserver.broker_node import DeliveryError, NodeHealth, choose
+from delayserver.clock import Clock
+from delayserver.delivery import Shipment, outcomes, read_batch, shipments, take_rows
+from delayserver.group_queue import GroupQueue
+from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.protocol.outcomes import DeliverOutcome, Outcome
+from delayserver.settings import DispatchSettings
+from store.errors import CorruptionError
+from store.filesystem import FileSystem
+from store.schedule_log import ScheduleLog
+from wheel.due_rows import DueRows
+
+# Reading up to this many bytes stays on the event loop; they are in the page cache nearly always.
+INLINE_READ_BYTES_MAX = 256 * 1024
+# A circuit that is open keeps only this many rows in memory.
+FAILING_QUEUE_ROWS_MAX = 65_536
+
+
+@dataclass(slots=True)
+class GroupCounters:
+    """What a group did since the start."""
+
+    delivered: int = 0
+    attempts_failed: int = 0
+    duplicates_suppressed: int = 0
+    uncertain_failovers: int = 0
+    failed_over: int = 0
+    dropped_from_memory: int = 0
+
+
+class BrokerGroup:
+    """Delivers what is routed to it."""
+
+    def __init__(
+        self,
+        name: str,
+        code: int,
+        nodes: list[NodeHealth],
+        schedule: ScheduleLog,
+        recorder: OutcomeRecorder,
+        fs: FileSystem,
+        settings: DispatchSettings,
+        server_id: int,
+        clock: Clock,
+    ) -> None:
+        self.name = name
+        self.code = code
+        self.nodes = nodes
+        self.queue = GroupQueue()
+        self.counters = GroupCounters()
+        self.spilled: SortedSet[int] = SortedSet()
+        self.fail_over: Callable[[DueRows], DueRows] = lambda rows: rows
+        self.put_back: Callable[[DueRows], None] = lambda _rows: None
+        self.on_lateness: Callable[[NDArray[np.int64]], None] = lambda _lateness: None
+        self.on_corruption: Callable[[Exception], None] = lambda _error: None
+        self.on_room: Callable[[], None] = lambda: None
+        self._schedule = schedule
+        self._recorder = recorder
+        self._inline = fs.inline
+        self._settings = settings
+        self._server_id = server_id
+        self._clock = clock
+        self._in_flight: dict[int, NDArray[np.int64]] = {}
+        self._attempts = 0
+        self._stopping = False
+        self._work = trio.Event()
+
+    # -- rows in
+
+    def push(self, rows: DueRows) -> None:
+        """Take rows that are due. Past the bound the last ones leave memory and their windows are noted."""
+        self.queue.push(rows)
+        self._work.set()
+        bound = FAILING_QUEUE_ROWS_MAX if self.failing else self._settings.queue_rows_max
+        if len(self.queue) > bound:
+            before = len(self.queue)
+            self.spilled.update(self.queue.drop_behind(bound).tolist())
+            self.counters.dropped_from_memory += before - len(self.queue)
+
+    @property
+    def failing(self) -> bool:
+        """Whether every node's circuit is open."""
+        return all(node.open_circuit for node in self.nodes)
+
+    @property
+    def running(self) -> int:
+        """Attempts in flight."""
+        return len(self._in_flight)
+
+    def stop(self) -> None:
+        """Begin no further attempt; those in flight go on."""
+        self._stopping = True
+
+    @property
+    def rows_held(self) -> int:
+        """Rows in memory, waiting or in flight."""
+        return len(self.queue) + sum([len(sequences) for sequences in self._in_flight.values()])
+
+    def in_flight(self) -> NDArray[np.int64]:
+        """Sequences of running attempts."""
+        return np.concatenate(list(self._in_flight.values())) if self._in_flight else np.empty(0, np.int64)
+
+    # -- delivering
+
+    async def run(self) -> None:
+        """Deliver until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(self._settings.workers):
+                nursery.start_soon(self._worker)
+
+    async def _worker(self) -> None:
+        while True:
+            if self._stopping:
+                await trio.sleep_forever()
+            if not len(self.queue):
+                self._work = trio.Event()
+                self.on_room()
+                if not len(self.queue):
+                    await self._work.wait()
+                continue
+            await self._recorder.wait_for_room()
+            node = choose(self.nodes, self._clock.now_us())
+            if node is None:
+                await self._nobody_ready()
+                continue
+            rows = self.queue.take(self._settings.batch_messages_max, self._settings.batch_bytes_max)
+            if rows is not None:
+                await self._deliver(node, rows)
+
+    async def _nobody_ready(self) -> None:
+        """Every node pauses: fail over to the next group of the route, or wait for the first pause to end."""
+        if self.failing and (rows := self.queue.take(self._settings.batch_messages_max, 1 << 62)) is not None:
+            rest = self.fail_over(rows)
+            self.queue.push_front(rest)
+            if len(rest) < len(rows):
+                await trio.lowlevel.checkpoint()
+                return
+        soonest_us = min(node.closed_until_us for node in self.nodes)
+        await self._clock.sleep_until_us(max(soonest_us, self._clock.now_us() + 1000))
+
+    async def _deliver(self, node: NodeHealth, rows: DueRows) -> None:
+        queued_us = self._clock.now_us()
+        rows = self._without_expired(rows, queued_us)
+        if not len(rows):
+            return
+        parts = {}
+        for shipment in shipments(rows):
+            # Every row is in flight from the step in which it left the queue: a cancel must find it somewhere.
+            self._attempts += 1
+            parts[self._attempts] = shipment
+            self._in_flight[self._attempts] = shipment.rows.sequence
+        try:
+            for attempt, shipment in parts.items():
+                await self._attempt(node, shipment, queued_us)
+                del self._in_flight[attempt]
+        finally:
+            for attempt in parts:
+                self._in_flight.pop(attempt, None)
+
+    def _without_expired(self, rows: DueRows, now_us: int) -> DueRows:
+        expires_ms = rows.payload["expires_ms"]
+        if not expires_ms.any():
+            return rows
+        # Where an attempt may have been made it can be delivered already: that is for the node to say.
+        expired = (expires_ms > 0) & (expires_ms * 1000 < now_us) & (rows.payload["uncertain"] == 0)
+        if not expired.any():
+            return rows
+        gone = take_rows(rows, np.flatnonzero(expired))
+        self._recorder.record(
+            outcomes(gone, int(Outcome.EXPIRED), self.code, queued_us=now_us, dispatched_us=0, settled_us=now_us)
+        )
+        return take_rows(rows, np.flatnonzero(~expired))
+
+    async def _attempt(self, node: NodeHealth, shipment: Shipment, queued_us: int) -> None:
+        rows = shipment.rows
+        try:
+            read = partial(read_batch, self._schedule, shipment, self._server_id)
+            size = int(rows.payload["bodies_length"].sum())
+            small = self._inline or size <= INLINE_READ_BYTES_MAX
+            batch = read() if small else await trio.to_thread.run_sync(read)
+        except (CorruptionError, FileNotFoundError, KeyError) as error:
+            # The rows stay pending on disk; what can be served goes on being served.
+            self.on_corruption(error)
+            return
+        dispatched_us = self._clock.now_us()
+        early = rows.due_ms > dispatched_us // 1000
+        if early.any():  # the clock stepped back since the wheel released them
+            self.put_back(rows)
+            return
+        batch = batch.with_columns(dispatched_us=dispatched_us)
+        rows.payload["attempts"] += 1
+        try:
+            with trio.fail_after(self._settings.deliver_timeout_ms / 1000):
+                answer = await node.broker.deliver(batch, uncertain=shipment.uncertain)
+        except DeliveryError as error:
+            self._failed(node, rows, str(error), known=error.known)
+            return
+        except trio.TooSlowError:
+            self._failed(node, rows, "no answer in time", known=False)
+            return
+        self._answered(node, rows, answer, queued_us, dispatched_us)
+
+    def _failed(self, node: NodeHealth, rows: DueRows, reason: str, *, known: bool) -> None:
+        self.counters.attempts_failed += 1
+        node.failed(reason, self._clock.now_us())
+        if not known:
+            rows.payload["uncertain"] = 1
+        self._retry(rows)
+
+    def _retry(self, rows: DueRows) -> None:
+        limit = self._settings.dead_letter_attempts
+        if limit:
+            dead = (rows.payload["attempts"] >= limit) & (rows.payload["uncertain"] == 0)
+            if dead.any():
+                now_us = self._clock.now_us()
+                self._recorder.record(
+                    outcomes(
+                        take_rows(rows, np.flatnonzero(dead)),
+                        int(Outcome.DEAD_LETTERED),
+                        self.code,
+                        queued_us=now_us,
+                        dispatched_us=0,
+                        settled_us=now_us,
+                    )
+                )
+                rows = take_rows(rows, np.flatnonzero(~dead))
+        self.queue.push_front(rows)
+        self._work.set()
+
+    def _answered(
+        self, node: NodeHealth, rows: DueRows, answer: NDArray[np.uint8], queued_us: int, dispatched_us: int
+    ) -> None:
+        refused = answer == int(DeliverOutcome.REFUSED)
+        if refused.any():
+            node.failed("refused by the node", self._clock.now_us())
+            self._retry(take_rows(rows, np.flatnonzero(refused)))
+            rows = take_rows(rows, np.flatnonzero(~refused))
+            answer = answer[~refused]
+            if not len(rows):
+                return
+        else:
+            node.succeeded()
+        self.counters.delivered += len(rows)
+        self.counters.duplicates_suppressed += int((answer == int(DeliverOutcome.DUPLICATE)).sum())
+        self.on_lateness(dispatched_us - np.maximum(rows.due_ms * 1000, rows.payload["accepted_us"]))
+        self._recorder.record(
+            outcomes(
+                rows,
+                int(Outcome.DELIVERED),
+                self.code,
+                queued_us=queued_us,
+                dispatched_us=dispatched_us,
+                settled_us=self._clock.now_us(),
+            )
+        )

@@ -1,0 +1,344 @@
+"""The embedded broker at work: the node that groups deliver to, the operations of consumers, and redelivery.
+
+Nacks and ack timeouts go back through the delay pipeline: internal records, committed to message_log like messages, due
+for one consumer group. Only when they are durable the old delivery is done.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import msgpack
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from delayserver.broker.broker import Broker
+from delayserver.broker.commit import BrokerCommit
+from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.pulls import PullService
+from delayserver.broker.retries import RetryBatch
+from delayserver.broker_node import DeliveryError
+from delayserver.clock import Clock
+from delayserver.connection import Connection
+from delayserver.group_commit import GroupCommit
+from delayserver.intake import Intake
+from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count, unpack_ragged
+from delayserver.protocol.errors import DelayServerError, DiskFull, InvalidArgument, StorageFailed
+from delayserver.protocol.frames import Request
+from delayserver.protocol.receipts import derived_message_id
+from delayserver.settings import BrokerSettings
+from store.batches import StoredBatch
+from store.columns import ragged_offsets
+from store.errors import DiskFullError, StoreError
+from store.names import CONSUMER_GROUP, SUBJECT, Names
+
+# Ended leases that become internal records in one step.
+EXPIRED_AT_ONCE = 4096
+
+
+class EmbeddedNode:
+    """The broker of this process as a node of a group."""
+
+    address = "embedded"
+
+    def __init__(self, broker: Broker, commit: BrokerCommit, pulls: PullService, clock: Clock, server_id: int) -> None:
+        self._broker = broker
+        self._commit = commit
+        self._pulls = pulls
+        self._clock = clock
+        self._server_id = server_id
+
+    async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
+        """Consumers may see a message before the sync; `delivered` is said only after it."""
+        try:
+            delivered = self._broker.deliver(batch, uncertain, self._clock.now_us())
+            self._pulls.arrived(delivered.arrived)
+            await self._commit.durable()
+        except DiskFullError as error:
+            raise DeliveryError(str(error), known=False) from error
+        return delivered.outcome
+
+    async def windows_complete(self, windows_ms: list[int]) -> None:
+        self._broker.window_complete(self._server_id, windows_ms)
+
+
+class BrokerService:
+    """Operations of consumers and of other servers on the broker of this process."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        commit: BrokerCommit,
+        pulls: PullService,
+        names: Names,
+        intake: Intake,
+        pipeline: GroupCommit,
+        settings: BrokerSettings,
+        clock: Clock,
+    ) -> None:
+        self.broker = broker
+        self.commit = commit
+        self.pulls = pulls
+        self._names = names
+        self._intake = intake
+        self._pipeline = pipeline
+        self._settings = settings
+        self._clock = clock
+        self._leases = trio.Event()
+
+    async def run(self) -> None:
+        """Commit, serve waiting pulls, end leases; until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.commit.run)
+            nursery.start_soon(self.commit.run_upkeep)
+            nursery.start_soon(self.pulls.run)
+            nursery.start_soon(self._end_leases)
+
+    # -- pull
+
+    async def pull(self, _connection: Connection, request: Request) -> dict[str, Any]:
+        """The operation `pull`."""
+        arguments = request.arguments
+        subject, group = self._subject_and_group(arguments)
+        ack = arguments.get("ack")
+        if ack is not None:
+            if type(ack) is not dict:
+                raise InvalidArgument("ack must be a map of count and deliveries")
+            self._ack(subject, group, ack)
+            # The reply does not wait for it: a crash in between hands those messages out again.
+            self.commit.soon()
+        pulled = await self.pulls.pull(
+            subject,
+            group,
+            _bounded(arguments, "max_messages", 1, self._settings.pull_messages_max, 1),
+            _bounded(arguments, "max_bytes", 1, 1 << 62, 8 << 20),
+            _bounded(arguments, "wait_ms", 0, self._settings.wait_ms_max, 0),
+            _bounded(arguments, "ack_timeout_ms", 1, 86_400_000, self._settings.ack_timeout_ms),
+        )
+        if pulled is not None:
+            self._leases.set()
+        if arguments.get("columns"):
+            return self._as_columns(arguments["subject"], pulled)
+        return {"messages": self._as_rows(arguments["subject"], pulled) if pulled is not None else []}
+
+    def _as_columns(self, subject: str, pulled: PulledBatch | None) -> dict[str, Any]:
+        if pulled is None:
+            return {"count": 0, "subject": subject}
+        batch = pulled.batch
+        servers, index = _server_ids(batch)
+        return {
+            "count": len(batch),
+            "subject": subject,
+            "server_ids": servers,
+            "server_index": pack_column(index, U32),
+            "sequence": pack_column(batch.sequence),
+            "due_ms": pack_column(batch.due_ms),
+            "accepted_us": pack_column(batch.accepted_us),
+            "dispatched_us": pack_column(batch.dispatched_us),
+            "attempt": pack_column(pulled.attempt, U32),
+            "message_ids": bytes(batch.ids),
+            "message_id_length": pack_column(batch.ids_length),
+            "properties": bytes(batch.properties),
+            "properties_length": pack_column(batch.properties_length),
+            "bodies": bytes(batch.bodies),
+            "body_length": pack_column(batch.bodies_length),
+            "delivery": pack_column(pulled.delivery),
+        }
+
+    def _as_rows(self, subject: str, pulled: PulledBatch) -> list[dict[str, Any]]:
+        batch = pulled.batch
+        servers, index = _server_ids(batch)
+        ids = _rows(batch.ids, batch.ids_length)
+        properties = _rows(batch.properties, batch.properties_length)
+        bodies = _rows(batch.bodies, batch.bodies_length)
+        origin = np.where(batch.origin_sequence != 0, batch.origin_sequence, batch.sequence).tolist()
+        columns = [
+            column.tolist()
+            for column in (batch.sequence, batch.due_ms, batch.accepted_us, batch.dispatched_us, pulled.attempt, index)
+        ]
+        return [
+            {
+                "message_id": ids[row].decode() if ids[row] else derived_message_id(servers[server], origin[row]),
+                "subject": subject,
+                "sequence": sequence,
+                "server_id": servers[server],
+                "due_ms": due_ms,
+                "accepted_us": accepted_us,
+                "dispatched_us": dispatched_us,
+                "attempt": attempt,
+                "body": bodies[row],
+                "properties": msgpack.unpackb(properties[row]) if properties[row] else {},
+                "delivery": delivery,
+            }
+            for row, (sequence, due_ms, accepted_us, dispatched_us, attempt, server, delivery) in enumerate(
+                zip(*columns, pulled.delivery.tolist(), strict=True)
+            )
+        ]
+
+    # -- ack and nack
+
+    async def ack(self, _connection: Connection, request: Request) -> dict[str, Any]:
+        """The operation `ack`; durable before it is answered."""
+        subject, group = self._subject_and_group(request.arguments)
+        acked, unknown = self._ack(subject, group, request.arguments)
+        await self._durable()
+        return {"acked": acked, "unknown": unknown}
+
+    def _ack(self, subject: int, group: int, arguments: dict[str, Any]) -> tuple[int, int]:
+        acked = self.broker.ack(subject, group, _deliveries(arguments), self._clock.now_us())
+        self.pulls.acked(subject, group)
+        return acked.acked, acked.unknown
+
+    async def nack(self, _connection: Connection, request: Request) -> dict[str, Any]:
+        """The operation `nack`; the redelivery is durable before it is answered."""
+        arguments = request.arguments
+        subject, group = self._subject_and_group(arguments)
+        deliveries = _deliveries(arguments)
+        delay_ms = _bounded(arguments, "delay_ms", 0, 30 * 86_400_000, 0)
+        batch = self.broker.nack(subject, group, deliveries, delay_ms, self._clock.now_us())
+        await self._retry(batch)
+        return {"nacked": len(deliveries) - batch.unknown, "unknown": batch.unknown}
+
+    async def _retry(self, batch: RetryBatch) -> None:
+        """Send internal records through the pipeline, then settle the deliveries they stand for."""
+        if batch.messages is not None:
+            try:
+                await self._pipeline.commit(batch.messages)
+            except DelayServerError:
+                self.broker.abandon_retry(batch, self._clock.now_us())
+                raise
+        self.broker.settle_retry(batch)
+        self.pulls.acked(batch.subject, batch.group)
+        await self._durable()
+
+    async def _end_leases(self) -> None:
+        while True:
+            deadline_us = self.broker.next_lease_deadline_us()
+            if deadline_us is None:
+                self._leases = trio.Event()
+                await self._leases.wait()
+                continue
+            if deadline_us > self._clock.now_us():
+                self._leases = trio.Event()
+                with trio.move_on_after(self._clock.wait_s(deadline_us)):
+                    await self._leases.wait()
+                    await self._clock.sleep_ms(10)  # pulls come in bursts; leases last for seconds
+                continue
+            for batch in self.broker.expired_leases(self._clock.now_us(), EXPIRED_AT_ONCE):
+                try:
+                    await self._retry(batch)
+                except DelayServerError:
+                    await self._clock.sleep_ms(1000)  # refused for now; the deliveries stay leased
+
+    async def _durable(self) -> None:
+        try:
+            await self.commit.durable()
+        except DiskFullError as error:
+            raise DiskFull(str(error), retry_after_ms=1000) from error
+        except StoreError as error:
+            raise StorageFailed(str(error)) from error
+
+    # -- deliver
+
+    async def deliver(self, _connection: Connection, request: Request) -> dict[str, Any]:
+        """The operation `deliver` of another server."""
+        batch, uncertain = self._read_delivery(request.arguments)
+        try:
+            delivered = self.broker.deliver(batch, uncertain, self._clock.now_us())
+        except DiskFullError as error:
+            raise DiskFull(str(error), retry_after_ms=1000) from error
+        self.pulls.arrived(delivered.arrived)
+        await self._durable()
+        return {"outcome": pack_column(delivered.outcome)}
+
+    def _read_delivery(self, arguments: dict[str, Any]) -> tuple[StoredBatch, bool]:
+        get = arguments.get
+        count = unpack_count(get("count"), 1 << 20)
+        if not count:
+            raise InvalidArgument("count must be at least 1")
+        ids = unpack_ragged(get("message_ids"), get("message_id_length"), count, "message_ids", "message_id_length")
+        properties = unpack_ragged(
+            get("properties"), get("properties_length"), count, "properties", "properties_length"
+        )
+        bodies = unpack_ragged(get("bodies"), get("body_length"), count, "bodies", "body_length")
+        names = ("sequence", "due_ms", "accepted_us", "dispatched_us", "expires_ms", "origin_sequence")
+        batch = StoredBatch.filled(
+            count,
+            **{name: unpack_column(get(name), count, I64, name) for name in names},
+            server_id=_server_number(get("server_id")),
+            window_ms=_bounded(arguments, "window_ms", 0, 1 << 62, None),
+            subject=self._codes(arguments, count, SUBJECT, "subjects", "subject_index"),
+            target_group=self._codes(arguments, count, CONSUMER_GROUP, "target_groups", "target_group_index"),
+            redelivery=unpack_column(get("redelivery"), count, U32, "redelivery"),
+            ids_length=ids.lengths,
+            properties_length=properties.lengths,
+            bodies_length=bodies.lengths,
+            ids=ids.blob,
+            properties=properties.blob,
+            bodies=bodies.blob,
+        )
+        return batch, bool(get("uncertain"))
+
+    def _codes(self, arguments: dict[str, Any], count: int, kind: int, field: str, index_field: str) -> NDArray[Any]:
+        names = arguments.get(field)
+        if type(names) is not list or not all(type(name) is str for name in names):
+            raise InvalidArgument(f"{field} must be a list of texts")
+        index = unpack_column(arguments.get(index_field), count, U32, index_field)
+        codes = self._names.intern(kind, names) if names else np.empty(0, np.uint32)
+        if kind == CONSUMER_GROUP:
+            codes = np.concatenate([np.zeros(1, np.uint32), codes])
+        if int(index.max()) >= len(codes):
+            raise InvalidArgument(f"{index_field} points behind the end of {field}")
+        column: NDArray[Any] = codes[index]
+        return column
+
+    async def window_complete(self, _connection: Connection, request: Request) -> dict[str, Any]:
+        """The operation `window_complete` of another server."""
+        windows = request.arguments.get("window_ms")
+        if type(windows) is not list or not all(type(window) is int for window in windows):
+            raise InvalidArgument("window_ms must be a list of integers")
+        self.broker.window_complete(_server_number(request.arguments.get("server_id")), windows)
+        return {}
+
+    def _subject_and_group(self, arguments: dict[str, Any]) -> tuple[int, int]:
+        subject = self._intake.subject(arguments.get("subject"))
+        group = arguments.get("group")
+        code = self._names.code(CONSUMER_GROUP, group) if type(group) is str else 0
+        if not code:
+            code = int(self._names.intern(CONSUMER_GROUP, [self._intake.check_subject(group)])[0])
+        return subject, code
+
+
+def _deliveries(arguments: dict[str, Any]) -> NDArray[np.int64]:
+    count = unpack_count(arguments.get("count"), 1 << 20)
+    return unpack_column(arguments.get("deliveries"), count, I64, "deliveries")
+
+
+def _bounded(arguments: dict[str, Any], name: str, low: int, high: int, default: int | None) -> int:
+    value = arguments.get(name, default)
+    if type(value) is not int or value < low:
+        raise InvalidArgument(f"{name} must be an integer from {low} to {high}, not {value!r:.64}")
+    if value > high:
+        raise InvalidArgument(f"{name} is {value}; at most {high}")
+    return value
+
+
+def _server_number(server_id: object) -> int:
+    try:
+        if type(server_id) is str and len(server_id) == 12:
+            return int(server_id, 16)
+    except ValueError:
+        pass
+    raise InvalidArgument("server_id is twelve hex digits")
+
+
+def _server_ids(batch: StoredBatch) -> tuple[list[str], NDArray[np.uint32]]:
+    numbers, index = np.unique(batch.server_id, return_inverse=True)
+    return [f"{number:012x}" for number in numbers.tolist()], index.astype(np.uint32)
+
+
+def _rows(blob: memoryview, lengths: NDArray[np.uint32]) -> list[bytes]:
+    data = bytes(blob)
+    return [data[start:end] for start, end in pairwise(ragged_offsets(lengths).tolist())]

@@ -1,0 +1,213 @@
+"""Cancel and reschedule, linearised: `cancelled` is answered only where no attempt can have been made, and never lies.
+
+The decision is one step on the event loop: what has an outcome, runs, or may have run before a crash is told so; the rest
+is taken out of the wheel and the queues and held. Then the control record is committed like a message. Nobody can load or
+deliver a held row until the replayer has recorded the outcome. If the commit fails, the rows go back.
+
+A message whose attempts are all known to have failed may be cancelled: nobody has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from delayserver.broker_group import BrokerGroup
+from delayserver.clock import Clock
+from delayserver.group_commit import Committed, GroupCommit
+from delayserver.loader import LoadedRows, Loader
+from delayserver.locator import Located, Locator
+from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.outcomes import Outcome
+from delayserver.replayer import Replayer
+from delayserver.rows import make_rows
+from store.batches import I64, U8, CancelBatch, MessageBatch
+from store.dispatch_log import DispatchKey
+from store.filesystem import FileSystem
+from store.schedule_index import ScheduleIndex
+from store.windows import window_starts
+from wheel.cursors import LoadCursors
+from wheel.hashed_wheel import HashedWheel
+from wheel.keys import Key
+
+# Up to this many are looked up on the event loop.
+INLINE_MESSAGES_MAX = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Attempted:
+    """What may have been delivered before this start without a record of it: due before, and accepted before."""
+
+    due_before_ms: int
+    sequence_before: int
+
+    def maybe(self, sequence: I64, due_ms: I64) -> NDArray[np.bool_]:
+        """True where an attempt with an unknown result may exist, bool[n]."""
+        return (due_ms < self.due_before_ms) & (sequence < self.sequence_before)
+
+
+class Cancellation:
+    """Decides and commits cancels."""
+
+    def __init__(
+        self,
+        commit: GroupCommit,
+        replayer: Replayer,
+        locator: Locator,
+        recorder: OutcomeRecorder,
+        wheel: HashedWheel,
+        cursors: LoadCursors,
+        loader: Loader,
+        groups: list[BrokerGroup],
+        attempted: Attempted,
+        highest_sequence: Callable[[], int],
+        fs: FileSystem,
+        window_ms: int,
+        clock: Clock,
+    ) -> None:
+        self._commit = commit
+        self._replayer = replayer
+        self._locator = locator
+        self._recorder = recorder
+        self._wheel = wheel
+        self._cursors = cursors
+        self._loader = loader
+        self._groups = groups
+        self._attempted = attempted
+        self._highest_sequence = highest_sequence
+        self._inline = fs.inline
+        self._window_ms = window_ms
+        self._clock = clock
+
+    async def locate(self, sequence: I64, due_ms: I64) -> Located:
+        """Find messages, after their replay (rule 4: never `unknown` of an accepted message)."""
+        accepted = sequence[(sequence > 0) & (sequence <= self._highest_sequence())]
+        if len(accepted):
+            await self._replayer.wait_replayed(int(accepted.max()))
+        find = partial(self._locator.locate, sequence, due_ms)
+        if self._inline or len(sequence) <= INLINE_MESSAGES_MAX:
+            return find()
+        return await trio.to_thread.run_sync(find)
+
+    async def caught_up(self) -> None:
+        """Return when everything accepted so far is in its schedule file."""
+        await self._replayer.wait_replayed(self._highest_sequence())
+
+    async def cancel(self, sequence: I64, due_ms: I64) -> U8:
+        """Outcome codes u8[n] for n messages. Durable when this returns. Raises named errors of the commit."""
+        located = await self.locate(sequence, due_ms)
+        message, due = located.message, np.asarray(due_ms)
+        async with AsyncExitStack() as stack:
+            answer = await self._decide(stack, located, due)
+            mine = answer == int(Outcome.CANCELLED)
+            if mine.any():
+                held, first = np.unique(message[mine], return_index=True)
+                place = np.flatnonzero(mine)[first]
+                batch = CancelBatch.filled(
+                    len(held),
+                    sequence=held,
+                    due_ms=due[place],
+                    requested_us=self._clock.now_us(),
+                    subject=located.subject[place],
+                )
+                await self._commit_held(batch, held, due[place])
+                again = np.ones(len(message), dtype=bool)
+                again[place] = False
+                answer[mine & again] = int(Outcome.ALREADY_CANCELLED)  # named twice in one request
+        return answer
+
+    async def reschedule(
+        self, sequence: int, due_ms: int, build: Callable[[MessageBatch], MessageBatch]
+    ) -> tuple[int, Committed | None, MessageBatch | None]:
+        """Cancel a message and accept another in its place in one record. `build` makes the new one of the old.
+
+        Returns the outcome of the cancel and, where it is `cancelled`, the committed new message.
+        """
+        sequences, due = np.array([sequence], dtype=np.int64), np.array([due_ms], dtype=np.int64)
+        located = await self.locate(sequences, due)
+        async with AsyncExitStack() as stack:
+            answer = await self._decide(stack, located, due)
+            if answer[0] != int(Outcome.CANCELLED):
+                return int(answer[0]), None, None
+            message = int(located.message[0])
+            try:
+                old = self._locator.read(message, due_ms)
+                assert old is not None, "what was located can be read"
+                batch = build(old).with_columns(replaces_sequence=message, replaces_due_ms=due_ms)
+            except BaseException:
+                self._give_back(located.message, due)
+                raise
+            committed = await self._commit_held(batch, located.message, due)
+            return int(Outcome.CANCELLED), committed, batch
+
+    async def _decide(self, stack: AsyncExitStack, located: Located, due_ms: I64) -> U8:
+        """Answer what can be answered, hold the rest (answer `cancelled`)."""
+        message = located.message
+        while True:
+            starts = window_starts(due_ms, self._window_ms)
+            files: dict[DispatchKey, list[int]] = {}
+            for start in np.unique(starts[located.found]).tolist():
+                files.setdefault(self._recorder.key_of(start), []).append(start)
+            indexes = {key: await stack.enter_async_context(self._recorder.pinned(key)) for key in files}
+            if not self._recorder.any_held(message):
+                break
+            await self._recorder.wait_released()  # another cancel of one of these is on its way: it decides first
+        answer = np.zeros(len(message), dtype=np.uint8)
+        for key, windows in files.items():
+            rows = np.flatnonzero(located.found & np.isin(starts, windows))
+            answer[rows] = self._recorder.outcome_of(key, indexes[key], message[rows])
+        answer[answer == int(Outcome.CANCELLED)] = int(Outcome.ALREADY_CANCELLED)
+        open_rows = np.flatnonzero(located.found & (answer == 0))
+        if len(open_rows):
+            answer[open_rows] = self._take_out(message[open_rows], due_ms[open_rows])
+        return answer
+
+    def _take_out(self, message: I64, due_ms: I64) -> U8:
+        """One step: whatever runs or may have run is too late, the rest leaves wheel and queues and is held."""
+        answer = np.full(len(message), int(Outcome.CANCELLED), dtype=np.uint8)
+        answer[self._attempted.maybe(message, due_ms)] = int(Outcome.TOO_LATE)
+        for group in self._groups:
+            for running in (group.in_flight(), group.queue.uncertain()):
+                if len(running):
+                    answer[np.isin(message, running)] = int(Outcome.TOO_LATE)
+        mine = np.flatnonzero(answer == int(Outcome.CANCELLED))
+        if len(mine):
+            held = np.unique(message[mine])
+            self._recorder.hold(held)
+            self._wheel.cancel(np.ascontiguousarray(due_ms[mine]), np.ascontiguousarray(message[mine]))
+            for group in self._groups:
+                if len(group.queue):
+                    group.queue.remove(held)
+        return answer
+
+    async def _commit_held(self, batch: CancelBatch | MessageBatch, held: I64, due_ms: I64) -> Committed:
+        try:
+            return await self._commit.commit(batch)
+        except DelayServerError:
+            self._give_back(held, due_ms)
+            raise
+
+    def _give_back(self, message: I64, due_ms: I64) -> None:
+        """The cancel did not happen: rows that belong into the wheel return to it."""
+        self._recorder.release(message)
+        starts = window_starts(due_ms, self._window_ms)
+        for start in np.unique(starts).tolist():
+            limit = self._cursors.limit(start)
+            for part in self._locator.index_rows(message[starts == start], start):
+                loaded = LoadedRows(
+                    part.index.due_ms,
+                    part.index.sequence,
+                    make_rows(part.index, start, part.key.source, self._clock.now_us()),
+                    ScheduleIndex.empty(),
+                )
+                keys = zip(loaded.due_ms.tolist(), loaded.sequence.tolist(), strict=True)
+                taken = [place for place, key in enumerate(keys) if Key(*key) <= limit]
+                self._loader.add(loaded.take(np.array(taken, dtype=np.intp)))
+        self._loader.on_added()

@@ -1,0 +1,167 @@
+"""Writes the checkpoint: syncs the schedule files first, then says how far replay came and what the files hold (rule 6)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import trio
+
+from delayserver.clock import Clock
+from delayserver.day_tier import DayTier
+from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.publisher import Publisher
+from delayserver.replayer import Replayer
+from delayserver.settings import StorageSettings
+from store import checkpoint as file
+from store.checkpoint import Checkpoint, CoarseDays, DispatchFiles, ScheduleFiles
+from store.dispatch_log import DispatchKey, DispatchLog, DispatchMark
+from store.errors import DiskFullError
+from store.filesystem import FileSystem
+from store.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.window_state import FileMark
+
+POLL_MS = 50
+
+
+class Checkpointing:
+    """Keeps the checkpoint young, so that a start replays little."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        path: str,
+        server_id: int,
+        schedule: ScheduleLog,
+        dispatch: DispatchLog,
+        replayer: Replayer,
+        recorder: OutcomeRecorder,
+        publisher: Publisher,
+        tier: DayTier,
+        settings: StorageSettings,
+        clock: Clock,
+    ) -> None:
+        self._fs = fs
+        self._path = path
+        self._server_id = server_id
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._replayer = replayer
+        self._recorder = recorder
+        self._publisher = publisher
+        self._tier = tier
+        self._settings = settings
+        self._clock = clock
+        self._written_position = -1
+        self._written_outcomes = -1
+        self.durable_position = 0
+        self.written = 0
+        self.disk_full = False
+
+    async def run(self) -> None:
+        """Write checkpoints until cancelled."""
+        last_us = self._clock.monotonic_us()
+        while True:
+            await self._clock.sleep_ms(POLL_MS)
+            due = self._clock.monotonic_us() - last_us >= self._settings.checkpoint_interval_ms * 1000
+            if (due and self._changed()) or self._replayer.bytes_since_checkpoint >= self._settings.checkpoint_bytes:
+                try:
+                    await self.write()
+                    self.disk_full = False
+                except DiskFullError:
+                    self.disk_full = True
+                last_us = self._clock.monotonic_us()
+
+    def _changed(self) -> bool:
+        moved = self._replayer.position != self._written_position
+        return moved or int(self._recorder.totals.sum()) != self._written_outcomes
+
+    async def write(self, *, clean: bool = False) -> None:
+        """Sync and write one checkpoint. Raises DiskFullError; SyncFailedError is final."""
+        # Captured in one step. What replay does meanwhile may be in the marks of files too; their high-water marks
+        # make the next start skip it.
+        position = self._replayer.position
+        sequence = self._replayer.replayed_sequence
+        totals = {"accepted": self._publisher.accepted, "internal": self._publisher.internal}
+        drains = dict(self._tier.positions)
+        outcomes = int(self._recorder.totals.sum())
+        self._replayer.bytes_since_checkpoint = 0
+        await self._recorder.flush()
+        save = partial(self._save, position, sequence, totals, drains, clean)
+        if self._fs.inline:
+            save()
+        else:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(save)
+        self._written_position, self._written_outcomes = position, outcomes
+        self.durable_position = position
+        self.written += 1
+
+    def _save(self, position: int, sequence: int, totals: dict[str, int], drains: dict[int, int], clean: bool) -> None:
+        self._schedule.sync()
+        schedule, dispatch = self._schedule.marks(), self._dispatch.marks()
+        file.write(
+            self._fs,
+            self._path,
+            Checkpoint(
+                server_id=self._server_id,
+                replay_offset=position,
+                replayed_sequence=sequence,
+                schedule=schedule_table(schedule),
+                dispatch=dispatch_table(dispatch),
+                coarse_days=CoarseDays.filled(
+                    len(drains),
+                    start_ms=np.array(list(drains), dtype=np.int64),
+                    state=file.SEALED,
+                    drain_offset=np.array(list(drains.values()), dtype=np.int64),
+                ),
+                totals=totals,
+                clean=clean,
+                written_us=self._clock.now_us(),
+            ),
+        )
+
+
+def schedule_table(marks: dict[ScheduleKey, FileMark]) -> ScheduleFiles:
+    """Marks of schedule files as the checkpoint's columns."""
+    keys, values = list(marks), list(marks.values())
+    return ScheduleFiles.filled(
+        len(keys),
+        start_ms=np.array([key.start_ms for key in keys], dtype=np.int64),
+        source=np.array([int(key.source) for key in keys], dtype=np.uint8),
+        end=np.array([mark.end for mark in values], dtype=np.int64),
+        last_sequence=np.array([mark.last_sequence for mark in values], dtype=np.int64),
+        rows=np.array([mark.rows for mark in values], dtype=np.int64),
+    )
+
+
+def dispatch_table(marks: dict[DispatchKey, DispatchMark]) -> DispatchFiles:
+    """Marks of dispatch files as the checkpoint's columns."""
+    keys, values = list(marks), list(marks.values())
+    return DispatchFiles.filled(
+        len(keys),
+        start_ms=np.array([key.start_ms for key in keys], dtype=np.int64),
+        coarse=np.array([key.coarse for key in keys], dtype=np.uint8),
+        end=np.array([mark.end for mark in values], dtype=np.int64),
+        outcomes=np.array([mark.counts for mark in values], dtype=np.int64).reshape(len(keys), file.OUTCOMES),
+        internal_rows=np.array([sum(mark.internal_counts) for mark in values], dtype=np.int64),
+    )
+
+
+def schedule_marks(table: ScheduleFiles) -> dict[ScheduleKey, FileMark]:
+    """The inverse of `schedule_table`."""
+    columns = (table.start_ms, table.source, table.end, table.last_sequence, table.rows)
+    return {
+        ScheduleKey(start, Source(source)): FileMark(end, last, rows)
+        for start, source, end, last, rows in zip(*[column.tolist() for column in columns], strict=True)
+    }
+
+
+def dispatch_marks(table: DispatchFiles) -> dict[DispatchKey, DispatchMark]:
+    """The inverse of `dispatch_table`; internal rows are kept as one sum."""
+    columns = (table.start_ms, table.coarse, table.end, table.outcomes, table.internal_rows)
+    rest = (0,) * (file.OUTCOMES - 1)
+    return {
+        DispatchKey(start, bool(coarse)): DispatchMark(end, tuple(counts), (internal, *rest))
+        for start, coarse, end, counts, internal in zip(*[column.tolist() for column in columns], strict=True)
+    }

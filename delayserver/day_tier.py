@@ -1,0 +1,176 @@
+"""Seals days that come near and drains their coarse files into minutes, between rounds of the replayer.
+
+Runs in the replayer's task, so it is the only writer of schedule_log too. Outcomes that messages got while they lay in
+the coarse file (cancels, suppressed copies) move to the minutes when the day is drained; until then the loader and cancel
+ask here for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from delayserver.clock import Clock
+from delayserver.deduplication import Deduplication
+from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.replayer import Replayer, Round
+from delayserver.settings import StorageSettings
+from store.batches import MessageBatch, OutcomeBatch
+from store.days import DayTable
+from store.dispatch_log import DispatchKey, DispatchLog
+from store.filesystem import FileSystem
+from store.outcome_index import OutcomeIndex
+from store.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.windows import DAY_MS, day_of, window_starts
+
+# Rows drained between two rounds of replay: about 30 ms, so that fresh messages are hardly held up.
+DRAIN_ROWS = 1 << 15
+CHECK_INTERVAL_MS = 30_000
+
+
+class DayTier:
+    """Coarse days on their way to minutes."""
+
+    def __init__(
+        self,
+        days: DayTable,
+        schedule: ScheduleLog,
+        dispatch: DispatchLog,
+        recorder: OutcomeRecorder,
+        replayer: Replayer,
+        deduplication: Deduplication,
+        fs: FileSystem,
+        settings: StorageSettings,
+        clock: Clock,
+    ) -> None:
+        self._days = days
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._recorder = recorder
+        self._replayer = replayer
+        self._deduplication = deduplication
+        self._inline = fs.inline
+        self._settings = settings
+        self._clock = clock
+        self._outcomes: dict[int, OutcomeIndex] = {}
+        self.positions: dict[int, int] = {}
+        self.publish_drained: Callable[[Round], None] = lambda _round: None
+        self.moved_already = np.zeros(16, dtype=np.int64)
+
+    def fine_until_ms(self) -> int:
+        """Days that start before this are to be fine, by the clock."""
+        return day_of(self._clock.now_ms() + self._settings.fine_horizon_ms) + DAY_MS
+
+    def open(self) -> None:
+        """After a start: read the outcomes of days in between, and count those a crash left in both places."""
+        for day in self._days.draining():
+            written = self._coarse_outcomes(day.start_ms)
+            self._outcomes[day.start_ms] = _index_of(written)
+            for start in np.unique(window_starts(written.due_ms, self._settings.window_ms)).tolist():
+                fine = self._dispatch.outcomes(DispatchKey(start, False))
+                both = np.isin(written.sequence, fine.sequence)
+                self.moved_already += np.bincount(written.outcome[both], minlength=16)
+
+    def _coarse_outcomes(self, start_ms: int) -> OutcomeBatch:
+        return self._dispatch.outcomes(DispatchKey(start_ms, True))
+
+    def outcomes(self, start_ms: int, sequences: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Outcome codes u8[n] that messages of a draining day got while they were coarse; 0 for none."""
+        index = self._outcomes.get(day_of(start_ms))
+        return np.zeros(len(sequences), dtype=np.uint8) if index is None else index.lookup(sequences)
+
+    def not_done(self, start_ms: int, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """True where a message has no such outcome, bool[n]."""
+        undone: NDArray[np.bool_] = self.outcomes(start_ms, sequences) == 0
+        return undone
+
+    async def run(self) -> None:
+        """Look now and then whether a day comes near; cancelled from outside."""
+        while True:
+            if self._days.draining() or self.fine_until_ms() > self._days.fine_until_ms:
+                self._replayer.between_rounds = self.step
+                self._replayer.wake()
+            await self._clock.sleep_ms(CHECK_INTERVAL_MS)
+
+    async def step(self) -> None:
+        """Seal what is near, drain a slice of the earliest sealed day; unhooks itself when nothing is left."""
+        if self.fine_until_ms() > self._days.fine_until_ms:
+            await self._seal()
+        draining = self._days.draining()
+        if not draining:
+            self._replayer.between_rounds = None
+            return
+        await self._drain(draining[0].start_ms)
+
+    async def _seal(self) -> None:
+        # What was decided so far belongs to the coarse files; nothing coarse is decided outside the replayer's task.
+        await self._recorder.flush()
+        starts = [key.start_ms for key in self._schedule.keys() if key.source == Source.DAY]
+        self._days.seal(self.fine_until_ms(), self._replayer.replayed_sequence, starts)
+        for day in self._days.draining():
+            if day.start_ms not in self._outcomes:
+                self._outcomes[day.start_ms] = _index_of(self._coarse_outcomes(day.start_ms))
+
+    async def _drain(self, start_ms: int) -> None:
+        key = ScheduleKey(start_ms, Source.DAY)
+        position = self.positions.get(start_ms, 0)
+        read = partial(self._read, key, position)
+        batch, position = read() if self._inline else await trio.to_thread.run_sync(read)
+        if batch is not None:
+            self.publish_drained(await self._replayer.place_drained(batch))
+            self.positions[start_ms] = position
+            return
+        await self._finish(start_ms)
+
+    def _read(self, key: ScheduleKey, position: int) -> tuple[MessageBatch | None, int]:
+        batches = []
+        rows = 0
+        if key in self._schedule:
+            for header, batch in self._schedule.batches(key, position or None, self._schedule.end(key)):
+                batches.append(batch)
+                rows += len(batch)
+                position = header.end
+                if rows >= DRAIN_ROWS:
+                    break
+        return (MessageBatch.concatenate(batches) if batches else None), position
+
+    async def _finish(self, start_ms: int) -> None:
+        """All rows are in minutes: move the outcomes, sync, and only then say so and remove the day's files."""
+        await self._move_outcomes(start_ms)
+        keys = [
+            key for key in self._schedule.keys_between(start_ms, start_ms + DAY_MS) if key.source == Source.FROM_DAY
+        ]
+        sync = partial(self._schedule.sync, keys)
+        if self._inline:
+            sync()
+        else:
+            await trio.to_thread.run_sync(sync)
+        self._days.drained(start_ms)
+        self._outcomes.pop(start_ms, None)
+        self.positions.pop(start_ms, None)
+        self._deduplication.forget(ScheduleKey(start_ms, Source.DAY))
+        if ScheduleKey(start_ms, Source.DAY) in self._schedule:
+            self._schedule.remove(ScheduleKey(start_ms, Source.DAY))
+        if DispatchKey(start_ms, True) in self._dispatch:
+            self._dispatch.remove(DispatchKey(start_ms, True))
+            self._recorder.forget(DispatchKey(start_ms, True))
+
+    async def _move_outcomes(self, start_ms: int) -> None:
+        written = self._coarse_outcomes(start_ms)
+        starts = window_starts(written.due_ms, self._settings.window_ms)
+        for start in np.unique(starts).tolist():
+            mine = written.take(np.flatnonzero(starts == start))
+            async with self._recorder.pinned(DispatchKey(start, False)) as index:
+                self._recorder.record(mine.take(np.flatnonzero(index.missing(mine.sequence))), moved=True)
+        await self._recorder.flush()
+
+
+def _index_of(written: OutcomeBatch) -> OutcomeIndex:
+    index = OutcomeIndex()
+    if len(written):
+        index.add(written.sequence, written.outcome)
+    return index

@@ -1,0 +1,183 @@
+"""Takes rows from the wheel when they are due and hands them to the queues of their broker groups, slice by slice.
+
+A hot second is taken in slices with a checkpoint between them, so it does not hold up the others. Rows of a group that
+is down leave memory past a bound; `refill` reads them again from disk when the group can take them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from delayserver.broker_group import BrokerGroup
+from delayserver.clock import Clock
+from delayserver.delivery import take_rows
+from delayserver.loader import LoadedRows, Loader
+from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.routes import Routes
+from delayserver.settings import WheelSettings
+from store.dispatch_log import DispatchKey
+from store.filesystem import FileSystem
+from wheel.due_rows import DueRows
+from wheel.hashed_wheel import HashedWheel
+from wheel.keys import KEY_HIGHEST, KEY_LOWEST, Key
+
+
+class Dispatcher:
+    """Wheel → groups."""
+
+    def __init__(
+        self,
+        wheel: HashedWheel,
+        groups: dict[int, BrokerGroup],
+        routes: Routes,
+        loader: Loader,
+        recorder: OutcomeRecorder,
+        fs: FileSystem,
+        settings: WheelSettings,
+        clock: Clock,
+    ) -> None:
+        self._wheel = wheel
+        self._groups = groups
+        self._by_name = {group.name: group for group in groups.values()}
+        self._routes = routes
+        self._loader = loader
+        self._recorder = recorder
+        self._inline = fs.inline
+        self._settings = settings
+        self._clock = clock
+        self._wake = trio.Event()
+        self._refill = trio.Event()
+        self._default = next(iter(groups.values()))
+        self.released_to = KEY_LOWEST
+        self.unrouted = 0
+        self.on_clock_step: Callable[[int], None] = lambda _step_ms: None
+        for group in groups.values():
+            group.fail_over = partial(self._fail_over, group)
+            group.put_back = self._put_back
+            group.on_room = self._room_in_group
+
+    @property
+    def rows_held(self) -> int:
+        """Rows in the groups' queues and in flight."""
+        return sum([group.rows_held for group in self._groups.values()])
+
+    def wake(self) -> None:
+        """Rows were added to the wheel: the next due time may be earlier now."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Begin no further attempt."""
+        for group in self._groups.values():
+            group.stop()
+
+    async def run(self) -> None:
+        """Dispatch until cancelled."""
+        while True:
+            self._wake = trio.Event()
+            rows = self._wheel.advance(self._clock.now_ms(), self._settings.slice_rows)
+            if len(rows):
+                self._release(rows)
+                await trio.lowlevel.checkpoint()
+                continue
+            self._loader.wake_if_room()
+            next_due_ms = self._wheel.next_due_ms()
+            if next_due_ms is None:
+                await self._wake.wait()
+                continue
+            with trio.move_on_after(self._clock.wait_s(next_due_ms * 1000)):
+                await self._wake.wait()
+
+    def _release(self, rows: DueRows) -> None:
+        rows.payload["released_us"] = self._clock.now_us()
+        last = Key(int(rows.due_ms[-1]), int(rows.sequence[-1]))
+        self.released_to = max(self.released_to, last)
+        codes = self._routes.groups(np.ascontiguousarray(rows.payload["subject"]))
+        first = int(codes[0])
+        if bool((codes == first).all()):
+            self._group(first).push(rows)
+            return
+        for code in np.unique(codes).tolist():
+            self._group(code).push(take_rows(rows, np.flatnonzero(codes == code)))
+
+    def _group(self, code: int) -> BrokerGroup:
+        return self._groups.get(code, self._default)
+
+    def _put_back(self, rows: DueRows) -> None:
+        self._wheel.add(rows.due_ms, rows.sequence, rows.payload)
+        self.wake()
+
+    def _fail_over(self, group: BrokerGroup, rows: DueRows) -> DueRows:
+        """Give rows to the next groups of their routes; returns those that have none that works."""
+        subjects = rows.payload["subject"]
+        rest = np.ones(len(rows), dtype=bool)
+        for subject in np.unique(subjects).tolist():
+            name = self._routes.next_group(subject, group.name)
+            while name is not None and self._by_name[name].failing:
+                name = self._routes.next_group(subject, name)
+            if name is None:
+                continue
+            mine = subjects == subject
+            moved = take_rows(rows, np.flatnonzero(mine))
+            group.counters.failed_over += len(moved)
+            group.counters.uncertain_failovers += int(moved.payload["uncertain"].sum())
+            self._by_name[name].push(moved)
+            rest &= ~mine
+        return take_rows(rows, np.flatnonzero(rest))
+
+    # -- rows that left memory
+
+    def _room_in_group(self) -> None:
+        self._loader.wake_if_room()
+        self._refill.set()
+
+    async def refill(self) -> None:
+        """Read rows back that a group's queue had to drop, until cancelled."""
+        while True:
+            self._refill = trio.Event()
+            busy = False
+            for group in self._groups.values():
+                if group.spilled and not group.failing and not len(group.queue):
+                    await self._refill_group(group)
+                    busy = True
+            if not busy:
+                with trio.move_on_after(1):
+                    await self._refill.wait()
+
+    async def _refill_group(self, group: BrokerGroup) -> None:
+        window = group.spilled[0]
+        ends = self._loader.ends(window)
+        async with self._recorder.pinned(DispatchKey(window, False)) as index:
+            read = partial(self._loader.read, window, ends, KEY_LOWEST, KEY_HIGHEST)
+            loaded = read() if self._inline else await trio.to_thread.run_sync(read)
+            # From here on one step: nothing can be released, delivered or cancelled between the checks and the push.
+            wanted = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)
+            wanted &= self._routed_to(group, loaded)
+            candidates = loaded.take(np.flatnonzero(wanted))
+            mine = ~self._in_memory(candidates)
+            order = np.lexsort((candidates.sequence, candidates.due_ms))
+            order = order[mine[order]]
+            group.spilled.discard(window)
+            room = max(self._loader.room, 1)
+            rows = candidates.take(order)
+            if len(order):
+                group.push(DueRows(rows.due_ms[:room], rows.sequence[:room], rows.rows[:room]))
+            if len(order) > room:
+                group.spilled.add(window)
+
+    def _routed_to(self, group: BrokerGroup, loaded: LoadedRows) -> NDArray[np.bool_]:
+        codes = self._routes.groups(np.ascontiguousarray(loaded.rows["subject"]))
+        mask: NDArray[np.bool_] = codes == group.code
+        return mask & (loaded.due_ms <= self.released_to.due_ms)
+
+    def _in_memory(self, rows: LoadedRows) -> NDArray[np.bool_]:
+        held = self._wheel.contains(rows.due_ms, rows.sequence)
+        for group in self._groups.values():
+            for sequences in (group.queue.sequences(), group.in_flight()):
+                if len(sequences):
+                    held |= np.isin(rows.sequence, sequences)
+        return held

@@ -1,0 +1,247 @@
+"""The group commit: everything that must be in message_log before it is answered goes through here, many at a time.
+
+While one group is written and synced the next one gathers. A small group is synced on the event loop, because a hop to a
+worker thread costs more than such a sync; a large one in a thread. Nothing downstream sees a record before its sync, and
+a failed sync is final: all who wait are told, and the server stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import trio
+
+from delayserver.clock import Clock
+from delayserver.intake import Rows, fold
+from delayserver.protocol.errors import DelayServerError, DiskFull, QueueFull, ShuttingDown, StorageFailed
+from delayserver.settings import StorageSettings
+from store.batches import CancelBatch, MessageBatch
+from store.columns import ColumnBatch
+from store.errors import DiskFullError, StoreError
+from store.filesystem import FileSystem
+from store.identity import SequenceReservation
+from store.message_log import LogEntry, MessageLog
+
+# What one row or one item costs in memory beside its bytes, for the bound on what may gather.
+ROW_OVERHEAD_BYTES = 120
+
+Done = Callable[["Committed | DelayServerError"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A durable item: its rows have the sequences from `first_sequence` on, and were accepted at `accepted_us`."""
+
+    first_sequence: int
+    accepted_us: int
+    batch: MessageBatch | CancelBatch | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    rows: Rows | None
+    batch: ColumnBatch | None
+    size_bytes: int
+    done: Done
+
+
+class GroupCommit:
+    """Gathers items, commits them in groups, tells each when it is durable or why it is not."""
+
+    def __init__(
+        self,
+        log: MessageLog,
+        sequences: SequenceReservation,
+        fs: FileSystem,
+        settings: StorageSettings,
+        clock: Clock,
+        publish: Callable[[list[LogEntry]], None],
+    ) -> None:
+        self._log = log
+        self._sequences = sequences
+        self._inline = fs.inline
+        self._settings = settings
+        self._clock = clock
+        self._publish = publish
+        self._gathered: list[_Item] = []
+        self._gathered_bytes = 0
+        self._work = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+        self.refusal: DelayServerError | None = None
+        self.lag_bytes: Callable[[], int] = lambda: 0
+        self.lag_fell = trio.Event()
+        self.groups = 0
+        self.highest_sequence = sequences.next - 1
+        # Messages of the balance: found by the start, and committed since.
+        self.accepted_before = 0
+        self.accepted = 0
+        self.sync_us_max = 0
+
+    # -- handing in
+
+    def submit_rows(self, rows: Rows, done: Done) -> None:
+        """Commit rows; `done` is called on the event loop, after the sync. Raises a named error if not taken."""
+        size = ROW_OVERHEAD_BYTES * len(rows) + sum(map(len, rows.bodies))
+        self._submit(_Item(rows, None, size, done))
+
+    def submit(self, batch: MessageBatch | CancelBatch, done: Done) -> None:
+        """Commit a batch as one record (all or nothing, also across a crash); sequences are given here."""
+        size = ROW_OVERHEAD_BYTES * len(batch)
+        if isinstance(batch, MessageBatch):
+            size += len(batch.bodies) + len(batch.properties) + len(batch.ids)
+        self._submit(_Item(None, batch, size, done))
+
+    async def commit(self, batch: MessageBatch | CancelBatch) -> Committed:
+        """`submit` and wait. Raises the named error if it could not be made durable."""
+        results: list[Committed | DelayServerError] = []
+        ready = trio.Event()
+
+        def done(result: Committed | DelayServerError) -> None:
+            results.append(result)
+            ready.set()
+
+        self.submit(batch, done)
+        with trio.CancelScope(shield=True):  # what is handed in is decided by the disk, not by a caller that left
+            await ready.wait()
+        if isinstance(results[0], DelayServerError):
+            raise results[0]
+        return results[0]
+
+    def _submit(self, item: _Item) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        if self._gathered_bytes + item.size_bytes > self._settings.gather_bytes_max and self._gathered:
+            raise QueueFull("too many sends wait for the disk", retry_after_ms=50)
+        self._gathered.append(item)
+        self._gathered_bytes += item.size_bytes
+        if len(self._gathered) == 1:
+            self._work.set()
+
+    # -- committing
+
+    async def run(self) -> None:
+        """Commit groups until cancelled. Raises StoreError when a sync failed: the server must stop."""
+        while True:
+            if not self._gathered:
+                self._idle.set()
+                self._work = trio.Event()
+                await self._work.wait()
+                self._idle = trio.Event()
+            while self.lag_bytes() > self._settings.replay_lag_bytes_max:
+                self.lag_fell = trio.Event()
+                await self.lag_fell.wait()
+            group = self._take_group()
+            await self._commit_group(group)
+            if self._gathered:
+                await trio.lowlevel.checkpoint()  # a group synced inline never waited: let the readers go first
+            if self.refusal is not None and isinstance(self.refusal, StorageFailed):
+                raise StoreError(self.refusal.message)
+
+    def _take_group(self) -> list[_Item]:
+        total = 0
+        for count, item in enumerate(self._gathered):
+            total += item.size_bytes
+            if total > self._settings.group_bytes_max and count:
+                group = self._gathered[:count]
+                self._gathered = self._gathered[count:]
+                self._gathered_bytes -= total - item.size_bytes
+                return group
+        group, self._gathered = self._gathered, []
+        self._gathered_bytes = 0
+        return group
+
+    async def _commit_group(self, group: list[_Item]) -> None:
+        now_us = self._clock.now_us()
+        batches, parts = self._number(group, now_us)
+        size = sum([item.size_bytes for item in group])
+        started_us = self._clock.monotonic_us()
+        try:
+            if self._inline or size <= self._settings.inline_sync_bytes_max:
+                entries = self._write(batches)
+            else:
+                entries = await trio.to_thread.run_sync(partial(self._write, batches))
+        except DiskFullError as error:
+            self._fail(group, DiskFull(str(error), retry_after_ms=1000))
+            return
+        except StoreError as error:
+            # Final: whatever gathered meanwhile and whatever comes later is told the same.
+            self.refusal = StorageFailed(str(error))
+            self._fail(group + self._gathered, self.refusal)
+            self._gathered, self._gathered_bytes = [], 0
+            return
+        self.groups += 1
+        for written in batches:
+            if isinstance(written, MessageBatch):
+                self.highest_sequence = int(written.sequence[-1])
+                self.accepted += len(written) - int(np.count_nonzero(written.origin_sequence))
+        self.sync_us_max = max(self.sync_us_max, self._clock.monotonic_us() - started_us)
+        self._publish(entries)
+        for item, first, batch in parts:
+            item.done(Committed(first, now_us, batch))
+
+    def _number(
+        self, group: list[_Item], now_us: int
+    ) -> tuple[list[ColumnBatch], list[tuple[_Item, int, MessageBatch | CancelBatch | None]]]:
+        """Give out sequences in the order of the records: rows folded into one batch first, then the batches."""
+        batches: list[ColumnBatch] = []
+        parts: list[tuple[_Item, int, MessageBatch | CancelBatch | None]] = []
+        row_items = [item for item in group if item.rows is not None]
+        if row_items:
+            folded = fold([item.rows for item in row_items if item.rows is not None])
+            first = self._sequences.take(len(folded))
+            batches.append(_numbered(folded, first, now_us))
+            for item in row_items:
+                assert item.rows is not None
+                parts.append((item, first, None))
+                first += len(item.rows)
+        for item in group:
+            if isinstance(item.batch, MessageBatch):
+                first = self._sequences.take(len(item.batch))
+                numbered = _numbered(item.batch, first, now_us)
+                batches.append(numbered)
+                parts.append((item, first, numbered))
+            elif isinstance(item.batch, CancelBatch):
+                batches.append(item.batch)
+                parts.append((item, 0, item.batch))
+        return batches, parts
+
+    def _write(self, batches: Sequence[ColumnBatch]) -> list[LogEntry]:
+        """Append and make durable; called on the event loop or in a thread, never twice at the same time."""
+        if self._sequences.needs_extension():
+            self._sequences.extend()
+        entries = self._log.append(batches)
+        if self._settings.durability == "sync":
+            self._log.sync()
+        else:
+            self._log.assume_synced()  # durability "os": the page cache counts
+        return entries
+
+    def _fail(self, group: list[_Item], error: DelayServerError) -> None:
+        for item in group:
+            item.done(error)
+
+    # -- around
+
+    async def warm(self) -> None:
+        """Overwrite space ahead of the tail while nothing is to be committed."""
+        while True:
+            await self._clock.sleep_ms(20)
+            if self._idle.is_set() and self._settings.warm_ahead_bytes:
+                try:
+                    self._log.warm_ahead(self._settings.warm_ahead_bytes)
+                except DiskFullError:
+                    await self._clock.sleep_ms(1000)
+
+    async def stop(self) -> None:
+        """Refuse what is new, and wait until what was taken is durable and answered."""
+        if self.refusal is None:
+            self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
+        await self._idle.wait()
+
+
+def _numbered(batch: MessageBatch, first: int, now_us: int) -> MessageBatch:
+    return batch.with_columns(sequence=np.arange(first, first + len(batch), dtype=np.int64), accepted_us=now_us)

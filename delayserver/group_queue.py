@@ -1,0 +1,108 @@
+"""Rows that wait for one broker group, in the order they became due. Columns, no clock, no I/O."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+from numpy.typing import NDArray
+
+from wheel.due_rows import DueRows
+
+
+class GroupQueue:
+    """A queue of chunks of rows, taken from the front by count and bytes."""
+
+    def __init__(self) -> None:
+        self._chunks: deque[DueRows] = deque()
+        self._rows = 0
+
+    def __len__(self) -> int:
+        return self._rows
+
+    def push(self, rows: DueRows) -> None:
+        """Append rows."""
+        if len(rows):
+            self._chunks.append(rows)
+            self._rows += len(rows)
+
+    def push_front(self, rows: DueRows) -> None:
+        """Put rows back to be taken first."""
+        if len(rows):
+            self._chunks.appendleft(rows)
+            self._rows += len(rows)
+
+    def take(self, rows_max: int, bytes_max: int) -> DueRows | None:
+        """The first rows, at most `rows_max` and about `bytes_max` bytes of messages, at least one; None if empty."""
+        if not self._chunks:
+            return None
+        taken: list[DueRows] = []
+        rows, size = 0, 0
+        while self._chunks and rows < rows_max and size < bytes_max:
+            chunk = self._chunks.popleft()
+            stop, part_bytes = _fitting(chunk, rows_max - rows, bytes_max - size, at_least_one=not taken)
+            if stop < len(chunk):
+                self._chunks.appendleft(chunk.slice(stop, len(chunk)))
+            if not stop:
+                break
+            taken.append(chunk.slice(0, stop) if stop < len(chunk) else chunk)
+            rows += stop
+            size += part_bytes
+        self._rows -= rows
+        return taken[0] if len(taken) == 1 else DueRows.concatenate(taken)
+
+    def drop_behind(self, rows_max: int) -> NDArray[np.int64]:
+        """Drop the last rows past a bound; returns the windows (start in ms) that lost some."""
+        windows: list[NDArray[np.int64]] = []
+        while self._rows > rows_max:
+            chunk = self._chunks.pop()
+            keep = max(len(chunk) - (self._rows - rows_max), 0)
+            windows.append(np.unique(chunk.payload["window_ms"][keep:]))
+            self._rows -= len(chunk) - keep
+            if keep:
+                # Copied, so that the dropped rows do not stay in memory behind a view.
+                self._chunks.append(DueRows.concatenate([chunk.slice(0, keep)]))
+        return np.unique(np.concatenate(windows)) if windows else np.empty(0, np.int64)
+
+    def remove(self, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Remove rows by sequence (sorted i64[n]) unless their last attempt's result is unknown; True where removed."""
+        removed = np.zeros(len(sequences), dtype=bool)
+        for _ in range(len(self._chunks)):
+            chunk = self._chunks.popleft()
+            places = np.minimum(np.searchsorted(sequences, chunk.sequence), len(sequences) - 1)
+            hit = (sequences[places] == chunk.sequence) & (chunk.payload["uncertain"] == 0)
+            if hit.any():
+                removed[places[hit]] = True
+                self._rows -= int(hit.sum())
+                keep = np.flatnonzero(~hit)
+                chunk = DueRows(chunk.due_ms[keep], chunk.sequence[keep], chunk.payload[keep])
+            if len(chunk):
+                self._chunks.append(chunk)
+        return removed
+
+    def sequences(self) -> NDArray[np.int64]:
+        """All sequences that wait here."""
+        return np.concatenate([chunk.sequence for chunk in self._chunks]) if self._chunks else np.empty(0, np.int64)
+
+    def uncertain(self) -> NDArray[np.int64]:
+        """The sequences whose last attempt has an unknown result."""
+        parts = [chunk.sequence[chunk.payload["uncertain"] != 0] for chunk in self._chunks]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def retrying(self) -> NDArray[np.int64]:
+        """The sequences that had at least one failed attempt."""
+        parts = [chunk.sequence[chunk.payload["attempts"] > 0] for chunk in self._chunks]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _fitting(chunk: DueRows, rows_max: int, bytes_max: int, *, at_least_one: bool) -> tuple[int, int]:
+    """How many rows from the front of a chunk fit, and their bytes."""
+    payload = chunk.payload[:rows_max]
+    sizes = payload["bodies_length"].astype(np.int64)
+    sizes += payload["ids_length"]
+    sizes += payload["properties_length"]
+    total = np.cumsum(sizes)
+    stop = int(np.searchsorted(total, bytes_max, side="right"))
+    if stop == 0 and at_least_one:
+        stop = 1
+    return stop, int(total[stop - 1]) if stop else 0

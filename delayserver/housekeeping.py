@@ -1,0 +1,102 @@
+"""Small things looked at every so often: free space, steps of the clock, windows that are complete."""
+
+from __future__ import annotations
+
+import logging
+
+import trio
+
+from delayserver.broker_group import BrokerGroup
+from delayserver.broker_node import DeliveryError
+from delayserver.clock import Clock
+from delayserver.dispatcher import Dispatcher
+from delayserver.recovery import Opened
+from delayserver.settings import Settings
+from delayserver.window_book import WindowBook
+from store.dispatch_log import DispatchKey
+from store.filesystem import FileSystem
+
+logger = logging.getLogger("delayserver")
+
+INTERVAL_MS = 250
+# A wall clock that moves this much against the monotonic one was stepped, not slewed (NTP slews 0.5 ms a second).
+STEP_MS = 100
+
+
+class Housekeeping:
+    """Watches what nobody else waits for."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        opened: Opened,
+        book: WindowBook,
+        groups: dict[int, BrokerGroup],
+        dispatcher: Dispatcher,
+        settings: Settings,
+        clock: Clock,
+    ) -> None:
+        self._fs = fs
+        self._opened = opened
+        self._book = book
+        self._groups = groups
+        self._dispatcher = dispatcher
+        self._settings = settings
+        self._clock = clock
+        self._completed: set[int] = set()
+        self.disk_low = False
+        self.free_bytes = 0
+        self.clock_steps = 0
+        self.clock_step_last_ms = 0
+        self.look_at_disk()
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        offset_us = self._clock.now_us() - self._clock.monotonic_us()
+        while True:
+            await self._clock.sleep_ms(INTERVAL_MS)
+            offset_us = self._look_at_clock(offset_us)
+            self.look_at_disk()
+            await self._declare_complete()
+
+    def _look_at_clock(self, offset_us: int) -> int:
+        now_us = self._clock.now_us() - self._clock.monotonic_us()
+        step_ms = (now_us - offset_us) // 1000
+        if abs(step_ms) >= STEP_MS:
+            self.clock_steps += 1
+            self.clock_step_last_ms = step_ms
+            logger.warning("the clock was stepped by %d ms; nothing is delivered early by the new time", step_ms)
+            self._dispatcher.wake()
+        return now_us
+
+    def look_at_disk(self) -> None:
+        """Refuse sends while space is short; outcomes and checkpoints still find room."""
+        self.free_bytes = self._fs.free_bytes(self._opened.directory.path)
+        low = self.free_bytes < self._settings.storage.free_bytes_min
+        if low != self.disk_low:
+            if low:
+                logger.warning("disk nearly full: %d MiB free; sends are refused", self.free_bytes >> 20)
+            else:
+                logger.warning("the disk has room again; sends are accepted")
+                self._opened.dispatch.restore_reserve()
+            self.disk_low = low
+
+    def outcomes_durable(self, keys: set[DispatchKey]) -> None:
+        """Count these windows again; those that are complete are told to the nodes when their minute is over."""
+        self._completed.update(self._book.refresh([key.start_ms for key in keys if not key.coarse]))
+
+    async def _declare_complete(self) -> None:
+        over_ms = self._clock.now_ms() - self._settings.storage.window_ms
+        windows = [start for start in self._completed if start <= over_ms and self._book.is_complete(start)]
+        if not windows:
+            return
+        self._completed.difference_update(windows)
+        for group in self._groups.values():
+            for node in group.nodes:
+                if node.open_circuit:
+                    continue
+                try:
+                    with trio.move_on_after(1):
+                        await node.broker.windows_complete(windows)
+                except DeliveryError as error:
+                    logger.info("node %s was not told of complete windows: %s", node.broker.address, error)

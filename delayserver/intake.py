@@ -1,0 +1,351 @@
+"""Turns `send` requests into columns that may be committed, row by row checked; refuses by name what may not.
+
+No I/O and no waiting, but for the table of names, which syncs a new subject before it gives out its code.
+A bad row never fails its neighbours: it is answered with its error, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.clock import Clock
+from delayserver.protocol.columns import I64, U32, unpack_column, unpack_count, unpack_ragged
+from delayserver.protocol.errors import (
+    BatchTooLarge,
+    DelayServerError,
+    InvalidArgument,
+    MessageIdInvalid,
+    MessageTooLarge,
+    PropertiesInvalid,
+    SubjectInvalid,
+    SubjectsFull,
+    TooFar,
+    TooOld,
+)
+from delayserver.settings import MessageSettings
+from store.batches import MessageBatch
+from store.errors import TableFullError
+from store.id_index import hash_ids
+from store.names import SUBJECT, Names
+
+_MAP_TYPES = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
+
+
+@dataclass(slots=True)
+class Rows:
+    """Accepted rows of one request in row form, as plain lists: a group commit folds those of many requests at once."""
+
+    due_ms: list[int]
+    subject: list[int]
+    expires_ms: list[int]
+    ids: list[bytes]
+    properties: list[bytes]
+    bodies: list[bytes]
+
+    def __len__(self) -> int:
+        return len(self.due_ms)
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why row `index` of a request was refused."""
+
+    index: int
+    error: DelayServerError
+
+
+def fold(items: list[Rows]) -> MessageBatch:
+    """One batch of the rows of many requests, in order, without sequences."""
+    if len(items) == 1:
+        first = items[0]
+        due, subject, expires = first.due_ms, first.subject, first.expires_ms
+        ids, properties, bodies = first.ids, first.properties, first.bodies
+    else:
+        due = [value for item in items for value in item.due_ms]
+        subject = [value for item in items for value in item.subject]
+        expires = [value for item in items for value in item.expires_ms]
+        ids = [value for item in items for value in item.ids]
+        properties = [value for item in items for value in item.properties]
+        bodies = [value for item in items for value in item.bodies]
+    columns: dict[str, Any] = {}
+    if any(ids):
+        ids_length = np.array([len(value) for value in ids], dtype=np.uint32)
+        blob = b"".join(ids)
+        columns |= {"ids_length": ids_length, "ids": blob, "id_hash": hash_ids(blob, ids_length)}
+    if any(properties):
+        columns["properties_length"] = np.array([len(value) for value in properties], dtype=np.uint32)
+        columns["properties"] = b"".join(properties)
+    if any(expires):
+        columns["expires_ms"] = np.array(expires, dtype=np.int64)
+    return MessageBatch.filled(
+        len(due),
+        due_ms=np.array(due, dtype=np.int64),
+        subject=np.array(subject, dtype=np.uint32),
+        bodies_length=np.array([len(value) for value in bodies], dtype=np.uint32),
+        bodies=b"".join(bodies),
+        **columns,
+    )
+
+
+class Intake:
+    """Checks sends against the settings and the clock."""
+
+    def __init__(self, settings: MessageSettings, names: Names, clock: Clock, oldest_due_ms: Callable[[], int]) -> None:
+        self._settings = settings
+        self._names = names
+        self._clock = clock
+        self._oldest_due_ms = oldest_due_ms
+
+    # -- rows
+
+    def rows(self, messages: object) -> tuple[Rows, list[Rejection]]:
+        """Check messages in row form. Raises InvalidArgument and BatchTooLarge for the whole request."""
+        if type(messages) is not list or not messages:
+            raise InvalidArgument("messages must be a non-empty list of maps")
+        if len(messages) > self._settings.batch_messages_max:
+            raise BatchTooLarge(f"{len(messages)} messages; at most {self._settings.batch_messages_max} in one send")
+        rows = Rows([], [], [], [], [], [])
+        rejections = []
+        now_us = self._clock.now_us()
+        oldest_ms = self._oldest_due_ms()
+        for index, message in enumerate(messages):
+            try:
+                self._row(rows, message, now_us, oldest_ms)
+            except DelayServerError as error:
+                rejections.append(Rejection(index, error))
+        return rows, rejections
+
+    def _row(self, rows: Rows, message: object, now_us: int, oldest_ms: int) -> None:
+        if type(message) is not dict:
+            raise InvalidArgument("a message must be a map")
+        get = message.get
+        due_ms = self._due(get("due_ms"), get("delay_ms"), now_us, oldest_ms)
+        body = get("body")
+        if type(body) is str:
+            body = body.encode()
+        elif type(body) is not bytes:
+            raise InvalidArgument("body must be bytes or text")
+        if len(body) > self._settings.body_bytes_max:
+            raise MessageTooLarge(f"body has {len(body)} bytes; at most {self._settings.body_bytes_max}")
+        expires_ms = get("expires_ms")
+        if expires_ms is None:
+            expires_ms = 0
+        elif type(expires_ms) is not int or not 0 <= expires_ms < 1 << 62:
+            raise InvalidArgument("expires_ms must be a time in milliseconds since 1970, or 0 for never")
+        message_id = self.message_id(get("message_id"))
+        properties = self.properties(get("properties"))
+        subject = self.subject(get("subject"))
+        rows.due_ms.append(due_ms)
+        rows.subject.append(subject)
+        rows.expires_ms.append(expires_ms)
+        rows.ids.append(message_id)
+        rows.properties.append(properties)
+        rows.bodies.append(body)
+
+    def due(self, due_ms: object, delay_ms: object) -> int:
+        """Resolve and check the due time of one message. Raises InvalidArgument, TooOld, TooFar."""
+        return self._due(due_ms, delay_ms, self._clock.now_us(), self._oldest_due_ms())
+
+    def _due(self, due_ms: object, delay_ms: object, now_us: int, oldest_ms: int) -> int:
+        if due_ms is None:
+            if type(delay_ms) is not int:
+                raise InvalidArgument("give due_ms or delay_ms, an integer of milliseconds")
+            if delay_ms < 0:
+                raise InvalidArgument(f"delay_ms is {delay_ms}; it must be 0 or more")
+            due: int = (now_us + 999) // 1000 + delay_ms
+        elif type(due_ms) is not int:
+            raise InvalidArgument("due_ms must be an integer of milliseconds since 1970")
+        elif delay_ms is not None:
+            raise InvalidArgument("give either due_ms or delay_ms, not both")
+        else:
+            due = due_ms
+        if due < oldest_ms:
+            raise TooOld(f"due_ms {due} lies before the oldest kept window ({oldest_ms})")
+        latest_ms = now_us // 1000 + self._settings.delay_ms_max
+        if due > latest_ms:
+            raise TooFar(f"due_ms {due} lies beyond the maximum delay; the latest due time now is {latest_ms}")
+        return due
+
+    def subject(self, subject: object) -> int:
+        """The code of a subject, interned if it is new. Raises SubjectInvalid, SubjectsFull."""
+        if type(subject) is str:
+            code = self._names.code(SUBJECT, subject)
+            if code:
+                return code
+        self.check_subject(subject)
+        try:
+            return int(self._names.intern(SUBJECT, [str(subject)])[0])
+        except TableFullError as error:
+            raise SubjectsFull(str(error)) from error
+
+    def check_subject(self, subject: object) -> str:
+        """Raises SubjectInvalid."""
+        if type(subject) is not str or not subject:
+            raise SubjectInvalid("a subject is a non-empty text")
+        if len(subject.encode()) > self._settings.subject_bytes_max:
+            raise SubjectInvalid(f"a subject has at most {self._settings.subject_bytes_max} bytes of UTF-8")
+        if not subject.isprintable():
+            raise SubjectInvalid("a subject has no control characters")
+        return subject
+
+    def message_id(self, message_id: object) -> bytes:
+        """The bytes of a client's id; empty if none is given. Raises MessageIdInvalid."""
+        if message_id is None:
+            return b""
+        if type(message_id) is not str or not message_id:
+            raise MessageIdInvalid("a message_id is a non-empty text")
+        data = message_id.encode()
+        if len(data) > self._settings.message_id_bytes_max:
+            raise MessageIdInvalid(f"a message_id has at most {self._settings.message_id_bytes_max} bytes of UTF-8")
+        return data
+
+    def properties(self, properties: object) -> bytes:
+        """The msgpack map of the properties; empty if there are none. Raises PropertiesInvalid."""
+        if properties is None or properties == {}:
+            return b""
+        if type(properties) is not dict or not all(type(part) is str for item in properties.items() for part in item):
+            raise PropertiesInvalid("properties is a map from text to text")
+        data: bytes = msgpack.packb(properties)
+        if len(data) > self._settings.properties_bytes_max:
+            raise PropertiesInvalid(f"properties have at most {self._settings.properties_bytes_max} bytes as msgpack")
+        return data
+
+    # -- columns
+
+    def columns(self, arguments: dict[str, Any]) -> tuple[MessageBatch | None, list[Rejection]]:
+        """Check messages in column form; None if no row is left. Raises named errors for the whole request."""
+        get = arguments.get
+        count = unpack_count(get("count"), 1 << 31)
+        if count > self._settings.batch_messages_max:
+            raise BatchTooLarge(f"{count} messages; at most {self._settings.batch_messages_max} in one send")
+        if count == 0:
+            raise InvalidArgument("count must be at least 1")
+        bodies = unpack_ragged(get("bodies"), get("body_length"), count, "bodies", "body_length")
+        bad: dict[int, DelayServerError] = {}
+        due_ms = self._due_column(get("due_ms"), get("delay_ms"), count, bad)
+        maximum = self._settings.body_bytes_max
+        _mark(
+            bad,
+            bodies.lengths > maximum,
+            lambda i: MessageTooLarge(f"body has {bodies.lengths[i]} bytes; at most {maximum}"),
+        )
+        columns: dict[str, Any] = {
+            "due_ms": due_ms,
+            "bodies": bodies.blob,
+            "bodies_length": bodies.lengths,
+            "subject": self._subject_column(arguments, count, bad),
+        }
+        if get("message_ids"):
+            columns |= self._id_columns(arguments, count, bad)
+        if get("properties"):
+            columns |= self._properties_columns(arguments, count, bad)
+        if get("expires_ms") is not None:
+            expires_ms = unpack_column(get("expires_ms"), count, I64, "expires_ms")
+            _mark(bad, expires_ms < 0, lambda _: InvalidArgument("expires_ms must be 0 or more"))
+            columns["expires_ms"] = expires_ms
+        batch = MessageBatch.filled(count, **columns)
+        if not bad:
+            return batch, []
+        rejections = [Rejection(index, bad[index]) for index in sorted(bad)]
+        keep = np.ones(count, dtype=bool)
+        keep[list(bad)] = False
+        rest = np.flatnonzero(keep)
+        return (batch.take(rest) if len(rest) else None), rejections
+
+    def _due_column(
+        self, due: object, delay: object, count: int, bad: dict[int, DelayServerError]
+    ) -> NDArray[np.int64]:
+        now_us = self._clock.now_us()
+        if due is not None:
+            if delay is not None:
+                raise InvalidArgument("give either due_ms or delay_ms, not both")
+            column = unpack_column(due, count, I64, "due_ms")
+        else:
+            delays = unpack_column(delay, count, I64, "delay_ms")
+            _mark(bad, delays < 0, lambda i: InvalidArgument(f"delay_ms is {delays[i]}; it must be 0 or more"))
+            # Kept from overflowing; what is beyond the maximum is refused below all the same.
+            column = np.minimum(delays, self._settings.delay_ms_max + 1) + (now_us + 999) // 1000
+        oldest_ms = self._oldest_due_ms()
+        latest_ms = now_us // 1000 + self._settings.delay_ms_max
+        _mark(
+            bad,
+            column < oldest_ms,
+            lambda i: TooOld(f"due_ms {column[i]} lies before the oldest kept window ({oldest_ms})"),
+        )
+        _mark(bad, column > latest_ms, lambda i: TooFar(f"due_ms {column[i]}; the latest due time now is {latest_ms}"))
+        return column
+
+    def _subject_column(
+        self, arguments: dict[str, Any], count: int, bad: dict[int, DelayServerError]
+    ) -> NDArray[np.uint32]:
+        subject = arguments.get("subject")
+        if subject is not None:
+            return unpack_column(self.subject(subject), count, U32, "subject")
+        subjects = arguments.get("subjects")
+        if type(subjects) is not list or not subjects:
+            raise InvalidArgument("give subject, or subjects with subject_index")
+        index = unpack_column(arguments.get("subject_index"), count, U32, "subject_index")
+        if int(index.max()) >= len(subjects):
+            raise InvalidArgument(
+                f"subject_index goes up to {int(index.max())}, but there are {len(subjects)} subjects"
+            )
+        codes = np.zeros(len(subjects), dtype=np.uint32)
+        errors: dict[int, DelayServerError] = {}
+        for place, name in enumerate(subjects):
+            try:
+                codes[place] = self.subject(name)
+            except DelayServerError as error:
+                errors[place] = error
+        column: NDArray[np.uint32] = codes[index]
+        if errors:
+            _mark(bad, column == 0, lambda i: errors[int(index[i])])
+        return column
+
+    def _id_columns(self, arguments: dict[str, Any], count: int, bad: dict[int, DelayServerError]) -> dict[str, Any]:
+        ids = unpack_ragged(
+            arguments["message_ids"], arguments.get("message_id_length"), count, "message_ids", "message_id_length"
+        )
+        maximum = self._settings.message_id_bytes_max
+        _mark(bad, ids.lengths > maximum, lambda _: MessageIdInvalid(f"a message_id has at most {maximum} bytes"))
+        try:
+            bytes(ids.blob).decode()
+        except UnicodeDecodeError as error:
+            raise MessageIdInvalid(f"message_ids is not UTF-8: {error.reason} at byte {error.start}") from error
+        # The blob as a whole is UTF-8; a row is too if it does not start inside a character.
+        firsts = np.frombuffer(ids.blob, np.uint8)[ids.offsets[:-1][ids.lengths > 0]]
+        if bool(((firsts & 0xC0) == 0x80).any()):
+            raise MessageIdInvalid("message_ids is cut inside a UTF-8 character")
+        return {"ids": ids.blob, "ids_length": ids.lengths, "id_hash": hash_ids(ids.blob, ids.lengths)}
+
+    def _properties_columns(
+        self, arguments: dict[str, Any], count: int, bad: dict[int, DelayServerError]
+    ) -> dict[str, Any]:
+        properties = unpack_ragged(
+            arguments["properties"], arguments.get("properties_length"), count, "properties", "properties_length"
+        )
+        maximum = self._settings.properties_bytes_max
+        _mark(bad, properties.lengths > maximum, lambda _: PropertiesInvalid(f"at most {maximum} bytes of properties"))
+        # Properties are opaque to the server but consumers read them as a map: every one is proven to be one.
+        for index in np.flatnonzero(properties.lengths).tolist():
+            try:
+                value = msgpack.unpackb(properties.row(index), max_ext_len=0)
+                valid = type(value) is dict and all(type(v) is str for kv in value.items() for v in kv)
+            except (ValueError, msgpack.UnpackException):
+                valid = False
+            if not valid:
+                bad.setdefault(index, PropertiesInvalid("properties of a row are one msgpack map from text to text"))
+        return {"properties": properties.blob, "properties_length": properties.lengths}
+
+
+def _mark(bad: dict[int, DelayServerError], mask: NDArray[np.bool_], error: Callable[[int], DelayServerError]) -> None:
+    """Note the first error of each row that the mask names. Costs one reduction when there is none."""
+    if mask.any():
+        for index in np.flatnonzero(mask).tolist():
+            if index not in bad:
+                bad[index] = error(index)

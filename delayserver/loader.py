@@ -1,0 +1,248 @@
+"""Brings the near future into the wheel: window by window, ahead of time, and no more than memory may hold.
+
+Moving the `loading` cursor and capturing the ends of the window's files is one step on the event loop (`begin_load`);
+what lies below those ends is read here, what comes later goes from the replayer straight to the wheel. Rows that have an
+outcome, written or not, stay out. Past the bound of memory the far end is dropped and read again when there is room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from delayserver.clock import Clock
+from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.protocol.outcomes import Outcome
+from delayserver.rows import make_rows
+from delayserver.settings import WheelSettings
+from delayserver.window_book import WindowBook
+from store.batches import OutcomeBatch
+from store.dispatch_log import DispatchKey
+from store.errors import CorruptionError
+from store.filesystem import FileSystem
+from store.outcome_index import OutcomeIndex
+from store.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source
+from wheel.cursors import LoadCursors
+from wheel.hashed_wheel import HashedWheel
+from wheel.keys import Key
+
+FINE_SOURCES = (Source.DIRECT, Source.FROM_DAY)
+# After an eviction this much of the bound is kept, so that the next few rows do not evict again.
+KEEP_SHARE = 0.75
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRows:
+    """Rows of one window read from its files, ready for the wheel."""
+
+    due_ms: NDArray[np.int64]
+    sequence: NDArray[np.int64]
+    rows: NDArray[Any]
+    suppressed: ScheduleIndex
+    """Copies of messages (deduplicated); never delivered."""
+
+    def take(self, indices: NDArray[np.intp]) -> LoadedRows:
+        """The rows at `indices`."""
+        return LoadedRows(self.due_ms[indices], self.sequence[indices], self.rows[indices], self.suppressed)
+
+
+class Loader:
+    """Fills the wheel from schedule_log."""
+
+    def __init__(
+        self,
+        schedule: ScheduleLog,
+        book: WindowBook,
+        recorder: OutcomeRecorder,
+        wheel: HashedWheel,
+        cursors: LoadCursors,
+        fs: FileSystem,
+        settings: WheelSettings,
+        window_ms: int,
+        clock: Clock,
+    ) -> None:
+        self._schedule = schedule
+        self._book = book
+        self._recorder = recorder
+        self._wheel = wheel
+        self._cursors = cursors
+        self._inline = fs.inline
+        self._settings = settings
+        self._window_ms = window_ms
+        self._clock = clock
+        self._wake = trio.Event()
+        self.rows_elsewhere: Callable[[], int] = lambda: 0
+        self.on_added: Callable[[], None] = lambda: None
+        self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
+        self.not_done_elsewhere: Callable[[int, NDArray[np.int64]], NDArray[np.bool_]] = _all
+        self.maybe_attempted: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]] = _none
+        self._waits_for_room = False
+        self.loads = 0
+        self.evictions = 0
+
+    def wake_if_room(self) -> None:
+        """Memory was freed: a window that was loaded in part may go on."""
+        if self._waits_for_room and self.room > self._settings.rows_max // 4:
+            self._wake.set()
+
+    def ends(self, window_ms: int) -> dict[str, int]:
+        """Where the files of a window end now, by source."""
+        return {source.name: self._schedule.end(ScheduleKey(window_ms, source)) for source in FINE_SOURCES}
+
+    def wake(self) -> None:
+        """There may be something to load now: records of a window nobody loads yet, or room in memory."""
+        self._wake.set()
+
+    @property
+    def room(self) -> int:
+        """Rows that memory may still take."""
+        return self._settings.rows_max - len(self._wheel) - self.rows_elsewhere()
+
+    async def run(self) -> None:
+        """Load until cancelled."""
+        while True:
+            self._wake = trio.Event()
+            window = self._next_window()
+            self._waits_for_room = window is not None and self.room <= self._settings.rows_max // 4
+            if window is not None and not self._waits_for_room:
+                await self._load(window)
+                continue
+            with trio.move_on_after(1):
+                await self._wake.wait()
+
+    def _next_window(self) -> int | None:
+        """The earliest window that has something to load, or will soon get its first records."""
+        now_ms = self._clock.now_ms()
+        ahead_ms = now_ms + self._settings.load_ahead_ms
+        for window in self._book.incomplete_before(ahead_ms):
+            if not self._cursors.is_loading(window) and not self._cursors.is_loaded(window):
+                return window
+        return self._cursors.next_unloaded(now_ms, ahead_ms)
+
+    async def _load(self, window_ms: int) -> None:
+        ends = self.ends(window_ms)
+        ticket = self._cursors.begin_load(window_ms, ends, None)
+        try:
+            if any(ends.values()):
+                async with self._recorder.pinned(DispatchKey(window_ms, False)) as index:
+                    read = partial(self.read, window_ms, ticket.end_offsets, ticket.from_key, ticket.to_key)
+                    loaded = read() if self._inline else await trio.to_thread.run_sync(read)
+                    # One step from here on: what the index knows now is all that was decided.
+                    self._record_suppressed(loaded, index)
+                    undone = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)
+                    undone &= self._cursors.covers(ticket, loaded.due_ms, loaded.sequence)
+                    undone &= self.not_done_elsewhere(window_ms, loaded.sequence)
+                    self._add(loaded.take(np.flatnonzero(undone)))
+        except CorruptionError as error:
+            self.on_corruption(error)
+            self._cursors.abandon_load(ticket)
+            await self._clock.sleep_ms(1000)
+            return
+        except BaseException:
+            self._cursors.abandon_load(ticket)
+            raise
+        self._cursors.finish_load(ticket)
+        self.loads += 1
+        self.on_added()
+
+    def read(self, window_ms: int, ends: Mapping[str, int], from_key: Key, to_key: Key) -> LoadedRows:
+        """Read the rows of a window's files below `ends` with keys in (from_key, to_key]."""
+        now_us = self._clock.now_us()
+        parts = []
+        suppressed = []
+        for source in FINE_SOURCES:
+            end = ends.get(source.name, 0)
+            if not end:
+                continue
+            index: ScheduleIndex = self._schedule.index(
+                ScheduleKey(window_ms, source), None, end, from_key=_plain(from_key), to_key=_plain(to_key)
+            )
+            original = index.duplicate_of == 0
+            if not original.all():
+                suppressed.append(index.take(np.flatnonzero(~original)))
+                index = index.take(np.flatnonzero(original))
+            rows = make_rows(index, window_ms, source, now_us)
+            rows["uncertain"] = self.maybe_attempted(index.sequence, index.due_ms)
+            parts.append((index.due_ms, index.sequence, rows))
+        copies = ScheduleIndex.concatenate(suppressed)
+        if len(parts) == 1:
+            return LoadedRows(*parts[0], copies)
+        return LoadedRows(
+            np.concatenate([part[0] for part in parts]),
+            np.concatenate([part[1] for part in parts]),
+            np.concatenate([part[2] for part in parts]),
+            copies,
+        )
+
+    def _record_suppressed(self, loaded: LoadedRows, index: OutcomeIndex) -> None:
+        """A crash can lose the outcome row of a suppressed copy: its verdict stands in the schedule file."""
+        copies = loaded.suppressed
+        lost = index.missing(copies.sequence)
+        if lost.any():
+            self._recorder.record(suppressed_outcomes(copies.take(np.flatnonzero(lost)), self._clock.now_us()))
+
+    def _add(self, loaded: LoadedRows) -> None:
+        """Add what memory can hold of a load, the earliest first; the rest is a later load's again."""
+        room = max(self.room, 1)
+        if len(loaded.sequence) > room:
+            order = np.lexsort((loaded.sequence, loaded.due_ms))[:room]
+            loaded = loaded.take(order)
+            self.evict_after(Key(int(loaded.due_ms[-1]), int(loaded.sequence[-1])))
+        self.add(loaded)
+
+    def add(self, loaded: LoadedRows) -> None:
+        """Put rows into the wheel."""
+        if len(loaded.sequence):
+            self._wheel.add(np.ascontiguousarray(loaded.due_ms), np.ascontiguousarray(loaded.sequence), loaded.rows)
+
+    def evict_after(self, key: Key) -> None:
+        """Drop everything behind `key` from memory; it is loaded again when there is room."""
+        self._wheel.evict_after(key.due_ms, key.sequence)
+        self._cursors.evict_after(key)
+        self.evictions += 1
+
+    def bound(self) -> None:
+        """Called after rows went straight to the wheel: past the bound, drop the far end."""
+        if self.room >= 0:
+            return
+        keep = int(self._settings.rows_max * KEEP_SHARE) - self.rows_elsewhere()
+        low, high = self._clock.now_ms(), self._clock.now_ms() + 2 * self._settings.load_ahead_ms
+        while low < high:  # the latest due time up to which `keep` rows suffice
+            middle = (low + high + 1) // 2
+            if self._wheel.rows_below(middle + 1) <= keep:
+                low = middle
+            else:
+                high = middle - 1
+        self.evict_after(Key(low, (1 << 62)))
+
+
+def _all(_window_ms: int, sequence: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.ones(len(sequence), dtype=bool)
+
+
+def _none(sequence: NDArray[np.int64], _due_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
+    return np.zeros(len(sequence), dtype=bool)
+
+
+def suppressed_outcomes(copies: ScheduleIndex, now_us: int) -> OutcomeBatch:
+    """Outcome rows for suppressed copies: `deduplicated`, with the sequence of the original."""
+    return OutcomeBatch.filled(
+        len(copies),
+        sequence=copies.sequence,
+        due_ms=copies.due_ms,
+        accepted_us=copies.accepted_us,
+        settled_us=now_us,
+        origin_sequence=copies.duplicate_of,
+        subject=copies.subject,
+        outcome=int(Outcome.DEDUPLICATED),
+    )
+
+
+def _plain(key: Key) -> tuple[int, int]:
+    return key.due_ms, key.sequence

@@ -1,0 +1,104 @@
+"""Finds accepted messages in schedule_log by receipt or by id. Reads files, decides nothing; may run in a thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.batches import I64, U32, MessageBatch
+from store.days import DayTable
+from store.id_hash import hash_id
+from store.schedule_index import ScheduleIndex
+from store.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.windows import day_of, window_of, window_starts
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """For n messages asked: `found` bool[n], the `message` each stands for (its own sequence, or that of the original
+    it is a copy of; i64[n]) and its subject code u32[n]. Zeros where not found."""
+
+    found: NDArray[np.bool_]
+    message: I64
+    subject: U32
+
+
+@dataclass(frozen=True, slots=True)
+class IndexedRows:
+    """Index rows of messages in one schedule file."""
+
+    key: ScheduleKey
+    index: ScheduleIndex
+
+
+class Locator:
+    """Looks into all files that may hold a message."""
+
+    def __init__(self, schedule: ScheduleLog, days: DayTable, window_ms: int) -> None:
+        self._schedule = schedule
+        self._days = days
+        self._window_ms = window_ms
+
+    def _files(self, start_ms: int) -> list[ScheduleKey]:
+        """Files that may hold messages of a window, the likeliest first."""
+        files = [
+            ScheduleKey(start_ms, Source.DIRECT),
+            ScheduleKey(start_ms, Source.FROM_DAY),
+            ScheduleKey(day_of(start_ms), Source.DAY),
+        ]
+        return [file for file in files if file in self._schedule]
+
+    def locate(self, sequence: I64, due_ms: I64) -> Located:
+        """Messages by sequence and due time (both must agree). Internal records are nobody's to find."""
+        count = len(sequence)
+        found = np.zeros(count, dtype=bool)
+        message = np.zeros(count, dtype=np.int64)
+        subject = np.zeros(count, dtype=np.uint32)
+        starts = window_starts(due_ms, self._window_ms)
+        coarse = due_ms >= self._days.fine_until_ms
+        # All rows of a coarse day are in one file: asked for together, whatever their minutes.
+        units = np.where(coarse, due_ms // 86_400_000 * 86_400_000, starts)
+        for unit in np.unique(units).tolist():
+            rows = np.flatnonzero(units == unit)
+            for file in self._files(unit):
+                hit = self._schedule.find(file, sequence[rows])
+                right = hit.mask & (hit.due_ms == due_ms[rows]) & (hit.origin_sequence == 0)
+                place = rows[right]
+                found[place] = True
+                copies = hit.duplicate_of[right]
+                message[place] = np.where(copies != 0, copies, sequence[place])
+                subject[place] = hit.subject[right]
+                rows = rows[~right]
+                if not len(rows):
+                    break
+        return Located(found, message, subject)
+
+    def by_id(self, subject: int, due_ms: int, message_id: bytes) -> int:
+        """Sequence of the message with this id, 0 if there is none. Scans the columns of one window."""
+        wanted = hash_id(message_id)
+        for file in self._files(window_of(due_ms, self._window_ms)):
+            found = self._schedule.find_ids(file, subject, due_ms, wanted, message_id)
+            if len(found):
+                return int(found[0])
+        return 0
+
+    def read(self, sequence: int, due_ms: int) -> MessageBatch | None:
+        """One whole message."""
+        for file in self._files(window_of(due_ms, self._window_ms)):
+            rows = self._schedule.read_rows(file, np.array([sequence], dtype=np.int64))
+            if len(rows):
+                return rows
+        return None
+
+    def index_rows(self, sequence: I64, start_ms: int) -> list[IndexedRows]:
+        """Index rows of messages of one window, by file: to put them back into the wheel."""
+        parts = []
+        for source in (Source.DIRECT, Source.FROM_DAY):
+            file = ScheduleKey(start_ms, source)
+            if file in self._schedule:
+                hit = self._schedule.find(file, sequence)
+                if hit.mask.any():
+                    parts.append(IndexedRows(file, hit.index.take(np.flatnonzero(hit.mask))))
+        return parts

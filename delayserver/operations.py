@@ -1,0 +1,362 @@
+"""The operations of the delay server: what each request of a client does. The protocol's forms in, its forms out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver import __version__
+from delayserver.cancellation import Cancellation
+from delayserver.clock import Clock
+from delayserver.connection import Connection
+from delayserver.group_commit import Committed, GroupCommit
+from delayserver.intake import Intake, Rejection, Rows
+from delayserver.locator import Locator
+from delayserver.lookup import Lookup
+from delayserver.protocol.columns import I64, pack_column, unpack_column, unpack_count
+from delayserver.protocol.errors import (
+    BatchTooLarge,
+    DelayServerError,
+    ForeignReceipt,
+    InvalidArgument,
+    MessageTooLarge,
+    ReceiptInvalid,
+    UnsupportedVersion,
+    error_to_map,
+)
+from delayserver.protocol.frames import Request, encode_error, encode_reply
+from delayserver.protocol.limits import Limits
+from delayserver.protocol.operations import PROTOCOL_VERSION, SUPPORTED_VERSIONS
+from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
+from delayserver.protocol.receipts import (
+    derived_message_id,
+    format_receipt,
+    parse_derived_message_id,
+    parse_receipt,
+    parse_receipts,
+)
+from store.batches import MessageBatch
+from store.names import SUBJECT, Names
+
+
+class Operations:
+    """Handlers of the delay side; `Handlers` maps the names to them."""
+
+    def __init__(
+        self,
+        server_id: int,
+        role: str,
+        limits: Limits,
+        intake: Intake,
+        commit: GroupCommit,
+        cancellation: Cancellation,
+        lookup: Lookup,
+        locator: Locator,
+        names: Names,
+        status: Callable[[], dict[str, Any]],
+        route: Callable[[dict[str, Any]], dict[str, Any]],
+        admit: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        self._server = f"{server_id:012x}"
+        self._role = role
+        self._limits = limits
+        self._intake = intake
+        self._commit = commit
+        self._cancellation = cancellation
+        self._lookup = lookup
+        self._locator = locator
+        self._names = names
+        self._status = status
+        self._route = route
+        self._admit = admit
+        self._clock = clock
+
+    # -- small ones
+
+    def hello(self, connection: Connection, request: Request) -> None:
+        """Agree on a version; say who, when and within which limits."""
+        versions = request.arguments.get("versions")
+        if type(versions) is not list or not set(SUPPORTED_VERSIONS) & {v for v in versions if type(v) is int}:
+            raise UnsupportedVersion(f"this server speaks {list(SUPPORTED_VERSIONS)}, the client {versions!r:.64}")
+        connection.reply(
+            encode_reply(
+                request.id,
+                {
+                    "version": PROTOCOL_VERSION,
+                    "server_id": self._server,
+                    "server_us": self._clock.now_us(),
+                    "role": self._role,
+                    "software": f"delayserver {__version__}",
+                    "limits": self._limits.to_map(),
+                },
+            )
+        )
+
+    def ping(self, connection: Connection, request: Request) -> None:
+        """The server's clock."""
+        connection.reply(encode_reply(request.id, {"server_us": self._clock.now_us()}))
+
+    def status(self, connection: Connection, request: Request) -> None:
+        """Counts and health."""
+        connection.reply(encode_reply(request.id, self._status()))
+
+    def route(self, connection: Connection, request: Request) -> None:
+        """The nodes of a group."""
+        connection.reply(encode_reply(request.id, self._route(request.arguments)))
+
+    # -- send
+
+    def send(self, connection: Connection, request: Request) -> None:
+        """Rows or columns; answered after the sync."""
+        self._admit()
+        if "messages" in request.arguments:
+            self._send_rows(connection, request)
+        else:
+            self._send_columns(connection, request)
+
+    def _send_rows(self, connection: Connection, request: Request) -> None:
+        rows, rejections = self._intake.rows(request.arguments["messages"])
+        request_id = request.id
+
+        def done(result: Committed | DelayServerError) -> None:
+            if isinstance(result, DelayServerError):
+                connection.fail(request_id, result)
+                return
+            results = self._row_results(rows, result.first_sequence)
+            for rejection in rejections:
+                results.insert(rejection.index, error_to_map(rejection.error))
+            connection.reply(encode_reply(request_id, {"results": results}))
+
+        if len(rows):
+            self._commit.submit_rows(rows, done)
+        else:
+            done(Committed(0, 0, None))
+
+    def _row_results(self, rows: Rows, first: int) -> list[dict[str, Any]]:
+        server, name = self._server, self._names.name
+        return [
+            {
+                "receipt": format_receipt(server, due_ms, sequence),
+                "message_id": message_id.decode() if message_id else derived_message_id(server, sequence),
+                "subject": name(subject),
+                "due_ms": due_ms,
+                "sequence": sequence,
+            }
+            for sequence, (due_ms, subject, message_id) in enumerate(
+                zip(rows.due_ms, rows.subject, rows.ids, strict=True), first
+            )
+        ]
+
+    def _send_columns(self, connection: Connection, request: Request) -> None:
+        batch, rejections = self._intake.columns(request.arguments)
+        rejected = [_rejected(rejection) for rejection in rejections]
+        request_id = request.id
+        if batch is None:
+            reply = {"accepted": 0, "first_sequence": 0, "due_ms": b"", "rejected": rejected}
+            connection.reply(encode_reply(request_id, reply))
+            return
+        due_ms = pack_column(batch.due_ms)
+
+        def done(result: Committed | DelayServerError) -> None:
+            if isinstance(result, DelayServerError):
+                connection.reply(encode_error(request_id, result))
+                return
+            reply = {
+                "accepted": len(batch),
+                "first_sequence": result.first_sequence,
+                "due_ms": due_ms,
+                "rejected": rejected,
+            }
+            connection.reply(encode_reply(request_id, reply))
+
+        self._commit.submit(batch, done)
+
+    # -- cancel and lookup
+
+    async def cancel(self, _connection: Connection, request: Request) -> dict[str, Any]:
+        """By receipts, by ids or in columns."""
+        arguments = request.arguments
+        if "count" in arguments:
+            count = self._count(arguments)
+            sequence = unpack_column(arguments.get("sequence"), count, I64, "sequence")
+            due_ms = unpack_column(arguments.get("due_ms"), count, I64, "due_ms")
+            return {"outcome": pack_column(await self._cancellation.cancel(sequence, _sane(due_ms)))}
+        receipts, errors = await self._named(arguments)
+        outcome = await self._cancellation.cancel(receipts[0], receipts[1])
+        labels = [OUTCOME_LABELS[code] for code in outcome.tolist()]
+        return {"results": self._results(arguments, receipts, errors, [{"outcome": label} for label in labels])}
+
+    async def lookup(self, _connection: Connection, request: Request) -> dict[str, Any]:
+        """By receipts or by ids."""
+        arguments = request.arguments
+        receipts, errors = await self._named(arguments)
+        fields = []
+        for sequence, due_ms in zip(receipts[0].tolist(), receipts[1].tolist(), strict=True):
+            found = await self._lookup.find(sequence, due_ms)
+            known: dict[str, Any] = {"due_ms": due_ms} if found.outcome != Outcome.UNKNOWN else {}
+            if found.message and found.message != sequence:
+                known["original_receipt"] = format_receipt(self._server, due_ms, found.message)
+            fields.append(found.to_map() | known)
+        return {"results": self._results(arguments, receipts, errors, fields)}
+
+    def _results(
+        self,
+        arguments: dict[str, Any],
+        receipts: tuple[NDArray[np.int64], NDArray[np.int64]],
+        errors: dict[int, DelayServerError],
+        fields: list[dict[str, Any]],
+    ) -> list[dict[str, Any]]:
+        """Answers in the order of the request: the receipt, then what is known, or the item's error."""
+        given = arguments.get("receipts")
+        results: list[dict[str, Any]] = []
+        for index, (sequence, due_ms) in enumerate(zip(receipts[0].tolist(), receipts[1].tolist(), strict=True)):
+            if index in errors:
+                results.append(error_to_map(errors[index]))
+            else:
+                receipt = given[index] if given is not None else format_receipt(self._server, due_ms, sequence)
+                results.append({"receipt": receipt} | fields[index])
+        return results
+
+    def _count(self, arguments: dict[str, Any]) -> int:
+        count = unpack_count(arguments.get("count"), 1 << 31)
+        if not 0 < count <= self._limits.batch_messages_max:
+            raise BatchTooLarge(f"{count} items; from 1 to {self._limits.batch_messages_max} in one request")
+        return count
+
+    async def _named(
+        self, arguments: dict[str, Any]
+    ) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], dict[int, DelayServerError]]:
+        """Sequence and due time of the messages that a request names, 0 where it names none we have."""
+        receipts, messages = arguments.get("receipts"), arguments.get("messages")
+        items = receipts if receipts is not None else messages
+        if type(items) is not list or not items:
+            raise InvalidArgument("give receipts, or messages with subject, message_id and due_ms")
+        if len(items) > self._limits.batch_messages_max:
+            raise BatchTooLarge(f"{len(items)} items; at most {self._limits.batch_messages_max} in one request")
+        errors: dict[int, DelayServerError] = {}
+        if receipts is not None:
+            columns = parse_receipts(receipts, self._server)
+            for index in np.flatnonzero(~columns.own).tolist():
+                errors[index] = (
+                    ForeignReceipt(f"{receipts[index]} is another server's; this one is {self._server}")
+                    if columns.valid[index]
+                    else ReceiptInvalid(f"{receipts[index]!r:.64} is no receipt")
+                )
+            sequence = np.where(columns.own, columns.sequence, 0)
+            return (sequence, np.where(columns.own, columns.due_ms, 0)), errors
+        pairs = np.zeros((len(items), 2), dtype=np.int64)
+        for index, item in enumerate(items):
+            try:
+                pairs[index] = await self._by_id(item)
+            except DelayServerError as error:
+                errors[index] = error
+        return (pairs[:, 0].copy(), pairs[:, 1].copy()), errors
+
+    async def _by_id(self, item: object) -> tuple[int, int]:
+        if type(item) is not dict or type(item.get("due_ms")) is not int:
+            raise InvalidArgument("name a message by a map of subject, message_id and due_ms")
+        due_ms = int(_sane(np.array([item["due_ms"]], dtype=object).astype(np.float64)).astype(np.int64)[0])
+        due_ms = item["due_ms"] if 0 <= item["due_ms"] < 1 << 48 else due_ms
+        message_id = self._intake.message_id(item.get("message_id"))
+        subject = self._names.code(SUBJECT, self._intake.check_subject(item.get("subject")))
+        derived = parse_derived_message_id(message_id.decode())
+        if derived is not None and derived[0] == self._server:
+            return derived[1], due_ms
+        if not subject or not message_id:
+            return 0, due_ms
+        await self._cancellation.caught_up()
+        return self._locator.by_id(subject, due_ms, message_id), due_ms
+
+    # -- reschedule
+
+    async def reschedule(self, _connection: Connection, request: Request) -> dict[str, Any]:
+        """Cancel and send in one atomic step, item by item."""
+        self._admit()
+        items = request.arguments.get("items")
+        if type(items) is not list or not items:
+            raise InvalidArgument("items must be a non-empty list of maps")
+        if len(items) > self._limits.batch_messages_max:
+            raise BatchTooLarge(f"{len(items)} items; at most {self._limits.batch_messages_max} in one request")
+        results = []
+        for item in items:
+            try:
+                results.append(await self._reschedule(item))
+            except DelayServerError as error:
+                results.append(error_to_map(error))
+        return {"results": results}
+
+    async def _reschedule(self, item: object) -> dict[str, Any]:
+        if type(item) is not dict:
+            raise InvalidArgument("an item must be a map")
+        if "receipt" in item:
+            receipt = parse_receipt(item["receipt"])
+            if receipt.server_id != self._server:
+                raise ForeignReceipt(f"{receipt} is another server's; this one is {self._server}")
+            sequence, old_due_ms = receipt.sequence, receipt.due_ms
+        else:
+            named = {key: item.get(key) for key in ("subject", "message_id")} | {"due_ms": item.get("message_due_ms")}
+            sequence, old_due_ms = await self._by_id(named)
+        due_ms = self._intake.due(item.get("due_ms"), item.get("delay_ms"))
+        changes = self._changes(item)
+
+        def build(old: MessageBatch) -> MessageBatch:
+            columns = {
+                "ids": old.ids,
+                "ids_length": old.ids_length,
+                "id_hash": old.id_hash,
+                "subject": old.subject,
+                "properties": old.properties,
+                "properties_length": old.properties_length,
+                "bodies": old.bodies,
+                "bodies_length": old.bodies_length,
+            }
+            return MessageBatch.filled(1, **(columns | changes), due_ms=due_ms)
+
+        outcome, committed, batch = await self._cancellation.reschedule(sequence, old_due_ms, build)
+        answer: dict[str, Any] = {
+            "receipt": format_receipt(self._server, old_due_ms, sequence),
+            "outcome": OUTCOME_LABELS[outcome],
+        }
+        if committed is not None and batch is not None:
+            new = committed.first_sequence
+            answer |= {
+                "new_receipt": format_receipt(self._server, due_ms, new),
+                "message_id": bytes(batch.ids).decode() or derived_message_id(self._server, new),
+                "due_ms": due_ms,
+                "sequence": new,
+            }
+        return answer
+
+    def _changes(self, item: dict[str, Any]) -> dict[str, Any]:
+        changes: dict[str, Any] = {}
+        body = item.get("body")
+        if body is not None:
+            data = body.encode() if type(body) is str else body
+            if type(data) is not bytes:
+                raise InvalidArgument("body must be bytes or text")
+            if len(data) > self._limits.body_bytes_max:
+                raise MessageTooLarge(f"body has {len(data)} bytes; at most {self._limits.body_bytes_max}")
+            changes |= {"bodies": data, "bodies_length": len(data)}
+        if item.get("properties") is not None:
+            data = self._intake.properties(item["properties"])
+            changes |= {"properties": data, "properties_length": len(data)}
+        if item.get("expires_ms") is not None:
+            expires_ms = item["expires_ms"]
+            if type(expires_ms) is not int or not 0 <= expires_ms < 1 << 62:
+                raise InvalidArgument("expires_ms must be a time in milliseconds since 1970, or 0 for never")
+            changes["expires_ms"] = expires_ms
+        return changes
+
+
+def _sane(due_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Due times no message can have become 0, so that no window is looked for beyond the calendar."""
+    return np.where((due_ms >= 0) & (due_ms < 1 << 47), due_ms, 0)
+
+
+def _rejected(rejection: Rejection) -> list[Any]:
+    error = rejection.error
+    return [rejection.index, error.name, error.message, error.retry_after_ms]

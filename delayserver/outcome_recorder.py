@@ -1,0 +1,275 @@
+"""Writes what became of messages to dispatch_log, many rows at a time, and knows what is decided but not written yet.
+
+An outcome counts as durable only after its sync. Rows are handed in on the event loop; a flush writes them per window.
+The loader and cancel ask `index` which sequences of a window have an outcome, written or not: nobody may be delivered
+twice because the disk was slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from delayserver.clock import Clock
+from delayserver.protocol.outcomes import Outcome
+from delayserver.settings import DispatchSettings
+from store.batches import OutcomeBatch
+from store.days import DayTable
+from store.dispatch_log import DispatchKey, DispatchLog
+from store.errors import DiskFullError
+from store.filesystem import FileSystem
+from store.outcome_index import OutcomeIndex
+from store.windows import day_of, window_of, window_starts
+
+# Indexes of windows that were asked for; 16 bytes a row.
+INDEX_BYTES_MAX = 96 << 20
+INLINE_ROWS_MAX = 2048
+
+
+class OutcomeRecorder:
+    """The only writer of dispatch_log."""
+
+    def __init__(
+        self, log: DispatchLog, days: DayTable, fs: FileSystem, settings: DispatchSettings, window_ms: int, clock: Clock
+    ) -> None:
+        self._log = log
+        self._days = days
+        self._inline = fs.inline
+        self._settings = settings
+        self._window_ms = window_ms
+        self._clock = clock
+        self._buffer: list[OutcomeBatch] = []
+        self._flushing: list[OutcomeBatch] = []
+        self._rows = 0
+        self._work = trio.Event()
+        self._room = trio.Event()
+        self._flushed = trio.Event()
+        self._indexes: dict[DispatchKey, OutcomeIndex] = {}
+        self._loading: dict[DispatchKey, list[OutcomeBatch]] = {}
+        self._pins: dict[DispatchKey, int] = {}
+        self._held: set[int] = set()
+        self._released = trio.Event()
+        self.day_outcomes: Callable[[int, NDArray[np.int64]], NDArray[np.uint8]] | None = None
+        self.totals = np.zeros(16, dtype=np.int64)
+        self.durable_totals = np.zeros(16, dtype=np.int64)
+        self.on_recorded: Callable[[OutcomeBatch], None] = lambda _batch: None
+        self.on_durable: Callable[[set[DispatchKey]], None] = lambda _keys: None
+        self.disk_full = False
+
+    @property
+    def rows_waiting(self) -> int:
+        """Rows that are decided and not durable yet."""
+        return self._rows
+
+    def record(self, batch: OutcomeBatch, *, moved: bool = False) -> None:
+        """Take outcomes. `moved` rows were counted when they were first recorded (a drained day's)."""
+        if not len(batch):
+            return
+        self._buffer.append(batch)
+        self._rows += len(batch)
+        if not moved:
+            balance = (batch.origin_sequence == 0) | (batch.outcome == int(Outcome.DEDUPLICATED))
+            self.totals += np.bincount(batch.outcome[balance], minlength=16)
+        if self._indexes or self._loading:
+            self._feed_indexes(batch)
+        self.on_recorded(batch)
+        self._work.set()
+
+    def _feed_indexes(self, batch: OutcomeBatch) -> None:
+        for key, part in self._by_file(batch):
+            index = self._indexes.get(key)
+            if index is not None:
+                index.add(part.sequence, part.outcome)
+            elif key in self._loading:
+                self._loading[key].append(part)
+
+    async def wait_for_room(self) -> None:
+        """Return when the disk keeps up with what was decided (bound of memory)."""
+        while self._rows > self._settings.outcome_rows_max:
+            self._room = trio.Event()
+            await self._room.wait()
+
+    def unwritten(self) -> list[OutcomeBatch]:
+        """Batches that are decided and maybe not in their files yet."""
+        return self._flushing + self._buffer
+
+    # -- files
+
+    def key_of(self, due_ms: int) -> DispatchKey:
+        """The dispatch file of a message with this due time, as the days stand now."""
+        if self._days.is_coarse(due_ms):
+            return DispatchKey(day_of(due_ms), True)
+        return DispatchKey(window_of(due_ms, self._window_ms), False)
+
+    def _by_file(self, batch: OutcomeBatch) -> list[tuple[DispatchKey, OutcomeBatch]]:
+        starts = window_starts(batch.due_ms, self._window_ms)
+        first = int(starts[0])
+        if bool((starts == first).all()):
+            return [(self.key_of(first), batch)]
+        order = np.argsort(starts, kind="stable")
+        starts = starts[order]
+        batch = batch.take(order)
+        cuts = [0, *(np.flatnonzero(np.diff(starts)) + 1).tolist(), len(starts)]
+        parts: dict[DispatchKey, list[OutcomeBatch]] = {}
+        for begin, end in pairwise(cuts):
+            parts.setdefault(self.key_of(int(starts[begin])), []).append(batch.slice(begin, end))
+        return [(key, OutcomeBatch.concatenate(list_)) for key, list_ in parts.items()]
+
+    async def run(self) -> None:
+        """Flush until cancelled. A failed sync is raised: the server must stop."""
+        while True:
+            if not self._buffer:
+                self._work = trio.Event()
+                await self._work.wait()
+            await self.flush()
+            # Whatever comes within this time shares the next sync.
+            await self._clock.sleep_ms(self._settings.outcome_flush_ms)
+
+    async def flush(self) -> None:
+        """Write and sync what is buffered. One at a time; a second caller waits for the first."""
+        while self._flushing:
+            await self._flushed.wait()
+        if not self._buffer:
+            return
+        self._flushing, self._buffer = self._buffer, []
+        totals = self.totals.copy()
+        self._flushed = trio.Event()
+        try:
+            with trio.CancelScope(shield=True):
+                keys = await self._write(OutcomeBatch.concatenate(self._flushing))
+        finally:
+            rows = sum([len(batch) for batch in self._flushing])
+            self._flushing = []
+            self._flushed.set()
+        self.durable_totals = totals
+        self._rows -= rows
+        self._room.set()
+        self.on_durable(keys)
+
+    async def _write(self, batch: OutcomeBatch) -> set[DispatchKey]:
+        parts = self._by_file(batch)
+        done = 0
+        while True:
+            write = partial(self._append_and_sync, parts[done:])
+            try:
+                if self._inline or len(batch) <= INLINE_ROWS_MAX:
+                    write()
+                else:
+                    await trio.to_thread.run_sync(write)
+                self.disk_full = False
+                return {key for key, _ in parts}
+            except _PartlyWrittenError as error:
+                done += error.parts
+                self.disk_full = True
+                await self._clock.sleep_ms(200)
+
+    def _append_and_sync(self, parts: list[tuple[DispatchKey, OutcomeBatch]]) -> None:
+        for count, (key, part) in enumerate(parts):
+            try:
+                self._log.append(key, part)
+            except DiskFullError as error:
+                raise _PartlyWrittenError(count) from error
+        self._log.sync([key for key, _ in parts])
+
+    # -- what is decided
+
+    @asynccontextmanager
+    async def pinned(self, key: DispatchKey) -> AsyncIterator[OutcomeIndex]:
+        """Sequences with an outcome in this file, those not written yet included; kept up until the block ends."""
+        self._pins[key] = self._pins.get(key, 0) + 1
+        try:
+            while key not in self._indexes:
+                if key in self._loading:
+                    await self._clock.sleep_ms(1)
+                else:
+                    await self._load_index(key)
+            index = self._indexes.pop(key)
+            self._indexes[key] = index  # most recently used last
+            yield index
+        finally:
+            self._pins[key] -= 1
+            if not self._pins[key]:
+                del self._pins[key]
+
+    # -- what is being decided
+
+    def hold(self, sequences: NDArray[np.int64]) -> None:
+        """These are being cancelled: nobody may load or deliver them until `release`."""
+        self._held.update(sequences.tolist())
+
+    def release(self, sequences: NDArray[np.int64]) -> None:
+        """The cancel is recorded, or it failed."""
+        self._held.difference_update(sequences.tolist())
+        self._released.set()
+        self._released = trio.Event()
+
+    def any_held(self, sequences: NDArray[np.int64]) -> bool:
+        """Whether a cancel of one of these is under way."""
+        return bool(self._held) and not self._held.isdisjoint(sequences.tolist())
+
+    async def wait_released(self) -> None:
+        """Return when some cancel was recorded or failed."""
+        await self._released.wait()
+
+    def outcome_of(self, key: DispatchKey, index: OutcomeIndex, sequences: NDArray[np.int64]) -> NDArray[np.uint8]:
+        """Outcome codes u8[n] of messages of one window or day, 0 where there is none yet."""
+        answer = index.lookup(sequences)
+        if key.coarse or self.day_outcomes is None or not self._days.is_draining(key.start_ms):
+            return answer
+        return np.where(answer == 0, self.day_outcomes(key.start_ms, sequences), answer)
+
+    def not_held(self, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """True where no cancel is under way, bool[n]."""
+        if not self._held:
+            return np.ones(len(sequences), dtype=bool)
+        held = np.fromiter(self._held, np.int64, len(self._held))
+        return ~np.isin(sequences, held)
+
+    async def _load_index(self, key: DispatchKey) -> None:
+        captured = [
+            part for batch in self._flushing + self._buffer for owner, part in self._by_file(batch) if owner == key
+        ]
+        self._loading[key] = captured
+        read = partial(self._read_index, key, self._log.end(key))
+        try:
+            index = read() if self._inline or not self._log.end(key) else await trio.to_thread.run_sync(read)
+            for part in captured:
+                index.add(part.sequence, part.outcome)
+            self._indexes[key] = index
+        finally:
+            del self._loading[key]
+        self._evict()
+
+    def _read_index(self, key: DispatchKey, end: int) -> OutcomeIndex:
+        index = OutcomeIndex()
+        if end:
+            written = self._log.outcomes(key, None, end)
+            index.add(written.sequence, written.outcome)
+        return index
+
+    def _evict(self) -> None:
+        total = sum([index.nbytes for index in self._indexes.values()])
+        for key in list(self._indexes)[:-1]:
+            if total <= INDEX_BYTES_MAX:
+                return
+            if key in self._pins:
+                continue
+            total -= self._indexes.pop(key).nbytes
+
+    def forget(self, key: DispatchKey) -> None:
+        """The file is removed by retention."""
+        self._indexes.pop(key, None)
+
+
+class _PartlyWrittenError(Exception):
+    """The disk is full; the first `parts` files were written."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__(parts)
+        self.parts = parts

@@ -1,0 +1,142 @@
+"""Publishes what the replayer placed: counts, rows for the wheel, outcomes of cancels and of suppressed copies.
+
+One call is one step on the event loop. So is the loader's `begin_load`; between them no record can fall (rule 7).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from delayserver.clock import Clock
+from delayserver.dispatcher import Dispatcher
+from delayserver.loader import LoadedRows, Loader, suppressed_outcomes
+from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.protocol.outcomes import Outcome
+from delayserver.replayer import Placed, Replayer, Round
+from delayserver.rows import make_rows
+from delayserver.settings import WheelSettings
+from delayserver.window_book import WindowBook
+from store.batches import CancelBatch, OutcomeBatch
+from store.schedule_index import ScheduleIndex, index_rows
+from store.schedule_log import Source
+from wheel.cursors import LoadCursors
+
+
+class Publisher:
+    """The step behind every round of replay."""
+
+    def __init__(
+        self,
+        replayer: Replayer,
+        book: WindowBook,
+        cursors: LoadCursors,
+        loader: Loader,
+        dispatcher: Dispatcher,
+        recorder: OutcomeRecorder,
+        settings: WheelSettings,
+        clock: Clock,
+    ) -> None:
+        self._replayer = replayer
+        self._book = book
+        self._cursors = cursors
+        self._loader = loader
+        self._dispatcher = dispatcher
+        self._recorder = recorder
+        self._settings = settings
+        self._clock = clock
+        self.accepted = 0
+        self.internal = 0
+        # While a start replays what a crash left, cancels wait here: some of their outcomes may be in the files already.
+        self.recovered_cancels: list[CancelBatch] | None = []
+
+    def publish(self, done: Round) -> None:
+        """A round of the message_log."""
+        self.accepted += done.accepted
+        self.internal += done.internal
+        self._publish_rows(done)
+        for batch in done.cancels:
+            if self.recovered_cancels is not None:
+                self.recovered_cancels.append(batch)
+            else:
+                self._recorder.record(cancelled_outcomes(batch, self._clock.now_us()))
+                self._recorder.release(batch.sequence)
+        self._replayer.published(done)
+
+    def publish_drained(self, done: Round) -> None:
+        """A round of a sealed day: its rows were counted, and its copies recorded, when the day got them."""
+        self._publish_rows(done)
+
+    def _publish_rows(self, done: Round) -> None:
+        now_us = self._clock.now_us()
+        ahead_ms = now_us // 1000 + self._settings.load_ahead_ms
+        added = wanted = False
+        touched = set()
+        for placed in done.placed:
+            if placed.key.source != Source.FROM_DAY:
+                self._record_copies(placed, now_us)
+            if placed.key.source == Source.DAY:
+                continue
+            start = placed.key.start_ms
+            touched.add(start)
+            if start < ahead_ms:
+                added |= self._add_owned(placed, now_us)
+                wanted |= not self._cursors.is_loaded(start)
+        self._book.refresh(touched)
+        if added:
+            self._loader.bound()
+            self._dispatcher.wake()
+        if wanted:
+            self._loader.wake()
+
+    def _add_owned(self, placed: Placed, now_us: int) -> bool:
+        """Put the rows into the wheel that no load will bring."""
+        batch = placed.batch
+        owned = self._cursors.owner(
+            placed.key.start_ms, placed.key.source.name, placed.appended.start, batch.due_ms, batch.sequence
+        )
+        owned &= batch.duplicate_of == 0
+        if not owned.any():
+            return False
+        if placed.key.source == Source.FROM_DAY:
+            owned &= self._loader.not_done_elsewhere(placed.key.start_ms, batch.sequence)
+            owned &= self._recorder.not_held(batch.sequence)
+        index = index_rows(batch, placed.appended.blob_start)
+        if not owned.all():
+            index = index.take(np.flatnonzero(owned))
+        rows = make_rows(index, placed.key.start_ms, placed.key.source, now_us)
+        self._loader.add(LoadedRows(index.due_ms, index.sequence, rows, ScheduleIndex.empty()))
+        return True
+
+    def _record_copies(self, placed: Placed, now_us: int) -> None:
+        copies = placed.batch.duplicate_of != 0
+        if copies.any():
+            index = index_rows(placed.batch, placed.appended.blob_start)
+            self._recorder.record(suppressed_outcomes(index.take(np.flatnonzero(copies)), now_us))
+
+    async def finish_recovery(self) -> None:
+        """Record the cancels met during the first replay, as far as their outcomes are not in the files."""
+        batches, self.recovered_cancels = self.recovered_cancels or [], None
+        if not batches:
+            return
+        cancels = CancelBatch.concatenate(batches)
+        keys = {self._recorder.key_of(due) for due in np.unique(cancels.due_ms).tolist()}
+        for key in keys:
+            async with self._recorder.pinned(key) as index:
+                mine = np.array([self._recorder.key_of(due) == key for due in cancels.due_ms.tolist()])
+                rows = cancels.take(np.flatnonzero(mine))
+                undone = np.flatnonzero(self._recorder.outcome_of(key, index, rows.sequence) == 0)
+                _, first = np.unique(rows.sequence[undone], return_index=True)
+                if len(first):
+                    self._recorder.record(cancelled_outcomes(rows.take(undone[first]), self._clock.now_us()))
+
+
+def cancelled_outcomes(batch: CancelBatch, now_us: int) -> OutcomeBatch:
+    """Outcome rows of cancels."""
+    return OutcomeBatch.filled(
+        len(batch),
+        sequence=batch.sequence,
+        due_ms=batch.due_ms,
+        settled_us=now_us,
+        subject=batch.subject,
+        outcome=int(Outcome.CANCELLED),
+    )

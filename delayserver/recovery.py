@@ -1,0 +1,125 @@
+"""Opens a data directory as the last stop left it: clean, killed or damaged. Files only; no tasks, no network.
+
+The steps are numbered in store/FORMAT.md. What is read grows with what was written since the last checkpoint and with the
+number of files, never with the number of pending messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from delayserver.cancellation import Attempted
+from delayserver.chance import random_server_id
+from delayserver.checkpointing import dispatch_marks, schedule_marks
+from delayserver.clock import Clock
+from delayserver.settings import Settings
+from store import checkpoint as checkpoint_file
+from store.checkpoint import Checkpoint
+from store.days import DayTable
+from store.dispatch_log import DispatchLog
+from store.errors import CorruptionError
+from store.filesystem import FileSystem
+from store.identity import DataDirectory, SequenceReservation
+from store.ledger import Ledger
+from store.message_log import MessageLog
+from store.names import Names
+from store.schedule_log import ScheduleLog
+from store.windows import DAY_MS, day_of
+
+logger = logging.getLogger("delayserver")
+
+# A clock that was stepped back while the server was down must not make attempts look as if they lay ahead.
+CLOCK_SLACK_MS = 60_000
+
+
+@dataclass(slots=True)
+class Opened:
+    """Everything durable, open."""
+
+    directory: DataDirectory
+    names: Names
+    log: MessageLog
+    schedule: ScheduleLog
+    dispatch: DispatchLog
+    ledger: Ledger
+    days: DayTable
+    sequences: SequenceReservation
+    checkpoint: Checkpoint
+    checkpoint_lost: bool
+    attempted: Attempted
+    damages: list[str] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Close all files and give the lock back; nothing is synced."""
+        for part in (self.log, self.schedule, self.dispatch, self.ledger, self.names, self.directory):
+            part.close()
+
+
+def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: random.Random, holder: str) -> Opened:
+    """Lock, read, recover. Raises LockedError, FormatError, CorruptionError (of what cannot be done without), StoreError."""
+    storage = settings.storage
+    path = storage.data_dir.rstrip("/") or "/"
+    directory = DataDirectory.open(fs, path, random_server_id=lambda: random_server_id(chance), holder=holder)
+    server_id = directory.server_id
+    damages: list[str] = []
+    names = Names.open(fs, path, server_id, settings.message.subjects_max)
+    checkpoint, lost = _read_checkpoint(fs, path, server_id, damages)
+    log = MessageLog.open(
+        fs,
+        f"{path}/message_log",
+        server_id,
+        segment_bytes=storage.message_log_segment_bytes,
+        valid_to=checkpoint.replay_offset,
+    )
+    schedule = ScheduleLog(fs, f"{path}/schedule_log", server_id, storage.window_ms, storage.open_files_max)
+    schedule.recover_all(schedule_marks(checkpoint.schedule))
+    dispatch = DispatchLog(
+        fs,
+        f"{path}/dispatch_log",
+        server_id,
+        storage.window_ms,
+        storage.open_files_max,
+        reserve_bytes=storage.dispatch_reserve_bytes,
+    )
+    dispatch.recover_all(dispatch_marks(checkpoint.dispatch))
+    dispatch.restore_reserve()
+    ledger = Ledger.open(fs, path, server_id)
+    days = DayTable.open(fs, f"{path}/days", day_of(clock.now_ms() + storage.fine_horizon_ms) + DAY_MS)
+    above = max([schedule.last_sequence(key) for key in schedule.keys()], default=0)
+    sequences = SequenceReservation.open(fs, path, server_id, above=above)
+    damages += [str(damage) for damage in [*log.damages, *schedule.damages, *dispatch.damages, *ledger.damages]]
+    for damage in damages:
+        logger.error("corruption: %s (run `delayserver recover check` on a copy)", damage)
+    attempted = Attempted(0, 0)
+    if not sequences.clean and not directory.created:
+        latest_ms = max(clock.now_ms(), checkpoint.written_us // 1000 + CLOCK_SLACK_MS)
+        attempted = Attempted(latest_ms, sequences.next)
+    return Opened(
+        directory, names, log, schedule, dispatch, ledger, days, sequences, checkpoint, lost, attempted, damages
+    )
+
+
+def _read_checkpoint(fs: FileSystem, path: str, server_id: int, damages: list[str]) -> tuple[Checkpoint, bool]:
+    """The checkpoint, or an empty one: then everything is read again, which takes long and loses nothing."""
+    try:
+        found = checkpoint_file.read(fs, f"{path}/checkpoint")
+    except CorruptionError as error:
+        damages.append(f"{error}; it is rebuilt")
+        found = None
+    if found is not None and found.server_id == server_id:
+        return found, False
+    return Checkpoint(server_id=server_id), True
+
+
+def count_accepted(schedule: ScheduleLog, ledger: Ledger) -> tuple[int, int]:
+    """Accepted messages and internal records in all files, by reading their columns: for a lost checkpoint only."""
+    rows = internal = 0
+    for key in schedule.keys():
+        origin = schedule.read_columns(key, ("origin_sequence",))["origin_sequence"]
+        rows += len(origin)
+        internal += int(np.count_nonzero(origin))
+    return rows - internal + int(ledger.totals().accepted.sum()), internal

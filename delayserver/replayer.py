@@ -1,0 +1,269 @@
+"""Brings accepted messages from message_log into their schedule files, in order, once each (rule 5).
+
+It takes batches from memory while it keeps up, and reads them from the log when it does not. Placing rows (bucketing,
+encoding, writing) may run in a worker thread; publishing them (counts, cursors, wheel) is one step on the event loop, and
+so is the loader's capture of a file's end: each record has exactly one owner (rule 7). It is the only writer of
+schedule_log, so sealing and draining of coarse days happen here too, between rounds.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import trio
+
+from delayserver.buckets import bucket
+from delayserver.clock import Clock
+from delayserver.deduplication import Deduplication
+from delayserver.settings import StorageSettings
+from store.batches import CancelBatch, MessageBatch
+from store.days import DayTable
+from store.errors import CorruptionError, DiskFullError
+from store.filesystem import FileSystem
+from store.message_log import LogEntry, MessageLog
+from store.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.segment import Appended
+
+# One round: large enough for numpy to shine, small enough that the event loop hears of it within milliseconds.
+ROUND_BYTES_MAX = 4 << 20
+ROUND_ROWS_MAX = 1 << 16
+# A round of this many rows is placed on the event loop: a hop to a thread would cost more.
+INLINE_ROWS_MAX = 512
+# Batches kept in memory between commit and replay; behind that they are read back from the log.
+QUEUE_BYTES_MAX = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Rows written to one schedule file."""
+
+    key: ScheduleKey
+    appended: Appended
+    batch: MessageBatch
+
+
+@dataclass(slots=True)
+class Round:
+    """What one round of replay did, to be published."""
+
+    end: int
+    last_sequence: int
+    placed: list[Placed] = field(default_factory=list)
+    cancels: list[CancelBatch] = field(default_factory=list)
+    size_bytes: int = 0
+    accepted: int = 0
+    internal: int = 0
+
+
+class Replayer:
+    """Source log + position → schedule files."""
+
+    def __init__(
+        self,
+        log: MessageLog,
+        schedule: ScheduleLog,
+        days: DayTable,
+        deduplication: Deduplication,
+        fs: FileSystem,
+        settings: StorageSettings,
+        clock: Clock,
+        *,
+        position: int,
+        replayed_sequence: int,
+    ) -> None:
+        self._log = log
+        self._schedule = schedule
+        self._days = days
+        self._deduplication = deduplication
+        self._inline = fs.inline
+        self._settings = settings
+        self._clock = clock
+        self.position = position
+        self.replayed_sequence = replayed_sequence
+        self._queue: deque[LogEntry] = deque()
+        self._queue_bytes = 0
+        self._behind = True
+        self._work = trio.Event()
+        self._waiters: list[tuple[int, trio.Event]] = []
+        self.caught_up = trio.Event()
+        self.publish: Callable[[Round], None] = lambda _round: None
+        self.between_rounds: Callable[[], Awaitable[None]] | None = None
+        self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
+        self.bytes_since_checkpoint = 0
+        # Without a checkpoint the files were counted instead, so rows that are in them already are not counted again.
+        self.count_skipped = True
+
+    # -- hand-over
+
+    def feed(self, entries: list[LogEntry]) -> None:
+        """Durable entries from the commit, in order."""
+        if not self._behind:
+            for entry in entries:
+                size = entry.end - entry.start
+                if self._queue_bytes + size > QUEUE_BYTES_MAX:
+                    self._behind = True  # from here on the log itself is the queue
+                    break
+                self._queue.append(entry)
+                self._queue_bytes += size
+        self._work.set()
+
+    @property
+    def lag_bytes(self) -> int:
+        """Durable in the log, not in its schedule file yet."""
+        return max(self._log.synced - self.position, 0)
+
+    async def wait_replayed(self, sequence: int) -> None:
+        """Return when this sequence (accepted already) is in its schedule file."""
+        if sequence > self.replayed_sequence:
+            event = trio.Event()
+            self._waiters.append((sequence, event))
+            await event.wait()
+
+    # -- rounds
+
+    async def run(self) -> None:
+        """Replay until cancelled."""
+        while True:
+            entries = await self._next_entries()
+            if entries:
+                rows = sum([len(entry.batch) for entry in entries])
+                done = Round(entries[-1].end, self.replayed_sequence)
+                await self._round(partial(self._place, entries), done, rows)
+                self.publish(done)
+            elif not self._behind:
+                self.caught_up.set()
+            if self.between_rounds is not None:
+                await self.between_rounds()
+            if not entries and not self._queue and not self._behind and self.between_rounds is None:
+                self._work = trio.Event()
+                await self._work.wait()
+            else:
+                await trio.lowlevel.checkpoint()
+
+    def wake(self) -> None:
+        """There is something new to do (`between_rounds` was set)."""
+        self._work.set()
+
+    async def _next_entries(self) -> list[LogEntry]:
+        if self._queue:
+            return self._take_queue()
+        if not self._behind:
+            return []
+        stop = self._log.synced
+        if self.position >= stop:
+            self._behind = False
+            return []
+        read = partial(self._read, self.position, stop)
+        return read() if self._inline else await trio.to_thread.run_sync(read)
+
+    def _take_queue(self) -> list[LogEntry]:
+        entries: list[LogEntry] = []
+        size, rows = 0, 0
+        while self._queue and size < ROUND_BYTES_MAX and rows < ROUND_ROWS_MAX:
+            entry = self._queue.popleft()
+            entries.append(entry)
+            size += entry.end - entry.start
+            rows += len(entry.batch)
+        self._queue_bytes -= size
+        return entries
+
+    def _read(self, position: int, stop: int) -> list[LogEntry]:
+        try:
+            return self._log.read(position, stop, ROUND_BYTES_MAX)
+        except CorruptionError as error:
+            self.on_corruption(error)
+            following = self._log.skip_damage(position)
+            return self._log.read(following, stop, ROUND_BYTES_MAX) if following < stop else []
+
+    async def _round(self, place: Callable[[Round], None], done: Round, rows: int) -> None:
+        """Place in a thread where that pays. A full disk is waited for: what was placed stays in `done`, and the
+        high-water marks of the files let a further attempt go on behind it."""
+        while True:
+            try:
+                if self._inline or rows <= INLINE_ROWS_MAX:
+                    place(done)
+                else:
+                    with trio.CancelScope(shield=True):
+                        await trio.to_thread.run_sync(place, done)
+            except DiskFullError:
+                await self._clock.sleep_ms(200)
+            else:
+                return
+
+    async def place_drained(self, batch: MessageBatch) -> Round:
+        """Place rows of a sealed day's file into its minutes; for `between_rounds` only."""
+        done = Round(self.position, self.replayed_sequence)
+        await self._round(partial(self.place_batch, batch, source=Source.FROM_DAY), done, len(batch))
+        return done
+
+    def _place(self, entries: list[LogEntry], done: Round) -> None:
+        messages = [entry.batch for entry in entries if isinstance(entry.batch, MessageBatch)]
+        done.cancels = [entry.batch for entry in entries if isinstance(entry.batch, CancelBatch)]
+        done.size_bytes = entries[-1].end - entries[0].start
+        if messages:
+            batch = MessageBatch.concatenate(messages)
+            if self.count_skipped:
+                _count(batch, done)
+            if batch.replaces_sequence.any():
+                done.cancels.append(_replaced(batch))
+            done.last_sequence = int(batch.sequence[-1])
+            self.place_batch(batch, done, Source.DIRECT)
+
+    def place_batch(self, batch: MessageBatch, done: Round, source: Source) -> None:
+        """Write rows to their files, skipping what is there already."""
+        coarse = self._days.coarse_rows(batch.due_ms, batch.sequence) if source == Source.DIRECT else None
+        for part in bucket(batch, self._settings.window_ms, coarse, source):
+            rows = part.batch
+            high_water = self._high_water(part.key)
+            if int(rows.sequence[0]) <= high_water:
+                skip = int(np.searchsorted(rows.sequence, high_water, side="right"))
+                if skip == len(rows):
+                    continue
+                rows = rows.slice(skip, len(rows))
+            if source == Source.DIRECT:
+                rows = self._deduplication.mark(part.key, rows)
+            else:
+                self._deduplication.drained_into(part.key.start_ms)
+            if not self.count_skipped and source == Source.DIRECT:
+                _count(rows, done)
+            done.placed.append(Placed(part.key, self._schedule.append(part.key, rows), rows))
+
+    def _high_water(self, key: ScheduleKey) -> int:
+        if key.source == Source.DAY and self._days.is_drained(key.start_ms):
+            return 1 << 62  # the minutes have all of it, and the day file may be gone
+        return self._schedule.last_sequence(key)
+
+    # -- publishing
+
+    def published(self, done: Round) -> None:
+        """Move the position on and wake who waits for it. To be called by `publish`, in the same step."""
+        self.position = done.end
+        self.replayed_sequence = max(self.replayed_sequence, done.last_sequence)
+        self.bytes_since_checkpoint += done.size_bytes
+        if self._waiters:
+            for sequence, event in self._waiters:
+                if sequence <= self.replayed_sequence:
+                    event.set()
+            self._waiters = [(s, event) for s, event in self._waiters if s > self.replayed_sequence]
+
+
+def _count(batch: MessageBatch, done: Round) -> None:
+    internal = int(np.count_nonzero(batch.origin_sequence))
+    done.internal += internal
+    done.accepted += len(batch) - internal
+
+
+def _replaced(batch: MessageBatch) -> CancelBatch:
+    """The cancels that lie in rescheduling messages."""
+    rows = np.flatnonzero(batch.replaces_sequence)
+    return CancelBatch.filled(
+        len(rows),
+        sequence=batch.replaces_sequence[rows],
+        due_ms=batch.replaces_due_ms[rows],
+        requested_us=batch.accepted_us[rows],
+        subject=batch.subject[rows],
+    )

@@ -1,0 +1,190 @@
+"""Removes what nobody needs any more, never by age alone: windows whose messages all have an outcome, message_log that is
+replayed. Before a window goes its counts are in the ledger, synced, so the balance stays provable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import trio
+
+from delayserver.clock import Clock
+from delayserver.deduplication import Deduplication
+from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.protocol.outcomes import Outcome
+from delayserver.settings import StorageSettings
+from delayserver.window_book import WindowBook
+from store.batches import I64, U32, LedgerBatch
+from store.dispatch_log import DispatchKey, DispatchLog
+from store.filesystem import FileSystem
+from store.ledger import Ledger
+from store.message_log import MessageLog
+from store.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.windows import window_of
+from wheel.cursors import LoadCursors
+
+INTERVAL_MS = 5_000
+_COLUMNS = {
+    "delivered": Outcome.DELIVERED,
+    "cancelled": Outcome.CANCELLED,
+    "expired": Outcome.EXPIRED,
+    "deduplicated": Outcome.DEDUPLICATED,
+    "dead_lettered": Outcome.DEAD_LETTERED,
+}
+
+
+class Retention:
+    """Retires windows and segments."""
+
+    def __init__(
+        self,
+        schedule: ScheduleLog,
+        dispatch: DispatchLog,
+        log: MessageLog,
+        ledger: Ledger,
+        book: WindowBook,
+        cursors: LoadCursors,
+        recorder: OutcomeRecorder,
+        deduplication: Deduplication,
+        fs: FileSystem,
+        settings: StorageSettings,
+        clock: Clock,
+    ) -> None:
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._log = log
+        self._ledger = ledger
+        self._book = book
+        self._cursors = cursors
+        self._recorder = recorder
+        self._deduplication = deduplication
+        self._inline = fs.inline
+        self._settings = settings
+        self._clock = clock
+        retired = ledger.windows()
+        self._retired_until_ms = int(retired[-1][0]) + settings.window_ms if len(retired) else 0
+        self._segments_seen: dict[int, int] = {}
+        self.durable_position: Callable[[], int] = lambda: 0
+        self.on_retired: Callable[[list[int]], None] = lambda _windows: None
+
+    def oldest_due_ms(self) -> int:
+        """Due times before this are refused (`too_old`): their window may be gone, and with it what tells copies."""
+        by_age = window_of(self._clock.now_ms() - self._settings.retention_ms, self._settings.window_ms)
+        return max(by_age, self._retired_until_ms)
+
+    def is_retired(self, start_ms: int, sequence: int) -> bool:
+        """Whether a message of this window may have been retired with it."""
+        if not self._ledger.has(start_ms):
+            return False
+        return sequence <= int(self._ledger.window(start_ms).last_sequence.max())
+
+    def finish_interrupted(self) -> None:
+        """A crash came between the ledger's entry and the removal of the files: remove them now."""
+        for start, coarse in self._ledger.windows().tolist():
+            if not coarse and self._book.rows(start):
+                self._remove(start)
+
+    def retired_totals(self) -> I64:
+        """Outcome counts i64[16] of what was retired."""
+        totals = np.zeros(16, dtype=np.int64)
+        counts = self._ledger.totals()
+        for name, code in _COLUMNS.items():
+            totals[int(code)] = int(getattr(counts, name).sum())
+        return totals
+
+    async def run(self) -> None:
+        """Retire until cancelled."""
+        while True:
+            await self._clock.sleep_ms(INTERVAL_MS)
+            await self.retire_windows()
+            self.retire_message_log()
+
+    async def retire_windows(self) -> None:
+        """One pass over complete windows past retention."""
+        limit_ms = self._clock.now_ms() - self._settings.retention_ms - self._settings.window_ms
+        starts = {
+            key.start_ms for key in self._schedule.keys() if key.source != Source.DAY and key.start_ms <= limit_ms
+        }
+        done = [start for start in sorted(starts) if self._may_go(start)]
+        if not done:
+            return
+        await self._recorder.flush()
+        collect = partial(self._enter, done)
+        if self._inline:
+            collect()
+        else:
+            await trio.to_thread.run_sync(collect)
+        for start in done:
+            self._remove(start)
+        self.on_retired(done)
+
+    def _may_go(self, start_ms: int) -> bool:
+        return self._book.is_complete(start_ms) and not self._cursors.is_loading(start_ms)
+
+    def _enter(self, starts: list[int]) -> None:
+        """Put the counts of windows into the ledger, synced."""
+        for start in starts:
+            self._ledger.append(self._count(start))
+            self._retired_until_ms = max(self._retired_until_ms, start + self._settings.window_ms)
+
+    def _count(self, start_ms: int) -> LedgerBatch:
+        sequences, subjects = [], []
+        for source in (Source.DIRECT, Source.FROM_DAY):
+            key = ScheduleKey(start_ms, source)
+            if key in self._schedule:
+                columns = self._schedule.read_columns(key, ("sequence", "subject", "origin_sequence"))
+                own = np.flatnonzero(columns["origin_sequence"] == 0)
+                sequences.append(columns["sequence"][own])
+                subjects.append(columns["subject"][own])
+        subject = np.concatenate(subjects)
+        outcomes = self._dispatch.outcomes(DispatchKey(start_ms, False))
+        codes = np.unique(subject)
+        if not len(codes):
+            codes = np.zeros(1, dtype=np.uint32)  # internal records only: the window is noted all the same
+        balance = (outcomes.origin_sequence == 0) | (outcomes.outcome == int(Outcome.DEDUPLICATED))
+        highest = max([int(part.max()) for part in sequences if len(part)], default=0)
+
+        def per_subject(values: U32) -> I64:
+            places = np.searchsorted(codes, values)
+            return np.bincount(places, minlength=len(codes)).astype(np.int64, copy=False)
+
+        counts = {
+            name: per_subject(outcomes.subject[balance & (outcomes.outcome == int(code))])
+            for name, code in _COLUMNS.items()
+        }
+        return LedgerBatch.filled(
+            len(codes),
+            subject=codes,
+            start_ms=start_ms,
+            accepted=per_subject(subject),
+            last_sequence=highest,
+            **counts,
+        )
+
+    def _remove(self, start_ms: int) -> None:
+        for source in (Source.DIRECT, Source.FROM_DAY):
+            key = ScheduleKey(start_ms, source)
+            if key in self._schedule:
+                self._schedule.remove(key)
+        if DispatchKey(start_ms, False) in self._dispatch:
+            self._dispatch.remove(DispatchKey(start_ms, False))
+        self._recorder.forget(DispatchKey(start_ms, False))
+        self._deduplication.forget(ScheduleKey(start_ms, Source.DIRECT))
+        self._cursors.forget(start_ms)
+        self._book.forget(start_ms)
+
+    def retire_message_log(self) -> None:
+        """Remove segments that a checkpoint has passed and that were sealed longer ago than their retention."""
+        now_ms = self._clock.now_ms()
+        limit = self.durable_position()
+        below = 0
+        for base, end, _ in self._log.segments()[:-1]:
+            sealed_ms = self._segments_seen.setdefault(base, now_ms)
+            if end > limit or now_ms - sealed_ms < self._settings.message_log_retention_ms:
+                break
+            below = end
+        if below:
+            self._log.retire(below)
+            self._segments_seen = {base: seen for base, seen in self._segments_seen.items() if base >= below}

@@ -1,0 +1,55 @@
+"""Which broker group a subject goes to. Patterns are shell-style (`orders.*`); the first route that matches decides."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.settings import RouteSettings
+from store.names import Names
+
+UNROUTED = 0
+
+
+class Routes:
+    """Subject codes to group codes, as an array that grows with the table of names."""
+
+    def __init__(self, routes: tuple[RouteSettings, ...], group_codes: dict[str, int], names: Names) -> None:
+        self._routes = routes
+        self._group_codes = group_codes
+        self._names = names
+        self._table = np.zeros(1024, dtype=np.uint32)
+        self._known = 0
+
+    def match(self, subject: str) -> RouteSettings | None:
+        """The route of a subject."""
+        for route in self._routes:
+            if fnmatchcase(subject, route.pattern):
+                return route
+        return None
+
+    def groups(self, subjects: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """Group codes u32[n] for subject codes u32[n]; 0 where no route matches."""
+        highest = int(subjects.max()) if len(subjects) else 0
+        if highest > self._known:
+            self._extend(highest)
+        return self._table[subjects]
+
+    def _extend(self, highest: int) -> None:
+        if highest >= len(self._table):
+            self._table = np.concatenate([self._table, np.zeros(highest + 1, dtype=np.uint32)])
+        for code in range(self._known + 1, highest + 1):
+            route = self.match(self._names.name(code))
+            if route is not None:
+                self._table[code] = self._group_codes[route.groups[0]]
+        self._known = highest
+
+    def next_group(self, subject_code: int, group: str) -> str | None:
+        """The group that stands in when `group` is down, by the route of the subject."""
+        route = self.match(self._names.name(subject_code))
+        if route is None or group not in route.groups:
+            return None
+        following = route.groups.index(group) + 1
+        return route.groups[following] if following < len(route.groups) else None

@@ -1,0 +1,584 @@
+"""The one place that builds real parts and starts the tasks. Everything else is handed what it needs.
+
+`DelayServer` opens a data directory, recovers, serves, and stops cleanly; as role `broker` it serves consumers and other
+servers only. One nursery owns all tasks: a crash of one is a crash of the server, never a log line and a silent stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import trio
+
+from delayserver import __version__
+from delayserver.broker.broker import Broker
+from delayserver.broker.commit import BrokerCommit
+from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.pulls import PullService
+from delayserver.broker_group import BrokerGroup
+from delayserver.broker_node import NodeHealth
+from delayserver.broker_service import BrokerService, EmbeddedNode
+from delayserver.cancellation import Cancellation
+from delayserver.chance import system_chance
+from delayserver.checkpointing import Checkpointing
+from delayserver.clock import Clock, SystemClock
+from delayserver.connection import Connection, Handlers
+from delayserver.day_tier import DayTier
+from delayserver.deduplication import Deduplication
+from delayserver.dispatcher import Dispatcher
+from delayserver.group_commit import GroupCommit
+from delayserver.housekeeping import Housekeeping
+from delayserver.intake import Intake
+from delayserver.latency import LatencyHistogram
+from delayserver.loader import Loader
+from delayserver.locator import Locator
+from delayserver.lookup import Lookup
+from delayserver.operations import Operations
+from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.protocol import operations as names_of
+from delayserver.protocol.errors import (
+    DiskFull,
+    InvalidArgument,
+    NotReady,
+    NotRouted,
+    ShuttingDown,
+    TooManyConnections,
+)
+from delayserver.protocol.frames import encode_error
+from delayserver.protocol.limits import Limits
+from delayserver.publisher import Publisher
+from delayserver.recovery import Opened, count_accepted, open_directory
+from delayserver.remote_node import RemoteNode
+from delayserver.replayer import Replayer
+from delayserver.retention import Retention
+from delayserver.routes import Routes
+from delayserver.rows import ROW
+from delayserver.settings import GroupSettings, NodeSettings, RouteSettings, Settings
+from delayserver.status import Status
+from delayserver.transport import Connect, Listener, SocketListener, Transport, connect_socket
+from delayserver.window_book import WindowBook
+from store.errors import StoreError
+from store.filesystem import FileSystem, RealFileSystem
+from store.names import BROKER_GROUP
+from wheel.cursors import LoadCursors
+from wheel.hashed_wheel import HashedWheel
+
+logger = logging.getLogger("delayserver")
+
+Ready = Callable[[str, int], None]
+SERVER, BROKER = "server", "broker"
+
+
+class DelayServer:
+    """One server on one data directory. `open` recovers, `run` serves until `stop` or cancellation."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        role: str = SERVER,
+        clock: Clock | None = None,
+        fs: FileSystem | None = None,
+        chance: random.Random | None = None,
+        connect: Connect = connect_socket,
+    ) -> None:
+        if role == BROKER:
+            # The delay pipeline of a lone broker carries its own redeliveries, to itself.
+            settings = _for_broker(settings)
+        self.settings = settings
+        self.role = role
+        self.clock: Clock = clock or SystemClock()
+        self.fs: FileSystem = fs or RealFileSystem()
+        self._chance = chance or system_chance()
+        self._connect = connect
+        self.handlers = Handlers({}, {})
+        self.ready = False
+        self.stopping = trio.Event()
+        self._connections = 0
+        self._remote: list[RemoteNode] = []
+        self.address = ("", 0)
+
+    # -- building
+
+    def open(self) -> None:
+        """Lock and recover the data directory, build all parts. Raises StoreError and its kinds."""
+        holder = f"process {os.getpid()} (delayserver {self.role})"
+        self.opened = open_directory(self.fs, self.settings, self.clock, self._chance, holder)
+        self._build_storage(self.opened)
+        self._build_dispatch(self.opened)
+        self._build_front(self.opened)
+
+    def _build_storage(self, opened: Opened) -> None:
+        settings, storage = self.settings, self.settings.storage
+        self.book = WindowBook(opened.schedule, opened.dispatch)
+        self.book.open()
+        self.recorder = OutcomeRecorder(
+            opened.dispatch, opened.days, self.fs, settings.dispatch, storage.window_ms, self.clock
+        )
+        self.deduplication = Deduplication(opened.schedule, opened.days)
+        self.replayer = Replayer(
+            opened.log,
+            opened.schedule,
+            opened.days,
+            self.deduplication,
+            self.fs,
+            storage,
+            self.clock,
+            position=opened.checkpoint.replay_offset if not opened.checkpoint_lost else opened.log.first,
+            replayed_sequence=opened.checkpoint.replayed_sequence,
+        )
+        self.replayer.count_skipped = not opened.checkpoint_lost
+        self.tier = DayTier(
+            opened.days,
+            opened.schedule,
+            opened.dispatch,
+            self.recorder,
+            self.replayer,
+            self.deduplication,
+            self.fs,
+            storage,
+            self.clock,
+        )
+        self.tier.open()
+        drains = opened.checkpoint.coarse_days
+        self.tier.positions = dict(zip(drains.start_ms.tolist(), drains.drain_offset.tolist(), strict=True))
+        self.recorder.day_outcomes = self.tier.outcomes
+        self.commit = GroupCommit(
+            opened.log, opened.sequences, self.fs, storage, self.clock, publish=self.replayer.feed
+        )
+        self.commit.lag_bytes = lambda: self.replayer.lag_bytes
+        start_ms = self.clock.now_ms() // settings.wheel.tick_ms * settings.wheel.tick_ms
+        self.wheel = HashedWheel(start_ms, settings.wheel.tick_ms, settings.wheel.slots, payload_dtype=ROW)
+        self.cursors = LoadCursors(storage.window_ms)
+        self.loader = Loader(
+            opened.schedule,
+            self.book,
+            self.recorder,
+            self.wheel,
+            self.cursors,
+            self.fs,
+            settings.wheel,
+            storage.window_ms,
+            self.clock,
+        )
+        self.loader.not_done_elsewhere = self.tier.not_done
+        self.loader.maybe_attempted = opened.attempted.maybe
+        self.loader.on_corruption = self._report_corruption
+        self.replayer.on_corruption = self._report_corruption
+        self.retention = Retention(
+            opened.schedule,
+            opened.dispatch,
+            opened.log,
+            opened.ledger,
+            self.book,
+            self.cursors,
+            self.recorder,
+            self.deduplication,
+            self.fs,
+            storage,
+            self.clock,
+        )
+        self.retention.finish_interrupted()
+        self._count_totals(opened)
+
+    def _count_totals(self, opened: Opened) -> None:
+        for key in opened.dispatch.keys():
+            self.recorder.totals += opened.dispatch.counts(key)
+        self.recorder.totals += self.retention.retired_totals() - self.tier.moved_already
+        self.recorder.durable_totals[:] = self.recorder.totals
+
+    def _build_dispatch(self, opened: Opened) -> None:
+        settings = self.settings
+        server_id = opened.directory.server_id
+        limits = settings.broker
+        self.broker = Broker.open(
+            self.fs,
+            f"{opened.directory.path}/broker",
+            server_id,
+            self.clock.now_us(),
+            BrokerLimits(
+                segment_bytes=limits.segment_bytes,
+                cache_bytes_max=limits.cache_bytes_max,
+                ack_timeout_ms_default=limits.ack_timeout_ms,
+                retention_ms=limits.retention_ms,
+                unconsumed_retention_ms=limits.unconsumed_retention_ms,
+                waiting_pulls_max=limits.waiting_pulls_max,
+                pull_messages_max=limits.pull_messages_max,
+            ),
+        )
+        self.broker_commit = BrokerCommit(self.broker, self.clock, threads=not self.fs.inline)
+        self.pulls = PullService(self.broker, self.clock)
+        codes = opened.names.intern(BROKER_GROUP, [group.name for group in settings.groups])
+        self.groups = {
+            int(code): self._build_group(group, int(code), opened)
+            for group, code in zip(settings.groups, codes, strict=True)
+        }
+        self.routes = Routes(settings.routes, {group.name: code for code, group in self.groups.items()}, opened.names)
+        self.dispatcher = Dispatcher(
+            self.wheel, self.groups, self.routes, self.loader, self.recorder, self.fs, settings.wheel, self.clock
+        )
+        self.loader.rows_elsewhere = lambda: self.dispatcher.rows_held
+        self.loader.on_added = self.dispatcher.wake
+        self.publisher = Publisher(
+            self.replayer,
+            self.book,
+            self.cursors,
+            self.loader,
+            self.dispatcher,
+            self.recorder,
+            settings.wheel,
+            self.clock,
+        )
+        self.publisher.accepted = opened.checkpoint.totals.get("accepted", 0)
+        self.publisher.internal = opened.checkpoint.totals.get("internal", 0)
+        if opened.checkpoint_lost:
+            self.publisher.accepted, self.publisher.internal = count_accepted(opened.schedule, opened.ledger)
+        self.replayer.publish = self.publisher.publish
+        self.tier.publish_drained = self.publisher.publish_drained
+        self.checkpointing = Checkpointing(
+            self.fs,
+            f"{opened.directory.path}/checkpoint",
+            server_id,
+            opened.schedule,
+            opened.dispatch,
+            self.replayer,
+            self.recorder,
+            self.publisher,
+            self.tier,
+            settings.storage,
+            self.clock,
+        )
+        self.retention.durable_position = lambda: self.checkpointing.durable_position
+
+    def _build_group(self, group: GroupSettings, code: int, opened: Opened) -> BrokerGroup:
+        server_id = opened.directory.server_id
+        nodes = []
+        for node in group.nodes:
+            if node.address == EmbeddedNode.address:
+                broker: EmbeddedNode | RemoteNode = EmbeddedNode(
+                    self.broker, self.broker_commit, self.pulls, self.clock, server_id
+                )
+            else:
+                broker = RemoteNode(
+                    node.address, server_id, self.settings.listen.frame_bytes_max, self._connect, opened.names.name
+                )
+                self._remote.append(broker)
+            nodes.append(NodeHealth(broker, node.weight, self.settings.dispatch, self._chance.random))
+        built = BrokerGroup(
+            group.name,
+            code,
+            nodes,
+            opened.schedule,
+            self.recorder,
+            self.fs,
+            self.settings.dispatch,
+            server_id,
+            self.clock,
+        )
+        built.on_corruption = self._report_corruption
+        return built
+
+    def _build_front(self, opened: Opened) -> None:
+        settings = self.settings
+        self.lateness = LatencyHistogram()
+        for group in self.groups.values():
+            group.on_lateness = self.lateness.add
+        self.intake = Intake(settings.message, opened.names, self.clock, self.retention.oldest_due_ms)
+        self.locator = Locator(opened.schedule, opened.days, settings.storage.window_ms)
+        self.cancellation = Cancellation(
+            self.commit,
+            self.replayer,
+            self.locator,
+            self.recorder,
+            self.wheel,
+            self.cursors,
+            self.loader,
+            list(self.groups.values()),
+            opened.attempted,
+            lambda: self.commit.highest_sequence,
+            self.fs,
+            settings.storage.window_ms,
+            self.clock,
+        )
+        self.lookup = Lookup(
+            self.cancellation,
+            self.recorder,
+            opened.dispatch,
+            list(self.groups.values()),
+            self.retention,
+            opened.names,
+            settings.storage.window_ms,
+        )
+        self.broker_service = BrokerService(
+            self.broker,
+            self.broker_commit,
+            self.pulls,
+            opened.names,
+            self.intake,
+            self.commit,
+            settings.broker,
+            self.clock,
+        )
+        self.housekeeping = Housekeeping(self.fs, opened, self.book, self.groups, self.dispatcher, settings, self.clock)
+        self.recorder.on_durable = self.housekeeping.outcomes_durable
+        self.status = Status(self)
+        self._build_handlers()
+
+    def _build_handlers(self) -> None:
+        message, listen, broker = self.settings.message, self.settings.listen, self.settings.broker
+        limits = Limits(
+            frame_bytes_max=listen.frame_bytes_max,
+            batch_messages_max=message.batch_messages_max,
+            body_bytes_max=message.body_bytes_max,
+            subject_bytes_max=message.subject_bytes_max,
+            message_id_bytes_max=message.message_id_bytes_max,
+            properties_bytes_max=message.properties_bytes_max,
+            delay_ms_max=message.delay_ms_max,
+            pull_messages_max=broker.pull_messages_max,
+            wait_ms_max=broker.wait_ms_max,
+        )
+        operations = Operations(
+            self.opened.directory.server_id,
+            self.role,
+            limits,
+            self.intake,
+            self.commit,
+            self.cancellation,
+            self.lookup,
+            self.locator,
+            self.opened.names,
+            self.status.to_map,
+            self._route,
+            self._admit,
+            self.clock,
+        )
+        service = self.broker_service
+        quick = {
+            names_of.HELLO: operations.hello,
+            names_of.PING: operations.ping,
+            names_of.STATUS: operations.status,
+            names_of.ROUTE: operations.route,
+        }
+        slow = {
+            names_of.PULL: service.pull,
+            names_of.ACK: service.ack,
+            names_of.NACK: service.nack,
+            names_of.DELIVER: service.deliver,
+            names_of.WINDOW_COMPLETE: service.window_complete,
+        }
+        if self.role == SERVER:
+            quick[names_of.SEND] = operations.send
+            slow |= {
+                names_of.CANCEL: operations.cancel,
+                names_of.RESCHEDULE: operations.reschedule,
+                names_of.LOOKUP: operations.lookup,
+            }
+        self.handlers.quick |= quick
+        self.handlers.slow |= slow
+        self.handlers.on_bug = _log_bug
+
+    # -- what handlers ask
+
+    def _admit(self) -> None:
+        """Whether messages may be accepted now. Raises NotReady, ShuttingDown, DiskFull."""
+        if self.stopping.is_set():
+            raise ShuttingDown("the server is stopping", retry_after_ms=1000)
+        if not self.ready:
+            raise NotReady("the server is still recovering", retry_after_ms=100)
+        if self.housekeeping.disk_low:
+            raise DiskFull(
+                f"less than {self.settings.storage.free_bytes_min >> 20} MiB are free on the disk", retry_after_ms=1000
+            )
+
+    def _route(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        name = arguments.get("group")
+        if name is None:
+            subject = arguments.get("subject")
+            if type(subject) is not str:
+                raise InvalidArgument("give group or subject")
+            route = self.routes.match(subject)
+            if route is None:
+                raise NotRouted(f"no route matches the subject {subject!r:.80}")
+            name = route.groups[0]
+        for group in self.groups.values():
+            if group.name == name:
+                own = f"{self.address[0]}:{self.address[1]}"
+                nodes = [
+                    {"address": own if node.broker.address == EmbeddedNode.address else node.broker.address,
+                     "weight": node.weight}
+                    for node in group.nodes
+                ]  # fmt: skip
+                return {"group": group.name, "nodes": nodes}
+        raise NotRouted(f"there is no broker group {name!r:.80}")
+
+    def _report_corruption(self, error: Exception) -> None:
+        text = str(error)
+        if text not in self.opened.damages and len(self.opened.damages) < 1000:
+            self.opened.damages.append(text)
+            logger.error("corruption: %s (run `delayserver recover check` on a copy)", text)
+
+    # -- running
+
+    async def run(self, listener: Listener, ready: Ready | None = None) -> None:
+        """Serve until `stop`. Raises StoreError when a sync failed; a restart recovers."""
+        self.address = listener.address
+        async with trio.open_nursery() as nursery:
+            for task in (self.commit.run, self.replayer.run, self.recorder.run, self.broker_service.run):
+                nursery.start_soon(task)
+            for node in self._remote:
+                nursery.start_soon(node.run)
+            await self._recover()
+            nursery.start_soon(self.commit.warm)
+            for task in (self.loader.run, self.dispatcher.run, self.dispatcher.refill, self.tier.run,
+                         self.checkpointing.run, self.retention.run, self.housekeeping.run):  # fmt: skip
+                nursery.start_soon(task)
+            for group in self.groups.values():
+                nursery.start_soon(group.run)
+            nursery.start_soon(self._accept, listener, nursery)
+            self.ready = True
+            if ready is not None:
+                ready(*self.address)
+            await self.stopping.wait()
+            listener.close()
+            await self._finish()
+            nursery.cancel_scope.cancel()
+
+    async def _recover(self) -> None:
+        """Replay what the checkpoint does not cover before anything may be loaded: a cancel among it must count."""
+        await self.replayer.caught_up.wait()
+        await self.publisher.finish_recovery()
+        await self.recorder.flush()
+        self.commit.accepted_before = self.publisher.accepted
+        self.book.open()
+
+    def stop(self) -> None:
+        """Begin a clean stop."""
+        self.stopping.set()
+
+    async def _finish(self) -> None:
+        """Settle what is in flight, then write a clean end. Past the bound the next start recovers instead."""
+        with trio.move_on_after(self.settings.shutdown_timeout_ms / 1000) as scope:
+            await self.commit.stop()
+            self.dispatcher.stop()
+            await self.replayer.wait_replayed(self.commit.highest_sequence)
+            while any(group.running for group in self.groups.values()):
+                await self.clock.sleep_ms(5)
+            await self.recorder.flush()
+            await self.broker_commit.durable()
+            await self.checkpointing.write(clean=True)
+            self.broker.close()
+            self.opened.sequences.close_clean()
+        if scope.cancelled_caught:
+            logger.warning("not everything was settled in time; the next start will recover")
+
+    def close(self) -> None:
+        """Close all files."""
+        self.opened.close()
+
+    async def _accept(self, listener: Listener, nursery: trio.Nursery) -> None:
+        while True:
+            try:
+                transport = await listener.accept()
+            except (OSError, trio.ClosedResourceError) as error:
+                if self.stopping.is_set():
+                    return
+                logger.warning("cannot accept a connection: %s", error)  # out of file descriptors, mostly
+                await self.clock.sleep_ms(100)
+                continue
+            if self._connections >= self.settings.listen.connections_max:
+                self.handlers.count_error(TooManyConnections.error)
+                transport.send_now(encode_error(0, TooManyConnections("try again later", retry_after_ms=1000)))
+                transport.close()
+                continue
+            self._connections += 1
+            nursery.start_soon(self._serve, transport)
+
+    async def _serve(self, transport: Transport) -> None:
+        try:
+            await Connection(transport, self.handlers, self.settings.listen).run()
+        finally:
+            self._connections -= 1
+
+    @property
+    def connections(self) -> int:
+        """Open connections."""
+        return self._connections
+
+
+def _for_broker(settings: Settings) -> Settings:
+    return Settings(
+        listen=settings.listen,
+        message=settings.message,
+        storage=settings.storage,
+        wheel=settings.wheel,
+        dispatch=settings.dispatch,
+        broker=settings.broker,
+        groups=(GroupSettings("default", (NodeSettings(EmbeddedNode.address),)),),
+        routes=(RouteSettings(),),
+        shutdown_timeout_ms=settings.shutdown_timeout_ms,
+    )
+
+
+def _log_bug(operation: str, error: BaseException) -> None:
+    logger.error("bug while answering %s", operation, exc_info=error)
+
+
+async def serve(
+    settings: Settings,
+    *,
+    role: str = SERVER,
+    clock: Clock | None = None,
+    fs: FileSystem | None = None,
+    ready: Ready | None = None,
+    signals: bool = False,
+) -> None:
+    """Open, serve until cancelled (or, with `signals`, until SIGTERM or SIGINT), stop cleanly.
+
+    Raises StoreError (data directory locked, damaged, disk), OSError (the address is taken).
+    """
+    listener = SocketListener(settings.listen.host, settings.listen.port)
+    server = DelayServer(settings, role=role, clock=clock, fs=fs)
+    try:
+        server.open()
+    except BaseException:
+        listener.close()
+        raise
+    try:
+        async with trio.open_nursery() as nursery:
+            if signals:
+                nursery.start_soon(_stop_on_signal, server)
+            await server.run(listener, ready)
+            nursery.cancel_scope.cancel()
+    finally:
+        listener.close()
+        server.close()
+
+
+async def _stop_on_signal(server: DelayServer) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
+        async for _ in received:
+            server.stop()
+
+
+def run_server(settings: Settings, *, role: str = SERVER, ready: Ready | None = None) -> int:
+    """Run until a signal; returns an exit code. For the command line."""
+    code = 0
+    try:
+        trio.run(lambda: serve(settings, role=role, ready=ready, signals=True))
+    except* (StoreError, OSError) as group:
+        error: BaseException = group
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        logger.error("delayserver %s stopped: %s", __version__, error)
+        code = 1
+    return code
+
+
+def run_broker(settings: Settings, *, ready: Ready | None = None) -> int:
+    """`run_server` as a lone node of a broker group."""
+    return run_server(settings, role=BROKER, ready=ready)
