@@ -28,7 +28,6 @@ def recover_broker(fs: FileSystem, directory: str, server_id: int, limits: Broke
     # A lost checkpoint must not bring an epoch back that old delivery ids still carry; the time will not.
     epoch = checkpoint.epoch + 1 if checkpoint else now_us // 1_000_000
     store = BrokerStore.open(fs, f"{directory}/store", server_id, limits, checkpoint.store_offset if checkpoint else 0)
-    epoch = 5
     if checkpoint is None or checkpoint.store_offset > store.end:
         checkpoint = BrokerCheckpoint(server_id)
     state = BrokerState(
