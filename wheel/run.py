@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from wheel.keys import Int64s, Mask, Positions, key_order, keys_sorted, lower_bounds, rows_through
+from wheel.keys import Int64s, Mask, Positions, key_order, keys_sorted, rows_through
+from wheel.packed_keys import PackedKeys
 
 Opaque = npt.NDArray[np.void]
 """Payloads inside the wheel: plain void of the same size, which numpy copies ten times faster than structured rows."""
@@ -24,7 +25,17 @@ RELEASE_ROWS_MIN = 64
 class SortedRun:
     """Columns `due_ms` i64[n], `sequence` i64[n], `payload` void[n]; rows before `head` have left, `dead` ones too."""
 
-    __slots__ = ("_dead", "_dead_rows", "due_ms", "first_due_ms", "first_sequence", "head", "payload", "sequence")
+    __slots__ = (
+        "_dead",
+        "_dead_rows",
+        "_packed",
+        "due_ms",
+        "first_due_ms",
+        "first_sequence",
+        "head",
+        "payload",
+        "sequence",
+    )
 
     def __init__(self, due_ms: Int64s, sequence: Int64s, payload: Opaque, dead: Mask | None = None) -> None:
         self.due_ms = due_ms
@@ -32,6 +43,7 @@ class SortedRun:
         self.payload = payload
         self._dead = dead
         self._dead_rows = 0 if dead is None else int(np.count_nonzero(dead))
+        self._packed: PackedKeys | None = None  # Made by the first look for a key.
         self.head = 0
         self.first_due_ms = self.first_sequence = 0
         self._move_head(0)
@@ -95,6 +107,7 @@ class SortedRun:
         """Drops the rows with a greater key; returns how many living ones that were."""
         stop = self.position_through(due_ms, sequence)
         dropped = self.rows_between(stop, len(self.due_ms))
+        self._packed = None
         if self._dead is not None:
             self._dead = self._dead[:stop]
             self._dead_rows = int(np.count_nonzero(self._dead[self.head :]))
@@ -104,10 +117,14 @@ class SortedRun:
         return dropped
 
     def find(self, due_ms: Int64s, sequence: Int64s) -> Positions:
-        """For each of n keys the position of its living row, or -1: intp[n]."""
-        at = lower_bounds(self.due_ms, self.sequence, due_ms, sequence)
+        """For each of n keys between the first and the last of the run the position of its living row, or -1: intp[n]."""
+        if self._packed is None:
+            self._packed = PackedKeys.of(self.due_ms, self.sequence)
+        at = self._packed.lower_bounds(due_ms, sequence)
         near = np.minimum(at, len(self.due_ms) - 1)
-        found = (at >= self.head) & (self.due_ms[near] == due_ms) & (self.sequence[near] == sequence)
+        found = (self.due_ms[near] == due_ms) & (self.sequence[near] == sequence)
+        if self.head:
+            found &= at >= self.head
         if self._dead is not None:
             found &= ~self._dead[near]
         return np.where(found, near, -1)
@@ -141,7 +158,7 @@ class SortedRun:
     def _rebuild(self) -> None:
         due_ms, sequence, payload = self.columns(self.head, len(self.due_ms))
         self.due_ms, self.sequence, self.payload = due_ms.copy(), sequence.copy(), payload.copy()
-        self._dead, self._dead_rows, self.head = None, 0, 0
+        self._dead, self._dead_rows, self._packed, self.head = None, 0, None, 0
 
     def _move_head(self, head: int) -> None:
         if self._dead is not None and head < len(self.due_ms) and self._dead[head]:
