@@ -16,13 +16,7 @@ from store.columns import ColumnBatch
 from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem
 from store.message_log_opening import LogDamage, Opening, SegmentTable, segment_path
-from store.segment import (
-    FILE_HEADER_BYTES,
-    FILE_MESSAGE_LOG,
-    FileHeader,
-    ScanReport,
-    Segment,
-)
+from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FileHeader, ScanReport, Segment
 
 __all__ = ["LogDamage", "LogEntry", "MessageLog"]
 
@@ -240,9 +234,9 @@ class MessageLog:
             self._table = self._table.without_first()
             segment.close()
             self._fs.remove(segment.path)
-            removed.append(segment.path)
-        if removed:
+            # One by one: if a later removal reached the disk and an earlier one did not, there would be a gap.
             self._fs.sync_directory(self._directory)
+            removed.append(segment.path)
         return removed
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """Opening the message_log after a stop of any kind: which segments there are, where they end, what is wrong with them.
 
-Sealed segments were whole and durable before their successor existed, so whatever is wrong with them is corruption; only
-the last one can have a torn end. No offset is ever used twice: where the end of the log is lost, it goes on behind every
-offset that may have been given out. FORMAT.md numbers the steps.
+Sealed segments were whole and durable before their successor existed, so whatever is wrong with them is corruption;
+only the last one can have a torn end. No offset is ever used twice: where the end of the log is lost, it goes on behind
+every offset that may have been given out. FORMAT.md numbers the steps.
 """
 
 from __future__ import annotations

@@ -263,6 +263,22 @@ def test_retiring_removes_what_is_below_and_never_the_tail() -> None:
     assert sequences(log)[-1] == 31
 
 
+def test_an_interrupted_retirement_leaves_no_gap() -> None:
+    for point in range(1, 8):
+        for seed in range(8):
+            fs = FakeDisk()
+            log = opened(fs)
+            fill(log, 60)
+            fs.crash_after(point)
+            try:
+                log.retire(1 << 60)
+            except SimulatedCrash:
+                pass
+            fs.crash(Random(seed))
+            log = opened(fs)
+            assert log.damages == [] and sequences(log)[-1] == 60
+
+
 def test_a_full_disk_refuses_the_group_and_leaves_the_log_usable() -> None:
     fs = FakeDisk(capacity_bytes=5 * PAGE)
     log = opened(fs)
