@@ -15,73 +15,19 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from random import Random
 
 from store.errors import DiskFullError, LockedError, StoreError, SyncFailedError
 from store.filesystem import Buffer, directory_of
+from tests.fakes.disk_node import PAGE, Node, whole_pages
 
-PAGE = 4096
+__all__ = ["PAGE", "FakeDisk", "FakeFile", "SimulatedCrash"]
 
 
 class SimulatedCrash(BaseException):
     """The process is dead; it passes every `except Exception`. Nothing of it may touch the disk before `FakeDisk.crash`
     or `kill`."""
-
-
-@dataclass(slots=True)
-class Node:
-    """A file's content. `data` may be shorter than `size`: the rest reads as zeros.
-
-    `saved`: pages written since the last sync, as the disk still has them. `lost`: the same for pages whose sync
-    failed. `blocks`: bytes taken of the disk's space.
-    """
-
-    data: bytearray = field(default_factory=bytearray)
-    size: int = 0
-    blocks: int = 0
-    durable_size: int = 0
-    saved: dict[int, bytes] = field(default_factory=dict)
-    lost: dict[int, bytes] = field(default_factory=dict)
-    sync_failed: bool = False
-
-    def save(self, start: int, stop: int) -> None:
-        """Keep the pages of a range as they are on the disk, before it is written."""
-        saved, lost, data = self.saved, self.lost, self.data
-        for page in range(start // PAGE, (stop + PAGE - 1) // PAGE):
-            if page not in saved:
-                saved[page] = lost.pop(page) if page in lost else bytes(data[page * PAGE : (page + 1) * PAGE])
-
-    def write(self, offset: int, content: bytes) -> None:
-        """Overwrite or extend."""
-        data, end = self.data, offset + len(content)
-        self.save(offset, end)
-        if offset > len(data):
-            data.extend(bytes(offset - len(data)))
-        data[offset:end] = content
-        self.size = max(self.size, end)
-
-    def resize(self, length: int) -> None:
-        """Cut off or extend by zeros."""
-        if length < len(self.data):
-            self.save(length, len(self.data))
-            del self.data[length:]
-        self.size = length
-
-    def revert(self, page: int, content: bytes) -> None:
-        """Put a page back as it was."""
-        start = page * PAGE
-        if len(self.data) < start + len(content):
-            self.data.extend(bytes(start + len(content) - len(self.data)))
-        stop = min(start + PAGE, len(self.data))
-        self.data[start:stop] = content + bytes(stop - start - len(content))
-
-    def settle(self) -> None:
-        """What is there now is durable."""
-        self.saved.clear()
-        self.lost.clear()
-        self.durable_size = self.size
-        self.sync_failed = False
 
 
 class FakeFile:
@@ -205,7 +151,7 @@ class FakeDisk:
         torn = self._tear(random)
         for node in {id(node): node for node in self._files.values()}.values():
             if node.saved or node.lost or node.size != node.durable_size or node.sync_failed:
-                _forget(node, random, torn if self.last_write and node is self.last_write[0] else {})
+                node.forget(random, torn if self.last_write and node is self.last_write[0] else {})
         self._directories = {path: set() for path in self._directories}
         for path in (*self._directories, *self._files):
             if path not in ("/", "."):
@@ -305,7 +251,7 @@ class FakeDisk:
         """Take blocks up to `end`, or as many as there are; returns the offset that they reach to."""
         if end <= node.blocks:
             return end
-        want = _whole_pages(end) - node.blocks
+        want = whole_pages(end) - node.blocks
         if self.capacity_bytes is not None:
             free = max(0, self.capacity_bytes - self.used_bytes) // PAGE * PAGE
             if want > free:
@@ -319,7 +265,7 @@ class FakeDisk:
 
     def release(self, node: Node, length: int) -> None:
         """Give the blocks behind `length` back."""
-        kept = _whole_pages(length)
+        kept = whole_pages(length)
         if kept < node.blocks:
             self.used_bytes -= node.blocks - kept
             node.blocks = kept
@@ -332,7 +278,7 @@ class FakeDisk:
     def _count_blocks(self) -> None:
         nodes = {id(node): node for node in self._files.values()}.values()
         for node in nodes:
-            node.blocks = max(min(node.blocks, _whole_pages(node.size)), _whole_pages(len(node.data)))
+            node.blocks = max(min(node.blocks, whole_pages(node.size)), whole_pages(len(node.data)))
         self.used_bytes = sum(node.blocks for node in nodes)
 
     # FileSystem
@@ -460,27 +406,9 @@ class FakeDisk:
         return handle
 
 
-def _whole_pages(length: int) -> int:
-    return (length + PAGE - 1) // PAGE * PAGE
-
-
 def _apply(names: dict[str, Node], entry: _Entry) -> None:
     for path, node in entry.names:
         if node is None:
             names.pop(path, None)
         else:
             names[path] = node
-
-
-def _forget(node: Node, random: Random, torn: dict[int, bytes]) -> None:
-    """Of a file that was not wholly synced: each page as it was written, as it was before, or torn; the old size or the
-    new one."""
-    new_size = node.size
-    for page, content in (*node.lost.items(), *node.saved.items()):
-        if page in torn:
-            node.revert(page, torn[page])
-        elif random.random() < 0.5:
-            node.revert(page, content)
-    node.size = new_size if random.random() < 0.5 else node.durable_size
-    del node.data[node.size :]
-    node.settle()
