@@ -170,7 +170,7 @@ class Cursor:
 
     def restart(self, end: int) -> None:
         """After reading the progress log: what was leased is deliverable again, and counts as handed out once more."""
-        self.next = self.committed
+        assert self.next == self.committed, "a cursor that handed out before its restart"
         if self.seen_stop > self.committed:
             self.seen_times += 1
             self.seen_stop = min(self.seen_stop, end)

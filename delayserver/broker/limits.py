@@ -12,10 +12,11 @@ DAY_MS = 86_400_000
 class BrokerLimits:
     """Every bound of the broker. The defaults suit a machine with 1 GiB to spare on disk and 200 MiB in memory."""
 
-    segment_bytes: int = 256 * MIB
-    """Disk is given back a segment at a time, and a segment is preallocated whole."""
-    queue_segment_bytes: int = 16 * MIB
-    """Spilled index rows: 16 MiB hold 700,000 runs."""
+    segment_bytes: int = 64 * MIB
+    """Disk is given back a segment at a time. A segment is preallocated whole, and a start reads what is empty of the
+    last one to tell a torn tail: 0.1 s."""
+    queue_segment_bytes: int = 4 * MIB
+    """Spilled index rows: 4 MiB hold 170,000 runs, and the first segment is there whether one is needed or not."""
     cache_bytes_max: int = 64 * MIB
     """Batches in memory for consumers that keep up: about a second of the fastest stream."""
     read_ahead_bytes: int = MIB
