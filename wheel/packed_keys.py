@@ -24,7 +24,6 @@ class PackedKeys:
     packed: Int64s | None
     due_low: int
     sequence_low: int
-    sequence_high: int
     sequence_bits: int
 
     @staticmethod
@@ -36,15 +35,15 @@ class PackedKeys:
         packed = None
         if (due_high - due_low).bit_length() + bits <= 63:
             packed = ((due_ms - due_low) << bits) | (sequence - low)
-        return PackedKeys(due_ms, sequence, packed, due_low, low, high, bits)
+        return PackedKeys(due_ms, sequence, packed, due_low, low, bits)
 
     def lower_bounds(self, due_ms: Int64s, sequence: Int64s) -> Positions:
         """For each of m keys how many of the run's keys are less: intp[m]; for one that is not here, any position.
 
-        The keys asked for must be due within the run's range.
+        So the caller compares what lies there with the key it looks for.
         """
         if self.packed is None:
             return lower_bounds(self.due_ms, self.sequence, due_ms, sequence)
-        # A sequence out of range would spill into the due bits; it is not here, so it may be looked for anywhere.
-        near = np.clip(sequence, self.sequence_low, self.sequence_high) - self.sequence_low
-        return self.packed.searchsorted(((due_ms - self.due_low) << self.sequence_bits) | near)
+        # A sequence out of the run's range spills into the due bits. It is not here, so any position will do for it.
+        asked = ((due_ms - self.due_low) << self.sequence_bits) | (sequence - self.sequence_low)
+        return self.packed.searchsorted(asked)

@@ -123,8 +123,6 @@ class SortedRun:
         at = self._packed.lower_bounds(due_ms, sequence)
         near = np.minimum(at, len(self.due_ms) - 1)
         found = (self.due_ms[near] == due_ms) & (self.sequence[near] == sequence)
-        if self.head:
-            found &= at >= self.head
         if self._dead is not None:
             found &= ~self._dead[near]
         return np.where(found, near, -1)

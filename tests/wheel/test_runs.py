@@ -49,6 +49,23 @@ def test_searching_for_a_key_counts_the_keys_before_and_through_it(
     assert lower_bounds(due_ms, sequence, np.array([due]), np.array([number])).tolist() == [before]
 
 
+@given(st.lists(st.tuples(COLUMN, COLUMN), min_size=1, max_size=30, unique=True), st.data())
+def test_a_run_finds_its_own_keys_and_no_others(keys: list[tuple[int, int]], data: st.DataObject) -> None:
+    keys.sort()
+    run = new_run([key[0] for key in keys], [key[1] for key in keys])
+    due_here = st.sampled_from([key[0] for key in keys])
+    others = data.draw(st.lists(st.tuples(due_here, COLUMN | st.sampled_from([key[1] for key in keys])), max_size=20))
+    asked = sorted([*keys, *(key for key in others if keys[0] <= key <= keys[-1])])
+    positions = run.find(np.array([key[0] for key in asked]), np.array([key[1] for key in asked]))
+    assert positions.tolist() == [keys.index(key) if key in keys else -1 for key in asked]
+
+
+def test_a_sequence_out_of_the_runs_range_is_not_taken_for_a_neighbouring_due_time() -> None:
+    run = new_run([10, 11, 12], [4, 5, 7])
+    asked = np.array([10, 11, 11, 12]), np.array([8, 1, 9, 6])
+    assert run.find(*asked).tolist() == [-1, -1, -1, -1]
+
+
 def test_a_cut_takes_the_rows_before_the_end_and_leaves_the_one_due_exactly_then() -> None:
     runs = SortedRuns()
     runs.add(new_run([1, 10], [1, 2]))
