@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from wheel.keys import Int64s, Positions, lower_bounds
 
 
