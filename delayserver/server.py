@@ -15,7 +15,6 @@ from typing import Any
 
 import trio
 
-from delayserver import __version__
 from delayserver.broker.broker import Broker
 from delayserver.broker.commit import BrokerCommit
 from delayserver.broker.limits import BrokerLimits
@@ -62,7 +61,6 @@ from delayserver.settings import GroupSettings, NodeSettings, RouteSettings, Set
 from delayserver.status import Status
 from delayserver.transport import Connect, Listener, SocketListener, Transport, connect_socket
 from delayserver.window_book import WindowBook
-from store.errors import StoreError
 from store.filesystem import FileSystem, RealFileSystem
 from store.names import BROKER_GROUP
 from wheel.cursors import LoadCursors
@@ -566,17 +564,9 @@ async def _stop_on_signal(server: DelayServer) -> None:
 
 
 def run_server(settings: Settings, *, role: str = SERVER, ready: Ready | None = None) -> int:
-    """Run until a signal; returns an exit code. For the command line."""
-    code = 0
-    try:
-        trio.run(lambda: serve(settings, role=role, ready=ready, signals=True))
-    except* (StoreError, OSError) as group:
-        error: BaseException = group
-        while isinstance(error, BaseExceptionGroup):
-            error = error.exceptions[0]
-        logger.error("delayserver %s stopped: %s", __version__, error)
-        code = 1
-    return code
+    """Run until a signal; returns the exit code of a clean stop. Raises what `serve` raises; the command line tells it."""
+    trio.run(lambda: serve(settings, role=role, ready=ready, signals=True))
+    return 0
 
 
 def run_broker(settings: Settings, *, ready: Ready | None = None) -> int:

@@ -24,6 +24,7 @@ def broker(
     Servers deliver to it when its HOST:PORT is a node of one of their groups; consumers pull from it.
     """
     settings = running.settings_from(data_dir, host, port, config, assignments)
+    running.log_to_stderr()
     from delayserver.server import run_broker
 
     context.exit(run_broker(settings, ready=running.announce("broker", settings, as_json)))

@@ -52,6 +52,13 @@ def settings_from(
     return load_settings(config, flags)
 
 
+def log_to_stderr() -> None:
+    """Warnings and errors of the running server go to stderr, a line each with its time; stdout has the ready line."""
+    import logging
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+
+
 def announce(role: str, settings: Settings, as_json: bool) -> Callable[[str, int], None]:
     """The callback that prints one line once requests are accepted."""
 

@@ -24,6 +24,7 @@ def serve(
     It needs no configuration file: the defaults serve. The broker that consumers pull from runs inside.
     """
     settings = running.settings_from(data_dir, host, port, config, assignments)
+    running.log_to_stderr()
     from delayserver.server import run_server
 
     context.exit(run_server(settings, ready=running.announce("server", settings, as_json)))

@@ -28,27 +28,31 @@ FIRST: Final = (
     "pending",
     "lateness_ms",
 )
-"""The balance in the order in which it adds up; whatever else the server tells follows."""
+"""The balance in the order in which it adds up."""
+
+TROUBLES: Final = ("errors", "corruption", "damages")
+"""Shown to people whenever they hold something; the rest of what the server tells waits for ``--all``."""
 
 
 @click.command
 @click.option("--watch", is_flag=True, help="Show it again and again, until interrupted.")
+@click.option("--all", "everything", is_flag=True, help="Show all that the server tells, as --json does.")
 @click.option("--every", "interval_ms", type=options.DURATION, default="1s", show_default=True, help="How often.")
 @options.server
 @options.as_json
-def status(watch: bool, interval_ms: int, server: str, as_json: bool) -> None:
+def status(watch: bool, everything: bool, interval_ms: int, server: str, as_json: bool) -> None:
     """Show what the server accepted, what became of it, what is pending, and how late deliveries were.
 
     accepted = delivered + cancelled + dead_lettered + expired + deduplicated + pending, at every moment.
     """
     with options.connect(server) as client:
         if watch and not as_json and sys.stdout.isatty():
-            _show_live(client, interval_ms)
+            _show_live(client, interval_ms, everything)
         for current in _statuses(client, interval_ms, watch):
             if as_json:
                 print_json(current)
             else:
-                _print(current)
+                _print(_rows(current, everything))
 
 
 def _statuses(client: Client, interval_ms: int, watch: bool) -> Iterator[dict[str, Any]]:
@@ -59,32 +63,34 @@ def _statuses(client: Client, interval_ms: int, watch: bool) -> Iterator[dict[st
         time.sleep(interval_ms / 1000)
 
 
-def _print(current: Mapping[str, Any]) -> None:
-    rows = [(name, value) for name, value in _rows(current)]
+def _print(rows: list[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
         click.echo(f"{name:<{width}}  {value}")
 
 
-def _show_live(client: Client, interval_ms: int) -> None:
+def _show_live(client: Client, interval_ms: int, everything: bool) -> None:
     from rich.live import Live
 
     with Live(auto_refresh=False, transient=False) as live:
         for current in _statuses(client, interval_ms, watch=True):
-            live.update(_table(current), refresh=True)
+            live.update(_table(_rows(current, everything)), refresh=True)
 
 
-def _table(current: Mapping[str, Any]) -> Table:
+def _table(rows: list[tuple[str, str]]) -> Table:
     from rich.table import Table
 
     table = Table(show_header=False, box=None)
-    for name, value in _rows(current):
+    for name, value in rows:
         table.add_row(name, value)
     return table
 
 
-def _rows(current: Mapping[str, Any]) -> list[tuple[str, str]]:
-    names = [name for name in FIRST if name in current] + [name for name in current if name not in FIRST]
+def _rows(current: Mapping[str, Any], everything: bool) -> list[tuple[str, str]]:
+    rest = [name for name in current if name not in FIRST]
+    if not everything:
+        rest = [name for name in rest if name in TROUBLES and current[name]]
+    names = [name for name in FIRST if name in current] + rest
     rows: list[tuple[str, str]] = []
     for name in names:
         rows += _flatten(name, current[name])

@@ -50,17 +50,24 @@ def test_unknown_fields_are_left_out() -> None:
     assert without_none({"a": 0, "b": None, "c": ""}) == {"a": 0, "c": ""}
 
 
-def test_the_balance_of_a_status_comes_first_and_nothing_is_left_out() -> None:
+def test_the_balance_of_a_status_comes_first_and_with_all_nothing_is_left_out() -> None:
     status = {
         "groups": {"default": {"queued": 1, "nodes": [{"address": "embedded"}]}},
         "pending": 3,
         "ready": True,
         "lateness_ms": {"p50": 0.5, "p99": None},
     }
-    assert _rows(status) == [
-        ("ready", "yes"),
-        ("pending", "3"),
-        ("lateness_ms", "p50 0.500  p99 -"),
+    balance = [("ready", "yes"), ("pending", "3"), ("lateness_ms", "p50 0.500  p99 -")]
+    assert _rows(status, everything=False) == balance
+    assert _rows(status, everything=True) == [
+        *balance,
         ("groups.default.queued", "1"),
         ("groups.default.nodes.0", "address embedded"),
     ]
+
+
+def test_what_is_wrong_is_shown_unasked() -> None:
+    assert _rows({"pending": 1, "corruption": ["a file"], "errors": {}}, everything=False)[-1] == (
+        "corruption.0",
+        "a file",
+    )
