@@ -125,7 +125,7 @@ class BrokerService:
 
     def _as_columns(self, subject: str, pulled: PulledBatch | None) -> dict[str, Any]:
         if pulled is None:
-            return {"count": 0, "subject": subject}
+            pulled = PulledBatch(StoredBatch.filled(0), np.empty(0, np.int64), np.empty(0, np.uint32))
         batch = pulled.batch
         servers, index = _server_ids(batch)
         return {

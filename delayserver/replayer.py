@@ -35,6 +35,10 @@ ROUND_ROWS_MAX = 1 << 16
 INLINE_ROWS_MAX = 512
 # Batches kept in memory between commit and replay; behind that they are read back from the log.
 QUEUE_BYTES_MAX = 32 << 20
+# Single sends that are not due soon share a round: it is put off by this much, which nobody can notice.
+LINGER_MS = 2
+LINGER_ROWS_MAX = 256
+SOON_MS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +145,21 @@ class Replayer:
             if not entries and not self._queue and not self._behind and self.between_rounds is None:
                 self._work = trio.Event()
                 await self._work.wait()
+                await self._linger()
             else:
                 await trio.lowlevel.checkpoint()
 
     def wake(self) -> None:
         """There is something new to do (`between_rounds` was set)."""
         self._work.set()
+
+    async def _linger(self) -> None:
+        """Let a few more rows gather, unless somebody waits or a row is due soon."""
+        if self._waiters or len(self._queue) != 1 or len(self._queue[0].batch) > LINGER_ROWS_MAX:
+            return
+        batch = self._queue[0].batch
+        if isinstance(batch, MessageBatch) and int(batch.due_ms.min()) > self._clock.now_ms() + SOON_MS:
+            await self._clock.sleep_ms(LINGER_MS)
 
     async def _next_entries(self) -> list[LogEntry]:
         if self._queue:

@@ -142,7 +142,7 @@ class RouteSettings:
 class BrokerSettings:
     """The embedded broker."""
 
-    segment_bytes: int = 256 * MIB
+    segment_bytes: int = 64 * MIB
     cache_bytes_max: int = 64 * MIB
     """Delivered batches kept in memory for consumers that keep up."""
     ack_timeout_ms: int = 60_000

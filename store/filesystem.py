@@ -45,6 +45,12 @@ class File(Protocol):
     def size(self) -> int:
         """Length in bytes."""
 
+    def written_ranges(self, offset: int) -> list[tuple[int, int]]:
+        """The ranges (start, stop) from `offset` on that may hold anything but zeros, in order.
+
+        To be asked before the bytes are read: what was read ahead into the page cache counts as written.
+        """
+
     def close(self) -> None:
         """Close; idempotent."""
 
@@ -152,6 +158,20 @@ class RealFile:
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size
+
+    def written_ranges(self, offset: int) -> list[tuple[int, int]]:
+        ranges = []
+        size = self.size()
+        while offset < size:
+            try:
+                start = os.lseek(self._fd, offset, os.SEEK_DATA)
+                offset = os.lseek(self._fd, start, os.SEEK_HOLE)
+            except OSError as error:
+                if error.errno != errno.ENXIO:  # a file system that does not know: all of it
+                    ranges.append((offset, size))
+                break
+            ranges.append((start, offset))
+        return ranges
 
     def close(self) -> None:
         if self._fd >= 0:

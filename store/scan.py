@@ -57,7 +57,7 @@ class ScanReport:
 class Scan:
     """One pass over a file from `start` to `stop`. `synced`: what the caller knows to be durable and whole."""
 
-    __slots__ = ("_buffer", "_buffer_start", "_file", "_later", "_stop")
+    __slots__ = ("_buffer", "_buffer_start", "_file", "_later", "_stop", "_written")
 
     def __init__(self, file: File, start: int, stop: int) -> None:
         assert start % ALIGN == 0, "records are aligned"
@@ -66,6 +66,7 @@ class Scan:
         self._buffer = memoryview(b"")
         self._buffer_start = start
         self._later: list[RecordHeader] | None = None
+        self._written = file.written_ranges(start)
 
     def records(
         self, start: int, synced: int, report: ScanReport, *, forgive: bool
@@ -125,8 +126,7 @@ class Scan:
 
     def _headers_behind(self, position: int) -> Iterator[RecordHeader]:
         """All valid headers after `position`; they stand on multiples of 8."""
-        for start in range(position + ALIGN, self._stop, SCAN_BYTES):
-            data = self._file.pread(start, min(SCAN_BYTES + HEADER_BYTES - ALIGN, self._stop - start))
+        for start, data in self._chunks(position + ALIGN):
             words = np.frombuffer(data, "<u8", len(data) // ALIGN)
             for place in (np.flatnonzero((words & np.uint64(0xFFFFFFFF)) == RECORD_MAGIC) * ALIGN).tolist():
                 if place >= SCAN_BYTES:
@@ -137,8 +137,14 @@ class Scan:
                     continue
 
     def _anything_from(self, position: int) -> bool:
-        for start in range(position, self._stop, SCAN_BYTES):
-            data = self._file.pread(start, min(SCAN_BYTES, self._stop - start))
-            if data.count(0) != len(data):
-                return True
-        return False
+        return any(data.count(0) != len(data) for _, data in self._chunks(position))
+
+    def _chunks(self, position: int) -> Iterator[tuple[int, bytes]]:
+        """The rest of the file in overlapping pieces. Space that was reserved and never written is passed over: a
+        segment is preallocated, and reading its empty part would take longer than everything else."""
+        for start, stop in self._written:
+            position = max(position, start // ALIGN * ALIGN)
+            while position < min(stop, self._stop):
+                length = min(SCAN_BYTES + HEADER_BYTES - ALIGN, self._stop - position)
+                yield position, self._file.pread(position, length)
+                position += SCAN_BYTES

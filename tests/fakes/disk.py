@@ -105,6 +105,9 @@ class FakeFile:
     def size(self) -> int:
         return self._open().size
 
+    def written_ranges(self, offset: int) -> list[tuple[int, int]]:
+        return [(offset, self.size())] if offset < self.size() else []
+
     def close(self) -> None:
         if self._node is not None and self._life == self._disk.life:
             self._disk.unlock(self)
