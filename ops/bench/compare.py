@@ -1,0 +1,226 @@
+"""`bench compare`: this project and its peers in turns, in one run on one machine, and the ratios.
+
+The peers are measured by their harness (see `peer`), ours twice: by the row of this bench ("ours", with columns ready in
+the client), and through the harness like any peer ("adaptor", whose client makes every message in Python). A ratio above
+1 means that ours is better, whichever way the figure counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import os
+import shutil
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from delayserver.cli.output import print_json
+from ops.bench.figures import Options, rounded
+from ops.bench.machine import describe_machine
+from ops.bench.peer import HarnessMissing, load_harness, make_peer
+from ops.bench.rows import BY_NAME
+from ops.bench.server_process import fresh_directory
+
+OURS, ADAPTOR = "ours", "adaptor"
+PENDING: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class PeerKind:
+    """A peer: its adaptor in the harness, and what must be installed for it."""
+
+    module: str
+    class_name: str
+    server: str
+    debian_package: str
+    python_module: str | None = None
+    python_package: str | None = None
+    root_needed: bool = False
+
+
+PEERS: Final = {
+    "redis": PeerKind("redis_peer", "Redis", "/usr/bin/redis-server", "redis-server", "redis", "redis hiredis"),
+    "postgres": PeerKind(
+        "pg_peer",
+        "Postgres",
+        "/usr/lib/postgresql/15/bin/postgres",
+        "postgresql-15",
+        "psycopg",
+        "psycopg[binary]",
+        root_needed=True,
+    ),
+    "beanstalkd": PeerKind("beanstalk_peer", "Beanstalk", "/usr/bin/beanstalkd", "beanstalkd"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One row against the peers: ``measure(harness, peer, options)`` calls the harness; ``field`` of its result counts.
+    ``modes`` are the durable modes of those peers that can do it."""
+
+    field: str
+    measure: Callable[[Any, Any, Options], object]
+    modes: dict[str, str]
+    lower: bool = False
+    messages: int | None = None
+    load_rates: dict[str, int] = dataclasses.field(default_factory=dict)
+
+
+def _ingest(connections: int, batch: int) -> Callable[[Any, Any, Options], object]:
+    return lambda harness, peer, options: harness.ingest(
+        peer, connections, batch, options.seconds or 4.0, cap=1_000_000_000
+    )
+
+
+def _steady(rate: int) -> Callable[[Any, Any, Options], object]:
+    return lambda harness, peer, options: harness.steady(peer, rate, options.seconds or 20)
+
+
+def _thunder(messages: int) -> Callable[[Any, Any, Options], object]:
+    # What the harness measures the load rates of its peers by, on a loaded machine.
+    rates = {"redis": 40_000, "postgres": 40_000, "beanstalkd": 7_000, "delayserver": 100_000}
+    return lambda harness, peer, options: harness.thunder(peer, options.messages or messages, rates[peer.name])
+
+
+def _pending(harness: Any, peer: Any, options: Options) -> object:
+    return harness.pending_restart(peer, options.messages or PENDING)
+
+
+INGEST_MODES: Final = {"redis": "always-v", "postgres": "unnest", "beanstalkd": "f0"}
+CONSUME_MODES: Final = {"redis": "always-ack", "postgres": "unnest", "beanstalkd": "f0"}
+# beanstalkd with a sync each write cannot take 10,000 a second, nor load a million before they are due.
+FAST_MODES: Final = {"redis": "always-ack", "postgres": "unnest"}
+
+COMPARISONS: Final = {
+    "ingest-c8b1000": Comparison("rate", _ingest(8, 1000), INGEST_MODES),
+    "ingest-sustained": Comparison("rate", _ingest(8, 1000), INGEST_MODES),
+    "ingest-c1b100": Comparison("rate", _ingest(1, 100), INGEST_MODES),
+    "ingest-c1b1": Comparison("rate", _ingest(1, 1), INGEST_MODES),
+    "ingest-c8b1": Comparison("rate", _ingest(8, 1), INGEST_MODES),
+    "steady-1000": Comparison("p99_ms", _steady(1000), CONSUME_MODES, lower=True),
+    "steady-10000": Comparison("p99_ms", _steady(10_000), FAST_MODES, lower=True),
+    "thunder-100k": Comparison("drain_s", _thunder(100_000), CONSUME_MODES, lower=True),
+    "thunder-1m": Comparison("drain_s", _thunder(1_000_000), FAST_MODES, lower=True),
+    "restart-10m": Comparison("serve_s", _pending, INGEST_MODES, lower=True, messages=PENDING),
+}
+
+
+def compare(
+    options: Options, peers: str | None, harness_directory: str | None, names: str | None, as_json: bool
+) -> None:
+    """Run the comparisons and print them as they are done. Raises `click.ClickException` for what is missing."""
+    chosen = _chosen(peers, list(PEERS), "--peers")
+    comparisons = _chosen(names, list(COMPARISONS), "--shapes")
+    _require(chosen)
+    with fresh_directory(options.data_dir) as directory:
+        # Servers that give up root must reach their data in it.
+        os.chmod(directory, 0o755)
+        os.environ["PEERS_DIR"] = directory
+        try:
+            common = load_harness(harness_directory)
+        except HarnessMissing as error:
+            raise click.ClickException(str(error)) from error
+        if not as_json:
+            click.echo(describe_machine())
+        for name in comparisons:
+            record = _compare_row(common, name, COMPARISONS[name], chosen, options)
+            print_json(record) if as_json else click.echo(_line(record))
+
+
+def _compare_row(common: Any, name: str, comparison: Comparison, chosen: list[str], options: Options) -> dict[str, Any]:
+    row = BY_NAME[name]
+    ours = dataclasses.replace(options, messages=options.messages or comparison.messages)
+    adaptor = make_peer(common)
+    values: dict[str, list[float]] = {OURS: []}
+    for _ in range(options.runs):
+        values[OURS].append(row.measure(ours).value)
+        # A sustained figure has no adaptor of its own: the harness does not wait for what comes after the answer.
+        if name != "ingest-sustained":
+            values.setdefault(ADAPTOR, []).append(_run(common, adaptor("sync"), comparison, options))
+        for peer in chosen:
+            if peer in comparison.modes:
+                made = getattr(importlib.import_module(PEERS[peer].module), PEERS[peer].class_name)
+                peer_made = made(comparison.modes[peer])
+                values.setdefault(peer, []).append(_run(common, peer_made, comparison, options))
+    medians = {who: rounded(statistics.median(found)) for who, found in values.items()}
+    ratios = {
+        who: rounded(value / medians[OURS] if comparison.lower else medians[OURS] / value, 3)
+        for who, value in medians.items()
+        if who != OURS
+    }
+    return {
+        "row": name,
+        "value": min((ratios[who] for who in ratios if who != ADAPTOR), default=None),
+        "unit": "ratio",
+        "figure_unit": row.unit,
+        "runs": options.runs,
+        **medians,
+        **{f"against_{who}": ratio for who, ratio in ratios.items()},
+    }
+
+
+def _run(common: Any, peer: Any, comparison: Comparison, options: Options) -> float:
+    """One measurement by the harness; the server is ended and its data removed."""
+    rows: list[dict[str, Any]] = []
+    with _captured(common, rows), contextlib.redirect_stdout(sys.stderr):
+        try:
+            comparison.measure(common, peer, options)
+        finally:
+            if peer.pids:
+                peer.stop()
+            shutil.rmtree(peer.dir, ignore_errors=True)
+    found = [row[comparison.field] for row in rows if comparison.field in row]
+    if not found:
+        raise click.ClickException(
+            f"{peer.name} gave no {comparison.field}: it did not load in time, or delivered nothing"
+        )
+    return float(found[-1])
+
+
+@contextlib.contextmanager
+def _captured(common: Any, rows: list[dict[str, Any]]) -> Iterator[None]:
+    """The harness saves its rows by a function of its module; meanwhile they come here."""
+    original = common.save
+    common.save = lambda peer, mode, metric, variant, row: rows.append(row)
+    try:
+        yield
+    finally:
+        common.save = original
+
+
+def _chosen(text: str | None, known: list[str], option: str) -> list[str]:
+    names = known if text is None else [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise click.UsageError(f"{option}: {name!r} is unknown; known are {', '.join(known)}")
+    return names
+
+
+def _require(peers: list[str]) -> None:
+    """Raise `click.ClickException` that says what to install, for all peers at once."""
+    servers = [PEERS[name].debian_package for name in peers if not Path(PEERS[name].server).exists()]
+    packages = [
+        str(PEERS[name].python_package)
+        for name in peers
+        if PEERS[name].python_module is not None and importlib.util.find_spec(str(PEERS[name].python_module)) is None
+    ]
+    missing = [f"apt-get install {' '.join(servers)}"] if servers else []
+    missing += [f"pip install {' '.join(packages)}"] if packages else []
+    if missing:
+        raise click.ClickException(f"install first: {'; '.join(missing)} (or choose others with --peers)")
+    for name in peers:
+        if PEERS[name].root_needed and os.geteuid() != 0:
+            raise click.ClickException(f"{name} is started as its own user, for which the bench must be root (--peers)")
+
+
+def _line(record: dict[str, Any]) -> str:
+    figures = [f"{who} {record[who]:g}" for who in (OURS, ADAPTOR, *PEERS) if who in record]
+    ratios = [f"{who} {record[f'against_{who}']:g}x" for who in (ADAPTOR, *PEERS) if f"against_{who}" in record]
+    return f"{record['row']:17} {record['figure_unit']:6} {'  '.join(figures)}   ratio of ours: {'  '.join(ratios)}"

@@ -1,0 +1,127 @@
+"""Client processes that pull with long polling and note when each message came; and what the notes say together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ops.bench.bodies import read_numbers
+from ops.bench.children import CONTEXT, Child, ChildFailed, Gate
+from ops.bench.figures import expect, rounded
+from ops.bench.producing import open_client
+
+GROUP: Final = "bench"
+PULL_MESSAGES_MAX: Final = 8192
+WAIT_S: Final = 0.25  # so often an idle consumer looks whether it is to stop
+LINGER_S: Final = 0.3  # so long it goes on after the last message: a second copy would be seen
+QUIET_S_MAX: Final = 30.0  # without any message for so long, what is missing is lost
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """Columns i64[n] of what consumers received, in the order it came."""
+
+    number: NDArray[np.int64]
+    due_ms: NDArray[np.int64]
+    received_us: NDArray[np.int64]
+    dispatched_us: NDArray[np.int64]
+
+    @property
+    def late_ms(self) -> NDArray[np.float64]:
+        """Clock at receipt less due time, f64[n]."""
+        return self.received_us / 1000 - self.due_ms
+
+    @property
+    def dispatched_late_ms(self) -> NDArray[np.float64]:
+        """Clock at hand-off to the broker less due time, f64[n]."""
+        return self.dispatched_us / 1000 - self.due_ms
+
+    def within(self, begin_ms: int, end_ms: int) -> Received:
+        """What was due from ``begin_ms`` up to before ``end_ms``."""
+        keep = (self.due_ms >= begin_ms) & (self.due_ms < end_ms)
+        return Received(*(getattr(self, name)[keep] for name in self.__dataclass_fields__))
+
+
+def consume(gate: Gate, address: str, subject: str, counts: Any, place: int) -> Received:
+    """Pull until told to stop; each pull acknowledges the one before. ``counts[place]`` follows what has come."""
+    rows: list[Received] = []
+    previous = None
+    with open_client(address) as client:
+        gate.wait()
+        while not gate.stopped():
+            pulled = client.pull_columns(subject, GROUP, PULL_MESSAGES_MAX, WAIT_S, ack=previous)
+            received_us = time.time_ns() // 1000
+            previous = pulled if pulled.count else None
+            if pulled.count:
+                counts[place] += pulled.count
+                received = np.full(pulled.count, received_us, np.int64)
+                # Copies, since a view would keep every frame alive.
+                rows.append(Received(read_numbers(pulled), pulled.due_ms.copy(), received, pulled.dispatched_us.copy()))
+        if previous is not None:
+            client.ack(subject, GROUP, previous)
+    return join(rows)
+
+
+def join(parts: Sequence[Received]) -> Received:
+    """All rows of some parts."""
+    names = Received.__dataclass_fields__
+    empty = np.empty(0, np.int64)
+    return Received(*(np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in names))
+
+
+class Consumers:
+    """Some consumers of one subject, told to stop when all is there."""
+
+    def __init__(self, address: str, subject: str, count: int = 1) -> None:
+        self.counts = CONTEXT.RawArray("q", count)
+        self.targets = [(consume, address, subject, self.counts, place) for place in range(count)]
+
+    def wait_for(self, messages: int, due_ms: int) -> None:
+        """Wait until so many have come, and a little longer; raises `ChildFailed` when none comes any more after
+        ``due_ms``, the last due time."""
+        seen, seen_s = -1, time.time()
+        while (now := sum(self.counts)) < messages:
+            if now != seen:
+                seen, seen_s = now, time.time()
+            elif time.time() - max(seen_s, due_ms / 1000) > QUIET_S_MAX:
+                raise ChildFailed(f"{now} of {messages} messages were delivered, and none for {QUIET_S_MAX:g} s")
+            time.sleep(0.02)
+        time.sleep(LINGER_S)
+
+    @staticmethod
+    def stop(started: Sequence[Child]) -> Received:
+        """Stop the consumers and give what they received."""
+        for child in started:
+            child.tell()
+        return join([child.result() for child in started])
+
+
+def verify(received: Received, messages: int) -> None:
+    """Raise `WrongResult` unless the numbers 0…messages-1 came exactly once each, and none before it was due."""
+    counts = np.bincount(received.number, minlength=messages)
+    expect(len(counts) == messages, f"a message that was never sent came: number {len(counts) - 1}")
+    expect(
+        bool((counts == 1).all()), f"{(counts == 0).sum()} of {messages} never came, {(counts > 1).sum()} came twice"
+    )
+    early = int((received.late_ms < 0).sum() + (received.dispatched_late_ms < 0).sum())
+    expect(early == 0, f"{early} messages came early")
+
+
+def lateness(received: Received) -> dict[str, Any]:
+    """Percentiles of lateness at the consumer, and of hand-off by the server, in milliseconds."""
+    late = received.late_ms
+    p50, p99, p999 = (rounded(float(value)) for value in np.percentile(late, [50, 99, 99.9]))
+    return {
+        "delivered": len(late),
+        "p50_ms": p50,
+        "p99_ms": p99,
+        "p999_ms": p999,
+        "max_ms": rounded(float(late.max())),
+        "early": int((late < 0).sum()),
+        "dispatched_p99_ms": rounded(float(np.percentile(received.dispatched_late_ms, 99))),
+    }

@@ -1,0 +1,101 @@
+"""Rows `steady-*` and `thunder-*`: how late messages reach a pulling consumer, at a steady rate and all in one second."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from ops.bench.children import children, run_together
+from ops.bench.consuming import Consumers, Received, lateness, verify
+from ops.bench.figures import Options, Run, expect, rounded
+from ops.bench.producing import SUBJECT, Sent, load, rate_of, steady
+from ops.bench.server_process import ServerProcess, fresh_directory
+
+SECONDS: Final = 20.0
+DELAY_MS: Final = 5000
+LOADERS: Final = 2
+LOAD_RATE_MIN: Final = 100_000  # what the due second is chosen by; a slower machine gets twice the time, and again
+SPARE_S: Final = 1.0
+TRIES_MAX: Final = 5
+
+
+def measure_steady(rate: int) -> Callable[[Options], Run]:
+    """A row: ``rate`` messages a second, each due 5 s after its send."""
+
+    def measure(options: Options) -> Run:
+        seconds = options.seconds or SECONDS
+        with fresh_directory(options.data_dir) as directory, ServerProcess(directory) as server:
+            consumers = Consumers(server.address, SUBJECT)
+            targets = [*consumers.targets, (steady, server.address, SUBJECT, rate, seconds, DELAY_MS)]
+            before_s = server.cpu_s()
+            with children(targets) as (*pulling, producer):
+                for child in (*pulling, producer):
+                    child.tell()
+                sent: Sent = producer.result()
+                consumers.wait_for(sent.messages, time.time_ns() // 1_000_000 + DELAY_MS)
+                received = consumers.stop(pulling)
+            details = {"server_cpu_s": rounded(server.cpu_s() - before_s), **verified(server, received, sent.messages)}
+        details["sent_rate"] = rounded(rate_of([sent]))
+        return Run(details["p99_ms"], details)
+
+    return measure
+
+
+def measure_thunder(messages: int) -> Callable[[Options], Run]:
+    """A row: so many messages due at one whole second, and the time until the last one has come."""
+
+    def measure(options: Options) -> Run:
+        count = options.messages or messages
+        lead_s = count / LOAD_RATE_MIN + 2
+        for _ in range(TRIES_MAX):
+            with fresh_directory(options.data_dir) as directory, ServerProcess(directory) as server:
+                run = _thunder(server, count, lead_s)
+            if run is not None:
+                return run
+            lead_s *= 2
+        raise RuntimeError(f"{count} messages could not be loaded {SPARE_S:g} s before they were due")
+
+    return measure
+
+
+def _thunder(server: ServerProcess, messages: int, lead_s: float) -> Run | None:
+    consumers = Consumers(server.address, SUBJECT)
+    with children(consumers.targets) as pulling:
+        due_ms = whole_second_ms(lead_s)
+        loaded = run_together(load_targets(server, SUBJECT, messages, due_ms))
+        if time.time() > due_ms / 1000 - SPARE_S:
+            return None
+        for child in pulling:
+            child.tell()
+        consumers.wait_for(messages, due_ms)
+        received = consumers.stop(pulling)
+    details = verified(server, received, messages)
+    drain_s = float(received.late_ms.max()) / 1000
+    details |= {"load_rate": rounded(rate_of(loaded)), "drain_rate": rounded(messages / drain_s)}
+    return Run(drain_s, details)
+
+
+def whole_second_ms(lead_s: float) -> int:
+    """The first whole second that is at least ``lead_s`` away."""
+    return (int(time.time() + lead_s) + 1) * 1000
+
+
+def load_targets(server: ServerProcess, subject: str, messages: int, due_ms: int) -> list[tuple[Any, ...]]:
+    """Producers that send numbers 0…messages-1 between them, in batches of 1,000."""
+    share = -(-messages // LOADERS)
+    firsts = range(0, messages, share)
+    return [
+        (load, server.address, subject, first, min(share, messages - first), due_ms, min(1000, share))
+        for first in firsts
+    ]
+
+
+def verified(server: ServerProcess, received: Received, messages: int) -> dict[str, Any]:
+    """Lateness; raises `WrongResult` unless all was delivered exactly once, and the server counts the same."""
+    verify(received, messages)
+    status = server.status()
+    expect(status["accepted"] == messages, f"{messages} were sent, the server accepted {status['accepted']}")
+    expect(status["delivered"] == messages, f"{messages} came, the server says delivered = {status['delivered']}")
+    expect(status["early"] == 0, f"the server handed off {status['early']} messages early")
+    return lateness(received)

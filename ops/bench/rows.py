@@ -1,0 +1,68 @@
+"""The rows of the bench: their names, what they measure, their units and floors, in the order of the table."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from ops.bench.cancelling import measure_cancel
+from ops.bench.delivering import measure_steady, measure_thunder
+from ops.bench.figures import Figure, Options, Run, median_details, rounded
+from ops.bench.holding import measure_pending
+from ops.bench.ingesting import measure_ingest, measure_spread, measure_sustained
+from ops.bench.isolation import measure_isolation
+from ops.bench.restart import measure_restart
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row. ``floor`` is the least a good value may be, or with ``lower`` the most; ``floors`` bounds details that
+    count as well, each by its most."""
+
+    name: str
+    summary: str
+    unit: str
+    floor: float
+    measure: Callable[[Options], Run]
+    lower: bool = False
+    floors: tuple[tuple[str, float], ...] = ()
+
+    def figure(self, options: Options) -> Figure:
+        """Measure it ``options.runs`` times. Raises `WrongResult` at the first run that is not right."""
+        runs = [self.measure(options) for _ in range(options.runs)]
+        values = tuple(rounded(run.value) for run in runs)
+        value = rounded(statistics.median(values))
+        details = median_details(runs)
+        reached = value <= self.floor if self.lower else value >= self.floor
+        reached = reached and all(details[name] <= most for name, most in self.floors)
+        return Figure(self.name, value, self.unit, self.floor, reached, values, details)
+
+
+STEADY_FLOORS: Final = (("p50_ms", 1.5), ("p999_ms", 15.0))
+
+ROWS: Final = (
+    Row("ingest-c8b1000", "8 connections, batches of 1,000, ingest alone", "msg/s", 800_000, measure_ingest(8, 1000)),
+    Row("ingest-sustained", "the same, until the replayer has all of it", "msg/s", 400_000, measure_sustained),
+    Row("ingest-c1b100", "1 connection, batches of 100", "msg/s", 140_000, measure_ingest(1, 100)),
+    Row("ingest-c1b1", "1 connection, one message at a time", "msg/s", 5_000, measure_ingest(1, 1)),
+    Row("ingest-c8b1", "8 connections, one at a time each", "msg/s", 13_000, measure_ingest(8, 1)),
+    Row(
+        "ingest-spread",
+        "due over one year against one hour",
+        "ratio",
+        0.6,
+        measure_spread,
+        floors=(("year_open_files_max", 512),),
+    ),
+    Row("steady-1000", "1,000 msg/s: p99 lateness", "ms", 6, measure_steady(1000), True, STEADY_FLOORS),
+    Row("steady-10000", "10,000 msg/s: p99 lateness", "ms", 6, measure_steady(10_000), True, STEADY_FLOORS),
+    Row("thunder-100k", "100,000 due in one second: the last one", "s", 0.3, measure_thunder(100_000), True),
+    Row("thunder-1m", "1,000,000 due in one second: the last one", "s", 2.5, measure_thunder(1_000_000), True),
+    Row("pending-10m", "10 M pending, due in a day: server RSS", "MB", 300, measure_pending, True),
+    Row("restart-10m", "kill -9 with 10 M pending, until it serves", "s", 2, measure_restart, True),
+    Row("cancel", "batches of 1,000 receipts", "msg/s", 200_000, measure_cancel),
+    Row("isolation", "p99 beside 1 M due at once against alone", "ratio", 2, measure_isolation, True),
+)
+BY_NAME: Final = {row.name: row for row in ROWS}
