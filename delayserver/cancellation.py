@@ -32,7 +32,7 @@ from store.batches import I64, U8, CancelBatch, MessageBatch
 from store.dispatch_log import DispatchKey
 from store.filesystem import FileSystem
 from store.schedule_index import ScheduleIndex
-from store.windows import window_starts
+from store.windows import window_of, window_starts
 from wheel.cursors import LoadCursors
 from wheel.hashed_wheel import HashedWheel
 from wheel.keys import Key
@@ -85,6 +85,8 @@ class Cancellation:
         self._inline = fs.inline
         self._window_ms = window_ms
         self._clock = clock
+        # Whether a message of a window may have been retired with it, by the window's start and the sequence.
+        self.is_retired: Callable[[int, int], bool] = lambda _start_ms, _sequence: False
 
     async def locate(self, sequence: I64, due_ms: I64) -> Located:
         """Find messages, after their replay (rule 4: never `unknown` of an accepted message)."""
@@ -106,6 +108,7 @@ class Cancellation:
         message, due = located.message, np.asarray(due_ms)
         async with AsyncExitStack() as stack:
             answer = await self._decide(stack, located, due)
+            self._name_retired(answer, located, sequence, due)
             mine = answer == int(Outcome.CANCELLED)
             if mine.any():
                 held, first = np.unique(message[mine], return_index=True)
@@ -134,6 +137,7 @@ class Cancellation:
         located = await self.locate(sequences, due)
         async with AsyncExitStack() as stack:
             answer = await self._decide(stack, located, due)
+            self._name_retired(answer, located, sequences, due)
             if answer[0] != int(Outcome.CANCELLED):
                 return int(answer[0]), None, None
             message = int(located.message[0])
@@ -168,6 +172,12 @@ class Cancellation:
         if len(open_rows):
             answer[open_rows] = self._take_out(message[open_rows], due_ms[open_rows])
         return answer
+
+    def _name_retired(self, answer: U8, located: Located, sequence: I64, due_ms: I64) -> None:
+        """What retention removed was accepted once: it is never `unknown`."""
+        for row in np.flatnonzero(~located.found).tolist():
+            if self.is_retired(window_of(int(due_ms[row]), self._window_ms), int(sequence[row])):
+                answer[row] = int(Outcome.RETIRED)
 
     def _take_out(self, message: I64, due_ms: I64) -> U8:
         """One step: whatever runs or may have run is too late, the rest leaves wheel and queues and is held."""

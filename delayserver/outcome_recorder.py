@@ -141,8 +141,7 @@ class OutcomeRecorder:
         totals = self.totals.copy()
         self._flushed = trio.Event()
         try:
-            with trio.CancelScope(shield=True):
-                keys = await self._write(OutcomeBatch.concatenate(self._flushing))
+            keys = await self._write(OutcomeBatch.concatenate(self._flushing))
         finally:
             rows = sum([len(batch) for batch in self._flushing])
             self._flushing = []
@@ -161,12 +160,14 @@ class OutcomeRecorder:
                 if self._inline or len(batch) <= INLINE_ROWS_MAX:
                     write()
                 else:
-                    await trio.to_thread.run_sync(write)
+                    with trio.CancelScope(shield=True):
+                        await trio.to_thread.run_sync(write)
                 self.disk_full = False
                 return {key for key, _ in parts}
             except _PartlyWrittenError as error:
                 done += error.parts
                 self.disk_full = True
+                # Not shielded: a stop must not wait for room that nobody makes. The next start finds these undone.
                 await self._clock.sleep_ms(200)
 
     def _append_and_sync(self, parts: list[tuple[DispatchKey, OutcomeBatch]]) -> None:

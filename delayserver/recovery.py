@@ -27,7 +27,7 @@ from store.identity import DataDirectory, SequenceReservation
 from store.ledger import Ledger
 from store.message_log import MessageLog
 from store.names import Names
-from store.schedule_log import ScheduleLog
+from store.schedule_log import ScheduleLog, Source
 from store.windows import DAY_MS, day_of
 
 logger = logging.getLogger("delayserver")
@@ -75,8 +75,17 @@ def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: ran
         segment_bytes=storage.message_log_segment_bytes,
         valid_to=checkpoint.replay_offset,
     )
+    ledger = Ledger.open(fs, path, server_id)
+    days = DayTable.open(fs, f"{path}/days", day_of(clock.now_ms() + storage.fine_horizon_ms) + DAY_MS)
     schedule = ScheduleLog(fs, f"{path}/schedule_log", server_id, storage.window_ms, storage.open_files_max)
-    schedule.recover_all(schedule_marks(checkpoint.schedule))
+    # A file may have been removed, as it should be, after the checkpoint that knows it: then it is not missing.
+    schedule.recover_all(
+        {
+            key: mark
+            for key, mark in schedule_marks(checkpoint.schedule).items()
+            if not (days.is_drained(key.start_ms) if key.source == Source.DAY else ledger.has(key.start_ms))
+        }
+    )
     dispatch = DispatchLog(
         fs,
         f"{path}/dispatch_log",
@@ -85,10 +94,14 @@ def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: ran
         storage.open_files_max,
         reserve_bytes=storage.dispatch_reserve_bytes,
     )
-    dispatch.recover_all(dispatch_marks(checkpoint.dispatch))
+    dispatch.recover_all(
+        {
+            key: mark
+            for key, mark in dispatch_marks(checkpoint.dispatch).items()
+            if not (days.is_drained(key.start_ms) if key.coarse else ledger.has(key.start_ms))
+        }
+    )
     dispatch.restore_reserve()
-    ledger = Ledger.open(fs, path, server_id)
-    days = DayTable.open(fs, f"{path}/days", day_of(clock.now_ms() + storage.fine_horizon_ms) + DAY_MS)
     above = max([schedule.last_sequence(key) for key in schedule.keys()], default=0)
     sequences = SequenceReservation.open(fs, path, server_id, above=above)
     damages += [str(damage) for damage in [*log.damages, *schedule.damages, *dispatch.damages, *ledger.damages]]

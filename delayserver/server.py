@@ -303,6 +303,7 @@ class DelayServer:
             settings.storage.window_ms,
             self.clock,
         )
+        self.cancellation.is_retired = self.retention.is_retired
         self.lookup = Lookup(
             self.cancellation,
             self.recorder,

@@ -197,6 +197,11 @@ class FakeDisk:
         """The next sync of a file or directory whose path holds this fails; of a file every later one fails too."""
         self._failing_syncs.append(path_substring)
 
+    def no_more_faults(self) -> None:
+        """Forget the crash and the failing syncs that were asked for and have not come."""
+        self._crash_at = None
+        self._failing_syncs.clear()
+
     def flip_bit(self, path: str, offset: int, bit: int = 0) -> None:
         """Damage at rest: one bit of a byte, in what is read and in what is on the disk."""
         node = self._files[path]

@@ -1,0 +1,373 @@
+"""The workload: producers that send, cancel, reschedule and look up; consumers that pull, ack, nack and forget."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import msgpack
+import trio
+
+from delayserver.protocol.errors import DelayServerError
+from tests.simulation.client import Client, Lost
+from tests.simulation.model import ACCEPTED, Model, Sent
+from tests.simulation.settings import ACK_TIMEOUT_MS, DELAY_MS_MAX, HOUR_MS
+
+SUBJECTS = ("orders", "bills.late", "remote.mail")
+# A reply of these says for certain that nothing happened.
+_REFUSED_FOR_CERTAIN_NOT = ("storage_failed", "internal_error")
+
+
+def pick_delay_ms(chance: Random) -> int:
+    """From past due to weeks."""
+    kind = chance.random()
+    if kind < 0.08:
+        return -chance.randrange(300_000)
+    if kind < 0.40:
+        return chance.randrange(5_000)
+    if kind < 0.60:
+        return chance.randrange(5_000, 180_000)
+    if kind < 0.75:
+        return chance.randrange(180_000, 3 * HOUR_MS)
+    if kind < 0.88:
+        return chance.randrange(3 * HOUR_MS, 40 * HOUR_MS)
+    return chance.randrange(24 * HOUR_MS, DELAY_MS_MAX - HOUR_MS)
+
+
+class Producer:
+    """Sends and changes its mind."""
+
+    def __init__(
+        self, client: Client, model: Model, clock: Any, chance: Random, note: Callable[..., None], rows_max: int
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._clock = clock
+        self._chance = chance
+        self._note = note
+        self._rows_max = rows_max
+        self.rows: list[Sent] = []
+        self.busy = trio.Event()
+
+    async def act(self) -> None:
+        """One request."""
+        kind = self._chance.random()
+        try:
+            if kind < 0.55 or not self.rows:
+                await (self._send_rows() if self._chance.random() < 0.6 else self._send_columns())
+            elif kind < 0.72:
+                await self._cancel()
+            elif kind < 0.82:
+                await self._reschedule()
+            else:
+                await self._look_up()
+        except Lost as error:
+            self._note(self._client.name, "no answer", why=str(error))
+        except DelayServerError as error:
+            self._note(self._client.name, "refused", error=error.name, message=error.message[:80])
+
+    # -- send
+
+    def _new_row(self) -> Sent:
+        chance, model = self._chance, self._model
+        now_ms = self._clock.now_ms()
+        if self.rows and chance.random() < 0.12:
+            twin = chance.choice(self.rows)
+            if twin.message_id is not None and not twin.rescheduled:
+                # The same id, subject and due time again: a client that retries.
+                return model.new_row(twin.subject, twin.due_ms, twin.message_id, twin.expires_ms)
+        subject = chance.choice(SUBJECTS)
+        due_ms = max(now_ms + pick_delay_ms(chance), 1)
+        if self.rows and chance.random() < 0.15:
+            due_ms = chance.choice(self.rows).due_ms or due_ms
+        message_id = f"id-{chance.randrange(10**6)}" if chance.random() < 0.5 else None
+        expires_ms = 0
+        if chance.random() < 0.08:
+            expires_ms = max(due_ms + chance.choice([-1000, 1, 2_000, 600_000]), 1)
+        padding = chance.choice([0, 10, 300, 3000]) if chance.random() < 0.5 else 0
+        return model.new_row(subject, due_ms, message_id, expires_ms, padding)
+
+    async def _send_rows(self) -> None:
+        rows = [self._new_row() for _ in range(self._chance.choice([1, 1, 2, 5, self._rows_max]))]
+        messages = []
+        for row in rows:
+            message: dict[str, Any] = {"subject": row.subject, "body": row.body, "due_ms": row.due_ms}
+            if row.message_id is None and self._chance.random() < 0.3:
+                del message["due_ms"]
+                message["delay_ms"] = max(row.due_ms - self._clock.now_ms(), 0)  # type: ignore[operator]
+                row.due_ms = None
+            if row.message_id is not None:
+                message["message_id"] = row.message_id
+            if row.expires_ms:
+                message["expires_ms"] = row.expires_ms
+            messages.append(message)
+        self._note(self._client.name, "send", tokens=[row.token for row in rows])
+        self.rows += rows
+        results = await self._ask(rows, {"messages": messages})
+        for row, result in zip(rows, results["results"], strict=True):
+            if "error" in result:
+                self._note(self._client.name, "row refused", token=row.token, error=result["error"])
+                self._settle_refused(row, result["error"])
+            else:
+                self._model.accepted(row, result["sequence"], result["receipt"], result["due_ms"])
+        self._note(self._client.name, "sent", sequences=[row.sequence for row in rows])
+
+    async def _ask(self, rows: list[Sent], arguments: dict[str, Any]) -> dict[str, Any]:
+        """Send; an error of the whole request refuses all rows, unless the server does not know itself."""
+        try:
+            return await self._client.request("send", arguments)
+        except DelayServerError as error:
+            for row in rows:
+                self._settle_refused(row, error.name)
+            raise
+        except Lost as error:
+            if not error.sent:
+                for row in rows:
+                    self._model.refused(row)
+            raise
+
+    def _settle_refused(self, row: Sent, error: str) -> None:
+        if error not in _REFUSED_FOR_CERTAIN_NOT:
+            self._model.refused(row)
+
+    async def _send_columns(self) -> None:
+        rows = [self._new_row() for _ in range(self._chance.choice([1, 3, self._rows_max]))]
+        subjects = sorted({row.subject for row in rows})
+        count = len(rows)
+        ids = [(row.message_id or "").encode() for row in rows]
+        arguments: dict[str, Any] = {
+            "count": count,
+            "subjects": subjects,
+            "subject_index": struct.pack(f"<{count}I", *[subjects.index(row.subject) for row in rows]),
+            "due_ms": struct.pack(f"<{count}q", *[row.due_ms or 0 for row in rows]),
+            "bodies": b"".join(row.body for row in rows),
+            "body_length": struct.pack(f"<{count}I", *[len(row.body) for row in rows]),
+            "message_ids": b"".join(ids),
+            "message_id_length": struct.pack(f"<{count}I", *map(len, ids)),
+            "expires_ms": struct.pack(f"<{count}q", *[row.expires_ms for row in rows]),
+        }
+        self._note(self._client.name, "send columns", tokens=[row.token for row in rows])
+        self.rows += rows
+        reply = await self._ask(rows, arguments)
+        bad = {item[0]: item[1] for item in reply["rejected"]}
+        for index, error in bad.items():
+            self._settle_refused(rows[index], error)
+        good = [row for index, row in enumerate(rows) if index not in bad]
+        assert reply["accepted"] == len(good)
+        for sequence, row in enumerate(good, reply["first_sequence"]):
+            assert row.due_ms is not None
+            receipt = f"{self._server_id(reply)}-{row.due_ms:012x}-{sequence:012x}"
+            self._model.accepted(row, sequence, receipt, row.due_ms)
+        self._note(self._client.name, "sent", sequences=[row.sequence for row in rows], refused=bad)
+
+    def _server_id(self, _reply: dict[str, Any]) -> str:
+        return self._model.server_id
+
+    # -- what else is asked of a message
+
+    def _some(self, count: int) -> list[Sent]:
+        known = [row for row in self.rows[-60:] if row.state == ACCEPTED]
+        if not known:
+            return []
+        return self._chance.sample(known, min(count, len(known)))
+
+    async def _cancel(self) -> None:
+        rows = self._some(self._chance.choice([1, 1, 3]))
+        if not rows:
+            return
+        self._note(self._client.name, "cancel", tokens=[row.token for row in rows])
+        identities = [self._model.identity(row) for row in rows]
+        for identity in identities:
+            identity.cancels_open += 1
+        try:
+            outcomes = await self._ask_cancel(rows)
+        except (Lost, DelayServerError) as error:
+            if isinstance(error, Lost) and error.sent or isinstance(error, DelayServerError) and (
+                error.name in _REFUSED_FOR_CERTAIN_NOT
+            ):
+                for identity in identities:
+                    identity.maybe_cancelled = True
+            raise
+        finally:
+            for identity in identities:
+                identity.cancels_open -= 1
+        self._note(self._client.name, "cancel answered", outcomes=outcomes)
+        for row, outcome in zip(rows, outcomes, strict=True):
+            self._model.cancel_answered(row, outcome, self._clock.peak_us // 1000)
+
+    async def _ask_cancel(self, rows: list[Sent]) -> list[str]:
+        if self._chance.random() < 0.5:
+            reply = await self._client.request("cancel", {"receipts": [row.receipt for row in rows]})
+            return [result["outcome"] for result in reply["results"]]
+        count = len(rows)
+        reply = await self._client.request(
+            "cancel",
+            {
+                "count": count,
+                "sequence": struct.pack(f"<{count}q", *[row.sequence for row in rows]),
+                "due_ms": struct.pack(f"<{count}q", *[row.due_ms or 0 for row in rows]),
+            },
+        )
+        outcome = reply["outcome"]
+        if isinstance(outcome, list):
+            codes = list(range(outcome[0], outcome[0] + count))
+        else:
+            codes = [outcome] * count if isinstance(outcome, int) else list(outcome)
+        return [OUTCOMES[code] for code in codes]
+
+    async def _reschedule(self) -> None:
+        rows = self._some(1)
+        if not rows:
+            return
+        old = rows[0]
+        identity = self._model.identity(old)
+        due_ms = max(self._clock.now_ms() + pick_delay_ms(self._chance), 1)
+        new = self._model.new_row(old.subject, due_ms, old.message_id, 0, rescheduled=True)
+        self._note(self._client.name, "reschedule", token=old.token, new=new.token, due_ms=due_ms)
+        item = {"receipt": old.receipt, "due_ms": due_ms, "body": new.body, "expires_ms": 0}
+        identity.cancels_open += 1
+        try:
+            reply = await self._client.request("reschedule", {"items": [item]})
+        except Lost as error:
+            if error.sent:
+                identity.maybe_cancelled = True
+            else:
+                self._model.refused(new)
+            raise
+        except DelayServerError as error:
+            if error.name in _REFUSED_FOR_CERTAIN_NOT:
+                identity.maybe_cancelled = True
+            else:
+                self._model.refused(new)
+            raise
+        finally:
+            identity.cancels_open -= 1
+        result = reply["results"][0]
+        self._note(self._client.name, "reschedule answered", result=result.get("outcome", result.get("error")))
+        if "error" in result:
+            if result["error"] in _REFUSED_FOR_CERTAIN_NOT:
+                identity.maybe_cancelled = True
+            else:
+                self._model.refused(new)
+        elif result["outcome"] == "cancelled":
+            self._model.accepted(new, result["sequence"], result["new_receipt"], result["due_ms"])
+            self._model.cancel_answered(old, "cancelled", self._clock.peak_us // 1000)
+            self.rows.append(new)
+        else:
+            self._model.refused(new)
+            self._model.cancel_answered(old, result["outcome"], self._clock.peak_us // 1000)
+
+    async def _look_up(self) -> None:
+        rows = self._some(self._chance.choice([1, 3, 10]))
+        if rows:
+            await look_up(self._client, self._model, self._clock, rows)
+
+
+OUTCOMES = (
+    "unknown pending in_flight retrying delivered cancelled expired deduplicated dead_lettered retired "
+    "already_cancelled too_late"
+).split()
+
+
+async def look_up(client: Client, model: Model, clock: Any, rows: list[Sent]) -> None:
+    """Ask for rows that were accepted, and let the model judge the answers."""
+    reply = await client.request("lookup", {"receipts": [row.receipt for row in rows]})
+    for row, result in zip(rows, reply["results"], strict=True):
+        if "error" in result:
+            model.fail(f"lookup of an own receipt answered {result}", row)
+        model.looked_up(row, result["outcome"], clock.peak_us // 1000)
+
+
+class Consumer:
+    """Pulls one subject for one consumer group."""
+
+    def __init__(
+        self, client: Client, model: Model, host: Any, chance: Random, note: Callable[..., None], subject: str, group: str
+    ) -> None:
+        self._client = client
+        self._model = model
+        self._host = host
+        self._chance = chance
+        self._note = note
+        self._subject = subject
+        self._group = group
+        self.careful = False
+        self.main_positions: dict[int, tuple[int, int]] = {}
+
+    async def run(self) -> None:
+        """Pull until cancelled."""
+        while True:
+            if not self._host.alive:
+                await self._host.up.wait()
+            try:
+                await self.turn()
+            except Lost:
+                await trio.sleep(0.3)
+            except DelayServerError as error:
+                self._note(self._client.name, "refused", error=error.name)
+                await trio.sleep(0.5)
+
+    async def turn(self) -> int:
+        """One pull and what becomes of it; returns how many messages came."""
+        clock, life = self._host.clock, self._host.lives
+        asked_us, steps = clock.now_us(), clock.step_count
+        reply = await self._client.request(
+            "pull",
+            {
+                "subject": self._subject,
+                "group": self._group,
+                "max_messages": self._chance.choice([1, 5, 1000]),
+                "wait_ms": self._chance.choice([0, 200, 3000]),
+            },
+        )
+        messages = reply["messages"]
+        if not messages:
+            await trio.sleep(0.05 + self._chance.random() * 0.2)
+            return 0
+        rows = [self._arrived(message, asked_us, life, steps) for message in messages]
+        self._note(self._client.name, "pulled", tokens=[row.token for row in rows])
+        await self._answer(rows, [message["delivery"] for message in messages])
+        return len(rows)
+
+    def _arrived(self, message: dict[str, Any], asked_us: int, life: int, steps: int) -> Sent:
+        clock = self._host.clock
+        retry = bool(message["delivery"] >> 62 & 1)
+        return self._model.arrived(
+            self._group,
+            message | {"retry": retry},
+            wall_us=clock.now_us(),
+            peak_us=clock.peak_us,
+            shown_us=clock.peak_us,
+            life=life,
+            until_us=asked_us + ACK_TIMEOUT_MS * 1000,
+            steps=steps,
+        )
+
+    async def _answer(self, rows: list[Sent], deliveries: list[int]) -> None:
+        kind = 1.0 if self.careful else self._chance.random()
+        if kind < 0.04:
+            self._note(self._client.name, "forgets", tokens=[row.token for row in rows])
+            return
+        count = len(rows)
+        arguments: dict[str, Any] = {
+            "subject": self._subject,
+            "group": self._group,
+            "count": count,
+            "deliveries": struct.pack(f"<{count}q", *deliveries),
+        }
+        if kind < 0.10:
+            self._model.nacked(self._group, rows)
+            arguments["delay_ms"] = self._chance.choice([0, 100, 5_000, 60_000])
+            self._note(self._client.name, "nacks", tokens=[row.token for row in rows])
+            await self._client.request("nack", arguments)
+            return
+        reply = await self._client.request("ack", arguments)
+        if reply["unknown"] == 0:
+            self._model.acked(self._group, rows, certain=True)
+
+
+def unpack_rows(data: bytes) -> Any:
+    """For traces."""
+    return msgpack.unpackb(data)

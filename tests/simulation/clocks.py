@@ -1,0 +1,102 @@
+"""Simulated time: trio's clock, which jumps to the next deadline when nothing can run, and the wall clocks of hosts.
+
+Days pass in three ways, all of which happen to real servers: the next timer fires (fine time), the whole process stands
+still and all its timers are late (`leap`: a stopped virtual machine whose clocks go on), and the wall clock moves while
+timers do not (`WallClock.step`: suspend, or somebody sets the clock). Fine time alone would cost 20 polls a simulated
+second, and a seed would take minutes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import trio
+import trio.abc
+
+from delayserver.clock import LOOK_AGAIN_MS
+
+# 2026-03-01 00:00 UTC: any time will do; the first hours of a day and of a month catch most mistakes with names.
+# More often than this in a row trio has nothing of its own to do: the simulation hangs.
+WITHOUT_DEADLINE_MAX = 1000
+BASE_US = 1_772_323_200_000_000
+
+
+class SimulatedTime(trio.abc.Clock):
+    """trio's clock. Time stands while a task can run, and jumps to the next deadline when none can."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._without_deadline = 0
+
+    def start_clock(self) -> None:
+        """Nothing to start."""
+
+    def current_time(self) -> float:
+        return self.now_s
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """trio asks this when nothing can run: so go there at once, and sleep not at all."""
+        if math.isinf(deadline):
+            # trio's own tasks are woken through a real pipe, so it comes here now and then without a deadline.
+            self._without_deadline += 1
+            if self._without_deadline > WITHOUT_DEADLINE_MAX:
+                raise RuntimeError("every task of the simulation waits for an event that nobody will set")
+            return 0.0
+        self._without_deadline = 0
+        self.now_s = max(self.now_s, deadline)
+        return 0.0
+
+    def leap(self, duration_s: float) -> None:
+        """All timers due within `duration_s` fire late, once, together."""
+        self.now_s += duration_s
+
+
+class WallClock:
+    """The `Clock` of one host. Remembers what it has shown, since only that can say what was early."""
+
+    def __init__(self, time: SimulatedTime, offset_us: int = 0) -> None:
+        self._time = time
+        self._offset_us = BASE_US + offset_us
+        self._steps: list[tuple[float, int]] = []
+        self.peak_before_us = 0
+
+    def now_us(self) -> int:
+        return self._offset_us + self.monotonic_us()
+
+    def now_ms(self) -> int:
+        return self.now_us() // 1000
+
+    def monotonic_us(self) -> int:
+        return round(self._time.now_s * 1_000_000)
+
+    def wait_s(self, wall_us: int) -> float:
+        return min(max(wall_us - self.now_us(), 0), LOOK_AGAIN_MS * 1000) / 1_000_000
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        await trio.sleep(duration_ms / 1000)
+
+    async def sleep_until_us(self, wall_us: int) -> None:
+        await trio.sleep(self.wait_s(wall_us))
+
+    # What only the simulation does
+
+    def step(self, delta_us: int) -> None:
+        """Set the clock forward or back."""
+        self.peak_before_us = max(self.peak_before_us, self.now_us())
+        self._steps.append((self._time.now_s, self.now_us()))
+        self._offset_us += delta_us
+
+    @property
+    def step_count(self) -> int:
+        """How often it was set."""
+        return len(self._steps)
+
+    @property
+    def peak_us(self) -> int:
+        """The latest time it ever showed."""
+        return max(self.peak_before_us, self.now_us())
+
+    def shown_since_us(self, seconds: float) -> int:
+        """The latest time it showed within the last `seconds`."""
+        since = self._time.now_s - seconds
+        return max([self.now_us(), *(shown for when, shown in self._steps if when >= since)])

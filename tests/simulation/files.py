@@ -1,0 +1,80 @@
+"""Counts what lies in the files, apart from the server's own counters: accepted and outcomes, each sequence once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from store.dispatch_log import DispatchLog
+from store.ledger import Ledger
+from store.schedule_log import ScheduleLog, Source
+from tests.simulation.failures import SimulationFailure
+from tests.simulation.host import Host
+
+OUTCOMES = {4: "delivered", 5: "cancelled", 6: "expired", 7: "deduplicated", 8: "dead_lettered"}
+
+
+def count_files(host: Host) -> Counter[str]:
+    """The balance of rule 3 from dispatch_log, schedule_log and the ledger."""
+    assert host.server is not None
+    directory, window_ms = host.server.opened.directory, host.settings.storage.window_ms
+    fs, server_id = host.disk, directory.server_id
+    counts: Counter[str] = Counter()
+    done: Counter[int] = Counter()
+    outcome_of: dict[int, int] = {}
+    dispatch = DispatchLog(fs, "/data/dispatch_log", server_id, window_ms, write=False)
+    dispatch.recover_all({})
+    for key in dispatch.keys():
+        rows = dispatch.outcomes(key)
+        for sequence, outcome, origin in zip(
+            rows.sequence.tolist(), rows.outcome.tolist(), rows.origin_sequence.tolist(), strict=True
+        ):
+            done[sequence] += 1
+            if origin == 0 or outcome == 7:
+                if sequence in outcome_of and outcome_of[sequence] != outcome:
+                    raise SimulationFailure(f"sequence {sequence} has outcomes {outcome_of[sequence]} and {outcome}")
+                outcome_of[sequence] = outcome
+    twice = [sequence for sequence, times in done.items() if times > 1]
+    if twice:
+        raise SimulationFailure(f"sequences {twice[:5]} have more than one outcome row")
+    for outcome in outcome_of.values():
+        counts[OUTCOMES[outcome]] += 1
+    sequences = _scheduled(host, server_id, window_ms)
+    counts["accepted"] = len(sequences)
+    counts["pending"] = len(sequences - set(outcome_of))
+    strangers = set(outcome_of) - sequences
+    if strangers:
+        raise SimulationFailure(f"outcomes of sequences {sorted(strangers)[:5]} that no schedule file has")
+    ledger = Ledger.open(fs, "/data", server_id, write=False)
+    totals = ledger.totals()
+    for name in ("accepted", *OUTCOMES.values()):
+        counts[name] += int(getattr(totals, name).sum())
+    for part in (dispatch, ledger):
+        part.close()
+    return counts
+
+
+def _scheduled(host: Host, server_id: int, window_ms: int) -> set[int]:
+    schedule = ScheduleLog(host.disk, "/data/schedule_log", server_id, window_ms, write=False)
+    schedule.recover_all({})
+    seen: dict[int, Source] = {}
+    for key in schedule.keys():
+        columns = schedule.read_columns(key, ("sequence", "origin_sequence"))
+        for sequence, origin in zip(columns["sequence"].tolist(), columns["origin_sequence"].tolist(), strict=True):
+            if origin:
+                continue
+            before = seen.get(sequence)
+            # A day that is being drained holds rows that its minutes have already.
+            if before is not None and {before, key.source} != {Source.DAY, Source.FROM_DAY}:
+                raise SimulationFailure(f"sequence {sequence} lies in {before} and in {key}")
+            seen[sequence] = key.source
+    schedule.close()
+    return set(seen)
+
+
+def check_files(host: Host, status: dict[str, Any]) -> None:
+    """The files and the status must say the same, to the message."""
+    counts = count_files(host)
+    for name in ("accepted", "pending", *OUTCOMES.values()):
+        if counts[name] != status[name]:
+            raise SimulationFailure(f"{name}: the files say {counts[name]}, status says {status[name]}; {dict(counts)}")

@@ -1,0 +1,171 @@
+"""A host: a disk, a clock, and one server process after the other. It crashes, is killed, stops cleanly, and comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import trio
+
+from delayserver.server import SERVER, DelayServer
+from delayserver.settings import Settings
+from store.errors import StoreError
+from tests.fakes.disk import FakeDisk, SimulatedCrash
+from tests.simulation.failures import ServerBroken
+from tests.simulation.network import Network, SimulatedListener
+from tests.simulation.clocks import WallClock
+
+
+class Host:
+    """Runs lives of a server on one disk. `run` is a task; the others ask it for things."""
+
+    def __init__(
+        self,
+        name: str,
+        port: int,
+        settings: Settings,
+        clock: WallClock,
+        network: Network,
+        chance: Random,
+        note: Callable[..., None],
+        role: str = SERVER,
+    ) -> None:
+        self.name = name
+        self.port = port
+        self.address = f"{name}:{port}"
+        self.settings = settings
+        self.clock = clock
+        self.disk = FakeDisk()
+        self.role = role
+        self.server: DelayServer | None = None
+        self.lives = 0
+        self.crashes = 0
+        self.up = trio.Event()
+        self.down = trio.Event()
+        self.died_of = ""
+        self.unsafe_lives: list[int] = []
+        self._network = network
+        self._chance = chance
+        self._note = note
+        self._wanted = trio.Event()
+        self._scope: trio.CancelScope | None = None
+        self._listener: SimulatedListener | None = None
+        self._power_fails = True
+
+    # -- asked for by the driver
+
+    def start(self) -> None:
+        """Begin the next life."""
+        self.down = trio.Event()
+        self._wanted.set()
+
+    def crash(self, *, power: bool) -> None:
+        """The process ends now, between two steps; with `power` the disk forgets as well."""
+        self._power_fails = power
+        self.disk.dead = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def crash_after(self, operations: int, *, power: bool) -> None:
+        """The process ends at the n-th operation on its disk."""
+        self._power_fails = power
+        self.disk.crash_after(operations)
+
+    def stop(self) -> None:
+        """A clean stop."""
+        if self.server is not None and self.up.is_set():
+            self.server.stop()
+
+    async def up_or_down(self) -> None:
+        """Return when the life that was asked for is ready or over."""
+        async with trio.open_nursery() as nursery:
+            async def first(event: trio.Event) -> None:
+                await event.wait()
+                nursery.cancel_scope.cancel()
+
+            await trio.lowlevel.checkpoint()
+            nursery.start_soon(first, self.up)
+            nursery.start_soon(first, self.down)
+
+    @property
+    def alive(self) -> bool:
+        """Whether a server answers."""
+        return self.up.is_set()
+
+    # -- the task
+
+    async def run(self) -> None:
+        """Live whenever it is wanted, until cancelled."""
+        while True:
+            await self._wanted.wait()
+            self._wanted = trio.Event()
+            await self._live()
+
+    async def _live(self) -> None:
+        self.lives += 1
+        self.died_of = ""
+        self._note(self.name, "starts", life=self.lives)
+        chance = Random(self._chance.getrandbits(64))
+        server = DelayServer(
+            self.settings, role=self.role, clock=self.clock, fs=self.disk, chance=chance, connect=self._network.connect
+        )
+        clean = False
+        listener = self._network.listen(self.name, self.port)
+        self._listener = listener
+        try:
+            with trio.CancelScope() as self._scope:
+                server.open()
+                self.server = server
+                await server.run(listener, self._ready)
+                clean = True
+        except BaseException as error:
+            self._explain(error)
+        finally:
+            self.up = trio.Event()
+            listener.cut()
+        if clean:
+            server.close()
+        self._end(clean)
+
+    def _ready(self, _host: str, _port: int) -> None:
+        self._note(self.name, "ready", life=self.lives)
+        self.up.set()
+
+    def _explain(self, error: BaseException) -> None:
+        """A crash that was asked for, a death of the disk's making, or a bug."""
+        leaves = _leaves(error)
+        if any(isinstance(leaf, trio.Cancelled) for leaf in leaves) and not self.disk.dead:
+            raise error
+        crashed = [leaf for leaf in leaves if isinstance(leaf, SimulatedCrash | trio.Cancelled)]
+        if crashed and self.disk.dead:
+            self.died_of = "crash"
+            return
+        stores = [leaf for leaf in leaves if isinstance(leaf, StoreError)]
+        if len(stores) == len(leaves):
+            self.died_of = f"{type(stores[0]).__name__}: {stores[0]}"
+            return
+        raise ServerBroken(f"{self.name} died of a bug: {leaves[0]!r}") from error
+
+    def _end(self, clean: bool) -> None:
+        crashed = self.disk.dead
+        if crashed:
+            self.crashes += 1
+            if self._power_fails:
+                self.disk.crash(self._chance)
+            else:
+                self.disk.kill()
+        else:
+            self.disk.kill()  # files that a death left open are closed by the kernel
+        how = "stopped cleanly" if clean else ("lost power" if crashed and self._power_fails else "was killed")
+        if self.died_of and self.died_of != "crash":
+            how = f"gave up: {self.died_of}"
+        self._note(self.name, how, life=self.lives)
+        self.server = None
+        self._scope = None
+        self.down.set()
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]

@@ -1,0 +1,332 @@
+"""The independent model: its own books of what was asked, answered and seen, and the verdict on every event.
+
+It shares no code with the server and reads none of its files. A message is recognised by the token in its body. What
+nobody answered (a connection that broke, a crash) stays `unknown`: it may have happened or not, but not both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.simulation.failures import SimulationFailure
+
+UNKNOWN, ACCEPTED, REFUSED = "unknown", "accepted", "refused"
+
+
+@dataclass(slots=True)
+class Sent:
+    """One row that a client sent, or the new message of a reschedule."""
+
+    token: int
+    subject: str
+    body: bytes
+    message_id: str | None
+    due_ms: int | None
+    expires_ms: int
+    state: str = UNKNOWN
+    sequence: int = 0
+    receipt: str = ""
+    rescheduled: bool = False
+    lives: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Handed:
+    """A message in the hands of a consumer group, for the last time."""
+
+    wall_us: int
+    life: int
+    until_us: int
+    steps: int
+    reason_to_come_again: str = ""
+    acked: bool = False
+    times: int = 1
+
+
+@dataclass(slots=True)
+class Identity:
+    """What is delivered once: all copies with one subject, id and due time, or a single row without an id."""
+
+    copies: list[Sent] = field(default_factory=list)
+    arrived: dict[str, Handed] = field(default_factory=dict)
+    arrived_tokens: set[int] = field(default_factory=set)
+    cancelled: bool = False
+    maybe_cancelled: bool = False
+    cancels_open: int = 0
+    expired: bool = False
+    deliveries: int = 0
+    patience: int = 6
+
+    @property
+    def accepted(self) -> int:
+        """Copies that the server certainly took."""
+        return sum(copy.state == ACCEPTED for copy in self.copies)
+
+    @property
+    def unknown(self) -> int:
+        """Copies it may have taken."""
+        return sum(copy.state == UNKNOWN for copy in self.copies)
+
+    @property
+    def first_sequence(self) -> int:
+        """The smallest sequence that was answered; 0 if none was."""
+        return min([copy.sequence for copy in self.copies if copy.state == ACCEPTED], default=0)
+
+    @property
+    def expires_ms(self) -> int:
+        """The latest expiry any copy has; 0 if one of them has none."""
+        return 0 if any(not copy.expires_ms for copy in self.copies) else max(copy.expires_ms for copy in self.copies)
+
+    @property
+    def cancel_possible(self) -> bool:
+        """Whether anybody asked for a cancel that may have worked."""
+        return self.cancelled or self.maybe_cancelled or self.cancels_open > 0
+
+    @property
+    def may_expire(self) -> bool:
+        return any(copy.expires_ms for copy in self.copies)
+
+
+class Model:
+    """Books and verdicts."""
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        self.rows: dict[int, Sent] = {}
+        self.identities: dict[object, Identity] = {}
+        self.by_receipt: dict[str, Sent] = {}
+        self.sequences: set[int] = set()
+        self.disturbed = False
+        self.server_id = ""
+        self._note = note
+        self._next_token = 1
+        self.highest_sequence = 0
+        self.internal_unknown = 0
+
+    # -- asked
+
+    def new_row(
+        self,
+        subject: str,
+        due_ms: int | None,
+        message_id: str | None,
+        expires_ms: int,
+        padding: int = 0,
+        *,
+        rescheduled: bool = False,
+    ) -> Sent:
+        """A row about to be sent."""
+        token = self._next_token
+        self._next_token += 1
+        row = Sent(token, subject, b"m%d." % token + b"." * padding, message_id, due_ms, expires_ms)
+        row.rescheduled = rescheduled
+        self.rows[token] = row
+        self.identities.setdefault(self._key(row), Identity()).copies.append(row)
+        return row
+
+    def _key(self, row: Sent) -> object:
+        if row.message_id is None or row.rescheduled:
+            return row.token
+        return (row.subject, row.message_id, row.due_ms)
+
+    def identity(self, row: Sent) -> Identity:
+        """What is delivered once for this row."""
+        return self.identities[self._key(row)]
+
+    # -- answered
+
+    def accepted(self, row: Sent, sequence: int, receipt: str, due_ms: int) -> None:
+        """A send was answered with a receipt."""
+        if sequence in self.sequences:
+            self.fail(f"sequence {sequence} was given twice", row)
+        self.sequences.add(sequence)
+        self.highest_sequence = max(self.highest_sequence, sequence)
+        if row.due_ms is not None and row.due_ms != due_ms:
+            self.fail(f"asked for due_ms {row.due_ms}, the answer says {due_ms}", row)
+        row.state, row.sequence, row.receipt, row.due_ms = ACCEPTED, sequence, receipt, due_ms
+        self.by_receipt[receipt] = row
+
+    def refused(self, row: Sent) -> None:
+        """A send was refused: nothing of it may ever arrive."""
+        if self.identity(row).arrived_tokens & {row.token}:
+            self.fail("refused, but it had arrived", row)
+        row.state = REFUSED
+
+    def cancel_answered(self, row: Sent, outcome: str, peak_ms: int) -> None:
+        """`cancelled` is a promise; the other answers are checked against what was seen."""
+        identity = self.identity(row)
+        if outcome in ("cancelled", "already_cancelled"):
+            if identity.arrived_tokens:
+                self.fail(f"answered {outcome}, but it had been delivered", row)
+            if outcome == "already_cancelled" and not identity.cancel_possible:
+                self.fail("already_cancelled, but nobody cancelled it", row)
+            identity.cancelled = True
+        else:
+            self.looked_up(row, outcome, peak_ms)
+
+    def looked_up(self, row: Sent, outcome: str, peak_ms: int) -> None:
+        """An answer of lookup, or of a cancel that did not cancel."""
+        identity = self.identity(row)
+        if outcome == "unknown":
+            self.fail("the server does not know a message that it accepted", row)
+        if identity.cancelled and outcome not in ("cancelled", "already_cancelled", "deduplicated", "retired"):
+            self.fail(f"answered {outcome}, but it was cancelled", row)
+        if outcome == "cancelled" and not identity.cancel_possible:
+            self.fail("cancelled, but nobody cancelled it", row)
+        if outcome == "cancelled":
+            identity.cancelled = True
+        if outcome == "deduplicated" and len(identity.copies) < 2:
+            self.fail("deduplicated, but it has no copy", row)
+        if outcome == "expired":
+            if not identity.may_expire:
+                self.fail("expired, but it has no expiry", row)
+            if min(copy.expires_ms for copy in identity.copies if copy.expires_ms) > peak_ms:
+                self.fail("expired before its time", row)
+            identity.expired = True
+            if identity.arrived_tokens:
+                self.fail("expired, but it had been delivered", row)
+        if outcome in ("delivered", "in_flight") and row.due_ms is not None and row.due_ms > peak_ms:
+            self.fail(f"{outcome} before its due time {row.due_ms}", row)
+        if outcome == "dead_lettered":
+            self.fail("dead-lettered without a policy for it", row)
+
+    # -- seen
+
+    def arrived(
+        self,
+        group: str,
+        fields: dict[str, object],
+        *,
+        wall_us: int,
+        peak_us: int,
+        shown_us: int,
+        life: int,
+        until_us: int,
+        steps: int,
+    ) -> Sent:
+        """A consumer was handed a message. Checks everything that can be said about it at once."""
+        body = fields["body"]
+        assert isinstance(body, bytes)
+        token = int(body[1 : body.index(b".")]) if body[:1] == b"m" and b"." in body else 0
+        row = self.rows.get(token)
+        if row is None or row.body != body:
+            raise SimulationFailure(f"a body nobody sent arrived: {body[:60]!r}")
+        identity = self.identity(row)
+        due_ms, dispatched_us = fields["due_ms"], fields["dispatched_us"]
+        assert isinstance(due_ms, int)
+        assert isinstance(dispatched_us, int)
+        self._check_row(row, fields)
+        retry = bool(fields["retry"])
+        if dispatched_us < due_ms * 1000 or shown_us < due_ms * 1000:
+            self.fail(f"early: due {due_ms}, dispatched {dispatched_us}, the clock has shown at most {shown_us}", row)
+        if dispatched_us > peak_us:
+            self.fail(f"dispatched at {dispatched_us}, a time the clock has never shown", row)
+        if row.state == REFUSED:
+            self.fail("it was refused and arrived all the same", row)
+        if identity.cancelled:
+            self.fail("it was answered `cancelled` and arrived all the same", row)
+        if identity.expired:
+            self.fail("it was `expired` and arrived all the same", row)
+        if row.expires_ms and dispatched_us > row.expires_ms * 1000 and not retry and not self.disturbed:
+            self.fail(f"dispatched at {dispatched_us}, after its expiry {row.expires_ms}", row)
+        identity.arrived_tokens.add(token)
+        if len(identity.arrived_tokens) > 1:
+            self.fail(f"copies {sorted(identity.arrived_tokens)} of one message arrived", row)
+        identity.deliveries += 1
+        self._check_again(row, identity, group, wall_us, life, steps)
+        known = identity.arrived.get(group)
+        times = known.times + 1 if known else 1
+        identity.arrived[group] = Handed(wall_us, life, until_us, steps, times=times)
+        return row
+
+    def _check_row(self, row: Sent, fields: dict[str, object]) -> None:
+        if row.due_ms is None:
+            row.due_ms = fields["due_ms"]  # type: ignore[assignment]
+        elif fields["retry"] is False and fields["due_ms"] != row.due_ms:
+            self.fail(f"due {row.due_ms}, arrived as {fields['due_ms']}", row)
+        if fields["subject"] != row.subject:
+            self.fail(f"arrived in the subject {fields['subject']}", row)
+        if row.message_id is not None and fields["message_id"] != row.message_id:
+            self.fail(f"arrived with the id {fields['message_id']}", row)
+        if row.state == ACCEPTED and not fields["retry"] and fields["sequence"] != row.sequence:
+            self.fail(f"arrived as sequence {fields['sequence']}", row)
+
+    def _check_again(self, row: Sent, identity: Identity, group: str, wall_us: int, life: int, steps: int) -> None:
+        before = identity.arrived.get(group)
+        if before is None:
+            return
+        if before.acked:
+            self.fail(f"the group {group} acked it, and got it again", row)
+        explained = (
+            before.reason_to_come_again
+            or (before.life != life and "crash")
+            or (before.steps != steps and "the clock was stepped")
+            or (wall_us >= before.until_us and "its lease ended")
+        )
+        if not explained:
+            self.fail(f"a duplicate for the group {group} that nothing explains", row)
+
+    def acked(self, group: str, rows: list[Sent], *, certain: bool) -> None:
+        """An ack was answered (`certain`), or may have been taken."""
+        for row in rows:
+            handed = self.identity(row).arrived[group]
+            if certain:
+                handed.acked = True
+
+    def nacked(self, group: str, rows: list[Sent]) -> None:
+        """A nack was sent: they come again, now or after their lease."""
+        for row in rows:
+            self.identity(row).arrived[group].reason_to_come_again = "nack"
+
+    # -- the end
+
+    def open_identities(self, groups: list[str]) -> list[Identity]:
+        """What must still arrive at one of the groups."""
+        return [
+            identity
+            for identity in self.identities.values()
+            if identity.accepted
+            and not (identity.cancelled or identity.maybe_cancelled or identity.expired)
+            and not all(group in identity.arrived for group in groups)
+        ]
+
+    def next_due_ms(self, now_ms: int) -> int | None:
+        """The earliest due time after now of what has not arrived."""
+        waiting = [
+            copy.due_ms
+            for identity in self.identities.values()
+            if not identity.arrived_tokens and not identity.cancelled
+            for copy in identity.copies
+            if copy.state != REFUSED and copy.due_ms is not None and copy.due_ms > now_ms
+        ]
+        return min(waiting, default=None)
+
+    def check_balance(self, status: dict[str, int]) -> None:
+        """The server's counts against the books, as exactly as unknown answers allow."""
+        everything = list(self.identities.values())
+        accepted = sum(identity.accepted for identity in everything)
+        unknown = sum(identity.unknown for identity in everything)
+        self._within("accepted", status["accepted"], accepted, accepted + unknown)
+        self._within("pending", status["pending"], 0, 0)
+        self._within("early", status["early"], 0, 0)
+        self._within("dead_lettered", status["dead_lettered"], 0, 0)
+        arrived = sum(bool(identity.arrived_tokens) for identity in everything)
+        self._within("delivered", status["delivered"], arrived, arrived)
+        cancelled = sum(identity.cancelled for identity in everything)
+        maybe = sum(identity.maybe_cancelled and not identity.cancelled for identity in everything)
+        self._within("cancelled", status["cancelled"], cancelled, cancelled + maybe)
+        ends = sum(status[name] for name in ("delivered", "cancelled", "expired", "deduplicated", "dead_lettered"))
+        self._within("accepted - all outcomes", status["accepted"] - ends, 0, 0)
+        copies = sum(max(identity.accepted - 1, 0) for identity in everything)
+        copies_most = sum(max(identity.accepted + identity.unknown - 1, 0) for identity in everything)
+        self._within("deduplicated", status["deduplicated"], copies, copies_most)
+
+    def _within(self, name: str, value: int, low: int, high: int) -> None:
+        if not low <= value <= high:
+            raise SimulationFailure(f"{name} is {value}, by the books it lies within {low} and {high}")
+
+    def fail(self, what: str, row: Sent) -> None:
+        """Raise the verdict with all that is known of the message."""
+        identity = self.identity(row)
+        self._note("model", "FAILURE", promise=what, row=row, identity=identity)
+        raise SimulationFailure(f"{what}: {row}")

@@ -1,0 +1,187 @@
+"""A simulated network: byte streams that split, delay, break in the middle of a frame, and never lie otherwise.
+
+What was handed over before a connection breaks may arrive in part; nothing arrives twice or out of order (that is TCP).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import trio
+
+# What a kernel takes in one go; a seed that wants short writes draws less.
+WINDOW_BYTES = 64 * 1024
+
+
+@dataclass(slots=True)
+class Weather:
+    """How bad the network is: probabilities for each hand-over of bytes, and the longest delay."""
+
+    delay_s_max: float = 0.0
+    split: float = 0.0
+    drop: float = 0.0
+    short_write: float = 0.0
+
+
+class Pipe:
+    """One direction of a connection."""
+
+    __slots__ = ("broken", "chunks", "closed", "last_s", "readable")
+
+    def __init__(self) -> None:
+        self.chunks: deque[tuple[float, bytes]] = deque()
+        self.readable = trio.Event()
+        self.last_s = 0.0
+        self.closed = False
+        self.broken = False
+
+    def wake(self) -> None:
+        """Let the reader look again."""
+        self.readable.set()
+        self.readable = trio.Event()
+
+
+class SimulatedTransport:
+    """A `Transport` of one end."""
+
+    def __init__(self, network: Network, incoming: Pipe, outgoing: Pipe, peer: str) -> None:
+        self.peer = peer
+        self._network = network
+        self._incoming = incoming
+        self._outgoing = outgoing
+        self._closed = False
+
+    async def receive(self) -> bytes:
+        await trio.lowlevel.checkpoint()
+        pipe = self._incoming
+        while True:
+            if self._closed:
+                raise ConnectionResetError("closed here")
+            now_s = trio.current_time()
+            if pipe.chunks and pipe.chunks[0][0] <= now_s:
+                return self._take()
+            if pipe.chunks:
+                with trio.move_on_at(pipe.chunks[0][0]):
+                    await pipe.readable.wait()
+            elif pipe.broken:
+                raise ConnectionResetError("reset by the peer")
+            elif pipe.closed:
+                return b""
+            else:
+                await pipe.readable.wait()
+
+    def _take(self) -> bytes:
+        """What has arrived, or the front of it."""
+        pipe, network = self._incoming, self._network
+        _, data = pipe.chunks.popleft()
+        if len(data) > 1 and network.weather.split and network.chance.random() < network.weather.split:
+            cut = network.chance.randrange(1, len(data))
+            pipe.chunks.appendleft((0.0, data[cut:]))
+            return data[:cut]
+        return data
+
+    def send_now(self, data: bytes | memoryview) -> int:
+        pipe, network = self._outgoing, self._network
+        if self._closed or pipe.broken or pipe.closed:
+            raise ConnectionResetError("the connection is gone")
+        weather, chance = network.weather, network.chance
+        length = min(len(data), WINDOW_BYTES)
+        if weather.short_write and length > 1 and chance.random() < weather.short_write:
+            length = chance.randrange(1, length)
+        dropped = bool(weather.drop) and chance.random() < weather.drop
+        sent = bytes(data[: chance.randrange(length + 1) if dropped else length])
+        if sent:
+            delay_s = chance.random() * weather.delay_s_max if weather.delay_s_max else 0.0
+            pipe.last_s = max(pipe.last_s, trio.current_time() + delay_s)
+            pipe.chunks.append((pipe.last_s, sent))
+        if dropped:
+            network.note("connection broke", self.peer)
+            self.break_now()
+            raise ConnectionResetError("the connection broke")
+        pipe.wake()
+        return length
+
+    async def wait_writable(self) -> None:
+        # What short writes leave over goes on a moment later.
+        await trio.sleep(0.001)
+
+    def break_now(self) -> None:
+        """Both ends see a reset, after what has arrived."""
+        for pipe in (self._incoming, self._outgoing):
+            pipe.broken = True
+            pipe.wake()
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._outgoing.closed = True
+            self._outgoing.wake()
+            self._incoming.broken = True
+            self._incoming.chunks.clear()
+            self._incoming.wake()
+
+
+class SimulatedListener:
+    """A `Listener`."""
+
+    def __init__(self, network: Network, host: str, port: int) -> None:
+        self.address = (host, port)
+        self._network = network
+        self._send, self._receive = trio.open_memory_channel[SimulatedTransport](4096)
+        self.accepted: list[SimulatedTransport] = []
+
+    async def accept(self) -> SimulatedTransport:
+        return await self._receive.receive()
+
+    def arrived(self, transport: SimulatedTransport) -> None:
+        """A connection for `accept`."""
+        self.accepted = [known for known in self.accepted if not known._closed]
+        self.accepted.append(transport)
+        self._send.send_nowait(transport)
+
+    def close(self) -> None:
+        name = f"{self.address[0]}:{self.address[1]}"
+        if self._network.listeners.get(name) is self:
+            del self._network.listeners[name]
+        self._receive.close()
+
+    def cut(self) -> None:
+        """The host died: every connection of it is reset."""
+        self.close()
+        for transport in self.accepted:
+            transport.break_now()
+            transport.close()
+
+
+class Network:
+    """Connects hosts by address."""
+
+    def __init__(self, chance: Random, note: Callable[..., None]) -> None:
+        self.chance = chance
+        self.note = note
+        self.weather = Weather()
+        self.listeners: dict[str, SimulatedListener] = {}
+        self.unreachable: set[str] = set()
+
+    def listen(self, host: str, port: int) -> SimulatedListener:
+        """A host begins to listen."""
+        listener = SimulatedListener(self, host, port)
+        self.listeners[f"{host}:{port}"] = listener
+        return listener
+
+    async def connect(self, address: str) -> SimulatedTransport:
+        """The `Connect` door. Raises ConnectionRefusedError; to an unreachable host it hangs, as TCP does."""
+        await trio.lowlevel.checkpoint()
+        if address in self.unreachable:
+            await trio.sleep(120)
+            raise TimeoutError(f"{address} does not answer")
+        listener = self.listeners.get(address)
+        if listener is None:
+            raise ConnectionRefusedError(f"nobody listens on {address}")
+        there, back = Pipe(), Pipe()
+        client = SimulatedTransport(self, back, there, address)
+        listener.arrived(SimulatedTransport(self, there, back, "client"))
+        return client

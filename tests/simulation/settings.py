@@ -1,0 +1,70 @@
+"""Settings of simulated servers: all bounds small, so that a few hundred messages meet every one of them."""
+
+from __future__ import annotations
+
+from random import Random
+
+from delayserver.settings import (
+    BrokerSettings,
+    DispatchSettings,
+    GroupSettings,
+    MessageSettings,
+    NodeSettings,
+    RouteSettings,
+    Settings,
+    StorageSettings,
+    WheelSettings,
+)
+
+HOUR_MS = 3_600_000
+DELAY_MS_MAX = 30 * 24 * HOUR_MS
+ACK_TIMEOUT_MS = 20_000
+
+
+def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: tuple[RouteSettings, ...]) -> Settings:
+    """Drawn anew for every seed."""
+    window_ms = chance.choice([1_000, 10_000, 60_000, 60_000, 60_000, 600_000])
+    return Settings(
+        message=MessageSettings(delay_ms_max=DELAY_MS_MAX),
+        storage=StorageSettings(
+            data_dir="/data",
+            window_ms=window_ms,
+            fine_horizon_ms=chance.choice([2, 8, 26]) * HOUR_MS,
+            message_log_segment_bytes=chance.choice([8, 32, 256]) * 1024,
+            message_log_retention_ms=chance.choice([1_000, HOUR_MS]),
+            retention_ms=chance.choice([600_000, 2 * HOUR_MS, 24 * HOUR_MS]),
+            open_files_max=chance.choice([4, 16, 256]),
+            warm_ahead_bytes=chance.choice([0, 4096, 16384]),
+            checkpoint_interval_ms=chance.choice([100, 1_000, 5_000]),
+            checkpoint_bytes=chance.choice([4, 1024]) * 1024,
+            free_bytes_min=128 * 1024,
+            dispatch_reserve_bytes=64 * 1024,
+        ),
+        wheel=WheelSettings(
+            tick_ms=chance.choice([1, 10, 100]),
+            slots=chance.choice([64, 512]),
+            load_ahead_ms=chance.choice([2_000, 90_000, 90_000]),
+            rows_max=chance.choice([24, 1_000_000]),
+            slice_rows=chance.choice([4, 8192]),
+        ),
+        dispatch=DispatchSettings(
+            batch_messages_max=chance.choice([3, 8192]),
+            queue_rows_max=chance.choice([16, 1_000_000]),
+            deliver_timeout_ms=chance.choice([500, 10_000]),
+            backoff_ms_max=chance.choice([1_000, 30_000]),
+            outcome_flush_ms=chance.choice([1, 5, 200]),
+        ),
+        broker=BrokerSettings(
+            segment_bytes=chance.choice([32, 256]) * 1024,
+            ack_timeout_ms=ACK_TIMEOUT_MS,
+            cache_bytes_max=chance.choice([4, 1024]) * 1024,
+        ),
+        groups=groups,
+        routes=routes,
+        shutdown_timeout_ms=10_000,
+    )
+
+
+def embedded_only() -> tuple[tuple[GroupSettings, ...], tuple[RouteSettings, ...]]:
+    """One group, the broker of the server itself."""
+    return (GroupSettings("default", (NodeSettings(),)),), (RouteSettings(),)

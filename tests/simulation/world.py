@@ -1,0 +1,377 @@
+"""One seed: builds a world, lets it live through workload and faults, lets time pass, and asks the model for its verdict."""
+
+from __future__ import annotations
+
+import gc
+import time as process_time
+from dataclasses import dataclass, field
+from functools import partial
+from random import Random
+
+import trio
+from trio._core import _run as trio_run
+
+from tests.simulation import settings as settings_of
+from tests.simulation.actors import SUBJECTS, Consumer, Producer, look_up
+from tests.simulation.client import Client, DelayServerError, Lost
+from tests.simulation.clocks import SimulatedTime, WallClock
+from tests.simulation.failures import SimulationFailure
+from tests.simulation.files import check_files
+from tests.simulation.host import Host
+from tests.simulation.model import ACCEPTED, Model
+from tests.simulation.network import Network, Weather
+from tests.simulation.trace import Trace
+
+HOUR_S = 3600.0
+# A seed that needs more simulated hops than this to deliver everything is stuck.
+HOPS_MAX = 400
+
+
+@dataclass(slots=True)
+class Result:
+    """What one seed did and cost."""
+
+    seed: int
+    digest: str = ""
+    failure: str = ""
+    lines: list[str] = field(default_factory=list)
+    cpu_s: float = 0.0
+    crashes: int = 0
+    lives: int = 0
+    simulated_h: float = 0.0
+    rows: int = 0
+
+
+def run_seed(seed: int) -> Result:
+    """Run one seed from beginning to end; a broken promise is in `failure`, with the trace."""
+    time = SimulatedTime()
+    trace = Trace(time)
+    result = Result(seed)
+    world = World(seed, time, trace)
+    started = process_time.process_time()
+    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    trio_run._r.seed(seed)
+    gc.disable()
+    try:
+        with trace.logging():
+            trio.run(world.main, clock=time)
+    except BaseException as error:
+        failures = [leaf for leaf in _leaves(error) if isinstance(leaf, SimulationFailure)]
+        if not failures:
+            if any(isinstance(leaf, KeyboardInterrupt) for leaf in _leaves(error)):
+                raise
+            import traceback
+
+            trace.lines += "".join(traceback.format_exception(error)).splitlines()
+            result.failure = f"error of the simulation or the server: {_leaves(error)[0]!r}"
+        else:
+            cause = failures[0].__cause__
+            if cause is not None:
+                import traceback
+
+                trace.lines += "".join(traceback.format_exception(cause)).splitlines()
+            result.failure = str(failures[0])
+    finally:
+        gc.enable()
+    result.cpu_s = process_time.process_time() - started
+    result.digest = trace.digest
+    result.lines = trace.lines
+    result.crashes = world.host.crashes
+    result.lives = world.host.lives
+    result.simulated_h = (world.clock.peak_us - settings_base_us()) / 3.6e9
+    result.rows = len(world.model.rows)
+    return result
+
+
+def settings_base_us() -> int:
+    from tests.simulation.clocks import BASE_US
+
+    return BASE_US
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+class World:
+    """Everything of one seed."""
+
+    def __init__(self, seed: int, time: SimulatedTime, trace: Trace) -> None:
+        self.chance = Random(f"{seed}:world")
+        self.time = time
+        self.note = trace.note
+        self.model = Model(self.note)
+        self.clock = WallClock(time, self.chance.randrange(86_400) * 1_000_000)
+        trace.wall_us = self.clock.now_us
+        self.network = Network(Random(f"{seed}:network"), self.note)
+        groups, routes = settings_of.embedded_only()
+        settings = settings_of.server_settings(self.chance, groups, routes)
+        self.host = Host("server", 1, settings, self.clock, self.network, Random(f"{seed}:host"), self.note)
+        self.groups = ["one"] if self.chance.random() < 0.6 else ["one", "two"]
+        self.producers = [
+            Producer(
+                Client(self.network, self.host.address, f"producer-{index}"),
+                self.model,
+                self.clock,
+                Random(f"{seed}:producer:{index}"),
+                self.note,
+                self.chance.choice([3, 20, 60]),
+            )
+            for index in range(2)
+        ]
+        self.consumers = [
+            Consumer(
+                Client(self.network, self.host.address, f"{subject}/{group}"),
+                self.model,
+                self.host,
+                Random(f"{seed}:consumer:{subject}:{group}"),
+                self.note,
+                subject,
+                group,
+            )
+            for subject in SUBJECTS
+            for group in self.groups
+        ]
+        self.checker = Client(self.network, self.host.address, "checker")
+        self.quiet = False
+
+    # -- the script
+
+    async def main(self) -> None:
+        """A life from the first start to the final verdict."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.host.run)
+            await self._start()
+            for consumer in self.consumers:
+                nursery.start_soon(consumer.run)
+            for _ in range(self.chance.randrange(8, 20)):
+                await self._episode()
+            await self._calm_down()
+            await self._deliver_all()
+            await self._verdict()
+            nursery.cancel_scope.cancel()
+
+    async def _start(self) -> None:
+        """Start the server, until it is up: a crash may hit recovery as well."""
+        for attempt in range(20):
+            self.host.start()
+            await self.host.up_or_down()
+            if self.host.alive:
+                break
+            if self.host.died_of != "crash":
+                raise SimulationFailure(f"the server does not start: {self.host.died_of}")
+            self.note("world", "crashed while it started", attempt=attempt)
+        else:
+            raise SimulationFailure("the server does not come up")
+        await self._after_start()
+
+    async def _after_start(self) -> None:
+        """The first questions to a server that came back: who are you, and do you still know everything?"""
+        server_id = f"{self.host.server.opened.directory.server_id:012x}" if self.host.server else ""
+        if self.model.server_id and server_id and server_id != self.model.server_id:
+            raise SimulationFailure(f"the server id changed from {self.model.server_id} to {server_id}")
+        self.model.server_id = self.model.server_id or server_id
+        if self.host.server is not None and self.host.server.opened.damages:
+            raise SimulationFailure(f"corruption reported without damage: {self.host.server.opened.damages}")
+        await self._ask_for_all()
+
+    async def _ask_for_all(self) -> None:
+        rows = [row for row in self.model.rows.values() if row.state == ACCEPTED]
+        for start in range(0, len(rows), 200):
+            try:
+                await look_up(self.checker, self.model, self.clock, rows[start : start + 200])
+            except (Lost, DelayServerError) as error:
+                self.note("checker", "no answer", why=str(error))
+                return
+
+    async def _episode(self) -> None:
+        """Some requests, a fault, and time that passes."""
+        chance = self.chance
+        async with trio.open_nursery() as nursery:
+            for producer in self.producers:
+                if chance.random() < 0.8:
+                    nursery.start_soon(self._requests, producer, chance.randrange(1, 5))
+            nursery.start_soon(self._fault)
+            await trio.sleep(chance.choice([0.01, 0.3, 1.5]))
+        await self._recover()
+        await self._pass_time()
+        await self._recover()
+
+    async def _requests(self, producer: Producer, count: int) -> None:
+        for _ in range(count):
+            if not self.host.alive:
+                return
+            await producer.act()
+            await trio.sleep(producer_pause(self.chance))
+
+    async def _fault(self) -> None:
+        chance, host = self.chance, self.host
+        kind = chance.random()
+        await trio.sleep(chance.choice([0, 0.02, 0.5]) * chance.random())
+        if not host.alive:
+            return
+        power = chance.random() < 0.75
+        if kind < 0.22:
+            operations = int(10 ** (chance.random() * 2.3))
+            self.note("fault", "crash", after_operations=operations, power=power)
+            self.model.disturbed = True
+            host.crash_after(operations, power=power)
+        elif kind < 0.34:
+            self.note("fault", "crash now", power=power)
+            self.model.disturbed = True
+            host.crash(power=power)
+        elif kind < 0.40:
+            self.note("fault", "clean stop")
+            host.stop()
+        elif kind < 0.46:
+            part = chance.choice(["message_log", "schedule_log", "dispatch_log", "broker", "checkpoint", "/data"])
+            self.note("fault", "sync fails", part=part)
+            self.model.disturbed = True
+            host.disk.fail_next_sync(part)
+        elif kind < 0.56:
+            self.network.weather = Weather(
+                delay_s_max=chance.choice([0, 0.005, 1.0]),
+                split=chance.choice([0, 0.5]),
+                drop=chance.choice([0, 0.02, 0.2]),
+                short_write=chance.choice([0, 0.3]),
+            )
+            self.model.disturbed = True
+            self.note("fault", "weather", weather=self.network.weather)
+        elif kind < 0.64:
+            step_s = chance.choice([-1, 1]) * 10 ** (chance.random() * 4.5)
+            self.note("fault", "clock step", seconds=round(step_s, 3))
+            self.model.disturbed = True
+            self.clock.step(int(step_s * 1e6))
+        elif kind < 0.70:
+            room = chance.choice([0, 10, 100, 300]) * 1024
+            self.note("fault", "disk fills up", room_bytes=room)
+            self.model.disturbed = True
+            host.disk.capacity_bytes = host.disk.used_bytes + room
+
+    async def _recover(self) -> None:
+        """Let a crash that was asked for come, and start again what is down."""
+        host = self.host
+        if host.alive and host.server is not None and host.server.commit.refusal is not None:
+            self.note("world", "accepts nothing more", refusal=str(host.server.commit.refusal)[:80])
+            await trio.sleep(0.2)
+            if host.alive and not host.server.stopping.is_set():
+                host.crash(power=self.chance.random() < 0.5)
+        if host.alive and host.server is not None and host.server.stopping.is_set():
+            await host.down.wait()
+        if host.alive:
+            return
+        await host.down.wait()
+        if self.chance.random() < 0.5:
+            self._leap(10 ** (self.chance.random() * 5))
+        host.disk.capacity_bytes = None
+        if self.chance.random() < 0.25:
+            operations = int(10 ** (self.chance.random() * 2))
+            power = self.chance.random() < 0.75
+            self.note("fault", "crash while starting", after_operations=operations, power=power)
+            host.crash_after(operations, power=power)
+        await self._start()
+
+    def _leap(self, seconds: float) -> None:
+        self.note("world", "time leaps", seconds=round(seconds, 3))
+        self.model.disturbed = True
+        self.time.leap(seconds)
+
+    async def _pass_time(self) -> None:
+        chance = self.chance
+        kind = chance.random()
+        if kind < 0.4:
+            due_ms = self.model.next_due_ms(self.clock.now_ms())
+            if due_ms is not None:
+                before_s = chance.choice([0.0, 0.05, 1.0, 80.0])
+                self._leap(max(due_ms / 1000 - self.clock.now_us() / 1e6 - before_s, 0))
+            await trio.sleep(chance.choice([0.2, 1.5]))
+        elif kind < 0.65:
+            self._leap(10 ** (chance.random() * 4.6))
+            await trio.sleep(0.6)
+        elif kind < 0.72:
+            step_s = 10 ** (chance.random() * 4.6)
+            self.note("world", "suspended", seconds=round(step_s, 3))
+            self.model.disturbed = True
+            self.clock.step(int(step_s * 1e6))
+            await trio.sleep(0.6)
+        else:
+            await trio.sleep(chance.choice([0.1, 1.0, 4.0]))
+
+    # -- the end
+
+    async def _calm_down(self) -> None:
+        """No more faults from here on."""
+        self.note("world", "calm")
+        self.network.weather = Weather()
+        self.host.disk.capacity_bytes = None
+        self.host.disk.no_more_faults()
+        for consumer in self.consumers:
+            consumer.careful = True
+        await trio.sleep(1)
+        await self._recover()
+        self.host.disk.no_more_faults()
+
+    async def _deliver_all(self) -> None:
+        """Hop from due time to due time until all that was accepted has arrived."""
+        for _ in range(HOPS_MAX):
+            waiting = self.model.open_identities(self.groups)
+            due = [copy.due_ms for identity in waiting for copy in identity.copies if copy.due_ms is not None]
+            if not waiting:
+                break
+            ahead_s = min(due) / 1000 - self.clock.now_us() / 1e6 if due else 0
+            if ahead_s > 0:
+                self._leap(ahead_s + self.chance.choice([0, 0, 1, 600]))
+            await trio.sleep(0.7)
+            if ahead_s < -1:
+                # Overdue: what waits for a back-off or a lease gets its time, but not for ever.
+                self._leap(25)
+                await trio.sleep(0.7)
+                await self._check_stuck(ahead_s)
+        else:
+            raise SimulationFailure(f"still not delivered: {self._open_text()}")
+
+    async def _check_stuck(self, ahead_s: float) -> None:
+        """Ask for what is overdue: it may be expired or a cancel of unknown result; else it is lost after a while."""
+        overdue = [
+            (identity, copy)
+            for identity in self.model.open_identities(self.groups)
+            for copy in identity.copies
+            if copy.state == ACCEPTED and copy.due_ms is not None and copy.due_ms < self.clock.now_ms() - 1000
+        ]
+        await look_up(self.checker, self.model, self.clock, [copy for _, copy in overdue])
+        for identity, copy in overdue:
+            identity.patience -= 1
+            if identity.patience < 0 and identity in self.model.open_identities(self.groups):
+                self.model.fail("lost: accepted, due, and it does not arrive", copy)
+
+    def _open_text(self) -> str:
+        return "; ".join(str(identity.copies) for identity in self.model.open_identities(self.groups)[:3])
+
+    async def _verdict(self) -> None:
+        """The books must balance: with the server's own counts, and with what lies in the files."""
+        # Rows of unknown fate and rows behind a maybe-cancel get their time too.
+        last = max([row.due_ms for row in self.model.rows.values() if row.due_ms is not None], default=0)
+        ahead_s = last / 1000 - self.clock.now_us() / 1e6
+        if ahead_s > 0:
+            self._leap(ahead_s + 1)
+        await trio.sleep(2)
+        status = await self.checker.request("status", {})
+        self.note("checker", "status", **{name: status[name] for name in BALANCE})
+        self.model.check_balance(status)
+        assert self.host.server is not None
+        check_files(self.host, status)
+        self.host.stop()
+        await self.host.down.wait()
+
+
+BALANCE = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "pending", "early")
+
+
+def producer_pause(chance: Random) -> float:
+    """Between two requests of one producer."""
+    return chance.choice([0.0, 0.001, 0.02, 0.3]) * chance.random()
+
+
+__all__ = ["Result", "World", "partial", "run_seed"]
