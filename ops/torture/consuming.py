@@ -1,0 +1,73 @@
+"""The receiving side of the load: pulls, acks, hands back, and now and then keeps a delivery for later."""
+
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+
+from delayserver.client import Client, Delivery
+from delayserver.protocol.errors import DelayServerError
+from ops.torture.producing import LOST, SUBJECT
+from ops.torture.record import Record, Sent
+
+GROUP = "torture"
+NACK_DELAY_MS = 150
+
+
+class Consumer:
+    """One consumer of one group. A crash makes it forget what it holds: that comes again."""
+
+    def __init__(self, record: Record, address: str, chance: random.Random) -> None:
+        self._record = record
+        self._chance = chance
+        self.client = Client(address, timeout_s=20.0, retries=0)
+        self._held: list[tuple[Delivery, Sent]] = []
+
+    def step(self, wait_s: float = 0.0, subject: str = SUBJECT, *, drain: bool = False) -> int:
+        """Pull once and settle some of it; returns how many deliveries came. `drain` settles all of it, by acks."""
+        deliveries = self.client.pull(subject, GROUP, 300, wait_s)
+        known = [(delivery, sent) for delivery in deliveries if (sent := self._record.arrived(delivery)) is not None]
+        if drain:
+            self._ack(known, subject)
+            return len(known)
+        self._settle(known)
+        if self._held and self._chance.random() < 0.3:
+            held, self._held = self._held, []
+            self._ack(held, SUBJECT)
+        return len(known)
+
+    def _settle(self, known: list[tuple[Delivery, Sent]]) -> None:
+        what = self._chance.random()
+        if not known:
+            return
+        if what < 0.15:
+            self._hand_back(known[:5])
+            self._ack(known[5:], SUBJECT)
+        elif what < 0.3:
+            self._held += known
+        else:
+            self._ack(known, SUBJECT)
+
+    def _ack(self, known: list[tuple[Delivery, Sent]], subject: str) -> None:
+        if not known:
+            return
+        messages = [sent for _, sent in known]
+        self._record.acking(messages)
+        result = self.client.ack(subject, GROUP, [delivery for delivery, _ in known])
+        if result.unknown:
+            self._record.violate(f"{result.unknown} of {len(known)} fresh deliveries could not be acked")
+        self._record.acked(messages)
+
+    def _hand_back(self, known: list[tuple[Delivery, Sent]]) -> None:
+        messages = [sent for _, sent in known]
+        self._record.handing_back(messages, NACK_DELAY_MS)
+        deliveries = [delivery for delivery, _ in known]
+        try:
+            self.client.nack(SUBJECT, GROUP, deliveries, timedelta(milliseconds=NACK_DELAY_MS))
+        except LOST:
+            raise
+        except DelayServerError:
+            self._held += known  # refused: they are still ours
+            for sent in messages:
+                sent.again_from_us = 0
+        self._record.handed_back(messages)

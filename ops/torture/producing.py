@@ -1,0 +1,222 @@
+"""The sending side of the load: sends, copies, cancels, reschedules and lookups, each noted in the record before it is
+sent and after it is answered. One `step` is one request; a lost connection ends it with `ConnectionLost`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from delayserver.client import Client, Message, MessageKey
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut, StorageFailed, TooOld
+from delayserver.protocol.outcomes import Outcome
+from ops.torture.record import Fate, Record, Sent
+
+SUBJECT = "torture.orders"
+# Every so often a message has a subject of its own, so that the table of names grows.
+RARE_SUBJECT = "torture.rare."
+LOST = (ConnectionLost, RequestTimedOut)
+# After these nobody knows whether it happened.
+UNKNOWN = (*LOST, StorageFailed)
+
+
+class Producer:
+    """Makes load with one client. Messages are due up to `delay_ms_max` after `due_base_ms`, by default after now."""
+
+    def __init__(
+        self,
+        record: Record,
+        address: str,
+        chance: random.Random,
+        *,
+        delay_ms_max: int = 1200,
+        due_base_ms: int | None = None,
+        rare_subjects: bool = True,
+    ) -> None:
+        self._record = record
+        self._chance = chance
+        self._delay_ms_max = delay_ms_max
+        self._due_base_ms = due_base_ms
+        self._rare_subjects = rare_subjects
+        self.client = Client(address, timeout_s=20.0, retries=0)
+        self._recent: list[Sent] = []
+        self._steps = 0
+
+    def step(self) -> None:
+        """One request of a random kind."""
+        self._steps += 1
+        kinds = (self.send_rows, self.send_columns, self.cancel, self.reschedule, self.send_copy, self.look_up)
+        kind = self._chance.choices(kinds, weights=(40, 25, 12, 10, 8, 5))[0]
+        kind()
+
+    # -- sending
+
+    def _due_ms(self) -> int:
+        if self._due_base_ms is not None:
+            return self._due_base_ms + self._chance.randint(0, self._delay_ms_max)
+        return self._record.now_us() // 1000 + self._chance.randint(-50, self._delay_ms_max)
+
+    def _make(self, subject: str = SUBJECT) -> Sent:
+        due_ms = self._due_ms()
+        expires_ms = due_ms + 300 if self._chance.random() < 0.03 else 0
+        return self._record.new(subject, due_ms, with_id=self._chance.random() < 0.8, expires_ms=expires_ms)
+
+    def send_rows(self) -> None:
+        """Some single messages."""
+        messages = [self._make() for _ in range(self._chance.randint(1, 20))]
+        if self._rare_subjects and self._steps % 4 == 0:
+            messages.append(self._make(f"{RARE_SUBJECT}{self._chance.randrange(1 << 30)}"))
+        self.submit(messages)
+
+    def submit(self, messages: list[Sent]) -> None:
+        """Send what is in the record already, for the first time or again."""
+        results = self.client.send_many([_message(sent) for sent in messages])
+        for sent, result in zip(messages, results, strict=True):
+            if not isinstance(result, DelayServerError):
+                self._record.accepted([sent], [result.receipt])
+            elif not isinstance(result, UNKNOWN):
+                self._record.refused(sent, str(result))
+        self._remember(messages)
+
+    def send_columns(self) -> None:
+        """A batch in columns."""
+        with_ids = self._chance.random() < 0.7
+        count = self._chance.randint(1, 100)
+        messages = [self._record.new(SUBJECT, self._due_ms(), with_id=with_ids) for _ in range(count)]
+        answer = self.client.send_columns(
+            SUBJECT,
+            [sent.due_ms for sent in messages],
+            [b"%d" % sent.number for sent in messages],
+            message_ids=[sent.message_id for sent in messages] if with_ids else None,
+        )
+        refused = {row.index: row.error for row in answer.rejected}
+        for index, error in refused.items():
+            self._record.refused(messages[index], str(error))
+        taken = [sent for index, sent in enumerate(messages) if index not in refused]
+        self._record.accepted(taken, answer.receipts())
+        self._remember(taken)
+
+    def send_copy(self) -> None:
+        """A message again, as a client does that did not hear the answer; delivered once all the same."""
+        original = self._pick(lambda sent: bool(sent.message_id) and sent.fate == Fate.ACCEPTED and not sent.replaces)
+        if original is None:
+            return
+        try:
+            result = self.client.send_many([_message(original)])[0]
+        except DelayServerError:
+            self._record.copies_unknown += 1
+            raise
+        if not isinstance(result, DelayServerError):
+            self._record.copies += 1
+            self._record.copy_receipts[result.receipt] = original.number
+        elif not isinstance(result, TooOld):
+            self._record.violate(f"a copy of {original.number} was refused: {result}")
+
+    def _remember(self, messages: list[Sent]) -> None:
+        self._recent = (self._recent + messages)[-400:]
+
+    def _pick(self, fits: Callable[[Sent], bool]) -> Sent | None:
+        found = [sent for sent in self._recent if fits(sent) and sent.receipt]
+        return self._chance.choice(found) if found else None
+
+    # -- ending
+
+    def cancel(self) -> None:
+        """Some messages, whatever became of them meanwhile."""
+        open_ones = [sent for sent in self._recent if sent.fate == Fate.ACCEPTED and sent.receipt]
+        chosen = self._chance.sample(open_ones, min(len(open_ones), self._chance.randint(1, 5)))
+        self.submit_cancel(chosen)
+
+    def submit_cancel(self, messages: list[Sent]) -> None:
+        """Cancel, for the first time or again."""
+        if not messages:
+            return
+        before = [sent.fate for sent in messages]
+        self._record.ending(messages)
+        results = self.client.cancel_many([sent.receipt for sent in messages])
+        for sent, result, fate in zip(messages, results, before, strict=True):
+            if not isinstance(result, DelayServerError):
+                self._record.ended(sent, result.outcome)
+            elif not isinstance(result, UNKNOWN):
+                sent.fate = fate  # refused: nothing was changed
+
+    def reschedule(self) -> None:
+        """Move one message to another due time, with another number as its body."""
+        def fits(sent: Sent) -> bool:
+            return sent.fate == Fate.ACCEPTED and not (sent.arrivals or sent.expires_ms or sent.replaces)
+
+        old = self._pick(fits)
+        due_ms = self._due_ms()
+        if old is None or due_ms == old.due_ms:  # the same id at the same time would be a copy
+            return
+        new = self._record.new(old.subject, due_ms, with_id=False)
+        new.message_id, new.replaces = old.message_id, old.number
+        old.replaced_by = new.number
+        self._record.ending([old])
+        try:
+            result = self.client.reschedule(old.receipt, due_ms=new.due_ms, body=b"%d" % new.number)
+        except UNKNOWN:
+            raise
+        except DelayServerError as error:
+            old.fate, old.replaced_by = Fate.ACCEPTED, 0
+            self._record.refused(new, str(error))
+            return
+        self._record.ended(old, result.outcome)
+        if result.outcome == Outcome.CANCELLED and result.new_receipt is not None:
+            self._record.accepted([new], [result.new_receipt])
+            self._remember([new])
+        else:
+            old.replaced_by = 0
+            self._record.refused(new, f"the reschedule was answered {result.outcome.label}")
+
+    def look_up(self) -> None:
+        """An accepted message is never unknown, whatever was done to it."""
+        sent = self._pick(lambda sent: sent.fate == Fate.ACCEPTED)
+        if sent is None:
+            return
+        outcome = self.client.lookup(sent.receipt).outcome
+        if outcome in (Outcome.UNKNOWN, Outcome.CANCELLED):
+            self._record.violate(f"{sent.number} is accepted, and lookup says {outcome.label}")
+
+    # -- after a crash
+
+    def resolve(self) -> None:
+        """Find out what became of the requests that were not answered: as a client does, by asking again."""
+        self._resolve_reschedules()
+        asked = [sent for sent in self._record.of(Fate.ASKED) if sent.message_id]
+        for start in range(0, len(asked), 1000):
+            part = asked[start : start + 1000]
+            results = self.client.send_many([_message(sent) for sent in part])
+            for sent, result in zip(part, results, strict=True):
+                if not isinstance(result, DelayServerError):
+                    self._record.copies_unknown += 1  # of two copies one is suppressed, if the first one was taken
+                    self._record.accepted([sent], [result.receipt])
+        ending = [sent for sent in self._record.of(Fate.ENDING) if not sent.replaced_by]
+        for start in range(0, len(ending), 1000):
+            self.submit_cancel(ending[start : start + 1000])
+
+    def _resolve_reschedules(self) -> None:
+        """Atomic: the old one is cancelled and the new one accepted, or neither."""
+        for old in [sent for sent in self._record.of(Fate.ENDING) if sent.replaced_by]:
+            new = self._record.sent[old.replaced_by]
+            moved = self.client.lookup(old.receipt).outcome == Outcome.CANCELLED
+            if moved:
+                self._record.ended(old, Outcome.CANCELLED)
+                new.fate = Fate.ACCEPTED
+                if new.message_id:
+                    key = MessageKey(new.subject, new.message_id, new.due_ms)
+                    if self.client.lookup(key).outcome == Outcome.UNKNOWN:
+                        self._record.violate(f"{old.number} was moved to {new.number}, which is unknown")
+            else:
+                old.fate, old.replaced_by = Fate.ACCEPTED, 0
+                self._record.refused(new, "the reschedule did not happen")
+
+
+def _message(sent: Sent) -> Message:
+    return Message(
+        sent.subject,
+        b"%d" % sent.number,
+        due_ms=sent.due_ms,
+        message_id=sent.message_id or None,
+        expires_ms=sent.expires_ms or None,
+    )

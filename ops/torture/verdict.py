@@ -1,0 +1,115 @@
+"""The end of a run: everything is drained, and what the server says is compared with the record from outside."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+from delayserver.client import Client
+from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.outcomes import Outcome
+from ops.torture.consuming import Consumer
+from ops.torture.producing import SUBJECT
+from ops.torture.record import Fate, Record, Sent
+
+LOOKUPS_AT_ONCE = 200
+
+
+def drain(record: Record, consumer: Consumer, timeout_s: float) -> None:
+    """Receive and ack until all that must arrive has arrived, nothing is pending, and nothing more comes."""
+    deadline_s = time.monotonic() + timeout_s
+    while True:
+        came = consumer.step(0.05, drain=True)
+        for subject in sorted({sent.subject for sent in record.missing() + record.unsettled()} - {SUBJECT}):
+            came += consumer.step(0.0, subject, drain=True)
+        if came:
+            continue
+        if not record.missing() and not record.unsettled() and not consumer.client.status()["pending"]:
+            if not _backlog(consumer.client.status()):
+                return
+        if time.monotonic() > deadline_s:
+            for sent in record.missing():
+                record.violate(f"{sent.number} ({sent.receipt or sent.message_id}, due {sent.due_ms}) was accepted and lost")
+            for sent in record.unsettled():
+                record.violate(f"{sent.number} was not acked and did not come again")
+            return
+
+
+def _backlog(status: dict[str, Any]) -> int:
+    """Deliveries that wait for the consumer, of all subjects it has pulled from."""
+    groups = status["broker"].get("groups", {})
+    rows = groups.values() if isinstance(groups, dict) else groups
+    return sum(row.get("backlog", 0) for row in rows if isinstance(row, dict))
+
+
+def judge(record: Record, client: Client, *, retired: bool = False, sample: int | None = None) -> dict[str, Any]:
+    """Compare lookups and the status with the record, noting violations; returns the server's status.
+
+    `retired`: windows may be gone already. `sample`: look up that many messages only.
+    """
+    _judge_lookups(record, client, retired, sample)
+    status = dict(client.status())
+    _judge_status(record, status)
+    return status
+
+
+def _judge_lookups(record: Record, client: Client, retired: bool, sample: int | None) -> None:
+    known = [sent for sent in record.sent.values() if sent.receipt]
+    copies = list(record.copy_receipts.items())
+    if sample is not None:
+        chance = random.Random(len(known))
+        known = chance.sample(known, min(sample, len(known)))
+        copies = chance.sample(copies, min(sample, len(copies)))
+    for start in range(0, len(known), LOOKUPS_AT_ONCE):
+        part = known[start : start + LOOKUPS_AT_ONCE]
+        for sent, found in zip(part, client.lookup_many([sent.receipt for sent in part]), strict=True):
+            outcome = Outcome.UNKNOWN if isinstance(found, DelayServerError) else found.outcome
+            if outcome not in _true_outcomes(sent) and not (retired and outcome == Outcome.RETIRED):
+                record.violate(
+                    f"{sent.number} ({sent.receipt}) is {sent.fate.name.lower()}, arrived {sent.arrivals} times, "
+                    f"and lookup says {outcome.label}"
+                )
+    for start in range(0, len(copies), LOOKUPS_AT_ONCE):
+        chosen = copies[start : start + LOOKUPS_AT_ONCE]
+        for (receipt, number), found in zip(chosen, client.lookup_many([receipt for receipt, _ in chosen]), strict=True):
+            outcome = Outcome.UNKNOWN if isinstance(found, DelayServerError) else found.outcome
+            if outcome != Outcome.DEDUPLICATED and not (retired and outcome == Outcome.RETIRED):
+                record.violate(f"the copy {receipt} of {number} is {outcome.label} by lookup")
+
+
+def _true_outcomes(sent: Sent) -> tuple[Outcome, ...]:
+    """What lookup may say at the end. A message that was asked for twice has the receipt of the suppressed copy."""
+    if sent.fate == Fate.ENDED:
+        return (Outcome.CANCELLED, Outcome.DEDUPLICATED)
+    if sent.arrivals:
+        return (Outcome.DELIVERED, Outcome.DEDUPLICATED)
+    return (Outcome.EXPIRED, Outcome.DEDUPLICATED) if sent.expires_ms else ()
+
+
+def _judge_status(record: Record, status: dict[str, Any]) -> None:
+    """The balance of the server against the one from outside. What was asked and not answered makes it a range."""
+    arrived = sum(1 for sent in record.sent.values() if sent.arrivals)
+    ended = len(record.of(Fate.ENDED))
+    asked = len([sent for sent in record.of(Fate.ASKED) if not sent.arrivals])
+    expiring = len([sent for sent in record.sent.values() if sent.expires_ms and not sent.arrivals])
+    _in_range(record, status, "delivered", arrived, arrived)
+    _in_range(record, status, "cancelled", ended, ended)
+    _in_range(record, status, "deduplicated", record.copies, record.copies + record.copies_unknown)
+    _in_range(record, status, "expired", 0, expiring)
+    _in_range(record, status, "pending", 0, 0)
+    _in_range(record, status, "early", 0, 0)
+    _in_range(record, status, "dead_lettered", 0, 0)
+    least = arrived + ended + record.copies
+    _in_range(record, status, "accepted", least, least + record.copies_unknown + expiring + asked)
+    outcomes = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "pending")
+    if status["accepted"] != sum(status[name] for name in outcomes):
+        record.violate(f"the balance does not hold: {[(name, status[name]) for name in ('accepted', *outcomes)]}")
+    for damage in status["corruption"] + status["broker"]["damages"]:
+        record.violate(f"the server reports corruption: {damage}")
+
+
+def _in_range(record: Record, status: dict[str, Any], name: str, least: int, most: int) -> None:
+    if not least <= status[name] <= most:
+        expected = str(least) if least == most else f"{least} to {most}"
+        record.violate(f"status says {name} {status[name]}, seen from outside {expected}")
