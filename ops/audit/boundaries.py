@@ -1,0 +1,50 @@
+"""Where a large file may be cut: offsets at which a record begins. Headers only; no rows are decoded.
+
+The headers are walked from the first record on, never searched for: a body may hold bytes that look like a record.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+from store.filesystem import File
+from store.record import HEADER_BYTES, RECORD_MAGIC, record_bytes
+
+# Small records are walked within one read, large ones are skipped over.
+_READ_BYTES = 256 << 10
+# magic, columns_bytes, blob_bytes, place, synced_before of a record header; store/FORMAT.md draws it.
+_WALKED = struct.Struct("<I12xI4xQ4xIQ16x")
+_ALIGN = 8
+_PLACE_MASK = 0xFFFF_FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class CutPoints:
+    """`offsets`: starts of records, ascending. `synced`: the highest offset that a walked header calls durable."""
+
+    offsets: tuple[int, ...]
+    synced: int
+
+
+def cut_points(file: File, start: int, stop: int, part_bytes: int) -> CutPoints:
+    """Offsets about `part_bytes` apart. The walk ends at the first bytes that are no header: what lies behind stays with
+    the last part, whose reader judges it. A damaged header cannot pass for another: the reader checks its checksum."""
+    offsets: list[int] = []
+    position, synced, following = start, 0, start + part_bytes
+    buffer, buffer_start = b"", start
+    while position + HEADER_BYTES <= stop:
+        begin = position - buffer_start
+        if begin + HEADER_BYTES > len(buffer):
+            buffer, buffer_start, begin = file.pread(position, min(_READ_BYTES, stop - position)), position, 0
+            if len(buffer) < HEADER_BYTES:
+                break
+        magic, columns_bytes, blob_bytes, place, before = _WALKED.unpack_from(buffer, begin)
+        if magic != RECORD_MAGIC or place != (position // _ALIGN) & _PLACE_MASK:
+            break
+        if position >= following:
+            offsets.append(position)
+            following = position + part_bytes
+        synced = max(synced, before)
+        position += record_bytes(columns_bytes, blob_bytes)
+    return CutPoints(tuple(offsets), min(synced, stop))

@@ -1,0 +1,134 @@
+"""Which files of a data directory hold what, and how far each reached at one moment. Names and offsets; no rows.
+
+A reader beside a running server takes the ends in the order dispatch_log, schedule_log, message_log: so an outcome that it
+sees belongs to a message that it sees as well. What is written later lies behind these ends.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from ops.audit.boundaries import cut_points
+from store.errors import CorruptionError, FormatError
+from store.file_header import FILE_HEADER_BYTES, FileHeader, decode_file_header, is_unfinished
+from store.filesystem import FileSystem
+from store.identity import read_identity
+from store.segment import FILE_DISPATCH, FILE_MESSAGE_LOG, FILE_SCHEDULE, FILE_STORE
+
+DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG, BROKER_LOG = "dispatch_log", "schedule_log", "message_log", "broker_log"
+# The order is the rule above. The broker log comes first: what a broker stored was handed to it before it was recorded.
+CAPTURE_ORDER = (BROKER_LOG, DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG)
+_FOLDERS = {BROKER_LOG: "broker/store", DISPATCH_LOG: "dispatch_log", SCHEDULE_LOG: "schedule_log", MESSAGE_LOG: "message_log"}
+_KINDS = {BROKER_LOG: FILE_STORE, DISPATCH_LOG: FILE_DISPATCH, SCHEDULE_LOG: FILE_SCHEDULE, MESSAGE_LOG: FILE_MESSAGE_LOG}
+_SUFFIX = ".log"
+# One task's share of a file: a second of work, so that a large segment keeps every core busy.
+PART_BYTES = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Records of one file from `start` up to `stop`. `synced`: the file was durable up to there, so damage below it is
+    corruption. `base_ms` and `span_ms` are the window of due times that the file holds (`span_ms` 0: any)."""
+
+    directory: str
+    path: str
+    server_id: int
+    start: int
+    stop: int
+    synced: int
+    base: int
+    span_ms: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes to read, blobs included."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """Parts of one log of one or more directories."""
+
+    log: str
+    parts: tuple[Part, ...]
+
+    def encode(self) -> str:
+        """A short text, for an option of a Spark reader."""
+        rows = [list(asdict(part).values()) for part in self.parts]
+        return base64.b64encode(zlib.compress(json.dumps([self.log, rows]).encode())).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> Captured:
+        """The inverse of `encode`."""
+        log, rows = json.loads(zlib.decompress(base64.b64decode(text)))
+        return cls(log, tuple([Part(*row) for row in rows]))
+
+    def of_server(self, server_id: int) -> Captured:
+        """The parts of one server."""
+        return Captured(self.log, tuple([part for part in self.parts if part.server_id == server_id]))
+
+    def vanished(self, fs: FileSystem) -> list[str]:
+        """Paths of files that are gone by now: retention, or a day that was drained."""
+        return sorted({part.path for part in self.parts if not fs.exists(part.path)})
+
+
+def capture(fs: FileSystem, directories: Sequence[str], log: str, part_bytes: int = PART_BYTES) -> Captured:
+    """What one log holds now. A file that is gone before it was looked at is left out.
+
+    Raises FormatError (no data directory, a newer format, a file of another server), CorruptionError (file header).
+    """
+    parts: list[Part] = []
+    for directory in directories:
+        server_id = read_identity(fs, directory)
+        for path in _paths(fs, f"{directory}/{_FOLDERS[log]}", nested=log in (DISPATCH_LOG, SCHEDULE_LOG)):
+            try:
+                parts += _parts(fs, directory, path, server_id, log, part_bytes)
+            except FileNotFoundError:
+                continue
+    return Captured(log, tuple(parts))
+
+
+def capture_all(fs: FileSystem, directories: Sequence[str], logs: Iterable[str]) -> dict[str, Captured]:
+    """Several logs at one moment, in the order that rule 3 needs."""
+    wanted = set(logs)
+    return {log: capture(fs, directories, log) for log in CAPTURE_ORDER if log in wanted}
+
+
+def _paths(fs: FileSystem, folder: str, *, nested: bool) -> list[str]:
+    folders = [f"{folder}/{day}" for day in fs.listdir(folder)] if nested else [folder]
+    return [f"{inner}/{name}" for inner in folders for name in fs.listdir(inner) if name.endswith(_SUFFIX)]
+
+
+def _parts(fs: FileSystem, directory: str, path: str, server_id: int, log: str, part_bytes: int) -> list[Part]:
+    file = fs.open(path, write=False)
+    try:
+        size = file.size()
+        try:
+            header = decode_file_header(file.pread(0, FILE_HEADER_BYTES), path)
+        except CorruptionError:
+            if is_unfinished(fs, path):
+                return []  # what a crash leaves between making a file and writing its header
+            raise
+        _check_ours(header, path, log, server_id)
+        whole = Part(directory, path, server_id, FILE_HEADER_BYTES, size, FILE_HEADER_BYTES, header.base, header.span_ms)
+        if size - FILE_HEADER_BYTES <= part_bytes:
+            return [whole] if size > FILE_HEADER_BYTES else []
+        cuts = cut_points(file, FILE_HEADER_BYTES, size, part_bytes)
+        edges = [FILE_HEADER_BYTES, *cuts.offsets, size]
+        return [
+            replace(whole, start=start, stop=stop, synced=max(cuts.synced, FILE_HEADER_BYTES))
+            for start, stop in zip(edges, edges[1:], strict=False)
+        ]
+    finally:
+        file.close()
+
+
+def _check_ours(header: FileHeader, path: str, log: str, server_id: int) -> None:
+    if header.kind != _KINDS[log]:
+        raise FormatError(path, f"file kind {header.kind} where {_KINDS[log]} is expected")
+    if header.server_id != server_id:
+        raise FormatError(path, f"belongs to server {header.server_id:012x}, this data directory to {server_id:012x}")

@@ -1,0 +1,118 @@
+"""What a report needs of data directories besides their rows: names by code, the ledger, the replay position, windows.
+
+Small things, read on the driver. Nothing is written, locked or repaired.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from store import checkpoint as checkpoint_file
+from store.batches import LedgerBatch
+from store.errors import CorruptionError, FormatError
+from store.filesystem import FileSystem
+from store.identity import read_identity
+from store.ledger import Ledger
+from store.names import BROKER_GROUP, SUBJECT, Names
+
+_NO_WINDOW_MS = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Retired:
+    """The ledger of one server: counts of windows whose files are gone (`rows`), without coarse days, which are moved."""
+
+    server_id: int
+    rows: LedgerBatch
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDirectory:
+    """One data directory. `replay_offset`: below it every record of message_log is in its schedule file."""
+
+    path: str
+    server_id: int
+    replay_offset: int
+    damages: tuple[str, ...] = field(default=())
+
+
+def find_directories(fs: FileSystem, paths: Sequence[str]) -> list[ServerDirectory]:
+    """Look at each path; the same one twice counts once.
+
+    Raises FormatError: no data directory, or two directories of one server (a copy beside its original).
+    """
+    found: dict[str, ServerDirectory] = {}
+    owners: dict[int, str] = {}
+    for path in dict.fromkeys([path.rstrip("/") or "/" for path in paths]):
+        if not fs.exists(path):
+            raise FormatError(path, "there is no such directory")
+        server_id = read_identity(fs, path)
+        if server_id in owners:
+            detail = f"is of the same server ({server_id:012x}) as {owners[server_id]}; give the original or the copy"
+            raise FormatError(path, detail)
+        owners[server_id] = path
+        found[path] = _look(fs, path, server_id)
+    return list(found.values())
+
+
+def _look(fs: FileSystem, path: str, server_id: int) -> ServerDirectory:
+    try:
+        checkpoint = checkpoint_file.read(fs, f"{path}/checkpoint")
+    except CorruptionError as error:
+        return ServerDirectory(path, server_id, 0, (str(error),))
+    known = checkpoint is not None and checkpoint.server_id == server_id
+    return ServerDirectory(path, server_id, checkpoint.replay_offset if known and checkpoint else 0)
+
+
+def read_retired(fs: FileSystem, directory: ServerDirectory, from_ms: int, to_ms: int) -> Retired:
+    """The ledger's rows of windows that start in [from_ms, to_ms)."""
+    ledger = Ledger.open(fs, directory.path, directory.server_id, write=False)
+    try:
+        windows = ledger.windows()
+        mine = windows[(windows[:, 1] == 0) & (windows[:, 0] >= from_ms) & (windows[:, 0] < to_ms), 0]
+        parts = [ledger.window(start_ms) for start_ms in mine.tolist()]
+        return Retired(directory.server_id, LedgerBatch.concatenate(parts) if parts else LedgerBatch.filled(0))
+    finally:
+        ledger.close()
+
+
+def read_names(fs: FileSystem, directories: Iterable[ServerDirectory]) -> dict[int, Names]:
+    """The table of names by server id."""
+    tables = {}
+    for directory in directories:
+        names = Names.open(fs, directory.path, directory.server_id, write=False)
+        names.close()
+        tables[directory.server_id] = names
+    return tables
+
+
+def names_frame(spark: SparkSession, tables: dict[int, Names], kind: int, code: str, name: str) -> DataFrame:
+    """Rows (server, `code`, `name`) of one kind of names of all servers, for a join."""
+    servers, codes, texts = [], [], []
+    for server_id, names in tables.items():
+        mine = names.codes(kind)
+        servers.append(np.full(len(mine), server_id, np.int64))
+        codes.append(mine.astype(np.int32))
+        texts += names.names_of(mine)
+    table = pa.table(
+        {
+            "server": pa.array(np.concatenate(servers) if servers else np.zeros(0, np.int64)),
+            code: pa.array(np.concatenate(codes) if codes else np.zeros(0, np.int32)),
+            name: pa.array(texts, pa.string()),
+        }
+    )
+    return spark.createDataFrame(table)
+
+
+def with_names(spark: SparkSession, cells: DataFrame, tables: dict[int, Names]) -> DataFrame:
+    """`cells` with `subject` and `broker_group` as text beside their codes, where they have such codes."""
+    for kind, name in ((SUBJECT, "subject"), (BROKER_GROUP, "broker_group")):
+        code = f"{name}_code"
+        if code in cells.columns:
+            cells = cells.join(names_frame(spark, tables, kind, code, name), ["server", code], "left")
+    return cells

@@ -1,0 +1,107 @@
+"""What one Spark task reads: the rows of some parts of files as Arrow batches, or the damage found in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+from pyspark.sql.datasource import InputPartition
+
+from ops.audit.arrow_rows import ArrowRows, blob_names, open_names, stored_columns
+from ops.audit.capture import Part
+from ops.audit.fields import CORRUPT_FIELDS, Field, arrow_type
+from ops.audit.part_reader import PartReader
+from ops.audit.selection import Selection
+from store.columns import ColumnBatch
+from store.errors import CorruptionError, StoreError
+from store.filesystem import RealFileSystem
+from store.segment import Damage
+
+
+class VanishedError(StoreError):
+    """A file was there when the read was planned and is gone now: retention, or its day was drained. Read again."""
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """Parts that one task reads; usually one."""
+
+    parts: tuple[Part, ...]
+
+
+def pack(parts: Sequence[Part], pack_bytes: int) -> list[LogPartition]:
+    """One partition a part; with `pack_bytes`, neighbours share one up to that size: a task costs some milliseconds,
+    and a day of minute files would cost a minute."""
+    partitions: list[list[Part]] = []
+    size = 0
+    for part in parts:
+        if partitions and size + part.size_bytes <= pack_bytes:
+            partitions[-1].append(part)
+            size += part.size_bytes
+        else:
+            partitions.append([part])
+            size = part.size_bytes
+    return [LogPartition(tuple(group)) for group in partitions]
+
+
+def read_rows(
+    partition: LogPartition, fields: Sequence[Field], selection: Selection, *, skip: bool, vanished_too: bool
+) -> Iterator[pa.RecordBatch]:
+    """Record batches of the rows wanted. `skip`: pass over corruption. `vanished_too`: a file that is gone has no rows
+    (who captured it looks afterwards); otherwise VanishedError. Raises CorruptionError, FormatError."""
+    for part in partition.parts:
+        damages: list[Damage] | None = [] if skip else None
+        try:
+            yield from _part_rows(part, fields, selection, damages)
+        except FileNotFoundError:
+            if not vanished_too:
+                raise VanishedError(f"{part.path}: retired while it was read; read again") from None
+
+
+def _part_rows(
+    part: Part, fields: Sequence[Field], selection: Selection, damages: list[Damage] | None
+) -> Iterator[pa.RecordBatch]:
+    names = open_names(part.directory, part.server_id)
+    rows = ArrowRows(part, fields, names)
+
+    def columns(batch_type: type[ColumnBatch]) -> list[str]:
+        return stored_columns(fields, batch_type, selection.columns)
+
+    for chunk in PartReader(RealFileSystem(), part, columns, blob_names(fields), damages):
+        mask = selection.mask(chunk.columns, names)
+        if mask is None or mask.any():
+            yield rows.batch(chunk, mask)
+
+
+def corrupt_rows(partition: LogPartition) -> Iterator[pa.RecordBatch]:
+    """The corrupt report of some parts: every checksum of headers and columns is checked, no row leaves."""
+    for part in partition.parts:
+        damages: list[Damage] = []
+        try:
+            for _ in PartReader(RealFileSystem(), part, _first_column, (), damages):
+                pass
+        except FileNotFoundError:
+            continue
+        except CorruptionError as error:
+            damages.append(Damage(error.offset, part.stop, error.detail))
+        if damages:
+            yield _corrupt_batch(part, damages)
+
+
+def _first_column(batch_type: type[ColumnBatch]) -> list[str]:
+    return [batch_type.schema.fields[0][0]]
+
+
+def _corrupt_batch(part: Part, damages: Sequence[Damage]) -> pa.RecordBatch:
+    count = len(damages)
+    values = [
+        [f"{part.server_id:012x}"] * count,
+        [part.path] * count,
+        [damage.start for damage in damages],
+        [damage.stop for damage in damages],
+        [damage.detail for damage in damages],
+    ]
+    schema = pa.schema([pa.field(field.name, arrow_type(field)) for field in CORRUPT_FIELDS])
+    arrays = [pa.array(column, field.type) for column, field in zip(values, schema, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)

@@ -1,0 +1,82 @@
+"""A Spark session that can read our files: Java is there, workers run this interpreter and find this distribution."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JAVA_MIN = 17
+LOCAL = "local[*]"
+# The driver of a local session does all the work; the target is a report over ten million messages within 4 GB.
+LOCAL_MEMORY = "2g"
+
+
+def check_java() -> None:
+    """Raises `click.ClickException` with one line that says what to install, before Spark fills the screen."""
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
+    if java is None:
+        where = f"JAVA_HOME is {home}, and there is no bin/java in it" if home else "there is no `java` on the PATH"
+        raise click.ClickException(
+            f"the report needs Java {JAVA_MIN} or newer, {where}: install it (Debian, Ubuntu: apt install "
+            f"openjdk-{JAVA_MIN}-jre-headless; macOS: brew install openjdk@{JAVA_MIN})"
+        )
+    words = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
+    version = re.search(r'version "(?:1\.)?(\d+)', words)
+    if version is None or int(version[1]) < JAVA_MIN:
+        found = f"is Java {version[1]}" if version else "does not tell its version"
+        raise click.ClickException(
+            f"the report needs Java {JAVA_MIN} or newer, {java} {found}: install a newer one and let JAVA_HOME name it"
+        )
+
+
+def start_session(master: str | None = None, *, progress: bool = False) -> SparkSession:
+    """A session with our formats registered, or the one that runs already.
+
+    `master` None: what spark-submit or SPARK_MASTER set, else this machine. Raises `click.ClickException` without Java.
+    """
+    check_java()
+    _share_the_interpreter()
+    from pyspark.sql import SparkSession
+
+    from ops.audit.sources import register
+
+    builder = SparkSession.builder.appName("delayserver audit").config("spark.ui.enabled", "false")
+    local = master or os.environ.get("SPARK_MASTER") or ("" if _submitted() else LOCAL)
+    if local:
+        builder = builder.master(local)
+    if local.startswith("local"):
+        # A name that does not resolve, as in many containers, must not keep a local session from starting.
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+        builder = builder.config("spark.driver.memory", os.environ.get("SPARK_DRIVER_MEMORY", LOCAL_MEMORY))
+        builder = builder.config("spark.sql.shuffle.partitions", "8")
+    builder = builder.config("spark.ui.showConsoleProgress", str(progress).lower())
+    builder = builder.config("spark.sql.session.timeZone", "UTC")
+    session: SparkSession = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    register(session)
+    return session
+
+
+def _submitted() -> bool:
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _share_the_interpreter() -> None:
+    """Workers of a local session are started by Java, with our environment and nothing else of ours."""
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    root = str(Path(__file__).parents[2])
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    if root not in known:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *[path for path in known if path]])

@@ -1,0 +1,5 @@
+"""placeholder"""
+from pyspark.sql.datasource import DataSource
+class DelayServerSink(DataSource):
+    @classmethod
+    def name(cls): return "delayserver"

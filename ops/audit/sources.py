@@ -1,0 +1,183 @@
+"""Spark's data sources over our files: `delay_dispatch_log`, `delay_schedule_log`, `delay_message_log`, `delay_broker_log`.
+
+    register(spark)
+    spark.read.format("delay_dispatch_log").option("columns", "subject,due_ms").load("/data/server-1")
+
+Options: `columns` (or a narrower `.schema`), `from`, `to`, `subjects`, `corrupt` (`fail`, `skip` or `report`), `part_bytes`,
+`pack_bytes`. Paths are data directories, which driver and executors must see under the same name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+from ops.audit.capture import (
+    BROKER_LOG,
+    DISPATCH_LOG,
+    MESSAGE_LOG,
+    PART_BYTES,
+    SCHEDULE_LOG,
+    Captured,
+    capture,
+)
+from ops.audit.fields import CORRUPT_FIELDS, Field, default_fields, fields_named, schema_of
+from ops.audit.log_rows import LogPartition, corrupt_rows, pack, read_rows
+from ops.audit.pushdown import push_filters, pushed_without_being_asked
+from ops.audit.selection import Selection
+from delayserver.units import parse_size_bytes
+from store.filesystem import RealFileSystem
+
+FAIL, SKIP, REPORT = "fail", "skip", "report"
+
+
+def directories_of(options: Mapping[str, str]) -> list[str]:
+    """The data directories of `load(path)` or `load([path, ...])`. Raises ValueError."""
+    many = options.get("paths")
+    found = json.loads(many) if many else [options["path"]] if options.get("path") else []
+    if not found:
+        raise ValueError("name a data directory: .load('/data/server-1'), or a list of them")
+    return [str(path).removeprefix("file://").rstrip("/") or "/" for path in found]
+
+
+class LogSource(DataSource):
+    """One log of one or more data directories."""
+
+    log: ClassVar[str]
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return f"delay_{cls.log}"
+
+    @property
+    def corrupt(self) -> str:
+        """What corruption does. Raises ValueError."""
+        choice = self.options.get("corrupt", FAIL).lower()
+        if choice not in (FAIL, SKIP, REPORT):
+            raise ValueError(f"corrupt={choice}: write fail, skip or report")
+        return choice
+
+    def schema(self) -> StructType:
+        """The columns asked for by option, or all that cost little."""
+        if self.corrupt == REPORT:
+            return schema_of(CORRUPT_FIELDS)
+        named = self.options.get("columns")
+        return schema_of(
+            default_fields(self.log)
+            if named is None
+            else fields_named(self.log, [name.strip() for name in named.split(",")])
+        )
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """A reader of the columns of `schema`."""
+        return LogReader(self.log, self.options, self._checked(schema), self.corrupt)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """A reader that follows the files as they grow; of dispatch_log only."""
+        from ops.audit.stream import DispatchStreamReader
+
+        if self.log != DISPATCH_LOG:
+            raise ValueError(f"readStream follows delay_{DISPATCH_LOG} only; read delay_{self.log} as a batch")
+        return DispatchStreamReader(directories_of(self.options), self._checked(schema), self.options)
+
+    def _checked(self, schema: StructType) -> tuple[Field, ...]:
+        if self.corrupt == REPORT:
+            return CORRUPT_FIELDS
+        fields = fields_named(self.log, schema.fieldNames())
+        for field, asked in zip(fields, schema.fields, strict=True):
+            if field.type != asked.dataType:
+                wanted = field.type.simpleString()
+                raise ValueError(f"column {field.name} is of type {wanted}, not {asked.dataType.simpleString()}")
+        return fields
+
+
+class DispatchLogSource(LogSource):
+    """What became of messages."""
+
+    log = DISPATCH_LOG
+
+
+class ScheduleLogSource(LogSource):
+    """Messages by the window they are due in."""
+
+    log = SCHEDULE_LOG
+
+
+class MessageLogSource(LogSource):
+    """What was asked, in arrival order: messages, and cancels (`cancel` is true)."""
+
+    log = MESSAGE_LOG
+
+
+class BrokerLogSource(LogSource):
+    """Messages that a broker node stored."""
+
+    log = BROKER_LOG
+
+
+SOURCES: tuple[type[LogSource], ...] = (DispatchLogSource, ScheduleLogSource, MessageLogSource, BrokerLogSource)
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats known to a session, the one for writing included."""
+    from ops.audit.sink import DelayServerSink
+
+    for source in (*SOURCES, DelayServerSink):
+        spark.dataSource.register(source)
+
+
+class LogReader(DataSourceReader):
+    """Plans one input partition a file or part of a large file, and reads them where Spark wants."""
+
+    def __init__(self, log: str, options: Mapping[str, str], fields: Sequence[Field], corrupt: str) -> None:
+        self._log = log
+        self._options = dict(options)
+        self._fields = tuple(fields)
+        self._corrupt = corrupt
+        self._selection = Selection.from_options(options)
+        if hasattr(DataSourceReader, "pushFilters"):
+            self.pushFilters = pushed_without_being_asked(self._push)
+
+    def _push(self, filters: Sequence[Any]) -> list[Any]:
+        """Take over the filters that a selection can express; the others stay Spark's."""
+        if self._corrupt == REPORT:
+            return list(filters)
+        self._selection, rest = push_filters(self._selection, filters)
+        return rest
+
+    def partitions(self) -> list[LogPartition]:
+        """Captured by option (`capture`), or here and now."""
+        text = self._options.get("capture")
+        if text:
+            captured = Captured.decode(text)
+        else:
+            part_bytes = parse_size(self._options.get("part_bytes"), PART_BYTES)
+            captured = capture(RealFileSystem(), directories_of(self._options), self._log, part_bytes)
+        wanted = [part for part in captured.parts if self._selection.touches(part)]
+        return pack(wanted, parse_size(self._options.get("pack_bytes"), 0))
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """Record batches of a partition."""
+        if not isinstance(partition, LogPartition):
+            return  # Spark asks once with nothing where there are no files
+        if self._corrupt == REPORT:
+            yield from corrupt_rows(partition)
+            return
+        vanished_too = "capture" in self._options
+        yield from read_rows(
+            partition, self._fields, self._selection, skip=self._corrupt == SKIP, vanished_too=vanished_too
+        )
+
+
+def parse_size(text: str | None, default: int) -> int:
+    """`64MiB` or a number of bytes. Raises ValueError."""
+    if text is None:
+        return default
+    return int(text) if text.strip().isdigit() else parse_size_bytes(text)
