@@ -58,6 +58,27 @@ def read_identity(fs: FileSystem, path: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Reservation:
+    """What `sequences` says: sequences below `reserved` may have been used; `next` is exact where `clean`."""
+
+    clean: bool
+    next: int
+    reserved: int
+
+
+def read_reservation(fs: FileSystem, path: str, server_id: int) -> Reservation:
+    """The reservation in the file at `path`, without change, for tools. Raises CorruptionError (damaged or missing),
+    FormatError (of another server, newer)."""
+    try:
+        _, flags, _, owner, following, reserved = _unseal(fs, path, _SEQUENCES, _SEQUENCES_MAGIC)
+    except FileNotFoundError:
+        raise CorruptionError(path, 0, "the reservation of sequences is missing") from None
+    if owner != server_id:
+        raise FormatError(path, f"belongs to server {owner:012x}, this data directory to {server_id:012x}")
+    return Reservation(bool(flags & 1), following, reserved)
+
+
+@dataclass(frozen=True, slots=True)
 class DataDirectory:
     """A locked data directory. `server_id` is 48 random bits, never 0; `created` says that this open made it."""
 
@@ -143,15 +164,9 @@ class SequenceReservation:
         `rebuild` makes a new one above what the logs hold), FormatError (of another server, newer), DiskFullError.
         """
         file = f"{path}/{SEQUENCES}"
-        try:
-            _, flags, _, owner, following, reserved = _unseal(fs, file, _SEQUENCES, _SEQUENCES_MAGIC)
-        except FileNotFoundError:
-            raise CorruptionError(file, 0, "the reservation of sequences is missing") from None
-        if owner != server_id:
-            raise FormatError(file, f"belongs to server {owner:012x}, this data directory to {server_id:012x}")
-        clean = bool(flags & 1)
-        following = max(following if clean else reserved, above + 1)
-        reservation = cls(fs, path, server_id, following, following, clean=clean)
+        found = read_reservation(fs, file, server_id)
+        following = max(found.next if found.clean else found.reserved, above + 1)
+        reservation = cls(fs, path, server_id, following, following, clean=found.clean)
         reservation.extend()
         return reservation
 

@@ -24,12 +24,12 @@ COMMANDS: Final = {
     "lookup": "Say what became of messages.",
     "status": "Show what the server holds and how late it is.",
     "demo": "Start a server, schedule messages, watch them arrive.",
+    "recover": "Check, trace and repair a data directory.",
 }
 """In the order of the help; each is the function of the same name in the module of the same name."""
 
 REGISTERED: Final = {
     "bench": "Measure this machine and show the figures.",
-    "recover": "Check, trace and repair a data directory.",
     "report": "Report latency and completeness from the logs.",
 }
 """Summaries of commands that our own distribution may register, so that the help need not import them."""

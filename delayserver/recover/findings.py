@@ -60,11 +60,18 @@ class Findings:
         self.listed: list[Finding] = []
         self.counts = dict.fromkeys(KINDS, 0)
         self.left_out = 0
+        self._seen: set[tuple[str, str, int]] = set()
 
     def add(self, kind: str, file: str, offset: int, detail: str, count: int = 1) -> None:
-        """Note one. `count` is what the kind counts: messages for missing, ranges for corrupt, and so on."""
+        """Note one. `count` is what the kind counts: messages for missing, ranges for corrupt, and so on.
+
+        The same place is noted once a kind: a table is read twice, for its content and for its checksums.
+        """
+        if (kind, file, offset) in self._seen and kind in (TORN, CORRUPT, UNREADABLE):
+            return
         self.counts[kind] += count
         if len(self.listed) < FINDINGS_MAX:
+            self._seen.add((kind, file, offset))
             self.listed.append(Finding(kind, file, offset, detail, count))
         else:
             self.left_out += 1

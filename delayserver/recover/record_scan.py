@@ -166,8 +166,7 @@ class RecordScan:
         records.blob_offsets.append(position + HEADER_BYTES + columns_bytes)
         records.blob_bytes.append(blob_bytes)
         records.rows += count
-        if synced > self.report.synced:
-            self.report.synced = synced
+        self.report.synced = max(self.report.synced, synced)
         if self.damaged_between and self.damaged_between[-1][1] < 0:
             self.damaged_between[-1] = (self.damaged_between[-1][0], first)
         self._last_sequence = last

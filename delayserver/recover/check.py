@@ -1,0 +1,232 @@
+"""Checks a data directory: every file, every checksum, the whole structure, and the balance of rule 3, exactly.
+
+1. Capture the ends (`capture`). 2. Windows and days: outcomes against messages (`window_check`). 3. The message_log:
+what is in no schedule file yet, or not any more (`log_check`). 4. Where the two differ, row by row. 5. Cancels, tables,
+the broker. Memory holds one window at a time, 40 bytes a file, and what is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from delayserver.recover.balance import ACCEPTED, Balance
+from delayserver.recover.broker_check import BrokerCheck, broker_bytes
+from delayserver.recover.cancel_check import check_cancels
+from delayserver.recover.capture import Capture, capture
+from delayserver.recover.file_read import Expected, FileRead
+from delayserver.recover.findings import CONTRADICTORY, CORRUPT, ORPHANED, Findings
+from delayserver.recover.log_check import UNITS_AT_ONCE, LogCheck, first_kept_sequence
+from delayserver.recover.outcome_rows import OutcomeRows
+from delayserver.recover.table_check import check_tables, ledger_balance
+from delayserver.recover.units import Units
+from delayserver.recover.window_check import Range, WindowCheck
+from store.batches import I64, MessageBatch
+from store.dispatch_log import DispatchKey
+from store.file_header import FILE_SCHEDULE
+from store.filesystem import FileSystem
+from store.schedule_log import ScheduleKey, Source
+from store.windows import DAY_MS, day_of, window_of
+
+Publish = Callable[[str, int, Balance], None]
+"""Told the balance of every place: tier (`minute`, `day`, `message_log`, `retired`), start_ms, counts."""
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a check found. `balance` is the sum over all places; `bytes_read` counts what was verified."""
+
+    findings: Findings
+    balance: Balance = field(default_factory=Balance)
+    bytes_total: int = 0
+    bytes_read: int = 0
+    files: int = 0
+
+
+class Check:
+    """One check of a captured directory."""
+
+    def __init__(
+        self,
+        taken: Capture,
+        span: Range,
+        findings: Findings,
+        publish: Publish,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        self._taken = taken
+        self._span = span
+        self._findings = findings
+        self._publish = publish
+        self._tell = progress
+        self.checked = Checked(findings)
+        self.checked.files = len(taken.schedule) + len(taken.dispatch) + len(taken.message_log)
+        self.checked.bytes_total = self._bytes_to_read()
+
+    def _bytes_to_read(self) -> int:
+        taken, span = self._taken, self._span
+        total = sum([part.size for part in taken.message_log]) + broker_bytes(taken)
+        for key, size in taken.schedule.items():
+            if span.holds(key.start_ms, DAY_MS if key.source == Source.DAY else taken.window_ms):
+                total += size
+        for found, size in taken.dispatch.items():
+            if span.holds(found.start_ms, DAY_MS if found.coarse else taken.window_ms):
+                total += size
+        return total
+
+    def _progress(self, count: int) -> None:
+        self.checked.bytes_read += count
+        self._tell(self.checked.bytes_read, self.checked.bytes_total)
+
+    def _add(self, tier: str, start_ms: int, balance: Balance) -> None:
+        self.checked.balance.merge(balance)
+        self._publish(tier, start_ms, balance)
+
+    def run(self) -> Checked:
+        """Everything. Raises StoreError where the disk fails."""
+        taken, findings = self._taken, self._findings
+        self._retired()
+        units = Units(taken)
+        windows = WindowCheck(taken, units, first_kept_sequence(taken), self._span, findings, self._progress, self._add)
+        windows.run()
+        log = LogCheck(taken, units, windows.loose, self._span, findings, self._progress)
+        log.run()
+        self._compare(units, log, windows)
+        self._orphans(units, windows, log)
+        for code, balance in sorted(log.waiting.items()):
+            self._add("message_log", code >> 1, balance)
+        if log.cancels:
+            sequence, due_ms, offset = [np.concatenate(parts) for parts in zip(*log.cancels, strict=True)]
+            check_cancels(taken, sequence, due_ms, offset, log.loose, findings)
+        highest = max(log.highest_sequence, windows.highest_sequence)
+        check_tables(taken, highest, max(log.subject_max, windows.subject_max), findings, self._progress)
+        BrokerCheck(taken, findings, self._progress).run()
+        self._compare_totals(windows)
+        return self.checked
+
+    def _retired(self) -> None:
+        if self._span.everything:
+            self._add("retired", 0, ledger_balance(self._taken, None, self._findings))
+        elif self._taken.ledger is not None:
+            for start, _ in self._taken.ledger.windows().tolist():
+                if self._span.holds(start, self._taken.window_ms):
+                    self._add("retired", start, ledger_balance(self._taken, start, self._findings))
+
+    def _compare(self, units: Units, log: LogCheck, windows: WindowCheck) -> None:
+        places = log.differing()
+        for begin in range(0, len(places), UNITS_AT_ONCE):
+            codes = units.codes[places[begin : begin + UNITS_AT_ONCE]].tolist()
+            log.compare_rows({code: self._sequences(code, first_kept_sequence(self._taken)) for code in codes})
+
+    def _sequences(self, code: int, first_kept: int) -> I64:
+        """All sequences that the files of a unit hold, ascending, from the first that message_log keeps."""
+        keys = [ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)]
+        if code & 1 and keys[0] not in self._taken.schedule:
+            keys = [
+                key
+                for key in self._taken.schedule
+                if key.source == Source.FROM_DAY and day_of(key.start_ms) == code >> 1
+            ]
+        parts = [np.zeros(0, np.int64)]
+        for key in keys:
+            if key not in self._taken.schedule:
+                continue
+            path, size = self._taken.schedule_path(key), self._taken.schedule[key]
+            read = FileRead(
+                self._taken, path, size, Expected(FILE_SCHEDULE, key.start_ms), Findings(), lambda _bytes: None
+            )
+            for records in read.records(blobs=False):
+                mine = records.of_kind(MessageBatch.schema.kind)
+                if len(mine):
+                    parts.append(mine.columns(MessageBatch, ("sequence",))["sequence"])
+        sequences = np.unique(np.concatenate(parts))
+        return sequences[sequences >= first_kept]
+
+    # -- outcomes without a message
+
+    def _orphans(self, units: Units, windows: WindowCheck, log: LogCheck) -> None:
+        loose = log.loose
+        rest = loose.take(np.flatnonzero(~loose.seen))
+        if not len(rest):
+            return
+        window_ms = self._taken.window_ms
+        starts = np.array([window_of(due, window_ms) for due in rest.due_ms.tolist()], np.int64)
+        for start in np.unique(starts).tolist():
+            self._orphans_of(rest.take(np.flatnonzero(starts == start)), start, units, windows)
+
+    def _orphans_of(self, rows: OutcomeRows, start: int, units: Units, windows: WindowCheck) -> None:
+        """Outcomes of messages in a damaged range prove that those were accepted; the others belong to nothing."""
+        explained = np.zeros(len(rows), np.bool_)
+        for code in (start * 2, day_of(start) * 2 + 1):
+            place = units.place(code)
+            if place < len(units.codes) and units.codes[place] == code and units.skipped[place]:
+                explained[:] = True
+            for after, before in windows.damaged.get(code, ()):
+                explained |= (rows.sequence > after) & (rows.sequence < before)
+        known = rows.take(np.flatnonzero(explained & ~rows.internal))
+        if len(known):
+            balance = Balance()
+            balance.add(ACCEPTED, known.subject)
+            balance.add_outcomes(known.outcome, known.subject)
+            self._add("minute", start, balance)
+        orphans = rows.take(np.flatnonzero(~explained))
+        if len(orphans):
+            key = DispatchKey(start, False)
+            path = self._taken.dispatch_path(key if key in self._taken.dispatch else DispatchKey(day_of(start), True))
+            detail = (
+                f"{len(orphans)} outcomes of messages that no log holds, the first of sequence {orphans.sequence[0]}"
+            )
+            self._findings.add(ORPHANED, path, int(orphans.offset[0]), detail, len(orphans))
+
+    def _compare_totals(self, windows: WindowCheck) -> None:
+        """The server counts what it accepts; its count and the files must agree as of the checkpoint."""
+        taken, totals = self._taken, self._taken.checkpoint.totals
+        damaged = self._findings.counts[CORRUPT] or windows.damaged
+        if not self._span.everything or taken.checkpoint_lost or "accepted" not in totals or damaged:
+            return
+        ledger = int(taken.ledger.totals().accepted.sum()) if taken.ledger is not None else 0
+        found = windows.accepted_before + ledger
+        if found != totals["accepted"]:
+            detail = (
+                f"the server counted {totals['accepted']} accepted messages up to sequence "
+                f"{taken.checkpoint.replayed_sequence}, the files and the ledger hold {found}"
+            )
+            self._findings.add(CONTRADICTORY, f"{taken.path}/checkpoint", 0, detail, abs(found - totals["accepted"]))
+
+
+def whole_windows(from_ms: int | None, to_ms: int | None, window_ms: int) -> Range:
+    """The windows that a person's times touch."""
+    span = Range()
+    if from_ms is not None:
+        span.from_ms = window_of(from_ms, window_ms)
+    if to_ms is not None:
+        span.to_ms = window_of(to_ms - 1, window_ms) + window_ms
+    return span
+
+
+def check_directory(
+    fs: FileSystem,
+    path: str,
+    *,
+    from_ms: int | None = None,
+    to_ms: int | None = None,
+    publish: Callable[[Capture, str, int, Balance], None] = lambda _taken, _tier, _start, _balance: None,
+    progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> tuple[Capture, Checked]:
+    """Check a directory, beside a running server too; nothing is written. The capture is to be closed by the caller.
+
+    Raises FormatError (no data directory of ours), CorruptionError (identity), StoreError.
+    """
+    findings = Findings()
+    taken = capture(fs, path, findings)
+    try:
+        span = whole_windows(from_ms, to_ms, taken.window_ms)
+        check = Check(
+            taken, span, findings, lambda tier, start, balance: publish(taken, tier, start, balance), progress
+        )
+        return taken, check.run()
+    except BaseException:
+        taken.close()
+        raise

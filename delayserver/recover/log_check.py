@@ -1,0 +1,273 @@
+"""Reads the message_log and asks of every message: is it where it must be by now?
+
+Below the high-water mark of its file it must be in it; that is compared by fingerprints, and row by row only where they
+differ. Above the mark it is pending if replay has not come so far yet, and missing if it has.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.recover.balance import ACCEPTED, INTERNAL, PENDING, Balance
+from delayserver.recover.capture import Capture, LogPart
+from delayserver.recover.file_read import Expected, FileRead, Progress
+from delayserver.recover.findings import CONTRADICTORY, CORRUPT, MISSING, ORPHANED, Findings
+from delayserver.recover.fingerprint import Fingerprints
+from delayserver.recover.outcome_rows import OutcomeRows
+from delayserver.recover.record_scan import Records
+from delayserver.recover.units import Units
+from delayserver.recover.window_check import NAMES, Range, Rows
+from store.batches import I64, KIND_CANCELS, KIND_MESSAGES, CancelBatch, MessageBatch
+from store.columns import MalformedColumnsError
+from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG
+from store.schedule_log import ScheduleKey, Source
+
+NOTHING_KEPT = 1 << 62
+# Units whose messages are compared one by one at a time, and cancels gathered before they are looked up.
+UNITS_AT_ONCE = 256
+CANCELS_AT_ONCE = 1 << 21
+
+
+def first_kept_sequence(taken: Capture) -> int:
+    """The first message that message_log still has; all accepted after it are there too."""
+    quiet = Findings()
+    for part, expected in log_parts(taken):
+        read = FileRead(taken, part.path, part.size, expected, quiet, lambda _bytes: None)
+        for records in read.records(blobs=False, quiet=True):
+            for kind, first in zip(records.kinds, records.firsts, strict=True):
+                if kind == KIND_MESSAGES:
+                    return first
+    return NOTHING_KEPT
+
+
+def log_parts(taken: Capture) -> Iterator[tuple[LogPart, Expected]]:
+    """The segments with what each must be: a sealed one ends where its successor begins."""
+    parts = taken.message_log
+    replayed = taken.checkpoint.replay_offset
+    for place, part in enumerate(parts):
+        sealed = place + 1 < len(parts)
+        size = min(part.size, parts[place + 1].base - part.base) if sealed else part.size
+        # A sealed segment was whole and synced before its successor existed.
+        synced = size if sealed else max(FILE_HEADER_BYTES, replayed - part.base)
+        yield LogPart(part.base, part.path, size), Expected(FILE_MESSAGE_LOG, part.base, synced, sealed=sealed)
+
+
+class LogCheck:
+    """One pass over the message_log, after the windows were read. `publish` is told what no schedule file has yet."""
+
+    def __init__(
+        self,
+        taken: Capture,
+        units: Units,
+        loose: list[OutcomeRows],
+        span: Range,
+        findings: Findings,
+        progress: Progress,
+    ) -> None:
+        self._taken = taken
+        self._units = units
+        self._span = span
+        self._findings = findings
+        self._progress = progress
+        self._logged = Fingerprints(len(units.codes))
+        self.loose = _by_sequence(loose)
+        self.waiting: dict[int, Balance] = {}
+        self.highest_sequence = 0
+        self.subject_max = 0
+        self.cancels: list[tuple[I64, I64, I64]] = []
+        self.gaps: list[tuple[int, int]] = []
+        self._missing: dict[int, list[tuple[int, str, int, int]]] = {}
+
+    def run(self) -> None:
+        """Read all segments, then compare."""
+        self._verify_chain()
+        for part, expected in log_parts(self._taken):
+            read = FileRead(self._taken, part.path, part.size, expected, self._findings, self._progress)
+            for records in read.records():
+                self._records(part, read, records)
+            self.gaps += read.gaps
+        self._report_missing()
+
+    def _verify_chain(self) -> None:
+        """Files that must have been there: between two segments, and up to the replayed position."""
+        parts, replayed = self._taken.message_log, self._taken.checkpoint.replay_offset
+        folder = f"{self._taken.path}/message_log"
+        if not parts:
+            if replayed:
+                self._findings.add(MISSING, folder, 0, "all segments are missing")
+            return
+        for before, after in itertools.pairwise(parts):
+            if before.base + before.size < after.base:
+                lost = after.base - before.base - before.size
+                detail = f"{lost} bytes of the log are missing before {after.path.rpartition('/')[2]}"
+                self._findings.add(MISSING, before.path, before.size, detail)
+            elif before.base + before.size > after.base:
+                detail = "bytes behind the end of a sealed segment"
+                self._findings.add(CORRUPT, before.path, after.base - before.base, detail)
+        if 0 < replayed < parts[0].base:
+            detail = f"the segments from offset {replayed} to {parts[0].base} are missing"
+            self._findings.add(MISSING, parts[0].path, 0, detail)
+
+    # -- rows
+
+    def _records(self, part: LogPart, read: FileRead, records: Records) -> None:
+        for kind, batch_type in ((KIND_MESSAGES, MessageBatch), (KIND_CANCELS, CancelBatch)):
+            mine = records.of_kind(kind)
+            if not len(mine):
+                continue
+            try:
+                if batch_type is MessageBatch:
+                    columns = mine.columns(MessageBatch, (*NAMES, "replaces_sequence", "replaces_due_ms"))
+                    offset = mine.row_offsets()
+                    self._messages(part, read, Rows(**{name: columns[name] for name in NAMES}, offset=offset))
+                    replaced = np.flatnonzero(columns["replaces_sequence"])
+                    old, old_due_ms = columns["replaces_sequence"], columns["replaces_due_ms"]
+                    self._cancels(part, old[replaced], old_due_ms[replaced], offset[replaced])
+                else:
+                    columns = mine.columns(CancelBatch, ("sequence", "due_ms"))
+                    self._cancels(part, columns["sequence"], columns["due_ms"], mine.row_offsets())
+            except MalformedColumnsError as error:
+                self._findings.add(CORRUPT, read.path, mine.offsets[0], f"columns that contradict each other: {error}")
+        strange = [offset for offset, kind in zip(records.offsets, records.kinds, strict=True) if kind > KIND_CANCELS]
+        if strange:
+            self._findings.add(CORRUPT, read.path, strange[0], "records of a kind that has no place in message_log")
+
+    def _messages(self, part: LogPart, read: FileRead, rows: Rows) -> None:
+        ascending = bool((rows.sequence[1:] > rows.sequence[:-1]).all())
+        if not ascending or int(rows.sequence[0]) <= self.highest_sequence:
+            place = int(np.flatnonzero(np.diff(rows.sequence) <= 0)[0]) + 1 if not ascending else 0
+            detail = f"sequence {rows.sequence[place]} stands behind a higher one: sequences are never used twice"
+            self._findings.add(CONTRADICTORY, read.path, int(rows.offset[place]), detail)
+        self.highest_sequence = max(self.highest_sequence, int(rows.sequence.max()))
+        self.subject_max = max(self.subject_max, int(rows.subject.max()))
+        rows = rows.take(self._span.mask(rows.due_ms) & ~self._units.is_retired(rows.due_ms))
+        if not len(rows.sequence):
+            return
+        codes = self._units.codes_of(rows.due_ms, rows.sequence)
+        places, known = self._units.places_of(codes)
+        high_water = np.where(known, self._units.high_water[places], 0) if len(self._units.codes) else places
+        placed = known & (rows.sequence <= high_water)
+        self._logged.add(places[placed], rows.hashes()[placed])
+        rest = ~placed
+        if len(self._units.codes):
+            rest &= ~(known & self._units.skipped[places])
+        if rest.any():
+            self._not_placed(part, rows.take(rest), codes[rest])
+
+    def _not_placed(self, part: LogPart, rows: Rows, codes: I64, *, passed: bool = False) -> None:
+        """In no schedule file: waiting for replay, or missing where replay has passed."""
+        replayed = (part.base + rows.offset < self._taken.checkpoint.replay_offset) | passed
+        own = rows.origin_sequence == 0
+        place, there = self.loose.find(rows.sequence)
+        self.loose.seen[place[there]] = True
+        outcome = np.zeros(len(rows.sequence), np.uint8)
+        outcome[there] = self.loose.outcome[place[there]]
+        for code in np.unique(codes).tolist():
+            mine = codes == code
+            balance = self.waiting.setdefault(code, Balance())
+            subject, result = rows.subject[mine & own], outcome[mine & own]
+            balance.add(ACCEPTED, subject)
+            balance.add(PENDING, subject[result == 0])
+            balance.add_outcomes(result[result != 0], subject[result != 0])
+            balance.add(INTERNAL, rows.subject[mine & ~own])
+            lost = np.flatnonzero(mine & replayed)
+            if len(lost):
+                self._note_missing(code, part, int(rows.offset[lost[0]]), int(rows.sequence[lost[0]]), len(lost))
+
+    def _note_missing(self, code: int, part: LogPart, offset: int, sequence: int, count: int) -> None:
+        self._missing.setdefault(code, []).append((sequence, part.path, offset, count))
+
+    def _cancels(self, part: LogPart, sequence: I64, due_ms: I64, offset: I64) -> None:
+        """Those whose outcome must be durable by now are kept, to be looked up."""
+        done = part.base + offset < self._taken.checkpoint.replay_offset
+        done &= self._span.mask(due_ms) & ~self._units.is_retired(due_ms)
+        if done.any():
+            self.cancels.append((sequence[done], due_ms[done], part.base + offset[done]))
+
+    # -- comparing
+
+    def differing(self) -> NDArray[np.intp]:
+        """Places of the units whose rows are not those of the log."""
+        places = self._logged.differences(self._units.placed)
+        return places[~self._units.skipped[places]]
+
+    def compare_rows(self, scheduled: dict[int, I64]) -> None:
+        """`scheduled`: the sequences i64[n] (ascending, those that message_log keeps) that each unit's files hold."""
+        found: dict[int, list[I64]] = {code: [] for code in scheduled}
+        lost = 0
+        for part, rows, codes in self._logged_rows(np.array(sorted(scheduled), np.int64)):
+            for code in np.unique(codes).tolist():
+                mine = rows.take(codes == code)
+                found[code].append(mine.sequence)
+                absent = ~np.isin(mine.sequence, scheduled[code])
+                if absent.any():
+                    # Below the mark of its file no replay looks for a message again: it is lost there.
+                    self._not_placed(part, mine.take(absent), np.full(int(absent.sum()), code), passed=True)
+                    lost += int(absent.sum())
+        strangers = 0
+        for code, mine_scheduled in scheduled.items():
+            logged = np.concatenate(found[code]) if found[code] else np.zeros(0, np.int64)
+            strange = mine_scheduled[~np.isin(mine_scheduled, logged)]
+            strange = strange[~_within(strange, self.gaps)]
+            if len(strange):
+                strangers += len(strange)
+                detail = f"{len(strange)} messages that message_log does not have, the first sequence {strange[0]}"
+                self._findings.add(ORPHANED, self._path_of(code), 0, detail, len(strange))
+            elif not lost and not strangers and not self.gaps:
+                detail = "due time, subject or time of acceptance of some messages differ from message_log"
+                self._findings.add(CONTRADICTORY, self._path_of(code), 0, detail)
+        self._report_missing()
+
+    def _logged_rows(self, codes: I64) -> Iterator[tuple[LogPart, Rows, I64]]:
+        """Placed rows of these units, with the unit of each row, segment by segment."""
+        for part, expected in log_parts(self._taken):
+            read = FileRead(self._taken, part.path, part.size, expected, self._findings, lambda _bytes: None)
+            for records in read.records(blobs=False, quiet=True):
+                mine = records.of_kind(KIND_MESSAGES)
+                if not len(mine):
+                    continue
+                columns = mine.columns(MessageBatch, NAMES)
+                rows = Rows(**{name: columns[name] for name in NAMES}, offset=mine.row_offsets())
+                of_row = self._units.codes_of(rows.due_ms, rows.sequence)
+                places, known = self._units.places_of(of_row)
+                wanted = known & np.isin(of_row, codes) & ~self._units.is_retired(rows.due_ms)
+                wanted &= rows.sequence <= self._units.high_water[places]
+                if wanted.any():
+                    yield part, rows.take(wanted), of_row[wanted]
+
+    def _path_of(self, code: int) -> str:
+        key = ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)
+        return self._taken.schedule_path(key)
+
+    def _report_missing(self) -> None:
+        for code, found in self._missing.items():
+            found.sort()
+            sequence, path, offset, _ = found[0]
+            total = sum([count for *_, count in found])
+            detail = (
+                f"{total} accepted messages are not in {self._path_of(code)}, the first sequence {sequence}; "
+                "`rebuild` restores them from here"
+            )
+            self._findings.add(MISSING, path, offset, detail, total)
+        self._missing = {}
+
+
+def _by_sequence(parts: list[OutcomeRows]) -> OutcomeRows:
+    """All in one table; paths are kept by the parts, which `orphans` asks."""
+    if not parts:
+        return OutcomeRows.empty()
+    columns = ("sequence", "due_ms", "subject", "outcome", "origin_sequence", "internal", "offset", "seen")
+    joined = OutcomeRows("", *[np.concatenate([getattr(part, name) for part in parts]) for name in columns])
+    return joined.take(np.argsort(joined.sequence, kind="stable"))
+
+
+def _within(sequences: I64, gaps: list[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Whether a sequence may have stood in a damaged range, bool[n]."""
+    mask = np.zeros(len(sequences), np.bool_)
+    for after, before in gaps:
+        mask |= (sequences > after) & (sequences < before)
+    return mask

@@ -1,0 +1,115 @@
+"""The small files: identity, sequences, names, ledger, and the files that the checkpoint knows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from delayserver.recover.balance import Balance
+from delayserver.recover.capture import Capture
+from delayserver.recover.file_read import Expected, FileRead, Progress
+from delayserver.recover.findings import CONTRADICTORY, CORRUPT, MISSING, ORPHANED, UNREADABLE, Findings
+from store.dispatch_log import DispatchKey
+from store.errors import CorruptionError, FormatError
+from store.file_header import FILE_LEDGER, FILE_NAMES
+from store.identity import SEQUENCES, read_reservation
+from store.ledger import COUNTERS as LEDGER_COUNTERS
+from store.schedule_log import Source
+from store.windows import day_of
+
+_PLAIN_FILES = (("names.log", FILE_NAMES), ("ledger.log", FILE_LEDGER))
+
+
+def check_tables(
+    taken: Capture, highest_sequence: int, subject_max: int, findings: Findings, progress: Progress
+) -> None:
+    """Everything that is not message_log, schedule_log or dispatch_log, except the broker's directory."""
+    for name, kind in _PLAIN_FILES:
+        path = f"{taken.path}/{name}"
+        if taken.fs.exists(path):
+            read = FileRead(taken, path, taken.fs.size(path), Expected(kind, 0), findings, progress)
+            for _ in read.records():
+                pass
+    _check_sequences(taken, highest_sequence, findings)
+    if taken.names is not None and subject_max > len(taken.names):
+        detail = f"subject code {subject_max} is used, but only {len(taken.names)} names are known"
+        findings.add(MISSING, f"{taken.path}/names.log", 0, detail)
+    _check_known_files(taken, findings)
+    for path in taken.strangers:
+        if not path.endswith(".tmp"):
+            findings.add(ORPHANED, path, 0, "no file of this program has such a name here; nothing reads it")
+
+
+def _check_sequences(taken: Capture, highest_sequence: int, findings: Findings) -> None:
+    path = f"{taken.path}/{SEQUENCES}"
+    try:
+        reservation = read_reservation(taken.fs, path, taken.server_id)
+    except CorruptionError as error:
+        kind = CORRUPT if taken.fs.exists(path) else MISSING
+        findings.add(kind, path, error.offset, f"{error.detail}; `rebuild` makes a new one above what the logs hold")
+        return
+    except FormatError as error:
+        findings.add(UNREADABLE, path, 0, error.detail)
+        return
+    following = reservation.next if reservation.clean else reservation.reserved
+    if following <= highest_sequence:
+        detail = f"sequences from {following} on count as free, but {highest_sequence} is used"
+        findings.add(CONTRADICTORY, path, 24, detail)
+
+
+def _check_known_files(taken: Capture, findings: Findings) -> None:
+    """Files that the checkpoint speaks of are there, or retention or a drain took them and says so."""
+    retired = {int(start) for start, coarse in _ledger_windows(taken) if not coarse}
+    for key, mark in taken.schedule_known.items():
+        if key in taken.schedule or mark.rows == 0:
+            continue
+        if key.start_ms in retired and key.source != Source.DAY:
+            continue
+        if key.source == Source.DAY and taken.days is not None and taken.days.is_drained(key.start_ms):
+            continue
+        findings.add(MISSING, taken.schedule_path(key), 0, f"the file of {mark.rows} messages is missing", mark.rows)
+    for found, dispatch_mark in taken.dispatch_known.items():
+        rows = sum(dispatch_mark.counts) + sum(dispatch_mark.internal_counts)
+        if found in taken.dispatch or rows == 0 or (found.start_ms in retired and not found.coarse):
+            continue
+        if _is_drained_outcome(taken, found):
+            continue
+        findings.add(
+            MISSING,
+            taken.dispatch_path(found),
+            0,
+            f"the file of {rows} outcomes is missing: their messages would be delivered again",
+            rows,
+        )
+
+
+def _is_drained_outcome(taken: Capture, key: DispatchKey) -> bool:
+    return key.coarse and taken.days is not None and taken.days.is_drained(day_of(key.start_ms))
+
+
+def _ledger_windows(taken: Capture) -> list[tuple[int, int]]:
+    if taken.ledger is None:
+        return []
+    return [(start, coarse) for start, coarse in taken.ledger.windows().tolist()]
+
+
+def ledger_balance(taken: Capture, window_ms: int | None, findings: Findings) -> Balance:
+    """The balance of one retired window, or of all of them; a window in the ledger has no pending messages."""
+    balance = Balance()
+    if taken.ledger is None:
+        return balance
+    rows = taken.ledger.totals() if window_ms is None else taken.ledger.window(window_ms)
+    # The ledger's columns, in the order of the balance's.
+    order = ("accepted", "delivered", "cancelled", "dead_lettered", "expired", "deduplicated")
+    assert set(order) == set(LEDGER_COUNTERS)
+    counts = np.zeros((len(rows), 8), np.int64)
+    for column, name in enumerate(order):
+        counts[:, column] = getattr(rows, name)
+    known = np.flatnonzero(counts.any(axis=1))
+    balance.add_counts(rows.subject[known], counts[known])
+    for subject, accepted, ended in balance.unbalanced():
+        detail = (
+            f"subject {taken.subject_name(subject)}: {accepted} accepted in the windows that were retired, but {ended} "
+            "with an outcome"
+        )
+        findings.add(CONTRADICTORY, f"{taken.path}/ledger.log", 0, detail)
+    return balance

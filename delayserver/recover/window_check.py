@@ -1,0 +1,398 @@
+"""Reconciles the windows of one day: the outcomes in dispatch_log against the messages in schedule_log.
+
+Each message counts once, in whichever tier it lies. While a sealed day is drained its file and the minutes both hold a
+message; the high-water mark of the minute says which of the day's messages are there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.protocol.outcomes import Outcome
+from delayserver.recover.balance import ACCEPTED, INTERNAL, PENDING, Balance
+from delayserver.recover.capture import Capture
+from delayserver.recover.file_read import Expected, FileRead, Progress
+from delayserver.recover.findings import CONTRADICTORY, CORRUPT, MISPLACED, Findings
+from delayserver.recover.fingerprint import Fingerprints, row_hashes
+from delayserver.recover.outcome_rows import OutcomeRows, read_outcomes
+from delayserver.recover.record_scan import Records
+from delayserver.recover.units import ALL_OF_IT, Units, unit_code
+from store.batches import I64, U8, U32, U64, MessageBatch
+from store.columns import MalformedColumnsError
+from store.dispatch_log import DispatchKey
+from store.file_header import FILE_DISPATCH, FILE_HEADER_BYTES, FILE_SCHEDULE
+from store.schedule_log import ScheduleKey, Source
+from store.windows import DAY_MS, window_starts
+
+NAMES = ("sequence", "due_ms", "accepted_us", "origin_sequence", "duplicate_of", "subject")
+_DEDUPLICATED = int(Outcome.DEDUPLICATED)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Columns of schedule rows of one file, in sequence order, with the offset of each row's record."""
+
+    sequence: I64
+    due_ms: I64
+    accepted_us: I64
+    origin_sequence: I64
+    duplicate_of: I64
+    subject: U32
+    offset: I64
+
+    def take(self, mask: NDArray[np.bool_]) -> Rows:
+        """The rows where the mask is True."""
+        if bool(mask.all()):
+            return self
+        return Rows(*[getattr(self, name)[mask] for name in (*NAMES, "offset")])
+
+    def hashes(self) -> U64:
+        """What these messages are, u64[n]."""
+        return row_hashes(self.sequence, self.due_ms, self.accepted_us, self.origin_sequence, self.subject)
+
+
+@dataclass(slots=True)
+class Range:
+    """Due times looked at: [from_ms, to_ms), whole windows."""
+
+    from_ms: int = 0
+    to_ms: int = 1 << 62
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing is left out."""
+        return self.from_ms == 0 and self.to_ms == 1 << 62
+
+    def holds(self, start_ms: int, span_ms: int) -> bool:
+        """Whether a window or day has a part in the range."""
+        return start_ms < self.to_ms and start_ms + span_ms > self.from_ms
+
+    def mask(self, due_ms: I64) -> NDArray[np.bool_]:
+        """Rows in the range, bool[n]."""
+        if self.everything:
+            return np.ones(len(due_ms), np.bool_)
+        mask: NDArray[np.bool_] = (due_ms >= self.from_ms) & (due_ms < self.to_ms)
+        return mask
+
+
+@dataclass(slots=True)
+class _Day:
+    """What the windows of a day leave for the day's own file."""
+
+    start_ms: int
+    coarse: OutcomeRows
+    loose: list[OutcomeRows] = field(default_factory=list)
+    window_starts: list[int] = field(default_factory=list)
+    high_water: list[int] = field(default_factory=list)
+    placed: list[tuple[int, int]] = field(default_factory=list)
+
+
+class WindowCheck:
+    """Goes through all days and windows once. `publish` is told the balance of every window and day.
+
+    Afterwards `loose` holds outcomes whose message is in no schedule file: those of messages that a crash took out of it
+    and that replay will bring back, and orphans.
+    """
+
+    def __init__(
+        self,
+        taken: Capture,
+        units: Units,
+        first_kept: int,
+        span: Range,
+        findings: Findings,
+        progress: Progress,
+        publish: Callable[[str, int, Balance], None],
+    ) -> None:
+        self._taken = taken
+        self._units = units
+        self._first_kept = first_kept
+        self._span = span
+        self._findings = findings
+        self._progress = progress
+        self._publish = publish
+        self._retired = set(units.retired.tolist())
+        self.loose: list[OutcomeRows] = []
+        self.damaged: dict[int, list[tuple[int, int]]] = {}
+        self.accepted_before = 0
+        self.highest_sequence = 0
+        self.subject_max = 0
+
+    def run(self) -> None:
+        """Day by day, in order."""
+        days: dict[int, list[int]] = {}
+        schedule, dispatch = self._taken.schedule, self._taken.dispatch
+        for key in schedule:
+            days.setdefault(key.start_ms - key.start_ms % DAY_MS, []).append(
+                -1 if key.source == Source.DAY else key.start_ms
+            )
+        for found in dispatch:
+            days.setdefault(found.start_ms - found.start_ms % DAY_MS, []).append(-1 if found.coarse else found.start_ms)
+        for start in sorted(days):
+            if self._span.holds(start, DAY_MS):
+                self._day(start, sorted({window for window in days[start] if window >= 0}))
+
+    def _day(self, start_ms: int, windows: list[int]) -> None:
+        day = _Day(start_ms, self._outcomes(DispatchKey(start_ms, True)))
+        for window in windows:
+            if window in self._retired:
+                self._skip(window)
+            elif self._span.holds(window, self._taken.window_ms):
+                self._window(window, day)
+        self._day_file(day)
+        unseen = np.flatnonzero(~day.coarse.seen)
+        day.loose.append(day.coarse.take(unseen))
+        self.loose += [rows.take(np.flatnonzero(~rows.seen)) for rows in day.loose if len(rows)]
+
+    def _skip(self, window: int) -> None:
+        """A retired window: its counts are in the ledger, and what is left of its files is to be removed."""
+        place = self._units.place(window * 2)
+        if place < len(self._units.codes) and self._units.codes[place] == window * 2:
+            self._units.skipped[place] = True
+
+    # -- reading
+
+    def _outcomes(self, key: DispatchKey) -> OutcomeRows:
+        size = self._taken.dispatch.get(key)
+        if size is None:
+            return OutcomeRows.empty()
+        known = self._taken.dispatch_known.get(key)
+        synced = known.end if known is not None else FILE_HEADER_BYTES
+        path = self._taken.dispatch_path(key)
+        expected = Expected(FILE_DISPATCH, key.start_ms, synced)
+        read = FileRead(self._taken, path, size, expected, self._findings, self._progress)
+        span_ms = DAY_MS if key.coarse else self._taken.window_ms
+        rows = read_outcomes(read, key.start_ms, key.start_ms + span_ms, self._findings)
+        if known is not None:
+            self._compare_mark(read, sum(known.counts) + sum(known.internal_counts))
+        return rows
+
+    def _compare_mark(self, read: FileRead, rows: int) -> None:
+        if read.usable and not read.gaps and read.rows_at_mark >= 0 and read.rows_at_mark != rows:
+            self._findings.add(
+                CONTRADICTORY,
+                read.path,
+                0,
+                f"the checkpoint counts {rows} rows up to its offset, the file has {read.rows_at_mark}",
+            )
+
+    def _schedule(self, key: ScheduleKey) -> FileRead:
+        known = self._taken.schedule_known.get(key)
+        synced = known.end if known is not None else FILE_HEADER_BYTES
+        expected = Expected(FILE_SCHEDULE, key.start_ms, synced)
+        return FileRead(
+            self._taken,
+            self._taken.schedule_path(key),
+            self._taken.schedule[key],
+            expected,
+            self._findings,
+            self._progress,
+        )
+
+    def _rows(self, key: ScheduleKey, read: FileRead) -> Iterator[Rows]:
+        """The rows of a schedule file, with its own order verified."""
+        last = 0
+        for records in read.records():
+            rows = self._decode(read, records)
+            if rows is None or not len(rows.sequence):
+                continue
+            self._verify_order(read, rows, last)
+            last = int(rows.sequence[-1])
+            self.highest_sequence = max(self.highest_sequence, last)
+            self.subject_max = max(self.subject_max, int(rows.subject.max()))
+            yield rows
+        known = self._taken.schedule_known.get(key)
+        if known is not None:
+            self._compare_mark(read, known.rows)
+
+    def _decode(self, read: FileRead, records: Records) -> Rows | None:
+        mine = records.of_kind(MessageBatch.schema.kind)
+        if len(mine) != len(records):
+            self._findings.add(
+                CORRUPT, read.path, records.offsets[0], "records that are no messages in a schedule file"
+            )
+        if not len(mine):
+            return None
+        try:
+            columns = mine.columns(MessageBatch, NAMES)
+        except MalformedColumnsError as error:
+            self._findings.add(CORRUPT, read.path, mine.offsets[0], f"columns that contradict each other: {error}")
+            return None
+        return Rows(**{name: columns[name] for name in NAMES}, offset=mine.row_offsets())
+
+    def _verify_order(self, read: FileRead, rows: Rows, last: int) -> None:
+        ascending = bool((rows.sequence[1:] > rows.sequence[:-1]).all())
+        if int(rows.sequence[0]) <= last or not ascending:
+            place = 0 if ascending else int(np.flatnonzero(np.diff(rows.sequence) <= 0)[0]) + 1
+            self._findings.add(
+                CONTRADICTORY,
+                read.path,
+                int(rows.offset[place]),
+                f"sequence {rows.sequence[place]} stands behind a higher one: a batch was written twice, or out of order",
+            )
+
+    # -- windows
+
+    def _window(self, window: int, day: _Day) -> None:
+        outcomes = self._outcomes(DispatchKey(window, False))
+        balance = Balance()
+        for source in (Source.DIRECT, Source.FROM_DAY):
+            key = ScheduleKey(window, source)
+            if key in self._taken.schedule:
+                self._window_file(key, outcomes, day, balance)
+        unseen = np.flatnonzero(~outcomes.seen)
+        if len(unseen):
+            day.loose.append(outcomes.take(unseen))
+        self._publish("minute", window, balance)
+
+    def _window_file(self, key: ScheduleKey, outcomes: OutcomeRows, day: _Day, balance: Balance) -> None:
+        stop = key.start_ms + self._taken.window_ms
+        code = unit_code(key) if key.source == Source.DIRECT else day.start_ms * 2 + 1
+        place = self._units.place(code)
+        all_of_it = Fingerprints(1)
+        read = self._schedule(key)
+        for rows in self._rows(key, read):
+            self._look_at_window(read, rows, key.start_ms, stop)
+            found = self._outcome_of(
+                rows, [outcomes, day.coarse] if key.source == Source.FROM_DAY else [outcomes], read
+            )
+            self._count(rows, found, balance)
+            hashes = rows.hashes()
+            kept = rows.sequence >= self._first_kept
+            if key.source == Source.DIRECT or ScheduleKey(day.start_ms, Source.DAY) not in self._taken.schedule:
+                self._units.placed.add_all(place, hashes[kept])
+            if key.source == Source.FROM_DAY:
+                all_of_it.add_all(0, hashes)
+        if read.gone or not read.usable:
+            self._units.skipped[place] = True
+        if read.gaps:
+            self.damaged.setdefault(code, []).extend(read.gaps)
+        if key.source == Source.DIRECT:
+            self._units.high_water[place] = read.last_sequence
+        else:
+            day.window_starts.append(key.start_ms)
+            day.high_water.append(read.last_sequence)
+            day.placed.append((int(all_of_it.counts[0]), int(all_of_it.sums[0])))
+
+    def _look_at_window(self, read: FileRead, rows: Rows, start_ms: int, stop_ms: int) -> None:
+        foreign = np.flatnonzero((rows.due_ms < start_ms) | (rows.due_ms >= stop_ms))
+        if len(foreign):
+            first = int(foreign[0])
+            self._findings.add(
+                MISPLACED,
+                read.path,
+                int(rows.offset[first]),
+                f"{len(foreign)} messages of another window, the first sequence {rows.sequence[first]} "
+                f"due at {rows.due_ms[first]}",
+                len(foreign),
+            )
+
+    def _outcome_of(self, rows: Rows, tables: list[OutcomeRows], read: FileRead) -> U8:
+        """Outcome codes u8[n] of schedule rows, 0 where there is none. The first table that knows a row decides."""
+        code = np.zeros(len(rows.sequence), np.uint8)
+        for outcomes in tables:
+            if not len(outcomes):
+                continue
+            place, there = outcomes.find(rows.sequence)
+            outcomes.seen[place[there]] = True
+            new = there & (code == 0)
+            code[new] = outcomes.outcome[place[new]]
+            self._compare(rows, outcomes, place, there, read)
+        return code
+
+    def _compare(
+        self, rows: Rows, outcomes: OutcomeRows, place: NDArray[np.intp], there: NDArray[np.bool_], read: FileRead
+    ) -> None:
+        """An outcome must speak of the message as it was accepted."""
+        wrong = there & (
+            (outcomes.due_ms[place] != rows.due_ms)
+            | (outcomes.subject[place] != rows.subject)
+            | ((outcomes.outcome[place] == _DEDUPLICATED) & (rows.duplicate_of == 0))
+            | ((outcomes.outcome[place] != _DEDUPLICATED) & (rows.duplicate_of != 0))
+        )
+        if wrong.any():
+            first = int(np.flatnonzero(wrong)[0])
+            self._findings.add(
+                CONTRADICTORY,
+                outcomes.path,
+                int(outcomes.offset[place[first]]),
+                f"{int(wrong.sum())} outcomes that do not fit their message in {read.path}, the first of sequence "
+                f"{rows.sequence[first]} (due time, subject, or copy of another message)",
+                int(wrong.sum()),
+            )
+
+    def _count(self, rows: Rows, outcome: U8, balance: Balance) -> None:
+        own = rows.origin_sequence == 0
+        if not self._span.everything:
+            inside = self._span.mask(rows.due_ms)
+            own = own & inside
+            balance.add(INTERNAL, rows.subject[~own & inside])
+        elif not own.all():
+            balance.add(INTERNAL, rows.subject[~own])
+        subject, code = rows.subject[own], outcome[own]
+        balance.add(ACCEPTED, subject)
+        balance.add(PENDING, subject[code == 0])
+        balance.add_outcomes(code[code != 0], subject[code != 0])
+        limit = self._taken.checkpoint.replayed_sequence
+        self.accepted_before += int(np.count_nonzero(own & (rows.sequence <= limit)))
+
+    # -- the day's own file
+
+    def _day_file(self, day: _Day) -> None:
+        key = ScheduleKey(day.start_ms, Source.DAY)
+        place = self._units.place(day.start_ms * 2 + 1)
+        if key not in self._taken.schedule:
+            if day.window_starts:
+                # Drained: what belongs to the day is in its minutes, and they are complete.
+                self._units.high_water[place] = ALL_OF_IT
+            return
+        starts, marks = np.array(day.window_starts, np.int64), np.array(day.high_water, np.int64)
+        expected = Fingerprints(len(starts))
+        balance = Balance()
+        read = self._schedule(key)
+        for rows in self._rows(key, read):
+            self._look_at_window(read, rows, day.start_ms, day.start_ms + DAY_MS)
+            rows = rows.take(~self._units.is_retired(rows.due_ms))  # noqa: PLW2901 - the rest was retired with its minutes
+            hashes = rows.hashes()
+            self._units.placed.add_all(place, hashes[rows.sequence >= self._first_kept])
+            drained = self._drained(rows, hashes, starts, marks, expected)
+            waiting = rows.take(~drained)
+            self._count(waiting, self._outcome_of(waiting, [day.coarse, *day.loose], read), balance)
+        if not read.usable:
+            self._units.skipped[place] = True
+        if read.gaps:
+            self.damaged.setdefault(day.start_ms * 2 + 1, []).extend(read.gaps)
+        is_drained = self._taken.days is not None and self._taken.days.is_drained(day.start_ms)
+        self._units.high_water[place] = ALL_OF_IT if is_drained else read.last_sequence
+        self._compare_minutes(read, day, starts, expected)
+        self._publish("day", day.start_ms, balance)
+
+    def _drained(self, rows: Rows, hashes: U64, starts: I64, marks: I64, expected: Fingerprints) -> NDArray[np.bool_]:
+        """Rows that are in their minute already, bool[n]; they are counted there."""
+        if not len(starts):
+            return np.zeros(len(rows.sequence), np.bool_)
+        windows = window_starts(rows.due_ms, self._taken.window_ms)
+        places = np.minimum(np.searchsorted(starts, windows), len(starts) - 1)
+        drained: NDArray[np.bool_] = (starts[places] == windows) & (rows.sequence <= marks[places])
+        expected.add(places[drained], hashes[drained])
+        return drained
+
+    def _compare_minutes(self, read: FileRead, day: _Day, starts: I64, expected: Fingerprints) -> None:
+        if read.gaps:
+            return
+        for place, found in enumerate(day.placed):
+            if found != (int(expected.counts[place]), int(expected.sums[place])):
+                key = ScheduleKey(int(starts[place]), Source.FROM_DAY)
+                code = day.start_ms * 2 + 1
+                if code not in self.damaged:
+                    self._findings.add(
+                        CONTRADICTORY,
+                        self._taken.schedule_path(key),
+                        0,
+                        f"{found[0]} messages from the day's file, which has {expected.counts[place]} up to the same "
+                        "sequence, or other ones",
+                    )

@@ -1,0 +1,30 @@
+"""One directory of a clean stop and one of a kill, made once; tests damage copies of them."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.delayserver.recover.directories import Made, copy, make
+
+
+@pytest.fixture(scope="session")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """After a clean stop. Not to be changed."""
+    return make(tmp_path_factory.mktemp("stopped") / "data", "--set", "storage.message_log_segment_bytes=1MiB")
+
+
+@pytest.fixture(scope="session")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """After SIGKILL. Not to be changed."""
+    path = tmp_path_factory.mktemp("killed") / "data"
+    return make(path, "--set", "storage.message_log_segment_bytes=1MiB", number=signal.SIGKILL)
+
+
+@pytest.fixture
+def damaged(stopped: Made, tmp_path: Path) -> Callable[[], Made]:
+    """A copy of the cleanly stopped directory, to be damaged."""
+    return lambda: copy(stopped, tmp_path / "data")

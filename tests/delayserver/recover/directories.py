@@ -1,0 +1,156 @@
+"""Data directories made by a real server process: a little of everything that can happen to a message."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from delayserver.client import Client
+from store.windows import DAY_MS
+
+ROOT = Path(__file__).parents[3]
+SECONDS_MAX = 60
+
+
+@dataclass(slots=True)
+class Made:
+    """A directory with what was put into it. `receipts` by the name of what became of the message."""
+
+    path: Path
+    server_id: str
+    receipts: dict[str, str] = field(default_factory=dict)
+    accepted: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The JSON objects that it printed."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def last(self) -> dict[str, Any]:
+        """The last of them."""
+        return self.rows[-1]
+
+    def kinds(self) -> list[str]:
+        """The kinds of the findings of a check, sorted."""
+        return sorted({finding["kind"] for finding in self.last["findings"]})
+
+
+class ServerProcess:
+    """`delayserver serve` on a directory, killed at the end of the block unless it was stopped."""
+
+    def __init__(self, path: Path, *arguments: str) -> None:
+        command = [sys.executable, "-m", "delayserver", "serve", "--data-dir", str(path), "--port", "0", "--json"]
+        self.process = subprocess.Popen(
+            [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise AssertionError(f"the server did not start: {self.process.communicate()[1].decode()}")
+        ready = json.loads(line)
+        self.address = f"{ready['host']}:{ready['port']}"
+        self.server_id: str = ready["server_id"]
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(signal.SIGKILL)
+
+    def stop(self, number: int = signal.SIGTERM) -> str:
+        """Send a signal and wait for the end; what was written to stderr."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.process.communicate(timeout=SECONDS_MAX)[1].decode() if not self.process.stderr.closed else ""  # type: ignore[union-attr]
+
+
+def recover(*arguments: str, stdin: bytes = b"") -> Done:
+    """Run `delayserver recover …` to its end."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
+    process = subprocess.run(
+        [sys.executable, "-m", "delayserver", "recover", *arguments],
+        cwd=ROOT,
+        env=environment | {"TZ": "UTC"},
+        input=stdin,
+        capture_output=True,
+        timeout=SECONDS_MAX,
+        check=False,
+    )
+    return Done(process.returncode, process.stdout.decode(), process.stderr.decode())
+
+
+def make(path: Path, *arguments: str, number: int = signal.SIGTERM) -> Made:
+    """Messages of all outcomes, near and far, then a stop by the signal."""
+    with ServerProcess(path, *arguments) as server, Client(server.address) as client:
+        made = Made(path, server.server_id)
+        fill(client, made)
+        wait_for_outcomes(client)
+        server.stop(number)
+    return made
+
+
+def fill(client: Client, made: Made) -> None:
+    """Delivered, cancelled, deduplicated, expired, rescheduled, pending soon, pending beyond the fine horizon."""
+    now_ms = client.ping() // 1000
+    hour_ms = now_ms + 3_600_000
+    far_ms = now_ms - now_ms % DAY_MS + 20 * DAY_MS
+    sent = client.send_columns("orders", now_ms - 1000, [b"body %04d" % i for i in range(300)])
+    made.accepted += len(sent.sequence)
+    made.receipts["delivered"] = sent.receipts()[7]
+    made.accepted += len(
+        client.send_columns(["orders", "mails"], hour_ms, [b"x"] * 40, subject_index=[0, 1] * 20).sequence
+    )
+    far = client.send_columns("far", [far_ms + 60_000 * i for i in range(50)], [b"far away"] * 50)
+    made.accepted += len(far.sequence)
+    made.receipts["far"] = far.receipts()[3]
+    made.receipts["far_cancelled"] = far.receipts()[4]
+    for name, due_ms in (("cancelled", hour_ms), ("moved", hour_ms), ("original", hour_ms), ("pending", hour_ms)):
+        made.receipts[name] = client.send("single", name, due_ms=due_ms, message_id=name).receipt
+    made.receipts["copy"] = client.send("single", "original", due_ms=hour_ms, message_id="original").receipt
+    expired = client.send("single", "expired", due_ms=now_ms - 10, expires_ms=now_ms - 5, message_id="e")
+    made.receipts["expired"] = expired.receipt
+    made.accepted += 6
+    client.cancel(made.receipts["cancelled"])
+    client.cancel(made.receipts["far_cancelled"])
+    moved = client.reschedule(made.receipts["moved"], due_ms=hour_ms + 120_000)
+    assert moved.new_receipt is not None
+    made.receipts["moved_to"] = moved.new_receipt
+    made.accepted += 1
+    deliveries = client.pull("orders", "workers", 5, 5)
+    client.nack("orders", "workers", [deliveries[0].delivery])
+    client.ack("orders", "workers", [delivery.delivery for delivery in deliveries[1:]])
+
+
+def wait_for_outcomes(client: Client) -> None:
+    """Return when everything that is due has its outcome, and a checkpoint had the time to follow."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while time.monotonic() < deadline:
+        status = client.status()
+        if status["delivered"] >= 300 and status["expired"] >= 1 and status["cancelled"] >= 3:
+            return
+        time.sleep(0.02)
+    raise AssertionError("the server did not come to an end with its messages")
+
+
+def copy(made: Made, target: Path) -> Made:
+    """The same directory once more, to be damaged."""
+    shutil.copytree(made.path, target)
+    return Made(target, made.server_id, made.receipts, made.accepted)
