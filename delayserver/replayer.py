@@ -120,6 +120,10 @@ class Replayer:
         """Durable in the log, not in its schedule file yet."""
         return max(self._log.synced - self.position, 0)
 
+    def passed(self, sequence: int) -> None:
+        """Nothing up to this sequence is still to come: those that a crash left unused must not be waited for."""
+        self.replayed_sequence = max(self.replayed_sequence, sequence)
+
     async def wait_replayed(self, sequence: int) -> None:
         """Return when this sequence (accepted already) is in its schedule file."""
         if sequence > self.replayed_sequence:

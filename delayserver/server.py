@@ -449,7 +449,9 @@ class DelayServer:
 
     async def _recover(self) -> None:
         """Replay what the checkpoint does not cover before anything may be loaded: a cancel among it must count."""
+        found = self.commit.highest_sequence
         await self.replayer.caught_up.wait()
+        self.replayer.passed(found)
         await self.publisher.finish_recovery()
         await self.recorder.flush()
         self.commit.accepted_before = self.publisher.accepted
