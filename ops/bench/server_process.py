@@ -67,8 +67,11 @@ class ServerProcess:
         self.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        gone = self._stop()
+        # Also when a client has failed already: why the server went is the reason for that.
+        if gone is not None and (kind is None or issubclass(kind, Exception)):
+            raise ServerFailed(f"the server ended by itself with code {gone}: {self.last_words()}")
 
     @property
     def pid(self) -> int:
@@ -107,11 +110,11 @@ class ServerProcess:
         self.launch()
         self.wait_ready()
 
-    def stop(self) -> None:
-        """End it with SIGTERM, or SIGKILL past the bound. Raises `ServerFailed` if it had gone by itself."""
+    def _stop(self) -> int | None:
+        """End it with SIGTERM, or SIGKILL past the bound; the exit code if it had gone by itself."""
         process = self._process
         if process is None:
-            return
+            return None
         gone = process.poll()
         if gone is None:
             process.terminate()
@@ -121,8 +124,7 @@ class ServerProcess:
                 process.kill()
                 process.wait()
         self._close()
-        if gone is not None and sys.exception() is None:
-            raise ServerFailed(f"the server ended by itself with code {gone}: {self.last_words()}")
+        return gone
 
     def kill(self) -> None:
         """SIGKILL, as a crash of the process; the page cache stays warm."""
