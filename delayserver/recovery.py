@@ -110,7 +110,8 @@ def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: ran
     attempted = Attempted(0, 0)
     if not sequences.clean and not directory.created:
         latest_ms = max(clock.now_ms(), checkpoint.written_us // 1000 + CLOCK_SLACK_MS)
-        attempted = Attempted(latest_ms, sequences.next)
+        # What was due in this very millisecond may have been attempted in it.
+        attempted = Attempted(latest_ms + 1, sequences.next)
     return Opened(
         directory, names, log, schedule, dispatch, ledger, days, sequences, checkpoint, lost, attempted, damages
     )
