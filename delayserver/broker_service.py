@@ -286,7 +286,9 @@ class BrokerService:
         if type(names) is not list or not all(type(name) is str for name in names):
             raise InvalidArgument(f"{field} must be a list of texts")
         index = unpack_column(arguments.get(index_field), count, U32, index_field)
-        codes = self._names.intern(kind, names) if names else np.empty(0, np.uint32)
+        for name in names:
+            self._intake.check_subject(name)
+        codes = self._intake.intern(kind, names) if names else np.empty(0, np.uint32)
         if kind == CONSUMER_GROUP:
             codes = np.concatenate([np.zeros(1, np.uint32), codes])
         if int(index.max()) >= len(codes):
@@ -307,7 +309,7 @@ class BrokerService:
         group = arguments.get("group")
         code = self._names.code(CONSUMER_GROUP, group) if type(group) is str else 0
         if not code:
-            code = int(self._names.intern(CONSUMER_GROUP, [self._intake.check_subject(group)])[0])
+            code = int(self._intake.intern(CONSUMER_GROUP, [self._intake.check_subject(group)])[0])
         return subject, code
 
 

@@ -121,6 +121,11 @@ class GroupCommit:
         if len(self._gathered) == 1:
             self._work.set()
 
+    def storage_failed(self, error: StorageFailed) -> None:
+        """A sync elsewhere failed for good: refuse everything from now on, and let `run` end the server."""
+        self.refusal = error
+        self._work.set()
+
     # -- committing
 
     async def run(self) -> None:
@@ -131,6 +136,7 @@ class GroupCommit:
                 self._work = trio.Event()
                 await self._work.wait()
                 self._idle = trio.Event()
+                self._stop_if_failed()
             while self.lag_bytes() > self._settings.replay_lag_bytes_max:
                 self.lag_fell = trio.Event()
                 await self.lag_fell.wait()
@@ -138,8 +144,11 @@ class GroupCommit:
             await self._commit_group(group)
             if self._gathered:
                 await trio.lowlevel.checkpoint()  # a group synced inline never waited: let the readers go first
-            if self.refusal is not None and isinstance(self.refusal, StorageFailed):
-                raise StoreError(self.refusal.message)
+            self._stop_if_failed()
+
+    def _stop_if_failed(self) -> None:
+        if isinstance(self.refusal, StorageFailed):
+            raise StoreError(self.refusal.message)
 
     def _take_group(self) -> list[_Item]:
         total = 0

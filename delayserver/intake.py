@@ -19,10 +19,12 @@ from delayserver.protocol.columns import I64, U32, unpack_column, unpack_count, 
 from delayserver.protocol.errors import (
     BatchTooLarge,
     DelayServerError,
+    DiskFull,
     InvalidArgument,
     MessageIdInvalid,
     MessageTooLarge,
     PropertiesInvalid,
+    StorageFailed,
     SubjectInvalid,
     SubjectsFull,
     TooFar,
@@ -30,7 +32,7 @@ from delayserver.protocol.errors import (
 )
 from delayserver.settings import MessageSettings
 from store.batches import MessageBatch
-from store.errors import TableFullError
+from store.errors import DiskFullError, StoreError, TableFullError
 from store.id_index import hash_ids
 from store.names import SUBJECT, Names
 
@@ -101,6 +103,7 @@ class Intake:
         self._names = names
         self._clock = clock
         self._oldest_due_ms = oldest_due_ms
+        self.on_storage_failed: Callable[[StorageFailed], None] = lambda _error: None
 
     # -- rows
 
@@ -173,16 +176,25 @@ class Intake:
         return due
 
     def subject(self, subject: object) -> int:
-        """The code of a subject, interned if it is new. Raises SubjectInvalid, SubjectsFull."""
+        """The code of a subject, interned if it is new. Raises SubjectInvalid and what `intern` raises."""
         if type(subject) is str:
             code = self._names.code(SUBJECT, subject)
             if code:
                 return code
-        self.check_subject(subject)
+        return int(self.intern(SUBJECT, [self.check_subject(subject)])[0])
+
+    def intern(self, kind: int, names: list[str]) -> NDArray[np.uint32]:
+        """The codes u32[n] of names. Raises SubjectsFull, DiskFull, and StorageFailed, after which the server stops."""
         try:
-            return int(self._names.intern(SUBJECT, [str(subject)])[0])
+            return self._names.intern(kind, names)
         except TableFullError as error:
             raise SubjectsFull(str(error)) from error
+        except DiskFullError as error:
+            raise DiskFull(str(error), retry_after_ms=1000) from error
+        except StoreError as error:
+            failed = StorageFailed(str(error))
+            self.on_storage_failed(failed)
+            raise failed from error
 
     def check_subject(self, subject: object) -> str:
         """Raises SubjectInvalid."""

@@ -287,6 +287,7 @@ class DelayServer:
         for group in self.groups.values():
             group.on_lateness = self.lateness.add
         self.intake = Intake(settings.message, opened.names, self.clock, self.retention.oldest_due_ms)
+        self.intake.on_storage_failed = self.commit.storage_failed
         self.locator = Locator(opened.schedule, opened.days, settings.storage.window_ms)
         self.cancellation = Cancellation(
             self.commit,
