@@ -68,12 +68,13 @@ class GroupCommit:
         self._publish = publish
         self._gathered: list[_Item] = []
         self._gathered_bytes = 0
+        self._committing: list[_Item] = []
         self._work = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
         self.refusal: DelayServerError | None = None
         self.lag_bytes: Callable[[], int] = lambda: 0
-        self.lag_fell = trio.Event()
+        self._lag_fell = trio.Event()
         self.groups = 0
         self.highest_sequence = sequences.next - 1
         # Messages of the balance: found by the start, and committed since.
@@ -121,6 +122,10 @@ class GroupCommit:
         if len(self._gathered) == 1:
             self._work.set()
 
+    def lag_fell(self) -> None:
+        """The replayer has moved on: a commit that waits for it looks again."""
+        self._lag_fell.set()
+
     def storage_failed(self, error: StorageFailed) -> None:
         """A sync elsewhere failed for good: refuse everything from now on, and let `run` end the server."""
         self.refusal = error
@@ -130,6 +135,17 @@ class GroupCommit:
 
     async def run(self) -> None:
         """Commit groups until cancelled. Raises StoreError when a sync failed: the server must stop."""
+        try:
+            await self._run()
+        finally:
+            # Who waits for an answer is shielded: without one a server that must stop would hang.
+            if self.refusal is None:
+                self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
+            self._fail(self._committing, StorageFailed("the server stopped before it knew; look the message up"))
+            self._fail(self._gathered, self.refusal)
+            self._committing, self._gathered = [], []
+
+    async def _run(self) -> None:
         while True:
             if not self._gathered:
                 self._idle.set()
@@ -138,10 +154,11 @@ class GroupCommit:
                 self._idle = trio.Event()
                 self._stop_if_failed()
             while self.lag_bytes() > self._settings.replay_lag_bytes_max:
-                self.lag_fell = trio.Event()
-                await self.lag_fell.wait()
-            group = self._take_group()
-            await self._commit_group(group)
+                self._lag_fell = trio.Event()
+                await self._lag_fell.wait()
+            self._committing = self._take_group()
+            await self._commit_group(self._committing)
+            self._committing = []
             if self._gathered:
                 await trio.lowlevel.checkpoint()  # a group synced inline never waited: let the readers go first
             self._stop_if_failed()

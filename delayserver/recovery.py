@@ -77,7 +77,9 @@ def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: ran
     )
     ledger = Ledger.open(fs, path, server_id)
     days = DayTable.open(fs, f"{path}/days", day_of(clock.now_ms() + storage.fine_horizon_ms) + DAY_MS)
-    schedule = ScheduleLog(fs, f"{path}/schedule_log", server_id, storage.window_ms, storage.open_files_max)
+    dispatch_files_max = max(storage.open_files_max // 8, 8)
+    schedule_files_max = storage.open_files_max - dispatch_files_max
+    schedule = ScheduleLog(fs, f"{path}/schedule_log", server_id, storage.window_ms, schedule_files_max)
     # A file may have been removed, as it should be, after the checkpoint that knows it: then it is not missing.
     schedule.recover_all(
         {
@@ -91,7 +93,7 @@ def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: ran
         f"{path}/dispatch_log",
         server_id,
         storage.window_ms,
-        storage.open_files_max,
+        dispatch_files_max,
         reserve_bytes=storage.dispatch_reserve_bytes,
     )
     dispatch.recover_all(

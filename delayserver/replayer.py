@@ -31,6 +31,8 @@ from store.segment import Appended
 # One round: large enough for numpy to shine, small enough that the event loop hears of it within milliseconds.
 ROUND_BYTES_MAX = 4 << 20
 ROUND_ROWS_MAX = 1 << 16
+# Far behind, larger rounds: rows spread over many files then come in fewer, longer records.
+ROUND_BYTES_BEHIND = 16 << 20
 # A round of this many rows is placed on the event loop: a hop to a thread would cost more.
 INLINE_ROWS_MAX = 512
 # Batches kept in memory between commit and replay; behind that they are read back from the log.
@@ -95,6 +97,7 @@ class Replayer:
         self._waiters: list[tuple[int, trio.Event]] = []
         self.caught_up = trio.Event()
         self.publish: Callable[[Round], None] = lambda _round: None
+        self.on_progress: Callable[[], None] = lambda: None
         self.between_rounds: Callable[[], Awaitable[None]] | None = None
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         self.bytes_since_checkpoint = 0
@@ -190,11 +193,11 @@ class Replayer:
 
     def _read(self, position: int, stop: int) -> list[LogEntry]:
         try:
-            return self._log.read(position, stop, ROUND_BYTES_MAX)
+            return self._log.read(position, stop, ROUND_BYTES_BEHIND)
         except CorruptionError as error:
             self.on_corruption(error)
             following = self._log.skip_damage(position)
-            return self._log.read(following, stop, ROUND_BYTES_MAX) if following < stop else []
+            return self._log.read(following, stop, ROUND_BYTES_BEHIND) if following < stop else []
 
     async def _round(self, place: Callable[[Round], None], done: Round, rows: int) -> None:
         """Place in a thread where that pays. A full disk is waited for: what was placed stays in `done`, and the
@@ -261,6 +264,7 @@ class Replayer:
         self.position = done.end
         self.replayed_sequence = max(self.replayed_sequence, done.last_sequence)
         self.bytes_since_checkpoint += done.size_bytes
+        self.on_progress()
         if self._waiters:
             for sequence, event in self._waiters:
                 if sequence <= self.replayed_sequence:

@@ -150,6 +150,7 @@ class DelayServer:
             opened.log, opened.sequences, self.fs, storage, self.clock, publish=self.replayer.feed
         )
         self.commit.lag_bytes = lambda: self.replayer.lag_bytes
+        self.replayer.on_progress = self.commit.lag_fell
         start_ms = self.clock.now_ms() // settings.wheel.tick_ms * settings.wheel.tick_ms
         self.wheel = HashedWheel(start_ms, settings.wheel.tick_ms, settings.wheel.slots, payload_dtype=ROW)
         self.cursors = LoadCursors(storage.window_ms)

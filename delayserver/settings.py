@@ -60,7 +60,8 @@ class StorageSettings:
     """Replayed message_log is kept this long for `rebuild`; schedule_log holds the whole messages anyway."""
     retention_ms: int = 24 * 3_600_000
     """Completed windows stay this long for lookup, deduplication and the audit; then the ledger keeps the counts."""
-    open_files_max: int = 256
+    open_files_max: int = 440
+    """A year of coarse days stays open at once, and the process stays below 512 files. An eighth is dispatch_log's."""
     group_bytes_max: int = 8 * MIB
     """One group commit: larger ones gain nothing in throughput and delay the acks of the small."""
     gather_bytes_max: int = 64 * MIB

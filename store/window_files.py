@@ -29,7 +29,7 @@ class WindowFiles(Generic[Key]):
         self.fs = fs
         self.directory = directory
         self.states: dict[Key, FileState] = {}
-        self.table: OpenFiles[Key] = OpenFiles(open_files_max, self._open, self._is_clean, self._sync_open)
+        self.table: OpenFiles[Key] = OpenFiles(open_files_max, self._open)
         self._server_id = server_id
         self.layout = layout
         self.write = write
@@ -42,7 +42,7 @@ class WindowFiles(Generic[Key]):
     def append(self, key: Key, batch: ColumnBatch) -> Appended:
         """Write one record without syncing; the file (and its folder) is made durable on first use.
 
-        Raises DiskFullError (nothing was appended), StoreError, SyncFailedError (of a file closed to make room).
+        Raises DiskFullError (nothing was appended), StoreError.
         """
         state = self.states.get(key)
         if state is None:
@@ -54,7 +54,7 @@ class WindowFiles(Generic[Key]):
         pinned = self.table.pin(key)
         try:
             appended = pinned.segment.append(batch)
-            with self.table.lock:  # while it is pinned: a reader may not take it for clean and close it
+            with self.table.lock:
                 self.count(state, batch)
                 state.end = appended.end
                 self._dirty[key] = None
@@ -105,7 +105,7 @@ class WindowFiles(Generic[Key]):
         if segment.end > state.end and state.settled and self.write:
             segment.file.truncate(state.end)  # what a failed write left and could not undo
             segment.file.datasync()
-        segment.end = segment.synced = state.end
+        segment.end, segment.synced = state.end, state.durable.end
         return segment
 
     def open_segment(self, state: FileState) -> Segment:
@@ -126,15 +126,6 @@ class WindowFiles(Generic[Key]):
             self.table.unpin(pinned)
 
     # Syncing
-
-    def _is_clean(self, key: Key) -> bool:
-        return key not in self._dirty
-
-    def _sync_open(self, key: Key, segment: Segment) -> None:
-        state = self.states[key]
-        mark = state.mark()
-        self._datasync(state, segment)
-        self._made_durable(key, state, mark)
 
     def _datasync(self, state: FileState, segment: Segment) -> None:
         try:
