@@ -46,8 +46,9 @@ class Publisher:
         self._clock = clock
         self.accepted = 0
         self.internal = 0
-        # While a start replays what a crash left, cancels wait here: some of their outcomes may be in the files already.
-        self.recovered_cancels: list[CancelBatch] | None = []
+        # While a start replays what a crash left, outcomes of cancels and of copies wait here: dispatch_log may have kept
+        # them though the crash took the schedule file or the checkpoint, and each must be recorded once.
+        self.recovered: list[OutcomeBatch] | None = []
 
     def publish(self, done: Round) -> None:
         """A round of the message_log."""
@@ -55,11 +56,8 @@ class Publisher:
         self.internal += done.internal
         self._publish_rows(done)
         for batch in done.cancels:
-            if self.recovered_cancels is not None:
-                self.recovered_cancels.append(batch)
-            else:
-                self._recorder.record(cancelled_outcomes(batch, self._clock.now_us()))
-                self._recorder.release(batch.sequence)
+            self._settle(cancelled_outcomes(batch, self._clock.now_us()))
+            self._recorder.release(batch.sequence)
         self._replayer.published(done)
 
     def publish_drained(self, done: Round) -> None:
@@ -111,23 +109,28 @@ class Publisher:
         copies = placed.batch.duplicate_of != 0
         if copies.any():
             index = index_rows(placed.batch, placed.appended.blob_start)
-            self._recorder.record(suppressed_outcomes(index.take(np.flatnonzero(copies)), now_us))
+            self._settle(suppressed_outcomes(index.take(np.flatnonzero(copies)), now_us))
+
+    def _settle(self, batch: OutcomeBatch) -> None:
+        if self.recovered is not None:
+            self.recovered.append(batch)
+        else:
+            self._recorder.record(batch)
 
     async def finish_recovery(self) -> None:
-        """Record the cancels met during the first replay, as far as their outcomes are not in the files."""
-        batches, self.recovered_cancels = self.recovered_cancels or [], None
+        """Record what the first replay met again, as far as the outcomes are not in the files already."""
+        batches, self.recovered = self.recovered or [], None
         if not batches:
             return
-        cancels = CancelBatch.concatenate(batches)
-        keys = {self._recorder.key_of(due) for due in np.unique(cancels.due_ms).tolist()}
-        for key in keys:
+        met = OutcomeBatch.concatenate(batches)
+        keys = [self._recorder.key_of(due) for due in met.due_ms.tolist()]
+        for key in sorted(set(keys)):
             async with self._recorder.pinned(key) as index:
-                mine = np.array([self._recorder.key_of(due) == key for due in cancels.due_ms.tolist()])
-                rows = cancels.take(np.flatnonzero(mine))
+                rows = met.take(np.array([place for place, other in enumerate(keys) if other == key], dtype=np.intp))
                 undone = np.flatnonzero(self._recorder.outcome_of(key, index, rows.sequence) == 0)
                 _, first = np.unique(rows.sequence[undone], return_index=True)
                 if len(first):
-                    self._recorder.record(cancelled_outcomes(rows.take(undone[first]), self._clock.now_us()))
+                    self._recorder.record(rows.take(undone[first]))
 
 
 def cancelled_outcomes(batch: CancelBatch, now_us: int) -> OutcomeBatch:

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-import msgpack
 import trio
 
 from delayserver.protocol.errors import DelayServerError
@@ -326,8 +325,12 @@ class Consumer:
         if not messages:
             await trio.sleep(0.05 + self._chance.random() * 0.2)
             return 0
+        self._note(
+            self._client.name,
+            "pulled",
+            rows=" ".join(f"{message['body'][1:12].split(b'.')[0].decode()}@{describe(message['delivery'])}" for message in messages),
+        )
         rows = [self._arrived(message, asked_us, life, steps) for message in messages]
-        self._note(self._client.name, "pulled", tokens=[row.token for row in rows])
         await self._answer(rows, [message["delivery"] for message in messages])
         return len(rows)
 
@@ -364,10 +367,11 @@ class Consumer:
             await self._client.request("nack", arguments)
             return
         reply = await self._client.request("ack", arguments)
+        self._note(self._client.name, "acked", rows=count, unknown=reply["unknown"])
         if reply["unknown"] == 0:
             self._model.acked(self._group, rows, certain=True)
 
 
-def unpack_rows(data: bytes) -> Any:
-    """For traces."""
-    return msgpack.unpackb(data)
+def describe(delivery: int) -> str:
+    """A delivery id for people: queue, epoch of the broker, position."""
+    return f"{'r' if delivery >> 62 & 1 else 'm'}{delivery >> 48 & 0x3FFF}.{delivery & (1 << 48) - 1}"

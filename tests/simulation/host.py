@@ -110,7 +110,7 @@ class Host:
             self.settings, role=self.role, clock=self.clock, fs=self.disk, chance=chance, connect=self._network.connect
         )
         clean = False
-        listener = self._network.listen(self.name, self.port)
+        listener = self._network.listen(self.name, self.port, lambda: self.disk.dead)
         self._listener = listener
         try:
             with trio.CancelScope() as self._scope:
@@ -121,7 +121,8 @@ class Host:
         except BaseException as error:
             self._explain(error)
         finally:
-            self.up = trio.Event()
+            if self.up.is_set():
+                self.up = trio.Event()  # who waits already for this one waits on
             listener.cut()
         if clean:
             server.close()
@@ -159,6 +160,7 @@ class Host:
         how = "stopped cleanly" if clean else ("lost power" if crashed and self._power_fails else "was killed")
         if self.died_of and self.died_of != "crash":
             how = f"gave up: {self.died_of}"
+        self.disk.no_more_faults()
         self._note(self.name, how, life=self.lives)
         self.server = None
         self._scope = None

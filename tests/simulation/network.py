@@ -47,8 +47,11 @@ class Pipe:
 class SimulatedTransport:
     """A `Transport` of one end."""
 
-    def __init__(self, network: Network, incoming: Pipe, outgoing: Pipe, peer: str) -> None:
+    def __init__(
+        self, network: Network, incoming: Pipe, outgoing: Pipe, peer: str, dead: Callable[[], bool] = lambda: False
+    ) -> None:
         self.peer = peer
+        self._dead = dead
         self._network = network
         self._incoming = incoming
         self._outgoing = outgoing
@@ -85,6 +88,8 @@ class SimulatedTransport:
 
     def send_now(self, data: bytes | memoryview) -> int:
         pipe, network = self._outgoing, self._network
+        if self._dead():
+            return len(data)  # the process is gone: its tasks only have not heard of it yet
         if self._closed or pipe.broken or pipe.closed:
             raise ConnectionResetError("the connection is gone")
         weather, chance = network.weather, network.chance
@@ -127,7 +132,8 @@ class SimulatedTransport:
 class SimulatedListener:
     """A `Listener`."""
 
-    def __init__(self, network: Network, host: str, port: int) -> None:
+    def __init__(self, network: Network, host: str, port: int, dead: Callable[[], bool]) -> None:
+        self.dead = dead
         self.address = (host, port)
         self._network = network
         self._send, self._receive = trio.open_memory_channel[SimulatedTransport](4096)
@@ -166,9 +172,9 @@ class Network:
         self.listeners: dict[str, SimulatedListener] = {}
         self.unreachable: set[str] = set()
 
-    def listen(self, host: str, port: int) -> SimulatedListener:
-        """A host begins to listen."""
-        listener = SimulatedListener(self, host, port)
+    def listen(self, host: str, port: int, dead: Callable[[], bool]) -> SimulatedListener:
+        """A host begins to listen. `dead` says when its process can send no more."""
+        listener = SimulatedListener(self, host, port, dead)
         self.listeners[f"{host}:{port}"] = listener
         return listener
 
@@ -183,5 +189,5 @@ class Network:
             raise ConnectionRefusedError(f"nobody listens on {address}")
         there, back = Pipe(), Pipe()
         client = SimulatedTransport(self, back, there, address)
-        listener.arrived(SimulatedTransport(self, there, back, "client"))
+        listener.arrived(SimulatedTransport(self, there, back, "client", listener.dead))
         return client

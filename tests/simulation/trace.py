@@ -8,7 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.simulation.failures import SimulationFailure
 from tests.simulation.clocks import BASE_US, SimulatedTime
+
+
+# A run that says more than this goes in circles.
+LINES_MAX = 20_000
 
 
 class Trace:
@@ -27,6 +32,8 @@ class Trace:
         line = f"{self._time.now_s:14.6f}s  wall +{hours:10.5f}h  {who:<12} {what} {text}".rstrip()
         self._hash.update(line.encode())
         self.lines.append(line)
+        if len(self.lines) > LINES_MAX:
+            raise SimulationFailure(f"more than {LINES_MAX} events: the run goes in circles")
 
     def emit(self, record: logging.LogRecord) -> None:
         """What the server logs belongs to the trace."""
