@@ -1,0 +1,44 @@
+"""A server on fakes for every test that asks for `boot`; such tests run in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from delayserver.settings import Settings
+from tests.fakes.host import Host
+
+Boot = Callable[..., Host]
+
+
+def run_simulated(fn: Callable[..., Any], *, clock: trio.abc.Clock | None, instruments: Sequence[Any]) -> Any:
+    """`trio.run` with a clock that jumps to the next deadline when no task can run."""
+    clock = clock or trio.testing.MockClock(autojump_threshold=0)
+    return trio.run(partial(fn), clock=clock, instruments=instruments)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The plugin looks for a clock among a test's own arguments only; so it is told by a marker."""
+    for item in items:
+        if "boot" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.trio(run=run_simulated))
+
+
+@pytest.fixture
+async def boot(nursery: trio.Nursery) -> AsyncIterator[Boot]:
+    """Makes hosts; none is started yet. Those that live at the end are killed."""
+    hosts: list[Host] = []
+
+    def make(settings: Settings | None = None, **rest: Any) -> Host:
+        hosts.append(Host(nursery, settings, **rest))
+        return hosts[-1]
+
+    yield make
+    for host in hosts:
+        host.disk.dead = True
+    nursery.cancel_scope.cancel()

@@ -1,0 +1,252 @@
+"""Rule 1: an acknowledgement means durable; a failed sync is final; a full disk refuses and loses nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import pytest
+import trio
+
+from delayserver.protocol.errors import DelayServerError, StorageFailed
+from delayserver.protocol.frames import encode_request
+from store.errors import StoreError
+from tests.fakes.disk import FakeDisk
+from tests.fakes.host import Host, small_settings, texts
+
+Boot = Callable[..., Host]
+
+
+def leaves(error: BaseException | None) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in leaves(inner)]
+    assert error is not None
+    return [error]
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_what_was_acknowledged_survives_a_loss_of_power_in_the_same_instant(boot: Boot, seed: int) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    receipts = [(await client.put(f"m{i}", host.now_ms + 60_000))["receipt"] for i in range(5)]
+    (cancelled,) = await client.cancel(receipts[0])
+    await host.lose_power(seed)
+    await host.start()
+    client = await host.client()
+    assert cancelled == "cancelled"
+    assert await client.lookup(*receipts) == ["cancelled"] + ["pending"] * 4
+    await host.settled()
+    assert host.check_balance(pending=4)["accepted"] == 5
+
+
+async def test_a_failed_sync_is_final_and_everybody_is_told(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    safe = (await (await host.client()).put("safe", host.now_ms + 60_000))["receipt"]
+    client = await host.client()
+    host.disk.fail_next_sync("message_log")
+    message = {"subject": "s", "body": "lost", "due_ms": host.now_ms + 60_000}
+    await client.send_bytes(b"".join(encode_request(10 + i, "send", {"messages": [message]}) for i in range(3)))
+    for request_id in (10, 11, 12):
+        with pytest.raises(StorageFailed):
+            await client.reply(request_id)
+    await host.wait_down()
+    assert any(isinstance(leaf, StoreError) for leaf in leaves(host.died_of)), "run() must raise it"
+    host.disk.kill()
+    await host.start()
+    client = await host.client()
+    assert await client.lookup(safe) == ["pending"]
+    await client.put("again", host.now_ms + 60_000)
+
+
+async def test_a_cancel_in_a_group_whose_sync_failed_is_not_answered_cancelled(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    receipt = (await client.put("m", host.now_ms + 1_000))["receipt"]
+    await host.settled()
+    host.disk.fail_next_sync("message_log")
+    assert await client.refused("cancel", {"receipts": [receipt]}) == "storage_failed"
+    await host.wait_down()
+
+
+async def test_a_failed_sync_of_outcomes_stops_the_server_and_a_restart_recovers(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    host.disk.fail_next_sync("dispatch_log")
+    await client.put("m", host.now_ms + 100)
+    await host.wait_down()
+    assert any(isinstance(leaf, StoreError) for leaf in leaves(host.died_of))
+    host.disk.crash(Random(3))
+    await host.start()
+    client = await host.client()
+    await host.sleep_ms(1_000)
+    await host.settled()
+    assert texts(await client.pull()) == ["m"]
+    host.check_balance(pending=0)
+
+
+async def test_a_full_disk_refuses_by_name_and_loses_nothing(boot: Boot) -> None:
+    disk = FakeDisk()
+    host = boot(disk=disk)
+    await host.start()
+    client = await host.client()
+    disk.capacity_bytes = disk.used_bytes + (1 << 20)
+    accepted, refused = [], 0
+    due_ms = host.now_ms + 3_000
+    for number in range(60):
+        try:
+            accepted.append((await client.put(f"{number:03}" + "x" * 100_000, due_ms))["receipt"])
+        except DelayServerError as error:
+            assert error.name == "disk_full"
+            assert error.retry_after_ms
+            refused += 1
+    assert accepted
+    assert refused
+    disk.capacity_bytes = None
+    await host.sleep_ms(1_000)
+    accepted.append((await client.put("after", due_ms))["receipt"])  # service resumes
+    await host.sleep_ms(4_000)
+    await host.settled()
+    assert set(await client.lookup(*accepted)) == {"delivered"}
+    assert host.check_balance(pending=0)["delivered"] == len(accepted)
+
+
+async def test_sends_are_refused_while_space_is_short_and_cancels_are_not(boot: Boot) -> None:
+    disk = FakeDisk()
+    host = boot(small_settings(storage={"free_bytes_min": 1 << 20}), disk=disk)
+    await host.start()
+    client = await host.client()
+    receipt = (await client.put("m", host.now_ms + 60_000))["receipt"]
+    await host.settled()
+    disk.capacity_bytes = disk.used_bytes + (1 << 19)
+    await host.sleep_ms(300)
+    message = {"subject": "s", "body": "x", "due_ms": host.now_ms + 1_000}
+    assert await client.refused("send", {"messages": [message]}) == "disk_full"
+    assert await client.refused("reschedule", {"items": [{"receipt": receipt, "delay_ms": 0}]}) == "disk_full"
+    assert (await client.status())["storage"]["disk_low"]
+    assert await client.cancel(receipt) == ["cancelled"]
+    disk.capacity_bytes = None
+    await host.sleep_ms(300)
+    await client.put("m", host.now_ms + 60_000)
+
+
+async def test_durability_os_never_syncs_message_log_and_sync_does(boot: Boot) -> None:
+    for durability in ("os", "sync"):
+        host = boot(small_settings(storage={"durability": durability, "checkpoint_interval_ms": 3_600_000}), name=durability)
+        await host.start()
+        client = await host.client()
+        await client.put("first", host.now_ms + 60_000)
+        host.disk.fail_next_sync("message_log")
+        if durability == "os":
+            await client.put("second", host.now_ms + 60_000)
+        else:
+            with pytest.raises(DelayServerError, match="."):
+                await client.put("second", host.now_ms + 60_000)
+
+
+async def test_past_the_bound_of_what_gathers_sends_are_refused_as_queue_full(boot: Boot) -> None:
+    host = boot(small_settings(storage={"gather_bytes_max": 2_000}))
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 200
+    message = {"subject": "s", "body": "x" * 100, "due_ms": due_ms}
+    frames = b"".join(encode_request(1_000 + i, "send", {"messages": [message]}) for i in range(40))
+    await client.send_bytes(frames)
+    taken, refused = 0, []
+    for i in range(40):
+        try:
+            await client.reply(1_000 + i)
+            taken += 1
+        except DelayServerError as error:
+            refused.append(error)
+    assert taken and {error.name for error in refused} == {"queue_full"}
+    assert all(error.retry_after_ms for error in refused)
+    await host.sleep_ms(500)
+    await host.settled()
+    assert host.check_balance(pending=0)["delivered"] == taken
+
+
+async def test_sends_that_come_together_share_one_sync_and_take_consecutive_sequences(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    await client.put("first", host.now_ms + 60_000)
+    groups, syncs = host.server.commit.groups, host.disk.counts["datasync"]
+    message = {"subject": "s", "body": "x", "due_ms": host.now_ms + 60_000}
+    await client.send_bytes(b"".join(encode_request(100 + i, "send", {"messages": [message]}) for i in range(50)))
+    replies = [await client.reply(100 + i) for i in range(50)]
+    sequences = [reply["results"][0]["sequence"] for reply in replies]
+    assert sequences == list(range(sequences[0], sequences[0] + 50))
+    assert host.server.commit.groups == groups + 1
+    assert host.disk.counts["datasync"] - syncs <= 2
+
+
+async def test_sequences_are_never_used_twice_across_kills(boot: Boot) -> None:
+    host = boot()
+    seen: list[int] = []
+    for life in range(4):
+        await host.start()
+        client = await host.client()
+        for _ in range(3):
+            seen.append((await client.put("m", host.now_ms + 60_000))["sequence"])
+        await (host.stop() if life == 1 else host.lose_power(life))
+    assert seen == sorted(set(seen))
+
+
+async def test_a_name_whose_sync_failed_is_refused_and_nothing_is_accepted_under_it(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms + 60_000)
+    host.disk.fail_next_sync("names")
+    message = {"subject": "new", "body": "x", "due_ms": host.now_ms + 60_000}
+    for _ in range(2):
+        try:
+            (result,) = await client.send(message)
+        except (DelayServerError, OSError) as error:
+            assert getattr(error, "name", "storage_failed") == "storage_failed"
+        else:
+            assert result["error"] == "storage_failed"
+    await host.wait_down()  # a failed sync is final: the server stops
+
+
+async def test_a_new_name_on_a_full_disk_is_refused_as_disk_full(boot: Boot) -> None:
+    disk = FakeDisk()
+    host = boot(disk=disk)
+    await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms + 60_000)
+    disk.capacity_bytes = disk.used_bytes
+    long_names = [{"subject": f"{i}" * 200, "body": "x", "due_ms": host.now_ms + 60_000} for i in range(10)]
+    names: set[str] = set()
+    for _ in range(5):
+        for message in long_names:
+            message["subject"] = message["subject"][:190] + f"{len(names)}-{id(message)}"
+        try:
+            results = await client.send(*long_names)
+        except DelayServerError as error:
+            names.add(error.name)
+        else:
+            names |= {result.get("error", "accepted") for result in results}
+    assert names <= {"accepted", "disk_full"}, names
+    assert host.died_of is None
+
+
+async def test_a_stop_refuses_what_is_new_and_answers_what_was_taken(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    message = {"subject": "s", "body": "x", "due_ms": host.now_ms + 60_000}
+    first = await client.ask("send", {"messages": [message]})
+    await trio.testing.wait_all_tasks_blocked()
+    host.server.stop()
+    assert "receipt" in (await client.reply(first))["results"][0]
+    try:
+        assert await client.refused("send", {"messages": [message]}) == "shutting_down"
+    except OSError:
+        pass  # it was gone already
+    await host.wait_down()
+    assert host.died_of is None

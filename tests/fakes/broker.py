@@ -1,0 +1,71 @@
+"""A broker node in memory: remembers what it was handed and when, and fails as it is told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from delayserver.broker_node import DeliveryError
+from delayserver.clock import Clock
+from delayserver.protocol.outcomes import DeliverOutcome
+from store.batches import StoredBatch
+
+
+class FakeBroker:
+    """A `Broker`. It keeps everything, repeats too: what is asked of the server is that there are none."""
+
+    def __init__(self, clock: Clock, address: str = "fake") -> None:
+        self.address = address
+        self.clock = clock
+        self.up = True
+        self.known_failures = True
+        self.stores_before_failing = False
+        self.delay_ms = 0.0
+        self.gate: trio.Event | None = None
+        self.refuse: Callable[[StoredBatch], NDArray[np.bool_]] | None = None
+        self.attempts: list[int] = []
+        self.uncertain_attempts = 0
+        self.complete: list[int] = []
+        self.stored: list[int] = []
+        self.bodies: dict[int, bytes] = {}
+        self.due_ms: dict[int, int] = {}
+        self.at_us: dict[int, int] = {}
+
+    async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
+        self.attempts.append(self.clock.now_us())
+        self.uncertain_attempts += uncertain
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.delay_ms:
+            await self.clock.sleep_ms(self.delay_ms)
+        await trio.lowlevel.checkpoint()
+        if not self.up:
+            if self.stores_before_failing:
+                self._store(batch, np.ones(len(batch), dtype=bool))
+            raise DeliveryError("it is down", known=self.known_failures)
+        refused = self.refuse(batch) if self.refuse is not None else np.zeros(len(batch), dtype=bool)
+        self._store(batch, ~refused)
+        return np.where(refused, int(DeliverOutcome.REFUSED), int(DeliverOutcome.STORED)).astype(np.uint8)
+
+    def _store(self, batch: StoredBatch, wanted: NDArray[np.bool_]) -> None:
+        now_us = self.clock.now_us()
+        data, start = bytes(batch.bodies), 0
+        for row, length in enumerate(batch.bodies_length.tolist()):
+            if wanted[row]:
+                sequence = int(batch.sequence[row])
+                self.stored.append(sequence)
+                self.bodies[sequence] = data[start : start + length]
+                self.due_ms[sequence] = int(batch.due_ms[row])
+                self.at_us[sequence] = now_us
+            start += length
+
+    async def windows_complete(self, windows_ms: list[int]) -> None:
+        self.complete += windows_ms
+
+    @property
+    def texts(self) -> list[str]:
+        """Bodies in the order they arrived."""
+        return [self.bodies[sequence].decode() for sequence in self.stored]

@@ -1,0 +1,327 @@
+"""A whole server on fakes: its disk, clock and network, one life after the other, and a client to ask it things."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import trio
+
+from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.frames import FrameDecoder, Reply, decode_reply, encode_request
+from delayserver.server import SERVER, DelayServer
+from delayserver.settings import (
+    BrokerSettings,
+    DispatchSettings,
+    GroupSettings,
+    ListenSettings,
+    MessageSettings,
+    NodeSettings,
+    RouteSettings,
+    Settings,
+    StorageSettings,
+    WheelSettings,
+)
+from tests.fakes.broker import FakeBroker
+from tests.fakes.clock import SimulatedClock
+from tests.fakes.disk import FakeDisk, SimulatedCrash
+from tests.fakes.network import FakeListener, FakeNetwork, FakeTransport
+
+FRAME_BYTES_MAX = 16 << 20
+DATA_DIR = "/data"
+# Simulated seconds; no test waits longer for anything, so that a server which hangs is a red test.
+REPLY_TIMEOUT_S = 70
+
+
+def small_settings(
+    *,
+    groups: tuple[GroupSettings, ...] = (GroupSettings(),),
+    routes: tuple[RouteSettings, ...] = (RouteSettings(),),
+    listen: dict[str, Any] | None = None,
+    message: dict[str, Any] | None = None,
+    storage: dict[str, Any] | None = None,
+    wheel: dict[str, Any] | None = None,
+    dispatch: dict[str, Any] | None = None,
+    broker: dict[str, Any] | None = None,
+    shutdown_timeout_ms: int = 10_000,
+) -> Settings:
+    """The defaults, with files that are small enough for a disk in memory, and what a test wants otherwise."""
+    small = {
+        "data_dir": DATA_DIR,
+        "message_log_segment_bytes": 1 << 20,
+        "warm_ahead_bytes": 0,
+        "free_bytes_min": 0,
+        "dispatch_reserve_bytes": 0,
+    }
+    return Settings(
+        listen=ListenSettings(**(listen or {})),
+        message=MessageSettings(**(message or {})),
+        storage=StorageSettings(**(small | (storage or {}))),
+        wheel=WheelSettings(**(wheel or {})),
+        dispatch=DispatchSettings(**(dispatch or {})),
+        broker=BrokerSettings(**({"segment_bytes": 1 << 18} | (broker or {}))),
+        groups=groups,
+        routes=routes,
+        shutdown_timeout_ms=shutdown_timeout_ms,
+    )
+
+
+def fake_group(name: str, *nodes: str) -> GroupSettings:
+    """A group whose nodes are to be replaced by `FakeBroker`s."""
+    return GroupSettings(name, tuple(NodeSettings(f"{node}:1") for node in nodes or (name,)))
+
+
+class Client:
+    """One connection, one request after the other. For one task."""
+
+    def __init__(self, transport: FakeTransport) -> None:
+        self.transport = transport
+        self._decoder = FrameDecoder(FRAME_BYTES_MAX)
+        self._replies: dict[int, Reply] = {}
+        self._last_id = 0
+
+    async def request(self, operation: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The result. Raises what the server names, ConnectionResetError."""
+        return await self.reply(await self.ask(operation, arguments))
+
+    async def ask(self, operation: str, arguments: dict[str, Any] | None = None) -> int:
+        """Send a request without waiting for its reply; returns its id."""
+        self._last_id += 1
+        await self.send_bytes(encode_request(self._last_id, operation, arguments or {}))
+        return self._last_id
+
+    async def send_bytes(self, data: bytes) -> None:
+        """Send anything."""
+        view = memoryview(data)
+        while view:
+            view = view[self.transport.send_now(view) :]
+            if view:
+                await self.transport.wait_writable()
+
+    async def reply(self, request_id: int) -> dict[str, Any]:
+        """The reply to a request sent before. Raises what the server names, ConnectionResetError at the end."""
+        while request_id not in self._replies:
+            with trio.fail_after(REPLY_TIMEOUT_S):
+                data = await self.transport.receive()
+            if not data:
+                raise ConnectionResetError("closed by the server")
+            for payload in self._decoder.feed(data):
+                reply = decode_reply(payload)
+                self._replies[reply.id] = reply
+        reply = self._replies.pop(request_id)
+        if reply.error is not None:
+            raise reply.error
+        assert reply.result is not None
+        return reply.result
+
+    async def refused(self, operation: str, arguments: dict[str, Any]) -> str:
+        """The name of the error that a request must meet."""
+        try:
+            result = await self.request(operation, arguments)
+        except DelayServerError as error:
+            return error.name
+        raise AssertionError(f"{operation} was not refused: {result}")
+
+    # -- what tests ask for all the time
+
+    async def send(self, *messages: dict[str, Any]) -> list[dict[str, Any]]:
+        """Send rows; the results, one a message."""
+        results: list[dict[str, Any]] = (await self.request("send", {"messages": list(messages)}))["results"]
+        return results
+
+    async def put(self, body: str, due_ms: int, subject: str = "s", **rest: Any) -> dict[str, Any]:
+        """Send one message, which must be accepted; its result."""
+        (result,) = await self.send({"subject": subject, "body": body, "due_ms": due_ms} | rest)
+        assert "receipt" in result, result
+        return result
+
+    async def cancel(self, *receipts: str) -> list[str]:
+        """Cancel by receipts; the outcomes."""
+        results = (await self.request("cancel", {"receipts": list(receipts)}))["results"]
+        return [result.get("outcome") or result["error"] for result in results]
+
+    async def lookup(self, *receipts: str) -> list[str]:
+        """Look up by receipts; the outcomes."""
+        results = (await self.request("lookup", {"receipts": list(receipts)}))["results"]
+        return [result.get("outcome") or result["error"] for result in results]
+
+    async def find(self, receipt: str) -> dict[str, Any]:
+        """All that lookup tells about one message."""
+        result: dict[str, Any] = (await self.request("lookup", {"receipts": [receipt]}))["results"][0]
+        return result
+
+    async def pull(self, subject: str = "s", group: str = "g", wait_ms: int = 0, **rest: Any) -> list[dict[str, Any]]:
+        """Pull rows."""
+        arguments = {"subject": subject, "group": group, "max_messages": 1000, "wait_ms": wait_ms} | rest
+        messages: list[dict[str, Any]] = (await self.request("pull", arguments))["messages"]
+        return messages
+
+    async def status(self) -> dict[str, Any]:
+        """The status map."""
+        return await self.request("status")
+
+
+class Host:
+    """Lives of a server on one disk. Faults are asked of `disk`, `clock`, `network` and `brokers`."""
+
+    def __init__(
+        self,
+        nursery: trio.Nursery,
+        settings: Settings | None = None,
+        *,
+        name: str = "host",
+        role: str = SERVER,
+        disk: FakeDisk | None = None,
+        clock: SimulatedClock | None = None,
+        network: FakeNetwork | None = None,
+    ) -> None:
+        self.settings = settings or small_settings()
+        self.name = name
+        self.role = role
+        self.disk = disk or FakeDisk()
+        self.clock = clock or SimulatedClock()
+        self.network = network or FakeNetwork()
+        self.brokers: dict[str, FakeBroker] = {}
+        self.died_of: BaseException | None = None
+        self.before_run: Callable[[DelayServer], None] = lambda _server: None
+        self.server: DelayServer
+        self._nursery = nursery
+        self._scope = trio.CancelScope()
+        self._down = trio.Event()
+        self._up = trio.Event()
+        self._listener: FakeListener
+
+    @property
+    def now_ms(self) -> int:
+        """Wall time of the host."""
+        return self.clock.now_ms()
+
+    def fake(self, node: str = "fake") -> FakeBroker:
+        """The fake that stands for the node `NODE:1`; it lives on when the server dies."""
+        if node not in self.brokers:
+            self.brokers[node] = FakeBroker(self.clock, f"{node}:1")
+        return self.brokers[node]
+
+    async def start(self) -> DelayServer:
+        """Open and run; returns when it accepts requests, or has died of an error that is in `died_of`."""
+        self._scope, self._down, self._up = trio.CancelScope(), trio.Event(), trio.Event()
+        self.died_of = None
+        self._listener = self.network.listen(self.name)
+        self._nursery.start_soon(self._live)
+        await self._up.wait()
+        return self.server
+
+    async def _live(self) -> None:
+        server = DelayServer(
+            self.settings,
+            role=self.role,
+            clock=self.clock,
+            fs=self.disk,
+            chance=Random(1),
+            connect=self.network.connect,
+        )
+        clean = False
+        try:
+            with self._scope:
+                server.open()
+                self.server = server
+                self._replace_nodes(server)
+                self.before_run(server)
+                await server.run(self._listener, lambda _host, _port: self._up.set())
+                clean = True
+        except (SimulatedCrash, Exception) as error:  # noqa: BLE001 - tests look at it
+            self.died_of = error
+        except BaseExceptionGroup as error:
+            self.died_of = error
+        finally:
+            self._listener.cut()
+            self._up.set()
+            self._down.set()
+        if clean:
+            server.close()
+
+    def _replace_nodes(self, server: DelayServer) -> None:
+        for group in server.groups.values():
+            for node in group.nodes:
+                name = node.broker.address.removesuffix(":1")
+                if name in self.brokers:
+                    node.broker = self.brokers[name]
+
+    async def stop(self) -> None:
+        """A clean stop."""
+        self.server.stop()
+        await self.wait_down()
+        assert self.died_of is None, self.died_of
+        self.disk.kill()
+
+    async def wait_down(self) -> None:
+        """Return when the server has died."""
+        with trio.fail_after(REPLY_TIMEOUT_S):
+            await self._down.wait()
+
+    async def kill(self) -> None:
+        """The process dies between two steps; what it wrote stays."""
+        await self._die()
+        self.disk.kill()
+
+    async def lose_power(self, seed: int = 0) -> None:
+        """The machine dies: what was not synced is kept or lost page by page."""
+        await self._die()
+        self.disk.crash(Random(seed))
+
+    async def _die(self) -> None:
+        self.disk.dead = True
+        self._scope.cancel()
+        await self._down.wait()
+
+    async def client(self) -> Client:
+        """A new connection."""
+        return Client(await self.network.connect(f"{self.name}:1"))
+
+    # -- waiting
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        """Let simulated time pass."""
+        await trio.sleep(duration_ms / 1000)
+
+    async def until(self, condition: Callable[[], bool], within_ms: int = 5_000, what: str = "") -> None:
+        """Let simulated time pass until something holds; fails if it does not within that time."""
+        deadline = trio.current_time() + within_ms / 1000
+        while not condition():
+            assert trio.current_time() < deadline, f"not within {within_ms} ms: {what or condition}"
+            await trio.sleep(0.001)
+
+    async def settled(self) -> None:
+        """Everything accepted is replayed, no attempt runs, and what is decided is on disk."""
+        with trio.fail_after(REPLY_TIMEOUT_S):
+            await self.server.replayer.wait_replayed(self.server.commit.highest_sequence)
+        await self.until(lambda: not any(group.running for group in self.server.groups.values()))
+        await self.server.recorder.flush()
+
+    # -- the balance of rule 3
+
+    def check_balance(self, pending: int | None = None) -> dict[str, Any]:
+        """Assert accepted = outcomes + pending in the counts, and that the counts are those of the files."""
+        status = self.server.status.to_map()
+        outcomes = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated")
+        assert status["accepted"] == sum(status[name] for name in outcomes) + status["pending"], status
+        assert status["pending"] >= 0, status
+        assert status["early"] == 0, status
+        if pending is not None:
+            assert status["pending"] == pending, status
+        self.server.wheel.check_invariants()
+        self.server.cursors.check_invariants()
+        return status
+
+
+def with_settings(settings: Settings, **parts: dict[str, Any]) -> Settings:
+    """The same settings with some fields of some parts changed."""
+    changes = {name: replace(getattr(settings, name), **fields) for name, fields in parts.items()}
+    return replace(settings, **changes)
+
+
+def texts(messages: Iterable[dict[str, Any]]) -> list[str]:
+    """Bodies of pulled rows."""
+    return [message["body"].decode() for message in messages]
