@@ -1,0 +1,276 @@
+"""Any file of a data directory as maps of plain values: header, records, rows, and what does not verify."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any, Final
+
+import google_crc32c
+import msgpack
+import numpy as np
+
+from delayserver.broker.checkpoint import decode_checkpoint
+from delayserver.protocol.outcomes import Outcome
+from store import checkpoint as checkpoint_file
+from store.columns import ColumnBatch, ragged_offsets
+from store.errors import CorruptionError, FormatError, StoreError
+from store.file_header import FILE_HEADER_BYTES, decode_file_header
+from store.filesystem import File, FileSystem, directory_of, read_whole
+from store.identity import IDENTITY, LOCK, SEQUENCES, read_identity, read_reservation
+from store.names import FILE_NAME as NAMES_FILE
+from store.names import Names
+from store.record import RecordHeader
+from store.scan import Scan, ScanReport
+
+FILE_KINDS: Final = {
+    1: "message_log", 2: "schedule_log", 3: "dispatch_log", 4: "names", 5: "broker store", 6: "broker progress",
+    7: "broker progress", 8: "ledger",
+}  # fmt: skip
+RECORD_KINDS: Final = {
+    1: "messages", 2: "cancels", 3: "outcomes", 4: "names", 5: "stored", 6: "progress", 7: "runs", 8: "ledger",
+}  # fmt: skip
+# Columns that hold codes of names.
+_CODES: Final = ("subject", "target_group", "broker_group", "consumer_group")
+_LOG, _CHECKPOINT, _BROKER_CHECKPOINT = b"DELAYLOG", b"DELAYCHK", b"DELAYBCP"
+# How far up from a file its data directory is looked for: <directory>/schedule_log/<day>/<file>.
+_PARENTS_MAX = 4
+
+Row = dict[str, Any]
+
+
+def dump_file(fs: FileSystem, path: str, *, rows: bool = True) -> Iterator[Row]:
+    """Maps, one a line of output. `rows` False: headers of records only.
+
+    Raises FormatError for a file that is none of ours, FileNotFoundError.
+    """
+    name = path.rpartition("/")[2]
+    file = fs.open(path, write=False)
+    try:
+        head = file.pread(0, FILE_HEADER_BYTES)
+        if head[:8] == _CHECKPOINT:
+            yield from _checkpoint(fs, path)
+        elif head[:8] == _BROKER_CHECKPOINT:
+            yield from _broker_checkpoint(fs, path)
+        elif name in _SMALL:
+            yield from _SMALL[name](fs, path)
+        elif head[:8] == _LOG or name.endswith(".log"):
+            yield from _log(fs, path, file, head, rows)
+        else:
+            raise FormatError(path, "not a file of this program (its beginning is none of ours)")
+    finally:
+        file.close()
+
+
+# -- logs
+
+
+def _log(fs: FileSystem, path: str, file: File, head: bytes, rows: bool) -> Iterator[Row]:
+    try:
+        header = decode_file_header(head, path)
+        yield {
+            "file": path,
+            "kind": FILE_KINDS.get(header.kind, header.kind),
+            "server_id": f"{header.server_id:012x}",
+            "base": header.base,
+            "span_ms": header.span_ms,
+            "bytes": file.size(),
+        }
+    except CorruptionError as error:
+        yield {"file": path, "corrupt": error.detail, "offset": 0, "bytes": file.size()}
+    names = _names_near(fs, path)
+    report = ScanReport(FILE_HEADER_BYTES)
+    told = 0
+    try:
+        scan = Scan(file, FILE_HEADER_BYTES, file.size())
+        for record, batch in scan.records(FILE_HEADER_BYTES, FILE_HEADER_BYTES, report, forgive=True):
+            yield from _damages(report, told)
+            told = len(report.damages)
+            yield _record(record)
+            if rows:
+                yield from row_maps(record.offset, batch, names)
+    except FormatError as error:
+        yield {"newer": error.detail, "offset": report.end}
+    yield from _damages(report, told)
+    if report.torn:
+        yield {"torn": report.torn_detail, "offset": report.end}
+
+
+def _damages(report: ScanReport, told: int) -> Iterator[Row]:
+    for damage in report.damages[told:]:
+        yield {"corrupt": damage.detail, "offset": damage.start, "stop": damage.stop}
+
+
+def _record(header: RecordHeader) -> Row:
+    return {
+        "record": RECORD_KINDS.get(header.kind, str(header.kind)),
+        "offset": header.offset,
+        "end": header.end,
+        "rows": header.count,
+        "synced_before": header.synced_before,
+    }
+
+
+def row_maps(offset: int, batch: ColumnBatch, names: Callable[[int], str]) -> Iterator[Row]:
+    """One map a row: its columns as they are, names beside their codes, blobs as text or base64."""
+    columns = {
+        name: getattr(batch, name).tolist() for name, _ in batch.schema.fields if name[:-7] not in batch.schema.blobs
+    }
+    blobs = {name: _pieces(batch, name) for name in batch.schema.blobs}
+    for row in range(len(batch)):
+        record: Row = {"offset": offset, "row": row}
+        for name, values in columns.items():
+            record[name] = values[row]
+            if name in _CODES and values[row]:
+                record[f"{name}_name"] = names(values[row])
+        if "outcome" in record:
+            record["outcome_name"] = outcome_name(record["outcome"])
+        for name, pieces in blobs.items():
+            put_blob(record, name, pieces[row])
+        yield record
+
+
+def outcome_name(code: int) -> str:
+    """The label of an outcome code, or the number of one that is none."""
+    try:
+        return Outcome(code).label
+    except ValueError:
+        return str(code)
+
+
+def _pieces(batch: ColumnBatch, name: str) -> list[bytes]:
+    offsets = ragged_offsets(getattr(batch, f"{name}_length")).tolist()
+    blob = bytes(getattr(batch, name))
+    return [blob[start:stop] for start, stop in pairwise(offsets)]
+
+
+def put_blob(record: Row, name: str, data: bytes) -> None:
+    """A blob's bytes in readable form: properties as a map, text as text, everything else as base64."""
+    single = {"ids": "message_id", "bodies": "body", "names": "name"}.get(name, name)
+    if name == "properties":
+        if data:
+            record[single] = _properties(data)
+        return
+    try:
+        record[single] = data.decode()
+    except UnicodeDecodeError:
+        record[single] = base64.b64encode(data).decode()
+        record[f"{single}_encoding"] = "base64"
+
+
+def _properties(data: bytes) -> Any:
+    try:
+        return msgpack.unpackb(data)
+    except (ValueError, msgpack.UnpackException):
+        return base64.b64encode(data).decode()
+
+
+def _names_near(fs: FileSystem, path: str) -> Callable[[int], str]:
+    """Names by code from the directory that the file lies in; the code as text where there is no table."""
+    folder = path
+    for _ in range(_PARENTS_MAX):
+        folder = directory_of(folder)
+        if fs.exists(f"{folder}/{NAMES_FILE}") and fs.exists(f"{folder}/{IDENTITY}"):
+            try:
+                names = Names.open(fs, folder, read_identity(fs, folder), write=False)
+            except StoreError:
+                break
+            names.close()
+            return lambda code: names.name(code) if 0 < code <= len(names) else f"#{code}"
+    return lambda code: f"#{code}"
+
+
+# -- small files
+
+
+def _identity(fs: FileSystem, path: str) -> Iterator[Row]:
+    yield {"file": path, "kind": "identity", "server_id": f"{read_identity(fs, directory_of(path)):012x}"}
+
+
+def _sequences(fs: FileSystem, path: str) -> Iterator[Row]:
+    data = read_whole(fs, path)
+    server_id = int.from_bytes(data[16:24], "little")
+    found = read_reservation(fs, path, server_id)
+    yield {
+        "file": path,
+        "kind": "sequences",
+        "server_id": f"{server_id:012x}",
+        "clean": found.clean,
+        "next": found.next,
+        "reserved": found.reserved,
+    }
+
+
+def _lock(fs: FileSystem, path: str) -> Iterator[Row]:
+    yield {"file": path, "kind": "lock", "holder": read_whole(fs, path).decode("utf-8", "replace")}
+
+
+def _days(fs: FileSystem, path: str) -> Iterator[Row]:
+    data = read_whole(fs, path)
+    if len(data) < 4 or google_crc32c.value(data[4:]) != int.from_bytes(data[:4], "little"):
+        raise CorruptionError(path, 0, "checksum of the table of days")
+    content = msgpack.unpackb(data[4:])
+    yield {"file": path, "kind": "days"} | {name: value for name, value in content.items() if name != "sealed"}
+    for start, sequence, drained in content["sealed"]:
+        yield {"sealed_day": start, "sequence": sequence, "drained": drained}
+
+
+def _reserve(fs: FileSystem, path: str) -> Iterator[Row]:
+    yield {"file": path, "kind": "reserve", "bytes": fs.size(path)}
+
+
+_SMALL: Final[dict[str, Callable[[FileSystem, str], Iterator[Row]]]] = {
+    IDENTITY: _identity,
+    SEQUENCES: _sequences,
+    LOCK: _lock,
+    "days": _days,
+    "reserve": _reserve,
+}
+
+
+def _checkpoint(fs: FileSystem, path: str) -> Iterator[Row]:
+    found = checkpoint_file.read(fs, path)
+    assert found is not None
+    yield {
+        "file": path,
+        "kind": "checkpoint",
+        "server_id": f"{found.server_id:012x}",
+        "replay_offset": found.replay_offset,
+        "replayed_sequence": found.replayed_sequence,
+        "totals": dict(found.totals),
+        "clean": found.clean,
+        "written_us": found.written_us,
+    }
+    for name in ("schedule", "dispatch", "coarse_days"):
+        table = getattr(found, name)
+        columns = {column: getattr(table, column) for column, _, _ in table.columns}
+        for row in range(len(table)):
+            values = {column: _plain(values[row]) for column, values in columns.items()}
+            yield {"table": name} | values
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic)) else value
+
+
+def _broker_checkpoint(fs: FileSystem, path: str) -> Iterator[Row]:
+    data = read_whole(fs, path)
+    body = data[12:]
+    if google_crc32c.value(body) != int.from_bytes(data[8:12], "little"):
+        raise CorruptionError(path, 12, "checksum of the broker's checkpoint")
+    found = decode_checkpoint(data, msgpack.unpackb(body)["server_id"])
+    if found is None:
+        raise FormatError(path, "written by another version of this program")
+    yield {
+        "file": path,
+        "kind": "broker checkpoint",
+        "server_id": f"{found.server_id:012x}",
+        "epoch": found.epoch,
+        "store_offset": found.store_offset,
+        "blocks_offset": found.blocks_offset,
+    }
+    for (subject, group), queue in found.queues.items():
+        yield {"queue": subject, "target_group": group, "first": queue.first, "end": queue.end}
+    for (server_id, window_ms), extents in found.windows.items():
+        yield {"window_ms": window_ms, "server_id": f"{server_id:012x}", "extents": len(extents)}

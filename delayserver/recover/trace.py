@@ -1,0 +1,314 @@
+"""The life of one message, with evidence: every record about it, with the file and the offset in which it stands.
+
+All logs are read without the bytes of the messages, so a trace of a large directory costs a fraction of a check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from delayserver.protocol.outcomes import Outcome
+from delayserver.protocol.receipts import format_receipt, parse_derived_message_id
+from delayserver.recover.capture import Capture
+from delayserver.recover.dump import outcome_name, put_blob
+from delayserver.recover.file_read import Expected, FileRead
+from delayserver.recover.findings import Findings
+from delayserver.recover.log_check import log_parts
+from delayserver.recover.record_scan import Records
+from delayserver.recover.whole_rows import read_blobs
+from store.batches import (
+    KIND_CANCELS,
+    KIND_MESSAGES,
+    KIND_OUTCOMES,
+    KIND_PROGRESS,
+    KIND_STORED,
+    CancelBatch,
+    MessageBatch,
+    OutcomeBatch,
+    ProgressBatch,
+    StoredBatch,
+)
+from store.columns import ColumnBatch
+from store.file_header import FILE_DISPATCH, FILE_PROGRESS, FILE_SCHEDULE, FILE_STORE
+from store.id_hash import hash_id
+from store.windows import window_of
+
+_MESSAGE = (
+    "sequence", "due_ms", "accepted_us", "expires_ms", "origin_sequence", "duplicate_of", "replaces_sequence",
+    "replaces_due_ms", "id_hash", "subject", "target_group", "redelivery", "ids_length", "properties_length",
+    "bodies_length",
+)  # fmt: skip
+_OUTCOME = tuple(name for name, _ in OutcomeBatch.schema.fields)
+_STORED = (
+    "sequence", "position", "due_ms", "accepted_us", "dispatched_us", "origin_sequence", "server_id", "subject",
+    "target_group", "redelivery",
+)  # fmt: skip
+_PROGRESS = tuple(name for name, _ in ProgressBatch.schema.fields)
+ACCEPTED: Final = "accepted"
+SCHEDULED: Final = "scheduled"
+CANCEL: Final = "cancel requested"
+OUTCOME: Final = "outcome"
+STORED: Final = "stored by the broker"
+ACKED: Final = "acked"
+COPY: Final = "copy accepted"
+RETRY: Final = "redelivery accepted"
+REPLACED: Final = "replaced by"
+RETIRED: Final = "retired"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One record about the message: what it says, when that happened (0: unknown), where it stands."""
+
+    at_us: int
+    what: str
+    file: str
+    offset: int
+    fields: dict[str, Any]
+
+    def to_map(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"at_us": self.at_us, "what": self.what, "file": self.file, "offset": self.offset} | self.fields
+
+
+@dataclass(slots=True)
+class Life:
+    """All that is known of one message, in the order of time."""
+
+    sequence: int
+    receipt: str = ""
+    state: str = "unknown"
+    evidence: list[Evidence] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which message: one of the three. `message_id` may be a client's or one that the server derived."""
+
+    sequence: int = 0
+    due_ms: int = -1
+    message_id: str = ""
+
+
+class Trace:
+    """Reads a captured directory for one message."""
+
+    def __init__(self, taken: Capture, progress: Callable[[int], None] = lambda _bytes: None) -> None:
+        self._taken = taken
+        self._progress = progress
+        self._server = f"{taken.server_id:012x}"
+
+    def run(self, wanted: Wanted) -> list[Life]:
+        """A life for each message meant: a client's id can name several. Empty: nothing is known of it."""
+        sequences = [wanted.sequence] if wanted.sequence else self._by_id(wanted.message_id)
+        lives = [self._life(sequence, wanted.due_ms) for sequence in sequences]
+        return [life for life in lives if life.evidence]
+
+    # -- finding
+
+    def _by_id(self, message_id: str) -> list[int]:
+        derived = parse_derived_message_id(message_id)
+        if derived is not None and derived[0] == self._server:
+            return [derived[1]]
+        wanted, data = hash_id(message_id.encode()), message_id.encode()
+        found: set[int] = set()
+        for read in self._message_files():
+            for records, columns in _rows(read, MessageBatch, KIND_MESSAGES, _MESSAGE):
+                hits = np.flatnonzero((columns["id_hash"] == np.uint64(wanted)) & (columns["origin_sequence"] == 0))
+                for row in hits.tolist():
+                    if read_blobs(self._taken, read.path, records, columns, row)["ids"] == data:
+                        found.add(int(columns["sequence"][row]))
+        return sorted(found)
+
+    def _message_files(self) -> Iterator[FileRead]:
+        yield from self._log_files()
+        for key, size in self._taken.schedule.items():
+            yield self._file(self._taken.schedule_path(key), size, Expected(FILE_SCHEDULE))
+
+    def _log_files(self) -> Iterator[FileRead]:
+        for part, expected in log_parts(self._taken):
+            yield self._file(part.path, part.size, expected)
+
+    def _file(self, path: str, size: int, expected: Expected) -> FileRead:
+        return FileRead(self._taken, path, size, expected, Findings(), self._progress)
+
+    # -- one message
+
+    def _life(self, sequence: int, due_ms: int) -> Life:
+        life = Life(sequence)
+        for read in self._log_files():
+            self._messages(read, ACCEPTED, sequence, life)
+        for read in self._log_files():
+            self._cancels(read, sequence, life)
+        for key, size in sorted(self._taken.schedule.items()):
+            read = self._file(self._taken.schedule_path(key), size, Expected(FILE_SCHEDULE))
+            self._messages(read, SCHEDULED, sequence, life)
+        mine = {sequence} | {
+            item.fields["sequence"] for item in life.evidence if item.fields.get("origin_sequence") == sequence
+        }
+        for found, size in sorted(self._taken.dispatch.items()):
+            self._outcomes(self._file(self._taken.dispatch_path(found), size, Expected(FILE_DISPATCH)), mine, life)
+        self._broker(mine, life)
+        self._ledger(sequence, due_ms, life)
+        life.evidence.sort(key=lambda item: (item.at_us, _ORDER.index(item.what)))
+        _conclude(life, self._server)
+        return life
+
+    def _messages(self, read: FileRead, what: str, sequence: int, life: Life) -> None:
+        names = ("sequence", "origin_sequence", "duplicate_of", "replaces_sequence")
+        for records, columns in _rows(read, MessageBatch, KIND_MESSAGES, _MESSAGE):
+            mask = np.zeros(records.rows, np.bool_)
+            for name in names:
+                mask |= columns[name] == sequence
+            for row in np.flatnonzero(mask).tolist():
+                fields = self._fields(columns, row)
+                blobs = read_blobs(self._taken, read.path, records, columns, row)
+                for name in ("ids", "properties"):
+                    if blobs[name]:
+                        put_blob(fields, name, blobs[name])
+                fields["body_bytes"] = len(blobs["bodies"])
+                kind = what
+                if fields["sequence"] != sequence:
+                    kind = _relation(fields, sequence)
+                    fields["tier"] = what
+                offset = int(records.row_offsets()[row])
+                life.evidence.append(Evidence(fields["accepted_us"], kind, read.path, offset, fields))
+
+    def _fields(self, columns: dict[str, Any], row: int) -> dict[str, Any]:
+        """The columns of a row that say something, with names for codes."""
+        fields: dict[str, Any] = {}
+        for name, column in columns.items():
+            value = int(column[row])
+            if name in ("subject", "target_group", "broker_group", "consumer_group"):
+                if value:
+                    fields[name] = self._taken.subject_name(value)
+            elif name not in ("id_hash", "ids_length", "properties_length", "bodies_length") and (
+                value or name in ("sequence", "due_ms", "position")
+            ):
+                fields[name] = value
+        if "due_ms" in fields and "accepted_us" in fields and fields.get("origin_sequence") is None:
+            fields["receipt"] = format_receipt(self._server, fields["due_ms"], fields["sequence"])
+        return fields
+
+    def _cancels(self, read: FileRead, sequence: int, life: Life) -> None:
+        for records, columns in _rows(
+            read, CancelBatch, KIND_CANCELS, ("sequence", "due_ms", "requested_us", "subject")
+        ):
+            for row in np.flatnonzero(columns["sequence"] == sequence).tolist():
+                fields = self._fields(columns, row)
+                offset = int(records.row_offsets()[row])
+                life.evidence.append(Evidence(int(columns["requested_us"][row]), CANCEL, read.path, offset, fields))
+
+    def _outcomes(self, read: FileRead, mine: set[int], life: Life) -> None:
+        wanted = np.array(sorted(mine), np.int64)
+        for records, columns in _rows(read, OutcomeBatch, KIND_OUTCOMES, _OUTCOME):
+            for row in np.flatnonzero(np.isin(columns["sequence"], wanted)).tolist():
+                fields = self._fields(columns, row)
+                fields["outcome"] = outcome_name(int(columns["outcome"][row]))
+                fields.pop("receipt", None)
+                if int(columns["outcome"][row]) == int(Outcome.DELIVERED):
+                    first_us = max(fields["due_ms"] * 1000, fields.get("accepted_us", 0))
+                    fields["lateness_ms"] = (fields["dispatched_us"] - first_us) / 1000
+                offset = int(records.row_offsets()[row])
+                life.evidence.append(Evidence(int(columns["settled_us"][row]), OUTCOME, read.path, offset, fields))
+
+    # -- the embedded broker
+
+    def _broker(self, mine: set[int], life: Life) -> None:
+        root, fs = f"{self._taken.path}/broker", self._taken.fs
+        wanted = np.array(sorted(mine), np.int64)
+        held: list[tuple[int, int, int]] = []
+        for name in fs.listdir(f"{root}/store"):
+            path = f"{root}/store/{name}"
+            read = self._file(path, fs.size(path), Expected(FILE_STORE))
+            for records, columns in _rows(read, StoredBatch, KIND_STORED, _STORED):
+                own = columns["server_id"] == self._taken.server_id
+                for row in np.flatnonzero(own & np.isin(columns["sequence"], wanted)).tolist():
+                    fields = self._fields(columns, row)
+                    fields.pop("receipt", None)
+                    fields["server_id"] = self._server
+                    offset = int(records.row_offsets()[row])
+                    at_us = int(columns["dispatched_us"][row])
+                    life.evidence.append(Evidence(at_us, STORED, path, offset, fields))
+                    held.append(
+                        (int(columns["subject"][row]), int(columns["target_group"][row]), int(columns["position"][row]))
+                    )
+        progress = f"{root}/progress.log"
+        if held and fs.exists(progress):
+            self._acks(self._file(progress, fs.size(progress), Expected(FILE_PROGRESS)), held, life)
+
+    def _acks(self, read: FileRead, held: list[tuple[int, int, int]], life: Life) -> None:
+        for records, columns in _rows(read, ProgressBatch, KIND_PROGRESS, _PROGRESS):
+            for subject, target_group, position in held:
+                mask = (columns["change"] == 0) & (columns["subject"] == subject)
+                mask &= (columns["start"] <= position) & (columns["stop"] > position)
+                mask &= columns["retry"] == int(target_group != 0)
+                if target_group:
+                    mask &= columns["consumer_group"] == target_group
+                for row in np.flatnonzero(mask).tolist():
+                    group = self._taken.subject_name(int(columns["consumer_group"][row]))
+                    fields = {"consumer_group": group, "position": position, "redelivery": bool(target_group)}
+                    offset = int(records.row_offsets()[row])
+                    life.evidence.append(Evidence(_LAST, ACKED, read.path, offset, fields))
+
+    def _ledger(self, sequence: int, due_ms: int, life: Life) -> None:
+        ledger = self._taken.ledger
+        known = [item.fields["due_ms"] for item in life.evidence if item.fields.get("sequence") == sequence]
+        due_ms = known[0] if known else due_ms
+        if ledger is None or due_ms < 0:
+            return
+        start = window_of(due_ms, self._taken.window_ms)
+        if ledger.has(start):
+            rows = ledger.window(start)
+            if sequence <= int(rows.last_sequence.max()):
+                fields = {
+                    "start_ms": start,
+                    "accepted": int(rows.accepted.sum()),
+                    "delivered": int(rows.delivered.sum()),
+                }
+                life.evidence.append(Evidence(_LAST, RETIRED, f"{self._taken.path}/ledger.log", 0, fields))
+
+
+_ORDER = (ACCEPTED, SCHEDULED, COPY, RETRY, CANCEL, REPLACED, STORED, OUTCOME, ACKED, RETIRED)
+# Records without a time of their own come last.
+_LAST = 1 << 62
+
+
+def _rows(
+    read: FileRead, batch_type: type[ColumnBatch], kind: int, names: Sequence[str]
+) -> Iterator[tuple[Records, dict[str, Any]]]:
+    """Records of a kind with their columns; what cannot be decoded is passed over, `check` reports it."""
+    for records in read.records(blobs=False, quiet=True):
+        mine = records.of_kind(kind)
+        if len(mine):
+            try:
+                yield mine, mine.columns(batch_type, names)
+            except ValueError:
+                continue
+
+
+def _relation(fields: dict[str, Any], sequence: int) -> str:
+    if fields.get("duplicate_of") == sequence:
+        return COPY
+    return REPLACED if fields.get("replaces_sequence") == sequence else RETRY
+
+
+def _conclude(life: Life, server: str) -> None:
+    """What became of it, by the last word of the evidence."""
+    own = [item for item in life.evidence if item.fields.get("sequence") == life.sequence]
+    for item in own:
+        if "due_ms" in item.fields:
+            life.receipt = format_receipt(server, item.fields["due_ms"], life.sequence)
+            break
+    outcomes = [item for item in own if item.what == OUTCOME]
+    if outcomes:
+        life.state = str(outcomes[0].fields["outcome"])
+    elif any(item.what == RETIRED for item in life.evidence):
+        life.state = "retired"
+    elif any(item.what in (ACCEPTED, SCHEDULED) for item in own):
+        cancelled = any(item.what in (CANCEL, REPLACED) for item in life.evidence)
+        life.state = "cancel requested" if cancelled else "pending"
