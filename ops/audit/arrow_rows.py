@@ -75,7 +75,9 @@ class ArrowRows:
         try:
             texts = [name or None for name in self._names.names_of(used)]
         except IndexError:
-            raise CorruptionError(self._part.path, self._part.start, "a row has a name that names.log does not") from None
+            raise CorruptionError(
+                self._part.path, self._part.start, "a row has a name that names.log does not"
+            ) from None
         return _dictionary(index.astype(np.int32), None, texts)
 
 

@@ -22,8 +22,18 @@ from store.segment import FILE_DISPATCH, FILE_MESSAGE_LOG, FILE_SCHEDULE, FILE_S
 DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG, BROKER_LOG = "dispatch_log", "schedule_log", "message_log", "broker_log"
 # The order is the rule above. The broker log comes first: what a broker stored was handed to it before it was recorded.
 CAPTURE_ORDER = (BROKER_LOG, DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG)
-_FOLDERS = {BROKER_LOG: "broker/store", DISPATCH_LOG: "dispatch_log", SCHEDULE_LOG: "schedule_log", MESSAGE_LOG: "message_log"}
-_KINDS = {BROKER_LOG: FILE_STORE, DISPATCH_LOG: FILE_DISPATCH, SCHEDULE_LOG: FILE_SCHEDULE, MESSAGE_LOG: FILE_MESSAGE_LOG}
+_FOLDERS = {
+    BROKER_LOG: "broker/store",
+    DISPATCH_LOG: "dispatch_log",
+    SCHEDULE_LOG: "schedule_log",
+    MESSAGE_LOG: "message_log",
+}
+_KINDS = {
+    BROKER_LOG: FILE_STORE,
+    DISPATCH_LOG: FILE_DISPATCH,
+    SCHEDULE_LOG: FILE_SCHEDULE,
+    MESSAGE_LOG: FILE_MESSAGE_LOG,
+}
 _SUFFIX = ".log"
 # One task's share of a file: a second of work, so that a large segment keeps every core busy.
 PART_BYTES = 64 << 20
@@ -114,7 +124,9 @@ def _parts(fs: FileSystem, directory: str, path: str, server_id: int, log: str, 
                 return []  # what a crash leaves between making a file and writing its header
             raise
         _check_ours(header, path, log, server_id)
-        whole = Part(directory, path, server_id, FILE_HEADER_BYTES, size, FILE_HEADER_BYTES, header.base, header.span_ms)
+        whole = Part(
+            directory, path, server_id, FILE_HEADER_BYTES, size, FILE_HEADER_BYTES, header.base, header.span_ms
+        )
         if size - FILE_HEADER_BYTES <= part_bytes:
             return [whole] if size > FILE_HEADER_BYTES else []
         cuts = cut_points(file, FILE_HEADER_BYTES, size, part_bytes)

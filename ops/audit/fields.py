@@ -147,7 +147,9 @@ def fields_named(log: str, names: Sequence[str]) -> tuple[Field, ...]:
     unknown = [name for name in names if name not in known]
     if unknown or not names:
         there = ", ".join(known)
-        raise ValueError(f"delay_{log} has no column {', '.join(map(repr, unknown)) or 'of an empty name'}; it has {there}")
+        raise ValueError(
+            f"delay_{log} has no column {', '.join(map(repr, unknown)) or 'of an empty name'}; it has {there}"
+        )
     return tuple([known[name] for name in names])
 
 

@@ -21,6 +21,8 @@ from store.names import Names
 
 HOUR_MS = 3_600_000
 WORST_ROWS = 10
+# Two days of minutes; a curve with more points says no more on a screen.
+POINTS_MAX = 2880
 # A JSON list is for reading; more groups than this belong into a table (`--out report.parquet`).
 BY_ROWS_MAX = 100_000
 DIMENSIONS = ("subject", "broker_group", "minute", "hour", "server_id")
@@ -121,7 +123,9 @@ class LatencyReport:
         }
 
     def _outcomes(self) -> dict[str, int]:
-        rows = self._cells.where(~F.col("internal")).groupBy("outcome_code").agg(F.sum("count").alias("count")).collect()
+        rows = (
+            self._cells.where(~F.col("internal")).groupBy("outcome_code").agg(F.sum("count").alias("count")).collect()
+        )
         counts = {row["outcome_code"]: row["count"] for row in rows}
         ends = (Outcome.DELIVERED, Outcome.CANCELLED, Outcome.DEAD_LETTERED, Outcome.EXPIRED, Outcome.DEDUPLICATED)
         return {OUTCOME_LABELS[code]: counts.get(int(code), 0) for code in ends}
@@ -153,11 +157,19 @@ class LatencyReport:
         rows = percentiles(self._deliveries, ["minute_ms"]).orderBy(F.desc("count"), "minute_ms").limit(WORST_ROWS)
         return [_group(row.asDict(), ["minute"]) | _figures(row.asDict()) for row in rows.collect()]
 
-    def over_time(self, points_max: int) -> tuple[str, list[dict[str, Any]]]:
-        """("minute" or "hour", figures by it): the finer one that gives at most `points_max` points."""
+    def over_time(self) -> tuple[str, list[dict[str, Any]]]:
+        """("minute" or "hour", figures by it): the finer one that can still be drawn."""
         minutes = self._deliveries.select("minute_ms").distinct().count()
-        dimension = "minute" if minutes <= points_max else "hour"
+        dimension = "minute" if minutes <= POINTS_MAX else "hour"
         return dimension, self.by([dimension])
+
+    def due_load(self) -> list[dict[str, int]]:
+        """Messages by hour of due time, whatever became of them: hour_ms and count, ascending."""
+        own = self._cells.where(~F.col("internal"))
+        return [
+            row.asDict()
+            for row in own.groupBy("hour_ms").agg(F.sum("count").alias("count")).orderBy("hour_ms").collect()
+        ]
 
     def distribution(self) -> list[dict[str, int]]:
         """Count and largest lateness (microseconds) of each bucket, ascending: the CDF."""

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,6 +48,8 @@ def start_session(master: str | None = None, *, progress: bool = False) -> Spark
     """
     check_java()
     _share_the_interpreter()
+    # We use no pandas; that it is too new for Spark's own use of it concerns nobody here.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     from pyspark.sql import SparkSession
 
     from ops.audit.sources import register

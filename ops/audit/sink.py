@@ -1,5 +1,9 @@
 """placeholder"""
+
 from pyspark.sql.datasource import DataSource
+
+
 class DelayServerSink(DataSource):
     @classmethod
-    def name(cls): return "delayserver"
+    def name(cls):
+        return "delayserver"

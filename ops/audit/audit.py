@@ -1,0 +1,115 @@
+"""One audit of data directories: capture them at one moment, ask Spark, and begin again where retention came in between."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+from pyspark.sql import SparkSession
+
+from ops.audit.balance import Horizon
+from ops.audit.broker_log import read_broker_side
+from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG, Captured, capture_all
+from ops.audit.completeness import CompletenessQuestion, CompletenessReport, Evidence
+from ops.audit.directories import ServerDirectory, find_directories, read_names, read_retired
+from ops.audit.latency import LatencyQuestion, LatencyReport
+from ops.audit.latency_cells import Range
+from ops.audit.selection import DUE_MAX, DUE_MIN
+from store.errors import StoreError
+from store.filesystem import FileSystem
+from store.windows import DAY_MS
+
+Result = TypeVar("Result")
+Say = Callable[[str], None]
+# Retention removes a window a minute at most; an audit that meets it this often in a row is slower than that.
+ATTEMPTS_MAX = 4
+_WINDOW_MS = 60_000
+
+
+class AuditDisturbedError(StoreError):
+    """Files went away under every attempt. Audit a copy, or a range of due times that retention does not touch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What to audit and with what. `say` gets a line for people at each step."""
+
+    spark: SparkSession
+    fs: FileSystem
+    paths: tuple[str, ...]
+    say: Say
+
+    def directories(self) -> list[ServerDirectory]:
+        """Raises FormatError for what is no data directory."""
+        return find_directories(self.fs, self.paths)
+
+    def latency(self, question: LatencyQuestion, use: Callable[[LatencyReport], Result]) -> Result:
+        """`use` of the latency report; it may run more than once, where files vanished under it."""
+        found = self.directories()
+
+        def attempt() -> tuple[Result, list[str]]:
+            captured = self._capture(found, [DISPATCH_LOG])[DISPATCH_LOG]
+            report = LatencyReport(self.spark, captured, read_names(self.fs, found), question)
+            try:
+                return use(report), captured.vanished(self.fs)
+            finally:
+                report.close()
+
+        return self._undisturbed(attempt)
+
+    def completeness(
+        self, question: CompletenessQuestion, *, broker_log: bool, use: Callable[[CompletenessReport], Result]
+    ) -> Result:
+        """`use` of the completeness report, with the brokers' stores where `broker_log`."""
+        logs = [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG, *([BROKER_LOG] if broker_log else [])]
+
+        def attempt() -> tuple[Result, list[str]]:
+            found = self.directories()  # anew: the replay position must not be later than the captured ends
+            captured = self._capture(found, logs)
+            evidence = self._evidence(found, captured, question.chosen)
+            report = CompletenessReport(self.spark, evidence, question)
+            vanished = [path for one in captured.values() for path in one.vanished(self.fs)]
+            return use(report), vanished
+
+        return self._undisturbed(attempt)
+
+    def _undisturbed(self, attempt: Callable[[], tuple[Result, list[str]]]) -> Result:
+        vanished: list[str] = []
+        for _ in range(ATTEMPTS_MAX):
+            result, vanished = attempt()
+            if not vanished:
+                return result
+            self.say(f"{len(vanished)} files were retired meanwhile, such as {vanished[0]}: reading again")
+        raise AuditDisturbedError(
+            f"{vanished[0]}: files were retired while they were read, {ATTEMPTS_MAX} times in a row; "
+            "audit a copy, or leave the oldest windows out with --from"
+        )
+
+    def _capture(self, found: Sequence[ServerDirectory], logs: Sequence[str]) -> dict[str, Captured]:
+        captured = capture_all(self.fs, [directory.path for directory in found], logs)
+        for log, one in captured.items():
+            files = len({part.path for part in one.parts})
+            size = sum([part.size_bytes for part in one.parts])
+            self.say(f"{log}: {files} files, {size / 1e6:,.1f} MB")
+        return captured
+
+    def _evidence(self, found: Sequence[ServerDirectory], captured: dict[str, Captured], chosen: Range) -> Evidence:
+        spans = {part.span_ms for part in captured[SCHEDULE_LOG].parts + captured[DISPATCH_LOG].parts}
+        window_ms = min(spans - {0, DAY_MS}, default=_WINDOW_MS)
+        from_ms = DUE_MIN if chosen.from_ms is None else chosen.from_ms
+        to_ms = DUE_MAX if chosen.to_ms is None else chosen.to_ms
+        # After the files were captured: what went before is in the ledger, what goes later is noticed as vanished.
+        retired = [read_retired(self.fs, directory, from_ms, to_ms) for directory in found]
+        horizon = Horizon({directory.server_id: directory.replay_offset for directory in found})
+        names = read_names(self.fs, found)
+        if BROKER_LOG not in captured:
+            return Evidence(captured, retired, window_ms, names, horizon, None)
+        side = read_broker_side(self.spark, self.fs, found, captured[BROKER_LOG], names)
+        return Evidence(captured, retired, window_ms, names, replace(horizon, stored_from_us=side.stored_from_us), side)
+
+
+def as_plain(value: Any) -> Any:
+    """Numbers of numpy as Python's, for JSON."""
+    return value.item() if isinstance(value, np.generic) else str(value)

@@ -1,0 +1,136 @@
+"""Every message of every server once: what the logs say of it, brought together by (server, sequence).
+
+A row of any log becomes a few counters in one number, so that the join is one sum per message: a shuffle of narrow rows
+instead of three joins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from delayserver.protocol.outcomes import Outcome
+from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG, Captured
+from ops.audit.latency_cells import Range, read_log
+
+# Counters of six bits each in one signed number: 63 rows of a kind are told apart, and no message has as many.
+_BITS = 6
+_SCHEDULED, _LOGGED, _ENDED, _ENDED_COARSE, _EARLY, _STORED, _INTERNAL, _BEHIND, _DISPATCHED = range(9)
+ENDS = (Outcome.DELIVERED, Outcome.CANCELLED, Outcome.DEAD_LETTERED, Outcome.EXPIRED, Outcome.DEDUPLICATED)
+KEY = ("server", "sequence")
+PROBLEMS = ("lost", "duplicated", "early", "orphaned", "not_stored")
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """Per server: `replayed` is the offset of message_log below which every message is in schedule_log; where the broker
+    log was asked for, `stored_from_us` is the hand-off time from which on everything stored is still kept."""
+
+    replayed: Mapping[int, int]
+    stored_from_us: int | None = None
+
+
+def _one(counter: int, where: Column | None = None) -> Column:
+    """One more in a counter, for rows where it is so."""
+    unit = F.lit(1 << (_BITS * counter))
+    return unit if where is None else F.when(where, unit).otherwise(F.lit(0)).cast("long")
+
+
+def _counter(counter: int) -> Column:
+    return F.shiftright("counters", _BITS * counter).bitwiseAND(F.lit((1 << _BITS) - 1))
+
+
+def _rows(frame: DataFrame, counters: Column, outcome: Column | None = None) -> DataFrame:
+    end = F.lit(0) if outcome is None else outcome
+    columns = (
+        *KEY,
+        "due_ms",
+        "subject_code",
+        counters.cast("long").alias("counters"),
+        end.cast("int").alias("outcome"),
+    )
+    return frame.select(*columns)
+
+
+def _schedule(spark: SparkSession, captured: Captured, chosen: Range) -> DataFrame:
+    frame = read_log(spark, captured, ("server", "sequence", "due_ms", "subject_code", "origin_sequence"), chosen)
+    return _rows(frame, _one(_SCHEDULED) + _one(_INTERNAL, F.col("origin_sequence") != 0))
+
+
+def _message(spark: SparkSession, captured: Captured, chosen: Range, replayed: Mapping[int, int]) -> DataFrame:
+    columns = ("server", "sequence", "due_ms", "subject_code", "origin_sequence", "cancel", "log_offset")
+    frame = read_log(spark, captured, columns, chosen).where(~F.col("cancel"))
+    behind = F.lit(False)
+    for server, offset in replayed.items():
+        behind = behind | ((F.col("server") == server) & (F.col("log_offset") < offset))
+    return _rows(frame, _one(_LOGGED) + _one(_INTERNAL, F.col("origin_sequence") != 0) + _one(_BEHIND, behind))
+
+
+def _dispatch(spark: SparkSession, captured: Captured, chosen: Range, stored_from_us: int | None) -> DataFrame:
+    columns = ("server", "sequence", "due_ms", "subject_code", "origin_sequence", "redelivery", "outcome_code")
+    frame = read_log(spark, captured, (*columns, "accepted_us", "dispatched_us", "coarse"), chosen)
+    outcome = F.col("outcome_code")
+    internal = ((F.col("origin_sequence") != 0) | (F.col("redelivery") > 0)) & (outcome != int(Outcome.DEDUPLICATED))
+    delivered = (outcome == int(Outcome.DELIVERED)) & (F.col("dispatched_us") > 0)
+    early = delivered & (F.col("dispatched_us") < F.greatest(F.col("due_ms") * 1000, F.col("accepted_us")))
+    counters = _one(_ENDED, ~F.col("coarse")) + _one(_ENDED_COARSE, F.col("coarse")) + _one(_EARLY, early)
+    counters = counters + _one(_INTERNAL, internal)
+    if stored_from_us is not None:
+        counters = counters + _one(_DISPATCHED, delivered & (F.col("dispatched_us") >= stored_from_us))
+    return _rows(frame, counters, outcome)
+
+
+def _stored(spark: SparkSession, captured: Captured, chosen: Range) -> DataFrame:
+    """Rows of the broker log count for the server that handed them over; subjects have other codes there."""
+    frame = read_log(spark, captured, ("server", "sequence", "due_ms"), Range(chosen.from_ms, chosen.to_ms))
+    return _rows(frame.withColumn("subject_code", F.lit(0)), _one(_STORED))
+
+
+def states(
+    spark: SparkSession,
+    captured: Mapping[str, Captured],
+    chosen: Range,
+    horizon: Horizon,
+    retired: DataFrame | None,
+    window_ms: int,
+) -> DataFrame:
+    """One row a message: server, sequence, due_ms, subject_code, outcome (0: pending), internal, and the flags of
+    `PROBLEMS`. `retired` rows (server, start_ms, last_sequence) are windows that the ledger speaks for."""
+    rows = _schedule(spark, captured[SCHEDULE_LOG], chosen)
+    rows = rows.unionByName(_message(spark, captured[MESSAGE_LOG], chosen, horizon.replayed))
+    rows = rows.unionByName(_dispatch(spark, captured[DISPATCH_LOG], chosen, horizon.stored_from_us))
+    if BROKER_LOG in captured:
+        rows = rows.unionByName(_stored(spark, captured[BROKER_LOG], chosen))
+    if retired is not None:
+        start_ms = rows["due_ms"] - F.pmod(rows["due_ms"], F.lit(window_ms))
+        gone = (rows["server"] == retired["server"]) & (start_ms == retired["start_ms"])
+        rows = rows.join(F.broadcast(retired), gone & (rows["sequence"] <= retired["last_sequence"]), "left_anti")
+    messages = rows.groupBy(*KEY).agg(
+        F.max("due_ms").alias("due_ms"),
+        F.max("subject_code").alias("subject_code"),
+        F.max("outcome").alias("outcome"),
+        F.sum("counters").alias("counters"),
+    )
+    return _flagged(messages)
+
+
+def _flagged(messages: DataFrame) -> DataFrame:
+    accepted = (_counter(_SCHEDULED) > 0) | (_counter(_LOGGED) > 0)
+    ended, coarse = _counter(_ENDED), _counter(_ENDED_COARSE)
+    flags = {
+        "internal": _counter(_INTERNAL) > 0,
+        "accepted": accepted,
+        "stored_only": ~accepted & (ended + coarse == 0),
+        # Replayed, so it must be in schedule_log; it is in none, and nothing became of it.
+        "lost": (_counter(_BEHIND) > 0) & (_counter(_SCHEDULED) == 0) & (ended + coarse == 0),
+        # The outcomes of a coarse day move to the minutes; a crash may leave them in both places.
+        "duplicated": F.greatest(ended, coarse) > 1,
+        "early": _counter(_EARLY) > 0,
+        "orphaned": ~accepted & (ended + coarse > 0),
+        "not_stored": (_counter(_DISPATCHED) > 0) & (_counter(_STORED) == 0),
+        "stored": _counter(_STORED),
+    }
+    return messages.withColumns(flags)

@@ -1,0 +1,176 @@
+"""`delayserver report`: how late deliveries were, and whether anything is missing, from the logs, with Spark.
+
+Arguments are checked before Spark starts, and nothing here imports it before Java was found.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from delayserver.cli import options
+from delayserver.cli.output import print_json
+from delayserver.units import parse_duration_ms
+
+if TYPE_CHECKING:
+    from ops.audit.audit import Audit
+    from ops.audit.latency_cells import Range
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+JSON, HTML, PARQUET = ".json", ".html", ".parquet"
+DIMENSIONS = ("subject", "broker_group", "minute", "hour", "server_id")
+# What the issue of an SLO is: that share of deliveries within the target.
+OBJECTIVE = 99.9
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The options that both reports share."""
+
+    directories: tuple[str, ...]
+    from_ms: int | None
+    to_ms: int | None
+    subjects: tuple[str, ...]
+    by: tuple[str, ...]
+    slo_ms: float
+    objective: float
+    broker_log: bool
+    master: str | None
+    out: str | None
+    as_json: bool
+
+    @property
+    def format(self) -> str:
+        """The suffix of `out`, empty for the terminal."""
+        return Path(self.out).suffix.lower() if self.out else ""
+
+    def chosen(self) -> Range:
+        """The rows asked for."""
+        from ops.audit.latency_cells import Range
+
+        return Range(self.from_ms, self.to_ms, self.subjects)
+
+
+def report_options(command: Command) -> Command:
+    """Options of both reports, as one `Request`."""
+    for option in reversed(
+        (
+            click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=click.Path()),
+            click.option("--from", "from_ms", type=options.INSTANT, metavar="TIME", help="Due at or after this time."),
+            click.option("--to", "to_ms", type=options.INSTANT, metavar="TIME", help="Due before this time."),
+            click.option("--subject", "subjects", multiple=True, metavar="NAME", help="Only this; may be repeated."),
+            click.option(
+                "--by", default="subject", show_default=True, metavar="LIST", help=f"Any of {', '.join(DIMENSIONS)}."
+            ),
+            click.option(
+                "--slo", default="100ms", show_default=True, metavar="DURATION", help="How late a delivery may be."
+            ),
+            click.option(
+                "--objective", type=click.FloatRange(0, 100, max_open=True), default=OBJECTIVE, show_default=True,
+                metavar="PERCENT", help="How many of them must be within the SLO.",
+            ),
+            click.option(
+                "--broker-log", is_flag=True, help="Join the brokers' stores too; name the directories of all nodes."
+            ),
+            click.option("--master", metavar="URL", help="Where Spark runs.  [default: local[*], or spark-submit's]"),
+            click.option("--out", metavar="FILE", help="Write .html, .json or .parquet instead of a summary."),
+            options.as_json,
+        )
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+@click.group(epilog="Exit codes: 0 done and nothing wrong, 1 findings or failure, 2 wrong usage.")
+def report() -> None:
+    """Report latency and completeness from the logs of one or more data directories, with Spark.
+
+    Reads only; works beside running servers. An .html file holds both reports.
+    """
+
+
+@report.command
+@report_options
+@click.pass_context
+def latency(context: click.Context, **given: Any) -> None:
+    """How late deliveries were, for whom, when, and through which stage. Early ones are counted: there must be none."""
+    from ops.audit.run import run_latency
+
+    context.exit(_run(_request(given), run_latency))
+
+
+@report.command
+@report_options
+@click.pass_context
+def completeness(context: click.Context, **given: Any) -> None:
+    """accepted = delivered + cancelled + dead-lettered + expired + deduplicated + pending, and what breaks it.
+
+    Lists lost, duplicated, early and orphaned messages with the receipts to hand to `delayserver recover trace`.
+    """
+    from ops.audit.run import run_completeness
+
+    context.exit(_run(_request(given), run_completeness))
+
+
+def _request(given: dict[str, Any]) -> Request:
+    """Check what can be checked without Spark. Raises `click.UsageError`, `click.ClickException`."""
+    by = tuple([name.strip() for name in given["by"].split(",") if name.strip()])
+    unknown = [name for name in by if name not in DIMENSIONS]
+    if unknown:
+        raise click.UsageError(f"--by {', '.join(unknown)}: it takes {', '.join(DIMENSIONS)}")
+    try:
+        slo_ms = parse_duration_ms(given["slo"])
+    except ValueError as error:
+        raise click.UsageError(f"--slo: {error}") from None
+    checked = {"by": by, "slo_ms": slo_ms, "objective": given["objective"] / 100}
+    request = Request(**{name: value for name, value in given.items() if name != "slo"} | checked)
+    if request.from_ms is not None and request.to_ms is not None and request.from_ms >= request.to_ms:
+        raise click.UsageError("--from must lie before --to")
+    if request.out:
+        _check_writable(request.out, request.format)
+    return request
+
+
+def _check_writable(out: str, suffix: str) -> None:
+    """Now, and not after minutes of work."""
+    if suffix not in (JSON, HTML, PARQUET):
+        raise click.UsageError(f"--out {out}: the name must end in .html, .json or .parquet")
+    path = Path(out)
+    if not path.parent.is_dir():
+        raise click.ClickException(f"--out {out}: there is no directory {path.parent}; make it first")
+    if path.is_dir() and suffix != PARQUET:
+        raise click.ClickException(f"--out {out} is a directory; name a file")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise click.ClickException(f"--out {out}: no permission to write there")
+
+
+def _run(request: Request, work: Callable[[Audit, Request], tuple[dict[str, Any], bool]]) -> int:
+    """Start Spark, work, print. Returns the exit code."""
+    from ops.audit.session import check_java, start_session
+
+    check_java()
+    from ops.audit.audit import Audit
+    from ops.audit.failures import one_line
+    from store.filesystem import RealFileSystem
+
+    started_s = time.monotonic()
+
+    def say(line: str) -> None:
+        click.echo(f"[{time.monotonic() - started_s:6.1f} s] {line}", err=True)
+
+    say("starting Spark")
+    with one_line():
+        spark = start_session(request.master, progress=sys.stderr.isatty())
+        figures, clean = work(Audit(spark, RealFileSystem(), request.directories, say), request)
+    if request.out:
+        say(f"wrote {request.out}")
+    elif request.as_json:
+        print_json(figures)
+    return 0 if clean else 1

@@ -1,0 +1,210 @@
+"""The completeness report: accepted = delivered + cancelled + dead-lettered + expired + deduplicated + pending, and what
+breaks it: lost, duplicated, early, orphaned, each with the evidence to hand to `delayserver recover trace`.
+
+Windows that retention removed count with what the ledger says of them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from delayserver.protocol.outcomes import OUTCOME_LABELS
+from delayserver.protocol.receipts import format_receipt
+from ops.audit.balance import ENDS, PROBLEMS, Horizon, states
+from ops.audit.broker_log import BrokerSide
+from ops.audit.capture import Captured
+from ops.audit.directories import Retired, with_names
+from ops.audit.latency import HOUR_MS, instant
+from ops.audit.latency_cells import Range, corrupt_ranges
+from store.names import Names
+
+# Evidence is for a person who traces it; the counts are complete.
+EVIDENCE_MAX = 100
+COUNTS = ("accepted", *[OUTCOME_LABELS[end] for end in ENDS], "pending")
+_LEDGER = ("accepted", "delivered", "cancelled", "dead_lettered", "expired", "deduplicated")
+
+
+@dataclass(frozen=True, slots=True)
+class CompletenessQuestion:
+    """What is asked. `now_ms`: what is pending and was due a `grace_ms` before it counts as overdue."""
+
+    chosen: Range
+    now_ms: int
+    grace_ms: int = 60_000
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What the audit looks at: logs captured at one moment, what the ledgers say, names, and the horizons."""
+
+    captured: Mapping[str, Captured]
+    retired: Sequence[Retired]
+    window_ms: int
+    names: Mapping[int, Names]
+    horizon: Horizon
+    broker: BrokerSide | None = None
+
+
+class CompletenessReport:
+    """One join over all logs, and the figures made of it."""
+
+    def __init__(self, spark: SparkSession, evidence: Evidence, question: CompletenessQuestion) -> None:
+        self._spark = spark
+        self._evidence = evidence
+        self._question = question
+        chosen = question.chosen
+        retired = self._retired_frame()
+        self._states = states(spark, evidence.captured, chosen, evidence.horizon, retired, evidence.window_ms)
+        self.hours = self._hours()
+
+    def _retired_frame(self) -> DataFrame | None:
+        parts = [retired for retired in self._evidence.retired if len(retired.rows)]
+        if not parts:
+            return None
+        columns: dict[str, list[Any]] = {"server": [], "start_ms": [], "last_sequence": []}
+        for retired in parts:
+            starts, first = np.unique(retired.rows.start_ms, return_index=True)
+            columns["server"].append(np.full(len(starts), retired.server_id, np.int64))
+            columns["start_ms"].append(starts)
+            columns["last_sequence"].append(_highest(retired.rows.start_ms, retired.rows.last_sequence, len(first)))
+        return self._spark.createDataFrame(pa.table({name: np.concatenate(parts) for name, parts in columns.items()}))
+
+    def _hours(self) -> list[dict[str, Any]]:
+        """Counts by server, subject and hour of due time: of the rows that are there, and of the ledger's."""
+        counts: dict[tuple[str, str, int], Counter[str]] = {}
+        for row in self._counted().collect():
+            key = (row["server_id"], row["subject"] or "", row["hour_ms"])
+            counts.setdefault(key, Counter()).update({name: row[name] for name in _SUMS if name in row})
+        for key, found in self._from_ledgers():
+            counts.setdefault(key, Counter()).update(found)
+        return [
+            {"server_id": key[0], "subject": key[1], "hour_ms": key[2]} | {name: values[name] for name in _SUMS}
+            for key, values in sorted(counts.items())
+        ]
+
+    def _counted(self) -> DataFrame:
+        question = self._question
+        own = F.col("accepted") & ~F.col("internal")
+        pending = own & (F.col("outcome") == 0)
+        overdue_ms = question.now_ms - question.grace_ms
+        columns = {
+            "accepted": own,
+            "pending": pending,
+            "overdue": pending & (F.col("due_ms") < overdue_ms),
+            "internal": F.col("internal"),
+            "internal_pending": F.col("internal") & (F.col("outcome") == 0),
+            **{OUTCOME_LABELS[end]: own & (F.col("outcome") == int(end)) for end in ENDS},
+            **{name: F.col(name) & (~F.col("internal") | F.lit(name in ("early", "not_stored"))) for name in PROBLEMS},
+        }
+        hour_ms = F.col("due_ms") - F.pmod(F.col("due_ms"), F.lit(HOUR_MS))
+        cells = (
+            self._states.where(~F.col("stored_only"))
+            .groupBy("server", "subject_code", hour_ms.alias("hour_ms"))
+            .agg(*[F.sum(value.cast("long")).alias(name) for name, value in columns.items()])
+        )
+        named = with_names(self._spark, cells, dict(self._evidence.names))
+        return named.withColumn("server_id", F.lower(F.lpad(F.hex("server"), 12, "0")))
+
+    def _from_ledgers(self) -> Iterable[tuple[tuple[str, str, int], Counter[str]]]:
+        wanted = self._question.chosen.subjects
+        for retired in self._evidence.retired:
+            rows, names = retired.rows, self._evidence.names[retired.server_id]
+            if not len(rows):
+                continue
+            hours = rows.start_ms - rows.start_ms % HOUR_MS
+            keys, inverse = np.unique(np.stack([rows.subject.astype(np.int64), hours]), axis=1, return_inverse=True)
+            place = inverse.ravel()
+            sums = {name: np.bincount(place, getattr(rows, name), keys.shape[1]).astype(np.int64) for name in _LEDGER}
+            for index, (subject, hour_ms) in enumerate(keys.T.tolist()):
+                text = names.name(subject) if subject else ""
+                if not wanted or text in wanted:
+                    found = Counter({name: int(values[index]) for name, values in sums.items()})
+                    found["retired"] = found["accepted"]
+                    yield (f"{retired.server_id:012x}", text, hour_ms), found
+
+    def to_map(self) -> dict[str, Any]:
+        """The report as JSON has it."""
+        total = _sum(self.hours)
+        broker = self._evidence.broker
+        names = [name for name in PROBLEMS if name != "not_stored" or broker is not None]
+        return {
+            **{name: total[name] for name in COUNTS},
+            "balanced": total["accepted"] == sum([total[name] for name in COUNTS[1:]]),
+            **{name: total[name] for name in names},
+            **({"broker": broker.to_map()} if broker is not None else {}),
+            "overdue": total["overdue"],
+            "retired": total["retired"],
+            "internal": {"accepted": total["internal"], "pending": total["internal_pending"]},
+            "by_subject": self.by("subject"),
+            "by_hour": self.by("hour_ms"),
+            "by_server": self.by("server_id"),
+            "evidence": {name: self.evidence(name) if total[name] else [] for name in names},
+            "corrupt": [row for captured in self._evidence.captured.values() for row in self._corrupt(captured)],
+        }
+
+    def table(self) -> pa.Table:
+        """The balance by server, subject and hour: what a .parquet file gets."""
+        fields = [("server_id", pa.string()), ("subject", pa.string()), ("hour_ms", pa.int64())]
+        schema = pa.schema([*fields, *[(name, pa.int64()) for name in _SUMS]])
+        return pa.Table.from_pylist(self.hours, schema=schema)
+
+    def by(self, dimension: str) -> list[dict[str, Any]]:
+        """The balance by subject, hour or server."""
+        groups: dict[Any, list[dict[str, Any]]] = {}
+        for row in self.hours:
+            groups.setdefault(row[dimension], []).append(row)
+        label = "hour" if dimension == "hour_ms" else dimension
+        return [
+            {label: instant(key) if label == "hour" else key} | {name: _sum(rows)[name] for name in _SHOWN}
+            for key, rows in sorted(groups.items())
+        ]
+
+    def evidence(self, problem: str) -> list[dict[str, Any]]:
+        """The first messages with a problem: server_id, sequence, due_ms, subject, outcome, and the receipt to trace."""
+        wanted = F.col(problem) & (~F.col("internal") | F.lit(problem in ("early", "not_stored")))
+        rows = self._states.where(wanted).orderBy("server", "sequence").limit(EVIDENCE_MAX).collect()
+        return [
+            {
+                "server_id": f"{row['server']:012x}",
+                "sequence": row["sequence"],
+                "due_ms": row["due_ms"],
+                "subject": self._subject(row["server"], row["subject_code"]),
+                "outcome": OUTCOME_LABELS[row["outcome"]] if row["outcome"] else "pending",
+                "receipt": format_receipt(f"{row['server']:012x}", row["due_ms"], row["sequence"]),
+            }
+            for row in rows
+        ]
+
+    def _subject(self, server: int, code: int) -> str:
+        names = self._evidence.names.get(server)
+        return names.name(code) if names is not None and 0 < code <= len(names) else ""
+
+    def _corrupt(self, captured: Captured) -> list[dict[str, Any]]:
+        return [row | {"log": captured.log} for row in corrupt_ranges(self._spark, captured)]
+
+
+_SHOWN = (*COUNTS, *PROBLEMS[:4], "overdue")
+_SUMS = (*COUNTS, *PROBLEMS, "overdue", "internal", "internal_pending", "retired")
+
+
+def _sum(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update({name: row[name] for name in _SUMS})
+    return total
+
+
+def _highest(starts: Any, values: Any, count: int) -> Any:
+    """The largest value of each distinct start, ascending by start."""
+    _, inverse = np.unique(starts, return_inverse=True)
+    highest = np.zeros(count, np.int64)
+    np.maximum.at(highest, inverse, values)
+    return highest

@@ -1,0 +1,138 @@
+"""What the two commands do once Spark runs: ask, write, summarise."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from delayserver.units import format_duration
+from ops.audit.audit import Audit, as_plain
+from ops.audit.command import HTML, JSON, PARQUET, Request
+from ops.audit.completeness import COUNTS, PROBLEMS, CompletenessQuestion, CompletenessReport
+from ops.audit.latency import LatencyQuestion, LatencyReport
+
+
+def run_latency(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
+    """The latency figures, and whether nothing is wrong with them."""
+    if request.format == HTML:
+        return _run_both(audit, request)
+
+    def use(report: LatencyReport) -> dict[str, Any]:
+        if request.format == PARQUET:
+            report.by_frame(request.by).write.mode("overwrite").parquet(str(request.out))
+        audit.say("grouping deliveries by lateness")
+        return report.to_map()
+
+    figures = audit.latency(_latency_question(request), use)
+    _deliver(request, figures, _latency_lines(figures))
+    return figures, not figures["early"] and not figures["corrupt"]
+
+
+def run_completeness(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
+    """The balance, and whether it is whole."""
+    if request.format == HTML:
+        return _run_both(audit, request)
+
+    def use(report: CompletenessReport) -> dict[str, Any]:
+        if request.format == PARQUET:
+            frame = audit.spark.createDataFrame(report.table())
+            frame.coalesce(1).write.mode("overwrite").parquet(str(request.out))
+        return report.to_map()
+
+    audit.say("joining the logs by sequence")
+    figures = audit.completeness(_completeness_question(request), broker_log=request.broker_log, use=use)
+    _deliver(request, figures, _completeness_lines(figures))
+    return figures, is_whole(figures)
+
+
+def _run_both(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
+    from ops.audit.page import Pictured, draw_page
+
+    def picture(report: LatencyReport) -> Pictured:
+        over, series = report.over_time()
+        return Pictured(report.to_map(), over, series, report.distribution(), report.due_load())
+
+    audit.say("grouping deliveries by lateness")
+    pictured = audit.latency(_latency_question(request), picture)
+    audit.say("joining the logs by sequence")
+    balance = audit.completeness(
+        _completeness_question(request), broker_log=request.broker_log, use=lambda report: report.to_map()
+    )
+    Path(str(request.out)).write_text(draw_page(pictured, balance), encoding="utf-8")
+    figures = {"latency": pictured.latency, "completeness": balance}
+    return figures, not pictured.latency["early"] and is_whole(balance)
+
+
+def is_whole(balance: Mapping[str, Any]) -> bool:
+    """Whether nothing is lost, twice, early, orphaned or unreadable."""
+    return balance["balanced"] and not balance["corrupt"] and not any([balance.get(name, 0) for name in PROBLEMS])
+
+
+def _latency_question(request: Request) -> LatencyQuestion:
+    return LatencyQuestion(request.chosen(), request.by, request.slo_ms, request.objective)
+
+
+def _completeness_question(request: Request) -> CompletenessQuestion:
+    return CompletenessQuestion(request.chosen(), int(time.time() * 1000))
+
+
+def _deliver(request: Request, figures: Mapping[str, Any], lines: list[str]) -> None:
+    """To the file, or as a summary to the terminal; `--json` is the caller's."""
+    if request.format == JSON:
+        text = json.dumps(figures, indent=2, ensure_ascii=False, default=as_plain)
+        Path(str(request.out)).write_text(text + "\n", encoding="utf-8")
+    elif not request.out and not request.as_json:
+        for line in lines:
+            click.echo(line)
+
+
+def _ms(value: float | None) -> str:
+    return "-" if value is None else format_duration(round(value, 3))
+
+
+def _latency_lines(figures: Mapping[str, Any]) -> list[str]:
+    slo, late = figures["slo"], figures["lateness_ms"]
+    attained = "-" if slo["attained"] is None else f"{slo['attained']:.4%}"
+    used = "-" if slo["budget_used"] is None else f"{slo['budget_used']:.1%}"
+    lines = [
+        f"delivered      {figures['count']:,}",
+        f"early          {figures['early']:,}",
+        f"lateness       {'  '.join([f'{name} {_ms(value)}' for name, value in late.items()])}",
+        f"SLO            {attained} within {_ms(slo['target_ms'])} (objective {slo['objective']:.3%}), budget used {used}",
+    ]
+    lines += [
+        f"  {name:<12} mean {_ms(stage['mean'])}, max {_ms(stage['max'])}"
+        for name, stage in figures["stages_ms"].items()
+    ]
+    for outage in figures["outages"]:
+        lines.append(
+            f"outage         {outage['broker_group']} {outage['from']} for {_ms(outage['duration_ms'])}, "
+            f"{outage['delayed']:,} delayed"
+        )
+    for row in figures["by"][:20]:
+        name = " ".join([str(row[key]) for key in row if key not in ("count", "early", "within", "lateness_ms")])
+        late = row["lateness_ms"]
+        lines.append(
+            f"  {name:<30} {row['count']:>12,}  p50 {_ms(late['p50'])}  p99 {_ms(late['p99'])}  max {_ms(late['max'])}"
+        )
+    return lines + _corrupt_lines(figures)
+
+
+def _completeness_lines(figures: Mapping[str, Any]) -> list[str]:
+    names = [*COUNTS, *[name for name in PROBLEMS if name in figures], "overdue", "retired"]
+    lines = [f"{name:<14} {figures[name]:,}" for name in names]
+    lines.append("balanced       " + ("yes" if figures["balanced"] else "NO"))
+    if "broker" in figures:
+        lines.append(f"unacked        {figures['broker']['unacked']:,} of {figures['broker']['stored']:,} stored")
+    for problem, found in figures["evidence"].items():
+        lines += [f"  {problem:<12} {one['receipt']}  {one['subject']}  {one['outcome']}" for one in found]
+    return lines + _corrupt_lines(figures)
+
+
+def _corrupt_lines(figures: Mapping[str, Any]) -> list[str]:
+    return [f"CORRUPT        {row['file']} {row['start']}-{row['stop']}: {row['detail']}" for row in figures["corrupt"]]
