@@ -44,8 +44,10 @@ def main() -> int:
 def _one(seed: int) -> int:
     result = run_seed(seed)
     print("\n".join(result.lines))
-    print(f"seed {seed}: {result.failure or 'all promises kept'} (trace {result.digest}, {result.cpu_s:.2f} core s, "
-          f"{result.lives} lives, {result.crashes} crashes, {result.simulated_h:.0f} h, {result.rows} rows)")
+    print(
+        f"seed {seed}: {result.failure or 'all promises kept'} (trace {result.digest}, {result.cpu_s:.2f} core s, "
+        f"{result.lives} lives, {result.crashes} crashes, {result.simulated_h:.0f} h, {result.rows} rows)"
+    )
     return 1 if result.failure else 0
 
 

@@ -183,8 +183,8 @@ class Producer:
         try:
             outcomes = await self._ask_cancel(rows)
         except (Lost, DelayServerError) as error:
-            if isinstance(error, Lost) and error.sent or isinstance(error, DelayServerError) and (
-                error.name in _REFUSED_FOR_CERTAIN_NOT
+            if (isinstance(error, Lost) and error.sent) or (
+                isinstance(error, DelayServerError) and (error.name in _REFUSED_FOR_CERTAIN_NOT)
             ):
                 for identity in identities:
                     identity.maybe_cancelled = True
@@ -264,10 +264,20 @@ class Producer:
             await look_up(self._client, self._model, self._clock, rows)
 
 
-OUTCOMES = (
-    "unknown pending in_flight retrying delivered cancelled expired deduplicated dead_lettered retired "
-    "already_cancelled too_late"
-).split()
+OUTCOMES = [
+    "unknown",
+    "pending",
+    "in_flight",
+    "retrying",
+    "delivered",
+    "cancelled",
+    "expired",
+    "deduplicated",
+    "dead_lettered",
+    "retired",
+    "already_cancelled",
+    "too_late",
+]
 
 
 async def look_up(client: Client, model: Model, clock: Any, rows: list[Sent]) -> None:
@@ -283,7 +293,14 @@ class Consumer:
     """Pulls one subject for one consumer group."""
 
     def __init__(
-        self, client: Client, model: Model, host: Any, chance: Random, note: Callable[..., None], subject: str, group: str
+        self,
+        client: Client,
+        model: Model,
+        host: Any,
+        chance: Random,
+        note: Callable[..., None],
+        subject: str,
+        group: str,
     ) -> None:
         self._client = client
         self._model = model
@@ -328,7 +345,10 @@ class Consumer:
         self._note(
             self._client.name,
             "pulled",
-            rows=" ".join(f"{message['body'][1:12].split(b'.')[0].decode()}@{describe(message['delivery'])}" for message in messages),
+            rows=" ".join(
+                f"{message['body'][1:12].split(b'.')[0].decode()}@{describe(message['delivery'])}"
+                for message in messages
+            ),
         )
         rows = [self._arrived(message, asked_us, life, steps) for message in messages]
         await self._answer(rows, [message["delivery"] for message in messages])

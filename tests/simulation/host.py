@@ -11,9 +11,9 @@ from delayserver.server import SERVER, DelayServer
 from delayserver.settings import Settings
 from store.errors import StoreError
 from tests.fakes.disk import FakeDisk, SimulatedCrash
+from tests.simulation.clocks import WallClock
 from tests.simulation.failures import ServerBroken
 from tests.simulation.network import Network, SimulatedListener
-from tests.simulation.clocks import WallClock
 
 
 class Host:
@@ -79,6 +79,7 @@ class Host:
     async def up_or_down(self) -> None:
         """Return when the life that was asked for is ready or over."""
         async with trio.open_nursery() as nursery:
+
             async def first(event: trio.Event) -> None:
                 await event.wait()
                 nursery.cancel_scope.cancel()

@@ -7,7 +7,7 @@ nobody answered (a connection that broke, a crash) stays `unknown`: it may have 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from tests.simulation.failures import SimulationFailure
 
@@ -28,7 +28,13 @@ class Sent:
     sequence: int = 0
     receipt: str = ""
     rescheduled: bool = False
-    lives: tuple[int, ...] = ()
+
+    def brief(self) -> str:
+        """For traces: without the body."""
+        return (
+            f"m{self.token} {self.subject} id={self.message_id} due={self.due_ms} expires={self.expires_ms} "
+            f"{self.state} sequence={self.sequence}{' rescheduled' if self.rescheduled else ''}"
+        )
 
 
 @dataclass(slots=True)
@@ -58,6 +64,7 @@ class Identity:
     retired: bool = False
     deliveries: int = 0
     patience: int = 6
+    last_answer: str = ""
 
     @property
     def accepted(self) -> int:
@@ -168,6 +175,7 @@ class Model:
     def looked_up(self, row: Sent, outcome: str, peak_ms: int) -> None:
         """An answer of lookup, or of a cancel that did not cancel."""
         identity = self.identity(row)
+        identity.last_answer = outcome
         if outcome == "unknown":
             self.fail("the server does not know a message that it accepted", row)
         if identity.cancelled and outcome not in ("cancelled", "already_cancelled", "deduplicated", "retired"):
@@ -295,8 +303,8 @@ class Model:
             for identity in self.identities.values()
             if identity.accepted
             and not (identity.cancelled or identity.maybe_cancelled or identity.expired)
-            # Retired with an expiry: it may have expired, and the record of it is gone.
-            and not (identity.retired and identity.may_expire and not identity.arrived_tokens)
+            # Past its expiry a message may expire anywhere, also on its way back to a consumer that did not ack it.
+            and not (identity.may_expire and identity.last_answer in ("delivered", "expired", "retired"))
             and not all(group in identity.arrived for group in groups)
         ]
 
@@ -311,17 +319,24 @@ class Model:
         ]
         return min(waiting, default=None)
 
-    def check_balance(self, status: dict[str, int]) -> None:
-        """The server's counts against the books, as exactly as unknown answers allow."""
+    def check_running(self, status: dict[str, int]) -> None:
+        """What must hold at any time when no request is under way."""
         everything = list(self.identities.values())
         accepted = sum(identity.accepted for identity in everything)
         unknown = sum(identity.unknown for identity in everything)
         self._within("accepted", status["accepted"], accepted, accepted + unknown)
-        self._within("pending", status["pending"], 0, 0)
+        self._within("pending", status["pending"], 0, accepted + unknown)
         self._within("early", status["early"], 0, 0)
+
+    def check_balance(self, status: dict[str, int]) -> None:
+        """The server's counts against the books, as exactly as unknown answers allow."""
+        self.check_running(status)
+        everything = list(self.identities.values())
+        self._within("pending", status["pending"], 0, 0)
         self._within("dead_lettered", status["dead_lettered"], 0, 0)
         arrived = sum(bool(identity.arrived_tokens) for identity in everything)
-        self._within("delivered", status["delivered"], arrived, arrived)
+        ended = sum(identity.may_expire and not identity.arrived_tokens for identity in everything)
+        self._within("delivered", status["delivered"], arrived, arrived + ended)
         cancelled = sum(identity.cancelled for identity in everything)
         maybe = sum(identity.maybe_cancelled and not identity.cancelled for identity in everything)
         self._within("cancelled", status["cancelled"], cancelled, cancelled + maybe)
@@ -338,5 +353,9 @@ class Model:
     def fail(self, what: str, row: Sent) -> None:
         """Raise the verdict with all that is known of the message."""
         identity = self.identity(row)
-        self._note("model", "FAILURE", promise=what, row=row, identity=identity)
-        raise SimulationFailure(f"{what}: {row}")
+        self._note("model", "FAILURE", promise=what, row=row.brief(), last_answer=identity.last_answer)
+        for copy in identity.copies:
+            self._note("model", "copy", row=copy.brief())
+        for group, handed in identity.arrived.items():
+            self._note("model", "handed", group=group, **asdict(handed))
+        raise SimulationFailure(f"{what}: {row.brief()} (last answer: {identity.last_answer or 'none'})")

@@ -8,9 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.simulation.failures import SimulationFailure
 from tests.simulation.clocks import BASE_US, SimulatedTime
-
+from tests.simulation.failures import SimulationFailure
 
 # A run that says more than this goes in circles.
 LINES_MAX = 20_000

@@ -184,6 +184,13 @@ class World:
         await self._ask_for_all()
 
     async def _ask_for_all(self) -> None:
+        try:
+            status = await self.checker.request("status", {})
+        except (Lost, DelayServerError) as error:
+            self.note("checker", "no answer", why=str(error))
+            return
+        self.note("checker", "status", **{name: status[name] for name in BALANCE})
+        self.model.check_running(status)
         rows = [row for row in self.model.rows.values() if row.state == ACCEPTED]
         for start in range(0, len(rows), 200):
             try:
