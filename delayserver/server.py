@@ -9,9 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-import signal
 from collections.abc import Callable
-from typing import Any
 
 import trio
 
@@ -26,10 +24,10 @@ from delayserver.cancellation import Cancellation
 from delayserver.chance import system_chance
 from delayserver.checkpointing import Checkpointing
 from delayserver.clock import Clock, SystemClock
-from delayserver.connection import Connection, Handlers
 from delayserver.day_tier import DayTier
 from delayserver.deduplication import Deduplication
 from delayserver.dispatcher import Dispatcher
+from delayserver.front import BROKER, SERVER, Front
 from delayserver.group_commit import GroupCommit
 from delayserver.housekeeping import Housekeeping
 from delayserver.intake import Intake
@@ -37,19 +35,7 @@ from delayserver.latency import LatencyHistogram
 from delayserver.loader import Loader
 from delayserver.locator import Locator
 from delayserver.lookup import Lookup
-from delayserver.operations import Operations
 from delayserver.outcome_recorder import OutcomeRecorder
-from delayserver.protocol import operations as names_of
-from delayserver.protocol.errors import (
-    DiskFull,
-    InvalidArgument,
-    NotReady,
-    NotRouted,
-    ShuttingDown,
-    TooManyConnections,
-)
-from delayserver.protocol.frames import encode_error
-from delayserver.protocol.limits import Limits
 from delayserver.publisher import Publisher
 from delayserver.recovery import Opened, count_accepted, open_directory
 from delayserver.remote_node import RemoteNode
@@ -57,9 +43,9 @@ from delayserver.replayer import Replayer
 from delayserver.retention import Retention
 from delayserver.routes import Routes
 from delayserver.rows import ROW
-from delayserver.settings import GroupSettings, NodeSettings, RouteSettings, Settings
+from delayserver.settings import GroupSettings, Settings, for_broker
 from delayserver.status import Status
-from delayserver.transport import Connect, Listener, SocketListener, Transport, connect_socket
+from delayserver.transport import Connect, Listener, connect_socket
 from delayserver.window_book import WindowBook
 from store.filesystem import FileSystem, RealFileSystem
 from store.names import BROKER_GROUP
@@ -69,7 +55,6 @@ from wheel.hashed_wheel import HashedWheel
 logger = logging.getLogger("delayserver")
 
 Ready = Callable[[str, int], None]
-SERVER, BROKER = "server", "broker"
 
 
 class DelayServer:
@@ -87,17 +72,15 @@ class DelayServer:
     ) -> None:
         if role == BROKER:
             # The delay pipeline of a lone broker carries its own redeliveries, to itself.
-            settings = _for_broker(settings)
+            settings = for_broker(settings)
         self.settings = settings
         self.role = role
         self.clock: Clock = clock or SystemClock()
         self.fs: FileSystem = fs or RealFileSystem()
         self._chance = chance or system_chance()
         self._connect = connect
-        self.handlers = Handlers({}, {})
         self.ready = False
         self.stopping = trio.Event()
-        self._connections = 0
         self._remote: list[RemoteNode] = []
         self.address = ("", 0)
 
@@ -328,94 +311,8 @@ class DelayServer:
         self.housekeeping = Housekeeping(self.fs, opened, self.book, self.groups, self.dispatcher, settings, self.clock)
         self.recorder.on_durable = self.housekeeping.outcomes_durable
         self.status = Status(self)
-        self._build_handlers()
-
-    def _build_handlers(self) -> None:
-        message, listen, broker = self.settings.message, self.settings.listen, self.settings.broker
-        limits = Limits(
-            frame_bytes_max=listen.frame_bytes_max,
-            batch_messages_max=message.batch_messages_max,
-            body_bytes_max=message.body_bytes_max,
-            subject_bytes_max=message.subject_bytes_max,
-            message_id_bytes_max=message.message_id_bytes_max,
-            properties_bytes_max=message.properties_bytes_max,
-            delay_ms_max=message.delay_ms_max,
-            pull_messages_max=broker.pull_messages_max,
-            wait_ms_max=broker.wait_ms_max,
-        )
-        operations = Operations(
-            self.opened.directory.server_id,
-            self.role,
-            limits,
-            self.intake,
-            self.commit,
-            self.cancellation,
-            self.lookup,
-            self.locator,
-            self.opened.names,
-            self.status.to_map,
-            self._route,
-            self._admit,
-            self.clock,
-        )
-        service = self.broker_service
-        quick = {
-            names_of.HELLO: operations.hello,
-            names_of.PING: operations.ping,
-            names_of.STATUS: operations.status,
-            names_of.ROUTE: operations.route,
-        }
-        slow = {
-            names_of.PULL: service.pull,
-            names_of.ACK: service.ack,
-            names_of.NACK: service.nack,
-            names_of.DELIVER: service.deliver,
-            names_of.WINDOW_COMPLETE: service.window_complete,
-        }
-        if self.role == SERVER:
-            quick[names_of.SEND] = operations.send
-            slow |= {
-                names_of.CANCEL: operations.cancel,
-                names_of.RESCHEDULE: operations.reschedule,
-                names_of.LOOKUP: operations.lookup,
-            }
-        self.handlers.quick |= quick
-        self.handlers.slow |= slow
-        self.handlers.on_bug = _log_bug
-
-    # -- what handlers ask
-
-    def _admit(self) -> None:
-        """Whether messages may be accepted now. Raises NotReady, ShuttingDown, DiskFull."""
-        if self.stopping.is_set():
-            raise ShuttingDown("the server is stopping", retry_after_ms=1000)
-        if not self.ready:
-            raise NotReady("the server is still recovering", retry_after_ms=100)
-        if self.housekeeping.disk_low:
-            raise DiskFull(
-                f"less than {self.settings.storage.free_bytes_min >> 20} MiB are free on the disk", retry_after_ms=1000
-            )
-
-    def _route(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        name = arguments.get("group")
-        if name is None:
-            subject = arguments.get("subject")
-            if type(subject) is not str:
-                raise InvalidArgument("give group or subject")
-            route = self.routes.match(subject)
-            if route is None:
-                raise NotRouted(f"no route matches the subject {subject!r:.80}")
-            name = route.groups[0]
-        for group in self.groups.values():
-            if group.name == name:
-                own = f"{self.address[0]}:{self.address[1]}"
-                nodes = [
-                    {"address": own if node.broker.address == EmbeddedNode.address else node.broker.address,
-                     "weight": node.weight}
-                    for node in group.nodes
-                ]  # fmt: skip
-                return {"group": group.name, "nodes": nodes}
-        raise NotRouted(f"there is no broker group {name!r:.80}")
+        self.front = Front(self)
+        self.handlers = self.front.handlers
 
     def _report_corruption(self, error: Exception) -> None:
         text = str(error)
@@ -440,7 +337,7 @@ class DelayServer:
                 nursery.start_soon(task)
             for group in self.groups.values():
                 nursery.start_soon(group.run)
-            nursery.start_soon(self._accept, listener, nursery)
+            nursery.start_soon(self.front.accept, listener, nursery)
             self.ready = True
             if ready is not None:
                 ready(*self.address)
@@ -482,98 +379,3 @@ class DelayServer:
     def close(self) -> None:
         """Close all files."""
         self.opened.close()
-
-    async def _accept(self, listener: Listener, nursery: trio.Nursery) -> None:
-        while True:
-            try:
-                transport = await listener.accept()
-            except (OSError, trio.ClosedResourceError) as error:
-                if self.stopping.is_set():
-                    return
-                logger.warning("cannot accept a connection: %s", error)  # out of file descriptors, mostly
-                await self.clock.sleep_ms(100)
-                continue
-            if self._connections >= self.settings.listen.connections_max:
-                self.handlers.count_error(TooManyConnections.error)
-                transport.send_now(encode_error(0, TooManyConnections("try again later", retry_after_ms=1000)))
-                transport.close()
-                continue
-            self._connections += 1
-            nursery.start_soon(self._serve, transport)
-
-    async def _serve(self, transport: Transport) -> None:
-        try:
-            await Connection(transport, self.handlers, self.settings.listen).run()
-        finally:
-            self._connections -= 1
-
-    @property
-    def connections(self) -> int:
-        """Open connections."""
-        return self._connections
-
-
-def _for_broker(settings: Settings) -> Settings:
-    return Settings(
-        listen=settings.listen,
-        message=settings.message,
-        storage=settings.storage,
-        wheel=settings.wheel,
-        dispatch=settings.dispatch,
-        broker=settings.broker,
-        groups=(GroupSettings("default", (NodeSettings(EmbeddedNode.address),)),),
-        routes=(RouteSettings(),),
-        shutdown_timeout_ms=settings.shutdown_timeout_ms,
-    )
-
-
-def _log_bug(operation: str, error: BaseException) -> None:
-    logger.error("bug while answering %s", operation, exc_info=error)
-
-
-async def serve(
-    settings: Settings,
-    *,
-    role: str = SERVER,
-    clock: Clock | None = None,
-    fs: FileSystem | None = None,
-    ready: Ready | None = None,
-    signals: bool = False,
-) -> None:
-    """Open, serve until cancelled (or, with `signals`, until SIGTERM or SIGINT), stop cleanly.
-
-    Raises StoreError (data directory locked, damaged, disk), OSError (the address is taken).
-    """
-    listener = SocketListener(settings.listen.host, settings.listen.port)
-    server = DelayServer(settings, role=role, clock=clock, fs=fs)
-    try:
-        server.open()
-    except BaseException:
-        listener.close()
-        raise
-    try:
-        async with trio.open_nursery() as nursery:
-            if signals:
-                nursery.start_soon(_stop_on_signal, server)
-            await server.run(listener, ready)
-            nursery.cancel_scope.cancel()
-    finally:
-        listener.close()
-        server.close()
-
-
-async def _stop_on_signal(server: DelayServer) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
-        async for _ in received:
-            server.stop()
-
-
-def run_server(settings: Settings, *, role: str = SERVER, ready: Ready | None = None) -> int:
-    """Run until a signal; returns the exit code of a clean stop. Raises what `serve` raises; the command line tells it."""
-    trio.run(lambda: serve(settings, role=role, ready=ready, signals=True))
-    return 0
-
-
-def run_broker(settings: Settings, *, ready: Ready | None = None) -> int:
-    """`run_server` as a lone node of a broker group."""
-    return run_server(settings, role=BROKER, ready=ready)

@@ -5,7 +5,7 @@ Bounds live here too: whatever can grow has one, and its reason stands beside it
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 MIB = 1 << 20
 
@@ -168,3 +168,8 @@ class Settings:
     routes: tuple[RouteSettings, ...] = (RouteSettings(),)
     shutdown_timeout_ms: int = 10_000
     """A clean stop takes no longer: what is in flight then is settled by the next start."""
+
+
+def for_broker(settings: Settings) -> Settings:
+    """The settings of a lone broker: the delay pipeline inside it carries its own redeliveries, to itself."""
+    return replace(settings, groups=(GroupSettings(),), routes=(RouteSettings(),))

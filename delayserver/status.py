@@ -41,7 +41,7 @@ class Status:
                 "steps": server.housekeeping.clock_steps,
                 "step_last_ms": server.housekeeping.clock_step_last_ms,
             },
-            "connections": server.connections,
+            "connections": server.front.connections,
             "errors": dict(sorted(server.handlers.errors.items())),
             "corruption": list(server.opened.damages),
             "storage": self._storage(),

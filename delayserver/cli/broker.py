@@ -25,6 +25,6 @@ def broker(
     """
     settings = running.settings_from(data_dir, host, port, config, assignments)
     running.log_to_stderr()
-    from delayserver.server import run_broker
+    from delayserver.process import run_broker
 
     context.exit(run_broker(settings, ready=running.announce("broker", settings, as_json)))

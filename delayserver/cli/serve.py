@@ -25,6 +25,6 @@ def serve(
     """
     settings = running.settings_from(data_dir, host, port, config, assignments)
     running.log_to_stderr()
-    from delayserver.server import run_server
+    from delayserver.process import run_server
 
     context.exit(run_server(settings, ready=running.announce("server", settings, as_json)))

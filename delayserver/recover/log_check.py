@@ -20,7 +20,7 @@ from delayserver.recover.fingerprint import Fingerprints
 from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.record_scan import Records
 from delayserver.recover.units import Units
-from delayserver.recover.window_check import NAMES, Range, Rows
+from delayserver.recover.window_check import NAMES, Range, Rows, Visit, Visited
 from store.batches import I64, KIND_CANCELS, KIND_MESSAGES, CancelBatch, MessageBatch
 from store.columns import MalformedColumnsError
 from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG
@@ -67,8 +67,10 @@ class LogCheck:
         span: Range,
         findings: Findings,
         progress: Progress,
+        visit: Visit | None = None,
     ) -> None:
         self._taken = taken
+        self._visit = visit
         self._units = units
         self._span = span
         self._findings = findings
@@ -87,7 +89,7 @@ class LogCheck:
         self._verify_chain()
         for part, expected in log_parts(self._taken):
             read = FileRead(self._taken, part.path, part.size, expected, self._findings, self._progress)
-            for records in read.records():
+            for records in read.records(blobs=self._visit is None):
                 self._records(part, read, records)
             self.gaps += read.gaps
         self._report_missing()
@@ -166,6 +168,8 @@ class LogCheck:
         self.loose.seen[place[there]] = True
         outcome = np.zeros(len(rows.sequence), np.uint8)
         outcome[there] = self.loose.outcome[place[there]]
+        if self._visit is not None:
+            self._visit(Visited(part.path, part.size, None, rows, outcome))
         for code in np.unique(codes).tolist():
             mine = codes == code
             balance = self.waiting.setdefault(code, Balance())

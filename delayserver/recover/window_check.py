@@ -55,6 +55,20 @@ class Rows:
         return row_hashes(self.sequence, self.due_ms, self.accepted_us, self.origin_sequence, self.subject)
 
 
+@dataclass(frozen=True, slots=True)
+class Visited:
+    """Rows of one place with their outcome codes u8[n] (0: none yet). `key` is None for rows of the message_log."""
+
+    path: str
+    size: int
+    key: ScheduleKey | None
+    rows: Rows
+    outcome: U8
+
+
+Visit = Callable[[Visited], None]
+
+
 @dataclass(slots=True)
 class Range:
     """Due times looked at: [from_ms, to_ms), whole windows."""
@@ -107,8 +121,11 @@ class WindowCheck:
         findings: Findings,
         progress: Progress,
         publish: Callable[[str, int, Balance], None],
+        visit: Visit | None = None,
     ) -> None:
+        """`visit` is told all rows with their outcomes; then the bytes of the messages are not read and not verified."""
         self._taken = taken
+        self._visit = visit
         self._units = units
         self._first_kept = first_kept
         self._span = span
@@ -196,7 +213,7 @@ class WindowCheck:
     def _rows(self, key: ScheduleKey, read: FileRead) -> Iterator[Rows]:
         """The rows of a schedule file, with its own order verified."""
         last = 0
-        for records in read.records():
+        for records in read.records(blobs=self._visit is None):
             rows = self._decode(read, records)
             if rows is None or not len(rows.sequence):
                 continue
@@ -260,7 +277,7 @@ class WindowCheck:
             found = self._outcome_of(
                 rows, [outcomes, day.coarse] if key.source == Source.FROM_DAY else [outcomes], read
             )
-            self._count(rows, found, balance)
+            self._count(key, rows, found, balance)
             hashes = rows.hashes()
             kept = rows.sequence >= self._first_kept
             if key.source == Source.DIRECT or ScheduleKey(day.start_ms, Source.DAY) not in self._taken.schedule:
@@ -325,7 +342,9 @@ class WindowCheck:
                 int(wrong.sum()),
             )
 
-    def _count(self, rows: Rows, outcome: U8, balance: Balance) -> None:
+    def _count(self, key: ScheduleKey, rows: Rows, outcome: U8, balance: Balance) -> None:
+        if self._visit is not None and len(rows.sequence):
+            self._visit(Visited(self._taken.schedule_path(key), self._taken.schedule[key], key, rows, outcome))
         own = rows.origin_sequence == 0
         if not self._span.everything:
             inside = self._span.mask(rows.due_ms)
@@ -361,7 +380,7 @@ class WindowCheck:
             self._units.placed.add_all(place, hashes[rows.sequence >= self._first_kept])
             drained = self._drained(rows, hashes, starts, marks, expected)
             waiting = rows.take(~drained)
-            self._count(waiting, self._outcome_of(waiting, [day.coarse, *day.loose], read), balance)
+            self._count(key, waiting, self._outcome_of(waiting, [day.coarse, *day.loose], read), balance)
         if not read.usable:
             self._units.skipped[place] = True
         if read.gaps:

@@ -20,7 +20,7 @@ import trio
 
 from delayserver.cli.failures import report_failure
 from delayserver.clock import SystemClock
-from delayserver.server import serve
+from delayserver.process import serve
 from delayserver.settings import Settings
 from tests.crash.files import FailSyncOnce, Hook, HookedFileSystem, Killer
 from tests.crash.points import BY_NAME

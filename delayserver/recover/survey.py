@@ -1,0 +1,27 @@
+"""Every accepted message once, with what became of it: what `pending`, `export` and `redispatch` are made of.
+
+The same pass as a check, without the bytes of the messages and without findings: who wants to know what is wrong asks
+`check`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from delayserver.recover.capture import Capture
+from delayserver.recover.findings import Findings
+from delayserver.recover.log_check import LogCheck, first_kept_sequence
+from delayserver.recover.units import Units
+from delayserver.recover.window_check import Range, Visit, WindowCheck
+
+
+def survey(taken: Capture, span: Range, visit: Visit, progress: Callable[[int], None] = lambda _bytes: None) -> None:
+    """Call `visit` with all messages in the range, internal records among them, window by window; then with those that
+    are in message_log only. Retired windows are gone but for their counts in the ledger."""
+    quiet = Findings()
+    units = Units(taken)
+    first_kept = first_kept_sequence(taken)
+    windows = WindowCheck(taken, units, first_kept, span, quiet, progress, lambda _tier, _start, _balance: None, visit)
+    windows.run()
+    log = LogCheck(taken, units, windows.loose, span, quiet, progress, visit)
+    log.run()
