@@ -134,7 +134,7 @@ class Loader:
                     read = partial(self.read, window_ms, ticket.end_offsets, ticket.from_key, ticket.to_key)
                     loaded = read() if self._inline else await trio.to_thread.run_sync(read)
                     # One step from here on: what the index knows now is all that was decided.
-                    self._record_suppressed(loaded, index)
+                    self._record_suppressed(window_ms, loaded, index)
                     undone = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)
                     undone &= self._cursors.covers(ticket, loaded.due_ms, loaded.sequence)
                     undone &= self.not_done_elsewhere(window_ms, loaded.sequence)
@@ -180,10 +180,10 @@ class Loader:
             copies,
         )
 
-    def _record_suppressed(self, loaded: LoadedRows, index: OutcomeIndex) -> None:
+    def _record_suppressed(self, window_ms: int, loaded: LoadedRows, index: OutcomeIndex) -> None:
         """A crash can lose the outcome row of a suppressed copy: its verdict stands in the schedule file."""
         copies = loaded.suppressed
-        lost = index.missing(copies.sequence)
+        lost = index.missing(copies.sequence) & self.not_done_elsewhere(window_ms, copies.sequence)
         if lost.any():
             self._recorder.record(suppressed_outcomes(copies.take(np.flatnonzero(lost)), self._clock.now_us()))
 

@@ -227,6 +227,7 @@ class Replayer:
         if messages:
             batch = MessageBatch.concatenate(messages)
             if self.count_skipped:
+                done.accepted = done.internal = 0  # a round that met a full disk is placed again
                 _count(batch, done)
             if batch.replaces_sequence.any():
                 done.cancels.append(_replaced(batch))
@@ -248,9 +249,9 @@ class Replayer:
                 rows = self._deduplication.mark(part.key, rows)
             else:
                 self._deduplication.drained_into(part.key.start_ms)
+            done.placed.append(Placed(part.key, self._schedule.append(part.key, rows), rows))
             if not self.count_skipped and source == Source.DIRECT:
                 _count(rows, done)
-            done.placed.append(Placed(part.key, self._schedule.append(part.key, rows), rows))
 
     def _high_water(self, key: ScheduleKey) -> int:
         if key.source == Source.DAY and self._days.is_drained(key.start_ms):

@@ -181,7 +181,14 @@ class World:
         self.model.server_id = self.model.server_id or server_id
         if self.host.server is not None and self.host.server.opened.damages:
             raise SimulationFailure(f"corruption reported without damage: {self.host.server.opened.damages}")
+        self._compare_files()
         await self._ask_for_all()
+
+    def _compare_files(self) -> None:
+        """In one step, so that nothing moves in between: the server's counts and what its files hold."""
+        server = self.host.server
+        if server is not None and self.host.alive and not server.replayer.lag_bytes:
+            check_files(self.host, server.status.to_map())
 
     async def _ask_for_all(self) -> None:
         try:
