@@ -18,6 +18,7 @@ from typing import Any, Final, Self
 from delayserver.client import Client
 
 STOP_TIMEOUT_S: Final = 30.0  # above the server's own bound for a clean stop
+FAILING_S: Final = 2.0
 PORTS: Final = range(24_801, 25_801)
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -68,6 +69,10 @@ class ServerProcess:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self._process is not None:
+            # A server that fails says goodbye to its clients first: wait for its own end, which tells why.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(FAILING_S)
         gone = self._stop()
         # Also when a client has failed already: why the server went is the reason for that.
         if gone is not None and (kind is None or issubclass(kind, Exception)):
