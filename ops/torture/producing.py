@@ -142,6 +142,7 @@ class Producer:
 
     def reschedule(self) -> None:
         """Move one message to another due time, with another number as its body."""
+
         def fits(sent: Sent) -> bool:
             return sent.fate == Fate.ACCEPTED and not (sent.arrivals or sent.expires_ms or sent.replaces)
 

@@ -146,15 +146,20 @@ class Record:
             else:
                 self.arrived_total += 1
             sent.arrivals += 1
+            sent.acking = False
             sent.arrived_in_run = self.run
             sent.again_from_us = 0
             return sent
 
     def _check_time(self, sent: Sent, delivery: Delivery, now_us: int) -> None:
         if delivery.dispatched_us < sent.due_ms * 1000 or now_us < sent.due_ms * 1000:
-            self.violate(f"{sent.number} was early: due {sent.due_ms}, dispatched {delivery.dispatched_us}, now {now_us}")
+            self.violate(
+                f"{sent.number} was early: due {sent.due_ms}, dispatched {delivery.dispatched_us}, now {now_us}"
+            )
         if now_us < sent.again_from_us:
-            self.violate(f"{sent.number} came again {sent.again_from_us - now_us} us before the delay of its nack was over")
+            self.violate(
+                f"{sent.number} came again {sent.again_from_us - now_us} us before the delay of its nack was over"
+            )
 
     def _check_repeat(self, sent: Sent) -> None:
         if sent.again_from_us:
@@ -232,6 +237,11 @@ class Record:
         return [sent for sent in self.of(Fate.ACCEPTED) if not sent.arrivals and not sent.expires_ms]
 
     def unsettled(self) -> list[Sent]:
-        """What arrived and is not acked."""
+        """What arrived and is not acked: it comes again. (An ack without an answer may have been taken.)"""
         with self._lock:
-            return [sent for sent in self.sent.values() if sent.arrivals and not sent.acked]
+            return [sent for sent in self.sent.values() if sent.arrivals and not (sent.acked or sent.acking)]
+
+    def open(self) -> list[Sent]:
+        """What may still come: not acked, and not known to be refused or cancelled."""
+        with self._lock:
+            return [sent for sent in self.sent.values() if not sent.acked and sent.fate not in (Fate.REFUSED, Fate.ENDED)]

@@ -21,7 +21,7 @@ def drain(record: Record, consumer: Consumer, timeout_s: float) -> None:
     deadline_s = time.monotonic() + timeout_s
     while True:
         came = consumer.step(0.05, drain=True)
-        for subject in sorted({sent.subject for sent in record.missing() + record.unsettled()} - {SUBJECT}):
+        for subject in sorted({sent.subject for sent in record.open()} - {SUBJECT}):
             came += consumer.step(0.0, subject, drain=True)
         if came:
             continue
@@ -30,7 +30,9 @@ def drain(record: Record, consumer: Consumer, timeout_s: float) -> None:
                 return
         if time.monotonic() > deadline_s:
             for sent in record.missing():
-                record.violate(f"{sent.number} ({sent.receipt or sent.message_id}, due {sent.due_ms}) was accepted and lost")
+                record.violate(
+                    f"{sent.number} ({sent.receipt or sent.message_id}, due {sent.due_ms}) was accepted and lost"
+                )
             for sent in record.unsettled():
                 record.violate(f"{sent.number} was not acked and did not come again")
             return
@@ -72,7 +74,9 @@ def _judge_lookups(record: Record, client: Client, retired: bool, sample: int | 
                 )
     for start in range(0, len(copies), LOOKUPS_AT_ONCE):
         chosen = copies[start : start + LOOKUPS_AT_ONCE]
-        for (receipt, number), found in zip(chosen, client.lookup_many([receipt for receipt, _ in chosen]), strict=True):
+        for (receipt, number), found in zip(
+            chosen, client.lookup_many([receipt for receipt, _ in chosen]), strict=True
+        ):
             outcome = Outcome.UNKNOWN if isinstance(found, DelayServerError) else found.outcome
             if outcome != Outcome.DEDUPLICATED and not (retired and outcome == Outcome.RETIRED):
                 record.violate(f"the copy {receipt} of {number} is {outcome.label} by lookup")

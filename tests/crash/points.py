@@ -47,7 +47,9 @@ class Point:
     earlier: str = ""
 
 
-def _points(scene: str, room: str, verb: str, moments: str, *, name: str = "", hit: int = 1, earlier: str = "") -> list[Point]:
+def _points(
+    scene: str, room: str, verb: str, moments: str, *, name: str = "", hit: int = 1, earlier: str = ""
+) -> list[Point]:
     stem = name or f"{room}.{verb}"
     prefix = "" if scene == LOAD else f"{scene}."
     operation = Operation(room, verb)

@@ -55,7 +55,9 @@ class Scene:
         """Requests, one after the other, until there were enough or the server is gone."""
         rare = self.point.scene != RETENTION
         with (
-            closing_client(Producer(self.record, self.server.address, self.chance, rare_subjects=rare, **producing)) as producer,
+            closing_client(
+                Producer(self.record, self.server.address, self.chance, rare_subjects=rare, **producing)
+            ) as producer,
             closing_client(Consumer(self.record, self.server.address, self.chance)) as consumer,
         ):
             while not enough():
@@ -82,7 +84,9 @@ class Scene:
                 self.server.terminate()
             self.work_for(REACH_TIMEOUT_S)
         code = self.server.wait()
-        assert self.server.died_at == point.name, f"{point.name} was not reached (exit code {code}): {self.server.said()}"
+        assert self.server.died_at == point.name, (
+            f"{point.name} was not reached (exit code {code}): {self.server.said()}"
+        )
         self.record.crashed()
 
     def _run_and_kill(self, duration_s: float, **producing: int) -> None:

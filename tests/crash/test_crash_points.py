@@ -1,13 +1,45 @@
-"""Killed anywhere on its way to the disk, the server keeps what it promised. One test for each named point."""
+"""Killed anywhere on its way to the disk, the server keeps what it promised. One test for each named point.
+
+The scenes run a few at a time, because most of their time is waiting for due times and for the disk.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from tests.crash.points import POINTS, Point
 from tests.crash.scenes import Scene
+
+SCENES_AT_ONCE = 4
+TEST = "test_nothing_promised_is_broken_by_a_kill_at"
+
+
+@pytest.fixture(scope="module")
+def scenes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[None]]]:
+    """The scenes of all points that were selected, running."""
+    folder = tmp_path_factory.mktemp("crash")
+    chosen = [
+        item.callspec.params["point"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.originalname == TEST
+    ]
+    with ThreadPoolExecutor(SCENES_AT_ONCE) as pool:
+        yield {point.name: pool.submit(play, folder / point.name, point) for point in chosen}
+        pool.shutdown(cancel_futures=True)
+
+
+def play(folder: Path, point: Point) -> None:
+    folder.mkdir()
+    scene = Scene(folder, point)
+    try:
+        scene.play()
+        scene.finish()
+    finally:
+        scene.server.clean_up()
 
 
 def test_every_point_has_its_own_name() -> None:
@@ -16,10 +48,5 @@ def test_every_point_has_its_own_name() -> None:
 
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
-def test_nothing_promised_is_broken_by_a_kill_at(point: Point, tmp_path: Path) -> None:
-    scene = Scene(tmp_path, point)
-    try:
-        scene.play()
-        scene.finish()
-    finally:
-        scene.server.clean_up()
+def test_nothing_promised_is_broken_by_a_kill_at(point: Point, scenes: dict[str, Future[None]]) -> None:
+    scenes[point.name].result()

@@ -1,0 +1,46 @@
+"""`python -m ops.torture --kills 300`: kill a server under load, again and again; exit 0 if every promise was kept, else 1."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from ops.bench.server_process import ServerFailed, fresh_directory
+from ops.torture.harness import Plan, Torture
+
+
+def main() -> int:
+    """Run, print progress to stderr and the report as JSON to stdout."""
+    parser = argparse.ArgumentParser(prog="python -m ops.torture", description=__doc__)
+    parser.add_argument("--kills", type=int, default=300, help="how many times the server is killed (default 300)")
+    parser.add_argument("--seed", type=int, default=1, help="of the load and of the moments; the disk has its own mind")
+    parser.add_argument("--directory", help="where the data goes (default: the temporary directory of the system); removed afterwards")
+    parser.add_argument("--run-seconds", type=float, default=1.2, help="longest time between a start and its kill")
+    parser.add_argument("--record", help="write what was asked, answered and received to this file, a line each")
+    options = parser.parse_args()
+
+    terminal = sys.stderr.isatty()
+
+    def say(line: str) -> None:
+        print(f"\r{line}\x1b[K" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+
+    with fresh_directory(options.directory) as directory:
+        log = open(options.record, "a", encoding="utf-8") if options.record else None  # noqa: SIM115  closed below
+        try:
+            plan = Plan(options.kills, options.seed, directory, options.run_seconds)
+            report = Torture(plan, say, log).run()
+        except ServerFailed as error:
+            print(json.dumps({"passed": False, "violations": [f"the server did not come back: {error}"]}))
+            return 1
+        finally:
+            if log is not None:
+                log.close()
+    if terminal:
+        print(file=sys.stderr)
+    print(json.dumps(report.to_map()))
+    return 0 if report.passed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

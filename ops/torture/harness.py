@@ -1,0 +1,235 @@
+"""The torture: a real server under load, killed with SIGKILL at random moments, again and again, judged from outside.
+
+The harness is another process than the server; its record survives every kill. Between kills it does what a careful
+client does: asks again for what was not answered. At the end it drains the server and compares all of it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, TextIO
+
+from delayserver.client import Client
+from delayserver.protocol.errors import DelayServerError
+from ops.bench.server_process import ServerProcess
+from ops.torture.consuming import Consumer
+from ops.torture.producing import LOST, Producer
+from ops.torture.record import Fate, Record
+from ops.torture.verdict import drain, judge
+
+# One in so many kills comes while the server starts, and one in so many soon after a clean stop.
+KILL_DURING_START = 10
+STOP_CLEANLY = 25
+START_S = 0.9
+DRAIN_TIMEOUT_S = 120.0
+# Windows of a second and small files, so that a kill finds every kind of file at work; retention far away, so that
+# lookups can be checked at the end.
+CONFIG = """\
+[storage]
+window_ms = 1000
+message_log_segment_bytes = 1048576
+message_log_retention_ms = 60000
+retention_ms = 86400000
+checkpoint_interval_ms = 200
+[wheel]
+load_ahead_ms = 2500
+[broker]
+segment_bytes = 1048576
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How long and how hard. `run_s_max`: the longest time between a start and its kill. `pause_s`: between two requests
+    of one thread, so that the load leaves a core to the server."""
+
+    kills: int
+    seed: int
+    directory: str
+    run_s_max: float = 1.2
+    producers: int = 2
+    consumers: int = 2
+    pause_s: float = 0.002
+    lookups: int = 3000
+
+
+@dataclass(slots=True)
+class Report:
+    """What came out. `passed` is the verdict; `duplicates` counts repeated arrivals by their explanation."""
+
+    passed: bool = False
+    kills: int = 0
+    kills_during_start: int = 0
+    clean_stops: int = 0
+    seconds: float = 0.0
+    sent: int = 0
+    accepted: int = 0
+    cancelled: int = 0
+    arrived: int = 0
+    lost: int = 0
+    early: int = 0
+    duplicates: dict[str, int] = field(default_factory=dict)
+    copies_suppressed: int = 0
+    restart_s_max: float = 0.0
+    status: dict[str, int] = field(default_factory=dict)
+    violations_total: int = 0
+    violations: list[str] = field(default_factory=list)
+
+    def to_map(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+class Torture:
+    """One run. `say` gets the line of progress."""
+
+    def __init__(self, plan: Plan, say: Callable[[str], None], log: TextIO | None = None) -> None:
+        self._plan = plan
+        self._say = say
+        self._chance = random.Random(plan.seed)
+        self._record = Record(lambda: time.time_ns() // 1000, log)
+        self._report = Report()
+        config = f"{plan.directory}/delayserver.toml"
+        with open(config, "w", encoding="utf-8") as file:
+            file.write(CONFIG)
+        self._server = ServerProcess(plan.directory, config)
+
+    def run(self) -> Report:
+        """All kills, the drain and the verdict."""
+        started_s = time.monotonic()
+        for kill in range(1, self._plan.kills + 1):
+            self._one_life(kill)
+            self._report.kills = kill
+            self._say(self._progress(kill, time.monotonic() - started_s))
+            if self._record.violations_total > 100:
+                break
+        self._judge()
+        self._report.seconds = round(time.monotonic() - started_s, 1)
+        return self._report
+
+    # -- one life of the server
+
+    def _one_life(self, kill: int) -> None:
+        if kill % KILL_DURING_START == 0:
+            self._server.launch()
+            time.sleep(self._chance.uniform(0.0, START_S))
+            self._server.kill()
+            self._report.kills_during_start += 1
+            self._record.crashed()
+        self._start()
+        load = Load(self._plan, self._record, self._server.address, self._chance.randrange(1 << 60))
+        load.start()
+        # Most kills come soon: the first moments, with recovery and replay just over, are the interesting ones.
+        time.sleep(self._plan.run_s_max * self._chance.random() ** 2 + 0.02)
+        if kill % STOP_CLEANLY == 0:
+            self._server.stop()
+            self._report.clean_stops += 1
+            load.stop()
+            self._record.crashed()  # leases do not outlive a process
+            self._start()
+        self._server.kill()
+        load.stop()
+        self._record.crashed()
+        for problem in load.problems:
+            self._record.violate(problem)
+
+    def _start(self) -> None:
+        started_s = time.monotonic()
+        self._server.start()
+        self._report.restart_s_max = round(max(self._report.restart_s_max, time.monotonic() - started_s), 2)
+
+    # -- the end
+
+    def _judge(self) -> None:
+        self._start()
+        record, report = self._record, self._report
+        chance = random.Random(self._plan.seed)
+        consumer = Consumer(record, self._server.address, chance)
+        client = Client(self._server.address, timeout_s=60.0)
+        Producer(record, self._server.address, chance).resolve()
+        drain(record, consumer, DRAIN_TIMEOUT_S)
+        status = judge(record, client, sample=self._plan.lookups)
+        client.close()
+        consumer.client.close()
+        self._server.stop()
+        names = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "pending", "early")
+        report.status = {name: status[name] for name in names}
+        report.sent = len(record.sent)
+        report.accepted = len(record.of(Fate.ACCEPTED)) + len(record.of(Fate.ENDED))
+        report.cancelled = len(record.of(Fate.ENDED))
+        report.arrived = record.arrived_total
+        report.lost = len(record.missing())
+        report.early = sum(1 for text in record.violations if " was early" in text)
+        report.duplicates = dict(record.duplicates)
+        report.copies_suppressed = record.copies
+        report.violations_total = record.violations_total
+        report.violations = record.violations
+        report.passed = not record.violations_total
+
+    def _progress(self, kill: int, seconds: float) -> str:
+        record = self._record
+        return (
+            f"{kill}/{self._plan.kills} kills, {seconds:.0f} s: {len(record.sent)} sent, {record.arrived_total} arrived, "
+            f"{sum(record.duplicates.values())} repeats explained, {record.violations_total} violations"
+        )
+
+
+class Load:
+    """Threads that send and receive until the server is gone."""
+
+    def __init__(self, plan: Plan, record: Record, address: str, seed: int) -> None:
+        self._stop = threading.Event()
+        self._plan = plan
+        self._record = record
+        self._address = address
+        self.problems: list[str] = []
+        chances = [random.Random(seed + index) for index in range(plan.producers + plan.consumers)]
+        self._threads = [threading.Thread(target=self._produce, args=(chance,)) for chance in chances[: plan.producers]]
+        self._threads += [threading.Thread(target=self._consume, args=(chance,)) for chance in chances[plan.producers :]]
+        self._resolved = threading.Event()
+
+    def start(self) -> None:
+        """Let go."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """Wait for all of them; the server is gone or going."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _produce(self, chance: random.Random) -> None:
+        producer = Producer(self._record, self._address, chance, delay_ms_max=3000)
+        first = self._threads[0] is threading.current_thread()
+        steps: list[Callable[[], object]] = [producer.resolve] if first else []
+        self._loop(producer.client, producer.step, steps)
+
+    def _consume(self, chance: random.Random) -> None:
+        consumer = Consumer(self._record, self._address, chance)
+        self._loop(consumer.client, lambda: consumer.step(0.05), [])
+
+    def _loop(self, client: Client, step: Callable[[], object], before: list[Callable[[], object]]) -> None:
+        try:
+            for first in before:
+                first()
+            while not self._stop.is_set():
+                try:
+                    step()
+                except LOST:
+                    return
+                except DelayServerError:
+                    time.sleep(0.02)  # it is stopping
+                time.sleep(self._plan.pause_s)
+        except DelayServerError:
+            return
+        except Exception as error:  # noqa: BLE001  a thread must not end silently: it is told as a violation
+            self.problems.append(f"the harness failed: {error!r}")
+        finally:
+            client.close()
+
+
