@@ -52,6 +52,7 @@ class Checkpointing:
         self._tier = tier
         self._settings = settings
         self._clock = clock
+        self._writing = trio.Lock()
         self._written_position = -1
         self._written_outcomes = -1
         self.durable_position = 0
@@ -77,7 +78,11 @@ class Checkpointing:
         return moved or int(self._recorder.totals.sum()) != self._written_outcomes
 
     async def write(self, *, clean: bool = False) -> None:
-        """Sync and write one checkpoint. Raises DiskFullError; SyncFailedError is final."""
+        """Sync and write one checkpoint, after one that is being written. Raises DiskFullError; SyncFailedError is final."""
+        async with self._writing:  # a clean stop comes beside the periodic one, and both would use one temporary file
+            await self._write(clean)
+
+    async def _write(self, clean: bool) -> None:
         # Captured in one step. What replay does meanwhile may be in the marks of files too; their high-water marks
         # make the next start skip it.
         position = self._replayer.position

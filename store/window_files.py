@@ -88,7 +88,9 @@ class WindowFiles(Generic[Key]):
         path = f"{self.directory}/{self.layout.name(key)}"
         counts = list(mark.counts) or [0] * self.layout.counters
         assert len(counts) == self.layout.counters
-        state = FileState(path, mark.end, mark.last_sequence, mark.rows, counts, mark, settled=False)
+        # The durable mark has its counters too: a checkpoint may come before the first sync of a new file.
+        durable = mark._replace(counts=tuple(counts))
+        state = FileState(path, mark.end, mark.last_sequence, mark.rows, counts, durable, settled=False)
         if key not in self.states:
             self._files_of_day[path.rpartition("/")[0]] += 1
         self.states[key] = state
