@@ -72,6 +72,7 @@ class BrokerGroup:
         self.on_lateness: Callable[[NDArray[np.int64]], None] = lambda _lateness: None
         self.on_corruption: Callable[[Exception], None] = lambda _error: None
         self.on_room: Callable[[], None] = lambda: None
+        self.on_dropped: Callable[[DueRows], None] = lambda _rows: None
         self._schedule = schedule
         self._recorder = recorder
         self._inline = fs.inline
@@ -91,9 +92,9 @@ class BrokerGroup:
         self._work.set()
         bound = FAILING_QUEUE_ROWS_MAX if self.failing else self._settings.queue_rows_max
         if len(self.queue) > bound:
-            before = len(self.queue)
-            self.spilled.update(self.queue.drop_behind(bound).tolist())
-            self.counters.dropped_from_memory += before - len(self.queue)
+            for dropped in self.queue.drop_behind(bound):
+                self.counters.dropped_from_memory += len(dropped)
+                self.on_dropped(dropped)
 
     @property
     def failing(self) -> bool:

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from delayserver.broker_group import BrokerGroup
 from delayserver.clock import Clock
 from delayserver.group_commit import Committed, GroupCommit
+from delayserver.group_wheels import GroupWheels
 from delayserver.loader import LoadedRows, Loader
 from delayserver.locator import Located, Locator
 from delayserver.outcome_recorder import OutcomeRecorder
@@ -34,7 +35,6 @@ from store.filesystem import FileSystem
 from store.schedule_index import ScheduleIndex
 from store.windows import window_of, window_starts
 from wheel.cursors import LoadCursors
-from wheel.hashed_wheel import HashedWheel
 from wheel.keys import Key
 
 # Up to this many are looked up on the event loop.
@@ -62,7 +62,7 @@ class Cancellation:
         replayer: Replayer,
         locator: Locator,
         recorder: OutcomeRecorder,
-        wheel: HashedWheel,
+        wheel: GroupWheels,
         cursors: LoadCursors,
         loader: Loader,
         groups: list[BrokerGroup],

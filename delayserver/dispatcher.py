@@ -6,7 +6,6 @@ is down leave memory past a bound; `refill` reads them again from disk when the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 from delayserver.broker_group import BrokerGroup
 from delayserver.clock import Clock
 from delayserver.delivery import take_rows
+from delayserver.group_wheels import GroupWheels
 from delayserver.loader import LoadedRows, Loader
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.routes import Routes
@@ -23,8 +23,7 @@ from delayserver.settings import WheelSettings
 from store.dispatch_log import DispatchKey
 from store.filesystem import FileSystem
 from wheel.due_rows import DueRows
-from wheel.hashed_wheel import HashedWheel
-from wheel.keys import KEY_HIGHEST, KEY_LOWEST, Key
+from wheel.keys import KEY_HIGHEST, KEY_LOWEST
 
 
 class Dispatcher:
@@ -32,7 +31,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        wheel: HashedWheel,
+        wheel: GroupWheels,
         groups: dict[int, BrokerGroup],
         routes: Routes,
         loader: Loader,
@@ -52,14 +51,12 @@ class Dispatcher:
         self._clock = clock
         self._wake = trio.Event()
         self._refill = trio.Event()
-        self._default = next(iter(groups.values()))
-        self.released_to = KEY_LOWEST
-        self.unrouted = 0
-        self.on_clock_step: Callable[[int], None] = lambda _step_ms: None
+        self.released_to = dict.fromkeys(groups, 0)
         for group in groups.values():
             group.fail_over = partial(self._fail_over, group)
             group.put_back = self._put_back
             group.on_room = self._room_in_group
+            group.on_dropped = self._dropped
 
     @property
     def rows_held(self) -> int:
@@ -79,10 +76,12 @@ class Dispatcher:
         """Dispatch until cancelled."""
         while True:
             self._wake = trio.Event()
-            rows = self._wheel.advance(self._clock.now_ms(), self._settings.slice_rows)
-            if len(rows):
-                self._release(rows)
+            released = False
+            for code, rows in self._wheel.advance(self._clock.now_ms(), self._settings.slice_rows):
+                self._release(self._groups[code], rows)
+                released = True
                 await trio.lowlevel.checkpoint()
+            if released:
                 continue
             self._loader.wake_if_room()
             next_due_ms = self._wheel.next_due_ms()
@@ -92,20 +91,10 @@ class Dispatcher:
             with trio.move_on_after(self._clock.wait_s(next_due_ms * 1000)):
                 await self._wake.wait()
 
-    def _release(self, rows: DueRows) -> None:
+    def _release(self, group: BrokerGroup, rows: DueRows) -> None:
         rows.payload["released_us"] = self._clock.now_us()
-        last = Key(int(rows.due_ms[-1]), int(rows.sequence[-1]))
-        self.released_to = max(self.released_to, last)
-        codes = self._routes.groups(np.ascontiguousarray(rows.payload["subject"]))
-        first = int(codes[0])
-        if bool((codes == first).all()):
-            self._group(first).push(rows)
-            return
-        for code in np.unique(codes).tolist():
-            self._group(code).push(take_rows(rows, np.flatnonzero(codes == code)))
-
-    def _group(self, code: int) -> BrokerGroup:
-        return self._groups.get(code, self._default)
+        self.released_to[group.code] = max(self.released_to[group.code], int(rows.due_ms[-1]))
+        group.push(rows)
 
     def _put_back(self, rows: DueRows) -> None:
         self._wheel.add(rows.due_ms, rows.sequence, rows.payload)
@@ -131,6 +120,12 @@ class Dispatcher:
 
     # -- rows that left memory
 
+    def _dropped(self, rows: DueRows) -> None:
+        """Note the windows with the group that the rows are routed to, also if another one stood in for it."""
+        codes = self._wheel.codes(rows.payload["subject"])
+        for code in np.unique(codes).tolist():
+            self._groups[code].spilled.update(np.unique(rows.payload["window_ms"][codes == code]).tolist())
+
     def _room_in_group(self) -> None:
         self._loader.wake_if_room()
         self._refill.set()
@@ -141,7 +136,8 @@ class Dispatcher:
             self._refill = trio.Event()
             busy = False
             for group in self._groups.values():
-                if group.spilled and not group.failing and not len(group.queue):
+                # An empty queue: the group works again, or another one takes its rows.
+                if group.spilled and not len(group.queue):
                     await self._refill_group(group)
                     busy = True
             if not busy:
@@ -170,9 +166,8 @@ class Dispatcher:
                 group.spilled.add(window)
 
     def _routed_to(self, group: BrokerGroup, loaded: LoadedRows) -> NDArray[np.bool_]:
-        codes = self._routes.groups(np.ascontiguousarray(loaded.rows["subject"]))
-        mask: NDArray[np.bool_] = codes == group.code
-        return mask & (loaded.due_ms <= self.released_to.due_ms)
+        mask: NDArray[np.bool_] = self._wheel.codes(loaded.rows["subject"]) == group.code
+        return mask & (loaded.due_ms <= self.released_to[group.code])
 
     def _in_memory(self, rows: LoadedRows) -> NDArray[np.bool_]:
         held = self._wheel.contains(rows.due_ms, rows.sequence)

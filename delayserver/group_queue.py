@@ -51,18 +51,18 @@ class GroupQueue:
         self._rows -= rows
         return taken[0] if len(taken) == 1 else DueRows.concatenate(taken)
 
-    def drop_behind(self, rows_max: int) -> NDArray[np.int64]:
-        """Drop the last rows past a bound; returns the windows (start in ms) that lost some."""
-        windows: list[NDArray[np.int64]] = []
+    def drop_behind(self, rows_max: int) -> list[DueRows]:
+        """Drop the last rows past a bound, and return them."""
+        dropped: list[DueRows] = []
         while self._rows > rows_max:
             chunk = self._chunks.pop()
             keep = max(len(chunk) - (self._rows - rows_max), 0)
-            windows.append(np.unique(chunk.payload["window_ms"][keep:]))
+            dropped.append(chunk.slice(keep, len(chunk)))
             self._rows -= len(chunk) - keep
             if keep:
                 # Copied, so that the dropped rows do not stay in memory behind a view.
                 self._chunks.append(DueRows.concatenate([chunk.slice(0, keep)]))
-        return np.unique(np.concatenate(windows)) if windows else np.empty(0, np.int64)
+        return dropped
 
     def remove(self, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Remove rows by sequence (sorted i64[n]) unless their last attempt's result is unknown; True where removed."""

@@ -17,6 +17,7 @@ import trio
 from numpy.typing import NDArray
 
 from delayserver.clock import Clock
+from delayserver.group_wheels import GroupWheels
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.protocol.outcomes import Outcome
 from delayserver.rows import make_rows
@@ -29,7 +30,6 @@ from store.filesystem import FileSystem
 from store.outcome_index import OutcomeIndex
 from store.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source
 from wheel.cursors import LoadCursors
-from wheel.hashed_wheel import HashedWheel
 from wheel.keys import Key
 
 FINE_SOURCES = (Source.DIRECT, Source.FROM_DAY)
@@ -60,7 +60,7 @@ class Loader:
         schedule: ScheduleLog,
         book: WindowBook,
         recorder: OutcomeRecorder,
-        wheel: HashedWheel,
+        wheel: GroupWheels,
         cursors: LoadCursors,
         fs: FileSystem,
         settings: WheelSettings,

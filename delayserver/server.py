@@ -29,6 +29,7 @@ from delayserver.deduplication import Deduplication
 from delayserver.dispatcher import Dispatcher
 from delayserver.front import BROKER, SERVER, Front
 from delayserver.group_commit import GroupCommit
+from delayserver.group_wheels import GroupWheels
 from delayserver.housekeeping import Housekeeping
 from delayserver.intake import Intake
 from delayserver.latency import LatencyHistogram
@@ -135,7 +136,16 @@ class DelayServer:
         self.commit.lag_bytes = lambda: self.replayer.lag_bytes
         self.replayer.on_progress = self.commit.lag_fell
         start_ms = self.clock.now_ms() // settings.wheel.tick_ms * settings.wheel.tick_ms
-        self.wheel = HashedWheel(start_ms, settings.wheel.tick_ms, settings.wheel.slots, payload_dtype=ROW)
+        codes = opened.names.intern(BROKER_GROUP, [group.name for group in settings.groups]).tolist()
+        self.group_codes = {group.name: code for group, code in zip(settings.groups, codes, strict=True)}
+        self.routes = Routes(settings.routes, self.group_codes, opened.names)
+        self.wheel = GroupWheels(
+            {
+                code: HashedWheel(start_ms, settings.wheel.tick_ms, settings.wheel.slots, payload_dtype=ROW)
+                for code in codes
+            },
+            self.routes,
+        )
         self.cursors = LoadCursors(storage.window_ms)
         self.loader = Loader(
             opened.schedule,
@@ -195,12 +205,10 @@ class DelayServer:
         )
         self.broker_commit = BrokerCommit(self.broker, self.clock, threads=not self.fs.inline)
         self.pulls = PullService(self.broker, self.clock)
-        codes = opened.names.intern(BROKER_GROUP, [group.name for group in settings.groups])
         self.groups = {
-            int(code): self._build_group(group, int(code), opened)
-            for group, code in zip(settings.groups, codes, strict=True)
+            self.group_codes[group.name]: self._build_group(group, self.group_codes[group.name], opened)
+            for group in settings.groups
         }
-        self.routes = Routes(settings.routes, {group.name: code for code, group in self.groups.items()}, opened.names)
         self.dispatcher = Dispatcher(
             self.wheel, self.groups, self.routes, self.loader, self.recorder, self.fs, settings.wheel, self.clock
         )
