@@ -13,6 +13,7 @@ from delayserver.cli.output import print_json
 if TYPE_CHECKING:
     from delayserver.recover.capture import Capture
     from delayserver.recover.pending import Pending
+    from delayserver.recover.window_check import Range
     from store.batches import MessageBatch
 
 # Minutes with a bar of their own; more than that are told in larger steps.
@@ -42,15 +43,15 @@ def pending(
     """
     shared.check_range(from_ms, to_ms)
     from delayserver.recover.capture import capture
-    from delayserver.recover.check import whole_windows
     from delayserver.recover.findings import Findings
     from delayserver.recover.pending import Pending
+    from delayserver.recover.window_check import Range
     from store.filesystem import RealFileSystem
 
     with shared.usage_of_directory():
         taken = capture(RealFileSystem(), directory, Findings())
     try:
-        found = Pending(taken, whole_windows(from_ms, to_ms, taken.window_ms), subject)
+        found = Pending(taken, Range(from_ms or 0, to_ms or 1 << 62), subject)
         if as_list:
             found.run(lambda batch: _print_messages(taken, batch, bodies, as_json))
         else:
@@ -99,7 +100,7 @@ def _print_text(taken: Capture, found: Pending) -> None:
     from delayserver.units import format_instant
 
     terminal = Console().is_terminal
-    steps = _steps(sorted(found.minutes.items()))
+    steps = _steps(sorted(found.minutes.items()), BARS_MAX if terminal else len(found.minutes))
     most = max([count for *_, count in steps], default=1)
     for start, end, count in steps:
         until = "" if end == start else f" to {format_instant(end)[11:16]}"
@@ -111,8 +112,8 @@ def _print_text(taken: Capture, found: Pending) -> None:
     click.echo(f"{found.messages:,} pending")
 
 
-def _steps(minutes: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
+def _steps(minutes: list[tuple[int, int]], steps_max: int) -> list[tuple[int, int, int]]:
     """(first minute, last minute, messages), as many as fit on a screen; nothing is left out."""
-    size = -(-len(minutes) // BARS_MAX) or 1
+    size = -(-len(minutes) // max(steps_max, 1)) or 1
     parts = [minutes[place : place + size] for place in range(0, len(minutes), size)]
     return [(part[0][0], part[-1][0], sum([count for _, count in part])) for part in parts]
