@@ -100,6 +100,8 @@ class Replayer:
         self.on_progress: Callable[[], None] = lambda: None
         self.between_rounds: Callable[[], Awaitable[None]] | None = None
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
+        # The last sequence that retention removed with a window: without its file there is no other high-water mark.
+        self.retired_up_to: Callable[[int], int] = lambda _start_ms: 0
         self.bytes_since_checkpoint = 0
         # Without a checkpoint the files were counted instead, so rows that are in them already are not counted again.
         self.count_skipped = True
@@ -178,7 +180,10 @@ class Replayer:
             self._behind = False
             return []
         read = partial(self._read, self.position, stop)
-        return read() if self._inline else await trio.to_thread.run_sync(read)
+        entries = read() if self._inline else await trio.to_thread.run_sync(read)
+        if not entries:
+            self.position = stop  # only the header of a new segment, or damage, lies between
+        return entries
 
     def _take_queue(self) -> list[LogEntry]:
         entries: list[LogEntry] = []
@@ -256,7 +261,9 @@ class Replayer:
     def _high_water(self, key: ScheduleKey) -> int:
         if key.source == Source.DAY and self._days.is_drained(key.start_ms):
             return 1 << 62  # the minutes have all of it, and the day file may be gone
-        return self._schedule.last_sequence(key)
+        if key.source == Source.DAY:
+            return self._schedule.last_sequence(key)
+        return max(self._schedule.last_sequence(key), self.retired_up_to(key.start_ms))
 
     # -- publishing
 

@@ -26,6 +26,7 @@ from store.windows import window_of
 from wheel.cursors import LoadCursors
 
 INTERVAL_MS = 5_000
+_FINE = (Source.DIRECT, Source.FROM_DAY)
 _COLUMNS = {
     "delivered": Outcome.DELIVERED,
     "cancelled": Outcome.CANCELLED,
@@ -67,6 +68,7 @@ class Retention:
         self._retired_until_ms = int(retired[-1][0]) + settings.window_ms if len(retired) else 0
         self._segments_seen: dict[int, int] = {}
         self.durable_position: Callable[[], int] = lambda: 0
+        self.is_draining: Callable[[int], bool] = lambda _start_ms: False
         self.on_retired: Callable[[list[int]], None] = lambda _windows: None
 
     def oldest_due_ms(self) -> int:
@@ -80,11 +82,22 @@ class Retention:
             return False
         return sequence <= int(self._ledger.window(start_ms).last_sequence.max())
 
+    def retired_up_to(self, start_ms: int) -> int:
+        """The last sequence that went with this window, 0 if it was never retired: a replay has nothing to do below."""
+        if not self._ledger.has(start_ms):
+            return 0
+        return int(self._ledger.window(start_ms).last_sequence.max())
+
     def finish_interrupted(self) -> None:
-        """A crash came between the ledger's entry and the removal of the files: remove them now."""
-        for start, coarse in self._ledger.windows().tolist():
-            if not coarse and self._book.rows(start):
+        """A crash came between the ledger's entry and the removal of the files: remove what is left of them now."""
+        starts = {key.start_ms for key in self._schedule.keys() if key.source != Source.DAY}
+        starts |= {key.start_ms for key in self._dispatch.keys() if not key.coarse}
+        for start in sorted(starts):
+            if self._ledger.has(start) and self._last_sequence(start) <= self.retired_up_to(start):
                 self._remove(start)
+
+    def _last_sequence(self, start_ms: int) -> int:
+        return max(self._schedule.last_sequence(ScheduleKey(start_ms, source)) for source in _FINE)
 
     def retired_totals(self) -> I64:
         """Outcome counts i64[16] of what was retired."""
@@ -111,16 +124,20 @@ class Retention:
         if not done:
             return
         await self._recorder.flush()
+        done = [start for start in done if self._may_go(start)]  # a late message may have come meanwhile
         collect = partial(self._enter, done)
         if self._inline:
             collect()
         else:
             await trio.to_thread.run_sync(collect)
+        done = [start for start in done if self._last_sequence(start) <= self.retired_up_to(start)]
         for start in done:
             self._remove(start)
         self.on_retired(done)
 
     def _may_go(self, start_ms: int) -> bool:
+        if self.is_draining(start_ms):
+            return False  # more of its messages are on their way from the day's file
         return self._book.is_complete(start_ms) and not self._cursors.is_loading(start_ms)
 
     def _enter(self, starts: list[int]) -> None:
@@ -130,41 +147,45 @@ class Retention:
             self._retired_until_ms = max(self._retired_until_ms, start + self._settings.window_ms)
 
     def _count(self, start_ms: int) -> LedgerBatch:
-        sequences, subjects = [], []
-        for source in (Source.DIRECT, Source.FROM_DAY):
+        """What the ledger will hold of a window: what it holds already, and the rows that are not in it yet."""
+        before, retired_to = self._ledger.window(start_ms), self.retired_up_to(start_ms)
+        subjects = [before.subject]
+        highest = retired_to
+        for source in _FINE:
             key = ScheduleKey(start_ms, source)
             if key in self._schedule:
                 columns = self._schedule.read_columns(key, ("sequence", "subject", "origin_sequence"))
-                own = np.flatnonzero(columns["origin_sequence"] == 0)
-                sequences.append(columns["sequence"][own])
-                subjects.append(columns["subject"][own])
-        subject = np.concatenate(subjects)
+                highest = max(highest, int(columns["sequence"].max(initial=0)))
+                new = (columns["origin_sequence"] == 0) & (columns["sequence"] > retired_to)
+                subjects.append(columns["subject"][new])
         outcomes = self._dispatch.outcomes(DispatchKey(start_ms, False))
-        codes = np.unique(subject)
+        codes = np.unique(np.concatenate(subjects))
         if not len(codes):
             codes = np.zeros(1, dtype=np.uint32)  # internal records only: the window is noted all the same
+        places = np.searchsorted(codes, before.subject)
         balance = (outcomes.origin_sequence == 0) | (outcomes.outcome == int(Outcome.DEDUPLICATED))
-        highest = max([int(part.max()) for part in sequences if len(part)], default=0)
+        balance &= outcomes.sequence > retired_to
 
-        def per_subject(values: U32) -> I64:
-            places = np.searchsorted(codes, values)
-            return np.bincount(places, minlength=len(codes)).astype(np.int64, copy=False)
+        def per_subject(name: str, values: U32) -> I64:
+            counts = np.bincount(np.searchsorted(codes, values), minlength=len(codes)).astype(np.int64, copy=False)
+            counts[places] += getattr(before, name)
+            return counts
 
         counts = {
-            name: per_subject(outcomes.subject[balance & (outcomes.outcome == int(code))])
+            name: per_subject(name, outcomes.subject[balance & (outcomes.outcome == int(code))])
             for name, code in _COLUMNS.items()
         }
         return LedgerBatch.filled(
             len(codes),
             subject=codes,
             start_ms=start_ms,
-            accepted=per_subject(subject),
+            accepted=per_subject("accepted", np.concatenate(subjects[1:]) if subjects[1:] else before.subject[:0]),
             last_sequence=highest,
             **counts,
         )
 
     def _remove(self, start_ms: int) -> None:
-        for source in (Source.DIRECT, Source.FROM_DAY):
+        for source in _FINE:
             key = ScheduleKey(start_ms, source)
             if key in self._schedule:
                 self._schedule.remove(key)

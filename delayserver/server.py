@@ -175,6 +175,8 @@ class DelayServer:
             storage,
             self.clock,
         )
+        self.retention.is_draining = opened.days.is_draining
+        self.replayer.retired_up_to = self.retention.retired_up_to
         self.retention.finish_interrupted()
         self._count_totals(opened)
 
