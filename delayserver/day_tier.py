@@ -66,7 +66,13 @@ class DayTier:
         return day_of(self._clock.now_ms() + self._settings.fine_horizon_ms) + DAY_MS
 
     def open(self) -> None:
-        """After a start: read the outcomes of days in between, and count those a crash left in both places."""
+        """After a start: read the outcomes of days in between, and count those a crash left in both places. Where it
+        came after the day was drained and before its files were gone, remove them: their rows would count twice."""
+        for key in [key for key in self._schedule.keys() if key.source == Source.DAY]:
+            if self._days.is_drained(key.start_ms):
+                self._remove_day(key.start_ms)
+        for left in [key for key in self._dispatch.keys() if key.coarse and self._days.is_drained(key.start_ms)]:
+            self._remove_day(left.start_ms)
         for day in self._days.draining():
             written = self._coarse_outcomes(day.start_ms)
             self._outcomes[day.start_ms] = _index_of(written)
@@ -153,6 +159,9 @@ class DayTier:
         self._outcomes.pop(start_ms, None)
         self.positions.pop(start_ms, None)
         self._deduplication.forget(ScheduleKey(start_ms, Source.DAY))
+        self._remove_day(start_ms)
+
+    def _remove_day(self, start_ms: int) -> None:
         if ScheduleKey(start_ms, Source.DAY) in self._schedule:
             self._schedule.remove(ScheduleKey(start_ms, Source.DAY))
         if DispatchKey(start_ms, True) in self._dispatch:
