@@ -102,6 +102,9 @@ class Publisher:
         if not owned.all():
             index = index.take(np.flatnonzero(owned))
         rows = make_rows(index, placed.key.start_ms, placed.key.source, now_us)
+        if placed.key.source == Source.FROM_DAY:
+            # Drained again after a crash: they may have been handed over before it.
+            rows["uncertain"] = self._loader.maybe_attempted(index.sequence, index.due_ms)
         self._loader.add(LoadedRows(index.due_ms, index.sequence, rows, ScheduleIndex.empty()))
         return True
 
