@@ -229,7 +229,9 @@ class DelayServer:
         self.publisher.accepted = opened.checkpoint.totals.get("accepted", 0)
         self.publisher.internal = opened.checkpoint.totals.get("internal", 0)
         if opened.checkpoint_lost:
-            self.publisher.accepted, self.publisher.internal = count_accepted(opened.schedule, opened.ledger)
+            self.publisher.accepted, self.publisher.internal = count_accepted(
+                opened.schedule, opened.days, opened.ledger
+            )
         self.replayer.publish = self.publisher.publish
         self.tier.publish_drained = self.publisher.publish_drained
         self.checkpointing = Checkpointing(
