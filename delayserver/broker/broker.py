@@ -17,7 +17,7 @@ from delayserver.broker.durability import BrokerSync, CheckpointWrite, Durabilit
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.recovery import recover_broker
-from delayserver.broker.retention import retire_store
+from delayserver.broker.retention import retirable, retire_store
 from delayserver.broker.retries import Retries, RetryBatch
 from delayserver.broker.state import BrokerState
 from delayserver.broker.status import broker_status
@@ -172,9 +172,16 @@ class Broker:
         plan.run()
         self.finish_checkpoint(plan)
 
+    def retires_past_checkpoint(self, now_us: int) -> bool:
+        """Whether `retire` would write a checkpoint first; who wants that in a thread makes it before."""
+        return retirable(self._state, now_us) > self._durability.checkpointed
+
     def retire(self, now_us: int) -> list[str]:
         """Give back store segments that nobody needs (see `retention.py`); returns their paths."""
-        removed = retire_store(self._state, now_us)
+        below = retirable(self._state, now_us)
+        if below > self._durability.checkpointed:
+            self.checkpoint()
+        removed = retire_store(self._state, below)
         if removed:
             self._arrivals.count_runs()
         return removed

@@ -71,7 +71,7 @@ class BrokerCommit:
         while True:
             await self._clock.sleep_ms(UPKEEP_MS)
             try:
-                if self._broker.checkpoint_due():
+                if self._broker.checkpoint_due() or self._broker.retires_past_checkpoint(self._clock.now_us()):
                     plan: CheckpointWrite = self._broker.checkpoint_plan()
                     await self._run(plan.run)
                     self._broker.finish_checkpoint(plan)

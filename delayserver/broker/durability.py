@@ -54,7 +54,7 @@ class Durability:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._compact = state.progress_ahead
-        self._checkpointed = state.store.end
+        self.checkpointed = state.store.end
         self.syncing = False
 
     @property
@@ -114,7 +114,7 @@ class Durability:
 
     def checkpoint_due(self) -> bool:
         """Whether enough was stored since the last checkpoint that a restart should not have to scan it."""
-        return self._state.store.end - self._checkpointed >= self._state.limits.checkpoint_bytes
+        return self._state.store.end - self.checkpointed >= self._state.limits.checkpoint_bytes
 
     def checkpoint_plan(self) -> CheckpointWrite:
         """Capture a checkpoint."""
@@ -136,4 +136,4 @@ class Durability:
 
     def finish_checkpoint(self, plan: CheckpointWrite) -> None:
         """The checkpoint is durable."""
-        self._checkpointed = plan.store_offset
+        self.checkpointed = plan.store_offset

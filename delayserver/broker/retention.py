@@ -12,12 +12,12 @@ from delayserver.broker.queue import QueueKey
 from delayserver.broker.state import BrokerState
 
 
-def retire_store(state: BrokerState, now_us: int) -> list[str]:
-    """Remove what may go, oldest first, and move the queues up; returns the removed paths."""
-    store, limits = state.store, state.limits
+def retirable(state: BrokerState, now_us: int) -> int:
+    """The store offset below which nobody needs anything any more; 0 if nothing may go."""
+    limits = state.limits
     below = _older_than(state, limits.retention_ms, now_us)
     if not below:
-        return []
+        return 0
     abandoned = _older_than(state, limits.unconsumed_retention_ms, now_us)
     lowest = state.windows.lowest()
     if lowest is not None:
@@ -28,7 +28,15 @@ def retire_store(state: BrokerState, now_us: int) -> list[str]:
         offset = queue.store_offset_of(queue.first if position is None else position)
         if offset is not None:
             below = min(below, offset if position is not None else max(offset, abandoned))
-    removed = store.retire(below)
+    return max([end for _, end, _ in state.store.segments()[:-1] if end <= below], default=0)
+
+
+def retire_store(state: BrokerState, below: int) -> list[str]:
+    """Remove the segments below a store offset, oldest first, and move the queues up; returns the removed paths.
+
+    The checkpoint on disk must not point into them: a start would take them for lost.
+    """
+    removed = state.store.retire(below)
     if removed:
         _move_up(state)
     return removed

@@ -156,6 +156,22 @@ def test_consumed_and_old_segments_are_given_back_and_what_a_group_needs_stays()
     assert drain(broker) == list(range(1000, 1005))
 
 
+def test_a_crash_after_segments_were_given_back_does_not_take_them_for_lost() -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk)
+    for batch in range(40):
+        broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US)
+    broker.window_complete(SERVER, [60_000])
+    drain(broker)
+    broker.sync()
+    assert broker.retires_past_checkpoint(NOW_US + 2 * HOUR_US)
+    assert broker.retire(NOW_US + 2 * HOUR_US) != []
+    disk.kill()
+    broker = open_broker(disk)
+    assert broker.damages == []
+    assert drain(broker) == []
+
+
 def test_a_subject_without_group_keeps_its_messages_for_a_week_and_no_longer() -> None:
     broker = open_broker(FakeDisk())
     for batch in range(40):
