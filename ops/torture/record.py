@@ -223,7 +223,7 @@ class Record:
 
     def _write(self, *words: object) -> None:
         if self._log is not None:
-            self._log.write(" ".join(map(str, words)) + "\n")
+            self._log.write(f"{self.now_us()} {' '.join(map(str, words))}\n")
 
     # -- questions
 

@@ -47,7 +47,9 @@ class Scene:
             settings = replace(settings, storage=replace(settings.storage, fine_horizon_ms=1))
         self.server = ServerUnderTest(folder, settings)
         self.chance = random.Random(zlib.crc32(point.name.encode()))
-        self.record = Record(self.server.now_us)
+        # Line by line, so that a failed scene can be read beside its files.
+        self._history = (folder / "record.txt").open("w", buffering=1)
+        self.record = Record(self.server.now_us, self._history)
 
     # -- load
 
@@ -129,6 +131,11 @@ class Scene:
             judge(self.record, producer.client, retired=self.point.scene == RETENTION)
         assert self.record.violations == [], self.told()
         assert self.server.stop() == 0, self.server.said()
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        self.server.clean_up()
+        self._history.close()
 
     def told(self) -> str:
         """The violations and the server's words."""

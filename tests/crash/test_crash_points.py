@@ -39,7 +39,7 @@ def play(folder: Path, point: Point) -> None:
         scene.play()
         scene.finish()
     finally:
-        scene.server.clean_up()
+        scene.close()
 
 
 def test_every_point_has_its_own_name() -> None:
