@@ -76,9 +76,9 @@ class Publisher:
                 continue
             start = placed.key.start_ms
             touched.add(start)
-            if start < ahead_ms:
-                added |= self._add_owned(placed, now_us)
-                wanted |= not self._cursors.is_loaded(start)
+            # Whether a window is taken is for the cursors to say, not for the clock: after a step back it may lie far ahead.
+            added |= self._add_owned(placed, now_us)
+            wanted |= start < ahead_ms and not self._cursors.is_loaded(start)
         self._book.refresh(touched)
         if added:
             self._loader.bound()
