@@ -28,6 +28,7 @@ class FakeBroker:
         self.refuse: Callable[[StoredBatch], NDArray[np.bool_]] | None = None
         self.attempts: list[int] = []
         self.uncertain_attempts = 0
+        self.uncertain: set[int] = set()
         self.complete: list[int] = []
         self.stored: list[int] = []
         self.bodies: dict[int, bytes] = {}
@@ -37,6 +38,8 @@ class FakeBroker:
     async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
         self.attempts.append(self.clock.now_us())
         self.uncertain_attempts += uncertain
+        if uncertain:
+            self.uncertain.update(batch.sequence.tolist())
         if self.gate is not None:
             await self.gate.wait()
         if self.delay_ms:

@@ -69,8 +69,13 @@ def small_settings(
 
 
 def fake_group(name: str, *nodes: str) -> GroupSettings:
-    """A group whose nodes are to be replaced by `FakeBroker`s."""
+    """A group whose nodes, by default one of the same name, are `FakeBroker`s: a host makes one for every `fake...:1`."""
     return GroupSettings(name, tuple(NodeSettings(f"{node}:1") for node in nodes or (name,)))
+
+
+def faked_settings(**parts: Any) -> Settings:
+    """`small_settings` with one group of one fake node, for all subjects."""
+    return small_settings(groups=(fake_group("fake"),), routes=(RouteSettings("*", ("fake",)),), **parts)
 
 
 class Client:
@@ -183,7 +188,12 @@ class Host:
         self.disk = disk or FakeDisk()
         self.clock = clock or SimulatedClock()
         self.network = network or FakeNetwork()
-        self.brokers: dict[str, FakeBroker] = {}
+        self.brokers: dict[str, FakeBroker] = {
+            node.address: FakeBroker(self.clock, node.address)
+            for group in self.settings.groups
+            for node in group.nodes
+            if node.address.startswith("fake")
+        }
         self.died_of: BaseException | None = None
         self.before_run: Callable[[DelayServer], None] = lambda _server: None
         self.server: DelayServer
@@ -200,9 +210,7 @@ class Host:
 
     def fake(self, node: str = "fake") -> FakeBroker:
         """The fake that stands for the node `NODE:1`; it lives on when the server dies."""
-        if node not in self.brokers:
-            self.brokers[node] = FakeBroker(self.clock, f"{node}:1")
-        return self.brokers[node]
+        return self.brokers[f"{node}:1"]
 
     async def start(self) -> DelayServer:
         """Open and run; returns when it accepts requests, or has died of an error that is in `died_of`."""
@@ -245,9 +253,8 @@ class Host:
     def _replace_nodes(self, server: DelayServer) -> None:
         for group in server.groups.values():
             for node in group.nodes:
-                name = node.broker.address.removesuffix(":1")
-                if name in self.brokers:
-                    node.broker = self.brokers[name]
+                if node.broker.address in self.brokers:
+                    node.broker = self.brokers[node.broker.address]
 
     async def stop(self) -> None:
         """A clean stop."""
@@ -291,7 +298,7 @@ class Host:
         deadline = trio.current_time() + within_ms / 1000
         while not condition():
             assert trio.current_time() < deadline, f"not within {within_ms} ms: {what or condition}"
-            await trio.sleep(0.001)
+            await trio.sleep(0.005)
 
     async def settled(self) -> None:
         """Everything accepted is replayed, no attempt runs, and what is decided is on disk."""

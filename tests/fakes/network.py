@@ -95,9 +95,7 @@ class FakeTransport:
             self._incoming.wake()
 
 
-def transport_pair(
-    peer: str = "peer", window_bytes: int = WINDOW_BYTES
-) -> tuple[FakeTransport, FakeTransport]:
+def transport_pair(peer: str = "peer", window_bytes: int = WINDOW_BYTES) -> tuple[FakeTransport, FakeTransport]:
     """Two connected ends."""
     there, back = _Pipe(), _Pipe()
     return FakeTransport(back, there, peer, window_bytes), FakeTransport(there, back, "client", window_bytes)

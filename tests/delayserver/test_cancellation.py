@@ -1,0 +1,312 @@
+"""Rule 4: a cancel is linearised with delivery. `cancelled` is never delivered, and what may be delivered is `too_late`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import trio
+
+from delayserver.protocol.columns import U8, pack_column, unpack_column
+from delayserver.protocol.frames import encode_request
+from delayserver.protocol.outcomes import Outcome
+from tests.fakes.disk import FakeDisk
+from tests.fakes.host import Client, Host, faked_settings, small_settings
+
+Boot = Callable[..., Host]
+
+
+async def test_a_pending_message_is_cancelled_once_and_never_delivered(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    receipt = (await client.put("m", host.now_ms + 500))["receipt"]
+    other = (await client.put("other", host.now_ms + 500))["receipt"]
+    assert await client.cancel(receipt) == ["cancelled"]
+    assert await client.cancel(receipt) == ["already_cancelled"]
+    await host.sleep_ms(1_000)
+    assert host.fake().texts == ["other"]
+    assert await client.cancel(other) == ["delivered"]
+    assert await client.lookup(receipt, other) == ["cancelled", "delivered"]
+    await host.settled()
+    assert host.check_balance(pending=0)["cancelled"] == 1
+
+
+async def test_a_message_named_twice_in_one_request_is_cancelled_once(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    receipt = (await client.put("m", host.now_ms + 500))["receipt"]
+    assert sorted(await client.cancel(receipt, receipt)) == ["already_cancelled", "cancelled"]
+    await host.settled()
+    assert host.check_balance(pending=0)["cancelled"] == 1
+
+
+async def test_what_is_in_flight_is_too_late_and_the_row_still_in_the_queue_is_not(boot: Boot) -> None:
+    host = boot(faked_settings(dispatch={"workers": 1, "batch_messages_max": 1}))
+    await host.start()
+    client = await host.client()
+    fake = host.fake()
+    fake.gate = trio.Event()
+    due_ms = host.now_ms + 50
+    first = (await client.put("first", due_ms))["receipt"]
+    second = (await client.put("second", due_ms))["receipt"]
+    await host.until(lambda: bool(fake.attempts))
+    await host.sleep_ms(20)
+    assert await client.lookup(first, second) == ["in_flight", "pending"]
+    assert await client.cancel(first, second) == ["too_late", "cancelled"]
+    fake.gate.set()
+    await host.sleep_ms(100)
+    assert fake.texts == ["first"]
+    assert await client.cancel(first) == ["delivered"]
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_an_attempt_without_a_known_result_is_too_late_and_one_known_to_have_failed_is_not(boot: Boot) -> None:
+    for known, answer in ((False, "too_late"), (True, "cancelled")):
+        host = boot(faked_settings(dispatch={"backoff_ms_min": 10_000, "backoff_ms_max": 10_000}), name=f"host{known}")
+        await host.start()
+        client = await host.client()
+        fake = host.fake()
+        fake.up, fake.known_failures = False, known
+        receipt = (await client.put("m", host.now_ms + 50))["receipt"]
+        await host.until(lambda fake=fake: bool(fake.attempts))  # type: ignore[misc]
+        await host.sleep_ms(50)
+        assert await client.lookup(receipt) == ["retrying"]
+        assert await client.cancel(receipt) == [answer]
+        fake.up = True
+        await host.sleep_ms(11_000)
+        assert fake.texts == ([] if known else ["m"])
+        await host.settled()
+        host.check_balance(pending=0)
+
+
+async def test_after_a_crash_what_was_due_is_too_late_and_what_was_not_is_cancelled(boot: Boot) -> None:
+    host = boot(faked_settings(dispatch={"backoff_ms_min": 5_000, "backoff_ms_max": 5_000}))
+    await host.start()
+    client = await host.client()
+    host.fake().gate = trio.Event()
+    due = (await client.put("due", host.now_ms + 50))["receipt"]
+    far = (await client.put("far", host.now_ms + 60_000))["receipt"]
+    await host.until(lambda: bool(host.fake().attempts))
+    await host.kill()
+    host.fake().up, host.fake().gate = False, None
+    await host.start()
+    client = await host.client()
+    await host.sleep_ms(100)
+    assert await client.cancel(due, far) == ["too_late", "cancelled"]
+    host.fake().up = True
+    await host.sleep_ms(10_000)
+    assert await client.cancel(due) == ["delivered"]
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_a_clean_stop_leaves_nothing_uncertain(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    overdue = (await client.put("m", host.now_ms + 500))["receipt"]
+    await host.stop()
+    host.fake().up = False
+    await host.sleep_ms(2_000)
+    await host.start()
+    client = await host.client()
+    await host.sleep_ms(50)
+    assert host.fake().uncertain_attempts == 0
+    assert await client.cancel(overdue) == ["cancelled"]
+
+
+async def test_of_cancels_that_race_exactly_one_is_told_cancelled(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    receipts = [(await client.put(str(i), host.now_ms + 5_000))["receipt"] for i in range(10)]
+    answers: list[list[str]] = []
+
+    async def cancel(client: Client) -> None:
+        answers.append(await client.cancel(*receipts))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(cancel, await host.client())
+    for each in zip(*answers, strict=True):
+        assert sorted(each) == ["already_cancelled"] * 4 + ["cancelled"]
+
+
+async def test_cancel_and_lookup_of_what_is_not_replayed_yet_wait_for_it(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    message = {"subject": "s", "body": "m", "due_ms": host.now_ms + 5_000}
+    first = (await client.send(message))[0]["sequence"]
+    # In one write: the cancel and the lookup are read before the replayer could place the message.
+    frames = encode_request(20, "send", {"messages": [message]})
+    columns = {"count": 1, "sequence": pack_column(np.array([first + 1])), "due_ms": pack_column(np.array([message["due_ms"]]))}
+    frames += encode_request(21, "cancel", columns)
+    await client.send_bytes(frames)
+    receipt = (await client.reply(20))["results"][0]["receipt"]
+    code = int(unpack_column((await client.reply(21))["outcome"], 1, U8, "outcome")[0])
+    assert code in (Outcome.UNKNOWN, Outcome.CANCELLED)  # unknown: it came before the message was accepted
+    answer = await client.cancel(receipt)
+    assert answer == (["already_cancelled"] if code == Outcome.CANCELLED else ["cancelled"])
+    second = await client.ask("send", {"messages": [message]})
+    receipt = (await client.reply(second))["results"][0]["receipt"]
+    assert await client.lookup(receipt) == ["pending"]
+
+
+async def test_a_cancel_whose_commit_fails_gives_the_rows_back_and_they_are_delivered(boot: Boot) -> None:
+    """Half of them are in the wheel, half in windows that are loaded later."""
+    disk = FakeDisk()
+    host = boot(faked_settings(storage={"message_log_segment_bytes": 1 << 16}), disk=disk)
+    await host.start()
+    client = await host.client()
+    count = 8_000
+    due_ms = np.concatenate([host.now_ms + 3_000 + np.arange(count // 2), host.now_ms + 150_000 + np.arange(count // 2)])
+    sent = await client.request(
+        "send", {"count": count, "subject": "s", "due_ms": pack_column(due_ms), "bodies": b"x" * count, "body_length": 1}
+    )
+    sequence = pack_column(np.arange(sent["first_sequence"], sent["first_sequence"] + count))
+    await host.settled()
+    await host.sleep_ms(1_500)
+    arguments = {"count": count, "sequence": sequence, "due_ms": pack_column(due_ms)}
+    disk.capacity_bytes = disk.used_bytes
+    assert await client.refused("cancel", arguments) == "disk_full"
+    disk.capacity_bytes = None
+    await host.sleep_ms(4_000)
+    few = {"count": 10, "sequence": pack_column(np.arange(sent["first_sequence"], sent["first_sequence"] + 10))}
+    answer = await client.request("cancel", few | {"due_ms": pack_column(due_ms[:10])})
+    assert (unpack_column(answer["outcome"], 10, U8, "outcome") == int(Outcome.DELIVERED)).all()
+    await host.until(lambda: len(host.fake().stored) >= count, within_ms=200_000)
+    await host.settled()
+    assert len(set(host.fake().stored)) == len(host.fake().stored) == count
+    host.check_balance(pending=0)
+
+
+async def test_a_crash_after_the_answer_keeps_the_cancel_and_one_before_keeps_the_message(boot: Boot) -> None:
+    for seed in range(8):
+        host = boot(faked_settings(), name=f"host{seed}")
+        await host.start()
+        client = await host.client()
+        receipts = [(await client.put(f"{i}", host.now_ms + 1_000))["receipt"] for i in range(4)]
+        assert await client.cancel(*receipts[:2]) == ["cancelled"] * 2
+        await client.ask("cancel", {"receipts": receipts[2:3]})
+        await host.lose_power(seed)
+        await host.start()
+        client = await host.client()
+        await host.sleep_ms(1_500)
+        outcomes = await client.lookup(*receipts)
+        assert outcomes[:2] == ["cancelled"] * 2
+        assert outcomes[2] in ("cancelled", "delivered")
+        assert outcomes[3] == "delivered"
+        assert sorted(host.fake().texts) == (["3"] if outcomes[2] == "cancelled" else ["2", "3"])
+        await host.settled()
+        host.check_balance(pending=0)
+
+
+async def test_the_receipt_of_a_copy_acts_on_the_original(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 1_000
+    original = (await client.put("m", due_ms, message_id="a"))["receipt"]
+    copy = (await client.put("m", due_ms, message_id="a"))["receipt"]
+    assert original != copy
+    assert await client.cancel(copy) == ["cancelled"]
+    assert await client.cancel(original) == ["already_cancelled"]
+    assert await client.lookup(original, copy) == ["cancelled", "deduplicated"]
+    await host.sleep_ms(2_000)
+    assert not host.fake().stored
+    await host.settled()
+    status = host.check_balance(pending=0)
+    assert (status["cancelled"], status["deduplicated"]) == (1, 1)
+
+
+async def test_cancel_by_id_and_by_derived_id(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 1_000
+    await client.put("m", due_ms, message_id="mine")
+    derived = (await client.put("n", due_ms))["message_id"]
+    named = [{"subject": "s", "message_id": name, "due_ms": due_ms} for name in ("mine", derived, "nobody's")]
+    results = (await client.request("cancel", {"messages": named}))["results"]
+    assert [result["outcome"] for result in results] == ["cancelled", "cancelled", "unknown"]
+    wrong_due = {"subject": "s", "message_id": "mine", "due_ms": due_ms + 1}
+    wrong_subject = {"subject": "t", "message_id": "mine", "due_ms": due_ms}
+    results = (await client.request("lookup", {"messages": [wrong_due, wrong_subject]}))["results"]
+    assert [result["outcome"] for result in results] == ["unknown", "unknown"]
+
+
+async def test_by_id_nobody_waits_for_sequences_that_a_crash_left_unused(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 60_000
+    await client.put("m", due_ms, message_id="mine")
+    await host.kill()
+    await host.start()
+    client = await host.client()
+    with trio.fail_after(1):
+        results = (await client.request("lookup", {"messages": [{"subject": "s", "message_id": "mine", "due_ms": due_ms}]}))[
+            "results"
+        ]
+    assert results[0]["outcome"] == "pending"
+    with trio.fail_after(1):
+        await host.stop()
+    assert host.disk.exists("/data/checkpoint")
+
+
+async def test_a_held_row_is_not_loaded_while_its_cancel_is_committed(boot: Boot) -> None:
+    """The window begins to load in the same instant as the cancel is decided."""
+    host = boot(faked_settings(wheel={"load_ahead_ms": 100}))
+    await host.start()
+    client = await host.client()
+    window_ms = host.now_ms // 60_000 * 60_000 + 60_000
+    receipts = [(await client.put(str(i), window_ms + i))["receipt"] for i in range(50)]
+    await host.settled()
+    host.clock.step(window_ms - host.now_ms - 101)
+    answers: dict[str, str] = {}
+    for receipt in receipts:
+        answers[receipt] = (await client.cancel(receipt))[0]
+        await host.sleep_ms(3)
+    await host.sleep_ms(1_000)
+    delivered = {receipts[int(text)] for text in host.fake().texts}
+    for receipt, answer in answers.items():
+        assert (answer == "cancelled") == (receipt not in delivered), answer
+    assert {"cancelled", "delivered"} <= set(answers.values()) | {"delivered"}
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_cancel_of_a_coarse_message_holds_after_its_day_was_drained(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"fine_horizon_ms": 3_600_000}))
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 3 * 86_400_000
+    keep, gone = [(await client.put(body, due_ms))["receipt"] for body in ("keep", "gone")]
+    assert await client.cancel(gone) == ["cancelled"]
+    assert await client.lookup(keep, gone) == ["pending", "cancelled"]
+    host.clock.step(3 * 86_400_000 - 1_000)
+    await host.sleep_ms(35_000)
+    assert host.fake().texts == ["keep"]
+    assert await client.cancel(keep, gone) == ["delivered", "already_cancelled"]
+    await host.settled()
+    assert host.check_balance(pending=0)["cancelled"] == 1
+
+
+async def test_columns_cancel_many_at_once(boot: Boot) -> None:
+    host = boot(small_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 60_000
+    sent = await client.request("send", {"count": 1_000, "subject": "s", "due_ms": due_ms, "bodies": b"x" * 1_000, "body_length": 1})
+    first = sent["first_sequence"]
+    sequences = np.arange(first, first + 1_002)
+    answer = await client.request("cancel", {"count": 1_002, "sequence": pack_column(sequences), "due_ms": due_ms})
+    codes = unpack_column(answer["outcome"], 1_002, U8, "outcome")
+    assert (codes[:1_000] == 5).all()
+    assert (codes[1_000:] == 0).all()
+    await host.settled()
+    assert host.check_balance(pending=0)["cancelled"] == 1_000

@@ -1,0 +1,254 @@
+"""Rule 5 on coarse days: sealed and drained by durable state, never by the clock; nothing lost, doubled or miscounted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from delayserver.server import DelayServer
+from delayserver.settings import Settings
+from store.schedule_log import Source
+from tests.fakes.host import Client, Host, faked_settings
+
+Boot = Callable[..., Host]
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+
+
+def coarse_settings(**parts: dict[str, object]) -> Settings:
+    """Days are fine from an hour before they start."""
+    storage = {"fine_horizon_ms": HOUR_MS} | parts.pop("storage", {})
+    return faked_settings(storage=storage, **parts)
+
+
+def drain_slowly(host: Host, pause_ms: int) -> None:
+    """From the next start on, a pause after each slice of a day, so that other things happen in between."""
+
+    def slow(server: DelayServer) -> None:
+        step = server.tier.step
+
+        async def slowly() -> None:
+            await step()
+            await host.sleep_ms(pause_ms)
+
+        server.tier.step = slowly  # type: ignore[method-assign]
+
+    host.before_run = slow
+
+
+def sources(host: Host) -> dict[Source, int]:
+    """Rows by source of their file."""
+    schedule = host.server.opened.schedule
+    rows = dict.fromkeys(Source, 0)
+    for key in schedule.keys():
+        rows[key.source] += schedule.rows(key)
+    return rows
+
+
+async def put_far(host: Host, client: Client, count: int = 20) -> int:
+    """Messages of one day, two days from now, some of them copies and cancelled; returns the day's start."""
+    start_ms = (host.now_ms // DAY_MS + 2) * DAY_MS
+    receipts = []
+    for i in range(count):
+        receipts.append((await client.put(str(i), start_ms + HOUR_MS + i * 20_000, message_id=f"id{i}"))["receipt"])
+        await host.sleep_ms(5)  # a record each
+    await client.put("copy", start_ms + HOUR_MS + 20_000, message_id="id1")
+    assert await client.cancel(receipts[2], receipts[3]) == ["cancelled"] * 2
+    await host.settled()
+    return start_ms
+
+
+def check_done(host: Host, count: int = 20) -> None:
+    """Everything but the cancelled and the copy was delivered once."""
+    texts = host.fake().texts
+    assert sorted(texts, key=int) == [str(i) for i in range(count) if i not in (2, 3)]
+    status = host.check_balance(pending=0)
+    assert (status["accepted"], status["cancelled"], status["deduplicated"]) == (count + 1, 2, 1)
+
+
+async def test_far_messages_rest_in_one_file_a_day_and_reach_their_minutes_in_time(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 0, Source.DAY: 21}
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(40_000)
+    assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 21, Source.DAY: 0}
+    host.check_balance(pending=18)
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=500_000)
+    await host.settled()
+    check_done(host)
+
+
+async def test_a_day_that_comes_near_while_the_server_is_down_is_drained_late_and_balances(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.stop()
+    host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
+    await host.start()
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=60_000)
+    await host.sleep_ms(1_000)
+    await host.settled()
+    check_done(host)
+    await host.stop()
+    await host.start()
+    check_done(host)
+
+
+async def test_while_a_day_drains_its_windows_can_be_loaded_already(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slice of the day at a time: windows are loaded, delivered and complete while others still lie in the day."""
+    monkeypatch.setattr("delayserver.day_tier.DRAIN_ROWS", 1)
+    host = boot(coarse_settings())
+    drain_slowly(host, 100)
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.stop()
+    host.clock.step(start_ms + HOUR_MS + 190_000 - host.now_ms)
+    await host.start()
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=400_000)
+    await host.sleep_ms(2_000)
+    await host.settled()
+    check_done(host)
+    await host.kill()
+    await host.start()
+    check_done(host)
+
+
+async def test_a_record_after_the_seal_goes_to_its_minute_while_the_day_drains(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.day_tier.DRAIN_ROWS", 1)
+    host = boot(coarse_settings())
+    drain_slowly(host, 100)
+    await host.start()
+    client = await host.client()
+    start_ms = await put_far(host, client)
+    due_ms = start_ms + 23 * HOUR_MS
+    assert (await client.put("early", due_ms, message_id="x"))["sequence"]
+    await host.settled()
+    await host.sleep_ms(2_000)
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.until(lambda: sources(host)[Source.FROM_DAY] > 5, within_ms=40_000)
+    assert host.server.opened.days.draining(), "the day was drained before the test could send"
+    await client.put("late", due_ms, message_id="y")
+    await client.put("copy of early", due_ms, message_id="x")
+    await host.until(lambda: not host.server.opened.days.draining(), within_ms=40_000)
+    await host.settled()
+    rows = sources(host)
+    assert rows[Source.DIRECT] == 2
+    assert rows[Source.FROM_DAY] == 22
+    assert host.check_balance()["deduplicated"] == 2
+
+
+async def test_the_copy_of_a_coarse_message_is_suppressed_after_the_day_was_drained(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = await put_far(host, client)
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(40_000)
+    again = await client.find((await client.put("again", start_ms + HOUR_MS, message_id="id0"))["receipt"])
+    cancelled_id = await client.find((await client.put("again", start_ms + HOUR_MS + 40_000, message_id="id2"))["receipt"])
+    assert again["outcome"] == cancelled_id["outcome"] == "deduplicated"
+    await host.settled()
+    assert host.check_balance(pending=18)["deduplicated"] == 3
+
+
+@pytest.mark.parametrize("power", [False, True])
+async def test_a_crash_at_any_operation_of_sealing_and_draining_changes_nothing(boot: Boot, power: bool) -> None:
+    crashed = 0
+    for operations in range(1, 80, 3):
+        host = boot(coarse_settings(), name=f"host{operations}")
+        await host.start()
+        start_ms = await put_far(host, await host.client(), 6)
+        await host.sleep_ms(1_500)
+        host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+        host.disk.crash_after(operations)
+        await host.sleep_ms(40_000)
+        crashed += host.disk.dead
+        await (host.lose_power(operations) if power else host.kill())
+        await host.start()
+        await host.sleep_ms(40_000)
+        assert sources(host)[Source.DAY] == 0, operations
+        assert not host.server.opened.damages, operations
+        host.check_balance(pending=4)
+        host.clock.step(start_ms + 2 * HOUR_MS - host.now_ms)
+        await host.until(lambda host=host: len(host.fake().stored) == 4, within_ms=2_000)  # type: ignore[misc]
+        await host.settled()
+        check_done(host, 6)
+        await host.kill()
+    assert crashed > 5
+
+
+async def test_a_checkpoint_lost_while_a_day_drains_gives_the_same_balance(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.day_tier.DRAIN_ROWS", 1)
+    host = boot(coarse_settings())
+    drain_slowly(host, 100)
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.sleep_ms(1_500)
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.until(lambda: sources(host)[Source.FROM_DAY] > 5, within_ms=40_000)
+    await host.kill()
+    host.disk.remove("/data/checkpoint")
+    await host.start()
+    assert host.server.opened.checkpoint_lost
+    host.check_balance(pending=18)
+    await host.sleep_ms(40_000)
+    host.check_balance(pending=18)
+    await host.kill()
+    host.disk.remove("/data/checkpoint")
+    await host.start()
+    assert host.check_balance(pending=18)["accepted"] == 21
+
+
+async def test_what_a_drained_day_may_have_had_attempted_before_a_crash_is_uncertain(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The day drains late, its rows are handed over at once, and power is lost before its minutes are synced."""
+    monkeypatch.setattr("delayserver.day_tier.DRAIN_ROWS", 1)
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.stop()
+    host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
+    fake = host.fake()
+    fake.stores_before_failing, fake.up, fake.known_failures = True, False, False
+    drain_slowly(host, 50)
+    await host.start()
+    await host.until(lambda: len(fake.stored) >= 8, within_ms=60_000)
+    seen = set(fake.stored)
+    await host.lose_power(4)
+    fake.stored.clear()
+    fake.uncertain.clear()
+    await host.start()
+    await host.until(lambda: set(fake.stored) >= seen, within_ms=60_000)
+    assert seen <= fake.uncertain
+
+
+async def test_a_minute_is_not_retired_while_its_day_drains(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 10: the day's later slices still have messages of it."""
+    monkeypatch.setattr("delayserver.day_tier.DRAIN_ROWS", 1)
+    host = boot(coarse_settings(storage={"retention_ms": 60_000}))
+    await host.start()
+    client = await host.client()
+    start_ms = (host.now_ms // DAY_MS + 2) * DAY_MS
+    for number in range(6):  # all in one minute
+        await client.put(str(number), start_ms + HOUR_MS + number)
+        await host.sleep_ms(5)  # a record each
+    await host.settled()
+    await host.stop()
+    host.clock.step(start_ms + 6 * HOUR_MS - host.now_ms)
+    drain_slowly(host, 7_000)  # longer than between two looks of retention
+    await host.start()
+    await host.until(lambda: len(host.fake().stored) == 6, within_ms=120_000)
+    await host.sleep_ms(60_000)
+    assert host.fake().texts == [str(number) for number in range(6)]
+    assert host.check_balance(pending=0)["delivered"] == 6
+    await host.kill()
+    await host.start()
+    assert host.check_balance(pending=0)["delivered"] == 6

@@ -1,0 +1,140 @@
+"""Rule 2: never early, by the server's clock at the moment of hand-off, whatever the clock does; overdue at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.fakes.host import Host, faked_settings
+
+Boot = Callable[..., Host]
+
+async def test_nothing_is_handed_over_before_it_is_due_and_all_within_a_millisecond_or_two(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = host.now_ms
+    for delay_ms in (1, 7, 9, 10, 11, 99, 250, 1_000, 1_001, 59_999, 60_000, 61_003):
+        await client.put(f"{delay_ms}", start_ms + delay_ms)
+    await host.until(lambda: len(host.fake().stored) == 12, within_ms=70_000)
+    fake = host.fake()
+    for sequence in fake.stored:
+        late_us = fake.at_us[sequence] - fake.due_ms[sequence] * 1_000
+        assert 0 <= late_us <= 3_000, fake.bodies[sequence]
+    assert fake.texts == sorted(fake.texts, key=int)
+
+
+async def test_what_is_due_in_the_past_leaves_at_once_and_its_lateness_counts_from_acceptance(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    await client.put("old", host.now_ms - 3_600_000)
+    await host.until(lambda: host.fake().texts == ["old"], within_ms=1_000)
+    assert (await client.status())["lateness_ms"]["max"] < 10
+
+
+@pytest.mark.parametrize("step_ms", [3_600_000, 30_000, 2_000])
+async def test_after_a_step_forward_what_is_overdue_leaves_within_a_second(boot: Boot, step_ms: int) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = [host.now_ms + step_ms * part // 4 for part in range(1, 5)]
+    for due in due_ms:
+        await client.put(str(due), due)
+    await host.settled()
+    host.clock.step(step_ms)
+    await host.until(lambda: len(host.fake().stored) == 4, within_ms=1_000)
+    await host.sleep_ms(500)
+    status = await client.status()
+    assert status["clock"]["steps"] == 1
+    assert abs(status["clock"]["step_last_ms"] - step_ms) < 2
+    assert status["early"] == 0
+
+
+@pytest.mark.parametrize("step_ms", [-1_500, -60_000, -7_200_000])
+async def test_after_a_step_back_nothing_is_early_by_the_new_time(boot: Boot, step_ms: int) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = host.now_ms
+    for delay_ms in (500, 1_000, 1_600):
+        await client.put(str(delay_ms), start_ms + delay_ms)
+    await host.sleep_ms(900)
+    assert host.fake().texts == ["500"]
+    host.clock.step(step_ms)
+    await client.put("soon", host.now_ms + 100)
+    await host.until(lambda: "soon" in host.fake().texts, within_ms=1_000)
+    assert "1000" not in host.fake().texts
+    await host.sleep_ms(400)
+    host.clock.step(-step_ms)
+    await host.until(lambda: len(host.fake().stored) == 4, within_ms=2_000)
+    fake = host.fake()
+    assert len(set(fake.stored)) == 4
+    assert all(fake.at_us[sequence] >= fake.due_ms[sequence] * 1_000 for sequence in fake.stored)
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_rows_released_before_a_step_back_return_to_the_wheel_and_wait(boot: Boot) -> None:
+    """The group holds them while its node pauses; the clock goes back before the next attempt."""
+    host = boot(faked_settings(dispatch={"backoff_ms_min": 1_000, "backoff_ms_max": 1_000, "breaker_failures": 50}))
+    await host.start()
+    client = await host.client()
+    fake = host.fake()
+    fake.up = False
+    due_ms = host.now_ms + 100
+    for number in range(3):
+        await client.put(str(number), due_ms)
+    await host.until(lambda: bool(fake.attempts), within_ms=1_000)
+    fake.up = True
+    host.clock.step(-10_000)
+    await host.sleep_ms(3_000)
+    assert not fake.stored
+    await host.until(lambda: len(fake.stored) == 3, within_ms=10_000)
+    assert all(at_us >= due_ms * 1_000 for at_us in fake.at_us.values())
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_a_delay_is_resolved_by_the_server_on_arrival_rounded_up(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    await host.sleep_ms(0.4)
+    before_us = host.clock.now_us()
+    (result,) = await client.send({"subject": "s", "body": "m", "delay_ms": 50})
+    assert before_us + 50_000 <= result["due_ms"] * 1_000 <= before_us + 52_000
+    columns = {"count": 2, "subject": "s", "delay_ms": 50, "bodies": b"ab", "body_length": 1}
+    await client.request("send", columns)
+    await host.until(lambda: len(host.fake().stored) == 3, within_ms=100)
+    assert all(at_us >= before_us + 50_000 for at_us in host.fake().at_us.values())
+
+
+async def test_too_old_and_too_far_are_refused_by_name_at_their_exact_bounds(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"retention_ms": 3_600_000}, message={"delay_ms_max": 86_400_000}))
+    await host.start()
+    client = await host.client()
+    oldest_ms = (host.now_ms - 3_600_000) // 60_000 * 60_000
+    results = await client.send(
+        *[
+            {"subject": "s", "body": "m", "due_ms": due_ms}
+            for due_ms in (oldest_ms - 1, oldest_ms, host.now_ms + 86_400_000, host.now_ms + 86_400_001, -1, 2**62)
+        ]
+    )
+    names = [result.get("error", "ok") for result in results]
+    assert names == ["too_old", "ok", "ok", "too_far", "too_old", "too_far"]
+
+
+async def test_lateness_is_recorded_in_microseconds_from_due_to_hand_off(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    receipt = (await client.put("m", host.now_ms + 100))["receipt"]
+    host.fake().delay_ms = 40  # the node's slowness is not the server's lateness
+    await host.sleep_ms(1_000)
+    found = await client.find(receipt)
+    assert found["outcome"] == "delivered"
+    assert 0 <= found["dispatched_us"] - found["due_ms"] * 1_000 < 5_000
+    assert found["attempts"] == 1
+    assert found["broker_group"] == "fake"
