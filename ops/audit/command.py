@@ -129,7 +129,7 @@ def _request(given: dict[str, Any]) -> Request:
         slo_ms = parse_duration_ms(given["slo"])
     except ValueError as error:
         raise click.UsageError(f"--slo: {error}") from None
-    checked = {"by": by, "slo_ms": slo_ms, "objective": given["objective"] / 100}
+    checked = {"by": by, "slo_ms": slo_ms, "objective": round(given["objective"] / 100, 9)}
     request = Request(**{name: value for name, value in given.items() if name != "slo"} | checked)
     if request.from_ms is not None and request.to_ms is not None and request.from_ms >= request.to_ms:
         raise click.UsageError("--from must lie before --to")

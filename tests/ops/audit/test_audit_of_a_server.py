@@ -1,0 +1,182 @@
+"""Both reports over the files of real processes: every number equals what the clients counted for themselves."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
+pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'delayserver[audit]'")
+
+from ops.audit.audit import Audit  # noqa: E402 - behind the check that Spark is there
+from ops.audit.command import report  # noqa: E402
+from ops.audit.completeness import CompletenessQuestion  # noqa: E402
+from ops.audit.latency import LatencyQuestion, instant  # noqa: E402
+from ops.audit.latency_cells import ATTEMPTS_MAX, Range  # noqa: E402
+from ops.audit.session import start_session  # noqa: E402
+from store.filesystem import RealFileSystem  # noqa: E402
+from tests.ops.audit.story import Seen, Story  # noqa: E402
+
+ENDS = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated")
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    return Story(tmp_path_factory.mktemp("story")).run()
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    session = start_session("local[2]")
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="module")
+def balance(spark: Any, seen: Seen) -> dict[str, Any]:
+    audit = Audit(spark, RealFileSystem(), seen.directories, lambda _line: None)
+    question = CompletenessQuestion(Range(), int(time.time() * 1000))
+    return audit.completeness(question, broker_log=True, use=lambda made: made.to_map())
+
+
+@pytest.fixture(scope="module")
+def lateness(spark: Any, seen: Seen) -> dict[str, Any]:
+    return _lateness(spark, seen, Range())
+
+
+def _lateness(spark: Any, seen: Seen, chosen: Range) -> dict[str, Any]:
+    audit = Audit(spark, RealFileSystem(), seen.directories[:1], lambda _line: None)
+    question = LatencyQuestion(chosen, by=("subject", "hour"), slo_ms=100)
+    return audit.latency(question, lambda made: made.to_map())
+
+
+def test_the_balance_is_what_clients_counted(seen: Seen, balance: dict[str, Any]) -> None:
+    assert balance["accepted"] == seen.accepted.total()
+    assert {end: balance[end] for end in ENDS} == {end: seen.total(end) for end in ENDS}
+    assert balance["pending"] == seen.pending()
+    assert balance["balanced"]
+
+
+def test_every_subject_and_hour_balances(seen: Seen, balance: dict[str, Any]) -> None:
+    by_subject: Counter[str] = Counter()
+    by_hour: Counter[str] = Counter()
+    for (subject, hour_ms), count in seen.accepted.items():
+        by_subject[subject] += count
+        by_hour[instant(hour_ms)] += count
+    assert {row["subject"]: row["accepted"] for row in balance["by_subject"]} == by_subject
+    assert {row["hour"]: row["accepted"] for row in balance["by_hour"]} == by_hour
+    for row in balance["by_subject"]:
+        ends = {end: sum([n for (name, _, kind), n in seen.ends.items() if (name, kind) == (row["subject"], end)])
+                for end in ENDS}  # fmt: skip
+        assert {end: row[end] for end in ENDS} == ends, row["subject"]
+        assert row["pending"] == row["accepted"] - sum(ends.values())
+    for row in balance["by_hour"]:
+        for end in ENDS:
+            known = sum([n for (_, due, kind), n in seen.ends.items() if (instant(due), kind) == (row["hour"], end)])
+            assert row[end] == known, (row["hour"], end)
+
+
+def test_nothing_is_wrong_after_a_kill(balance: dict[str, Any]) -> None:
+    wrong = ("lost", "duplicated", "early", "orphaned", "not_stored", "overdue")
+    assert {name: balance[name] for name in wrong} == dict.fromkeys(wrong, 0)
+    assert balance["evidence"] == {name: [] for name in wrong[:5]}
+    assert balance["corrupt"] == []
+
+
+def test_redeliveries_stand_outside_the_balance(seen: Seen, balance: dict[str, Any], lateness: dict[str, Any]) -> None:
+    assert seen.redeliveries
+    assert balance["internal"] == {"accepted": len(seen.redeliveries), "pending": 0}
+    assert lateness["all_deliveries"]["count"] == len(seen.deliveries) + len(seen.redeliveries)
+
+
+def test_unacked_is_what_clients_did_not_ack(seen: Seen, balance: dict[str, Any]) -> None:
+    broker = balance["broker"]
+    assert broker["stored"] == len(seen.deliveries) + len(seen.redeliveries)
+    assert broker["unacked"] == seen.unacked
+    assert [queue["subject"] for queue in broker["queues"] if queue["unacked"]] == ["quiet"]
+
+
+def test_lateness_is_what_the_deliveries_carry(seen: Seen, lateness: dict[str, Any]) -> None:
+    exact_us = seen.lateness_us(seen.deliveries)
+    assert lateness["count"] == len(exact_us)
+    assert lateness["early"] == sum([late < 0 for late in exact_us]) == 0
+    _assert_percentiles(lateness["lateness_ms"], exact_us)
+    within = sum([late <= 100_000 for late in exact_us])
+    assert lateness["slo"]["attained"] == within / len(exact_us)
+    assert lateness["slo"]["missed"] == len(exact_us) - within
+    assert lateness["mean_ms"] == pytest.approx(sum(exact_us) / len(exact_us) / 1000)
+
+
+def _assert_percentiles(found_ms: dict[str, float], exact_us: list[int]) -> None:
+    """Never below the exact value, at most 1 % above; the maximum is exact."""
+    assert found_ms["max"] == exact_us[-1] / 1000
+    for name, thousandths in (("p50", 500), ("p90", 900), ("p99", 990), ("p999", 999)):
+        rank = -(-len(exact_us) * thousandths // 1000)
+        exact_ms = exact_us[rank - 1] / 1000
+        assert exact_ms <= found_ms[name] <= exact_ms * 1.01 + 0.001, name
+
+
+def test_each_subject_has_its_own_figures(seen: Seen, lateness: dict[str, Any]) -> None:
+    groups: dict[tuple[str, str], list[Any]] = {}
+    for delivery in seen.deliveries:
+        hour_ms = delivery.due_ms - delivery.due_ms % 3_600_000
+        groups.setdefault((delivery.subject, instant(hour_ms)), []).append(delivery)
+    assert {(row["subject"], row["hour"]): row["count"] for row in lateness["by"]} == {
+        key: len(deliveries) for key, deliveries in groups.items()
+    }
+    for row in lateness["by"]:
+        _assert_percentiles(row["lateness_ms"], seen.lateness_us(groups[row["subject"], row["hour"]]))
+
+
+def test_the_stages_add_up_to_the_lateness(lateness: dict[str, Any]) -> None:
+    stages = lateness["stages_ms"]
+    assert sum([stages[name]["mean"] for name in ("load", "wheel", "queue", "handoff")]) == pytest.approx(
+        lateness["mean_ms"]
+    )
+
+
+def test_attempts_and_the_outage_are_seen(seen: Seen, lateness: dict[str, Any]) -> None:
+    several: Counter[str] = Counter()
+    for attempts, count in seen.attempts.items():
+        several[str(min(attempts, ATTEMPTS_MAX))] += count
+    by_count = Counter(lateness["attempts"]["by_count"])
+    assert {key: n for key, n in by_count.items() if key != "1"} == {key: n for key, n in several.items() if key != "1"}
+    (outage,) = lateness["outages"]
+    assert outage["broker_group"] == "remote"
+    assert outage["retried"] == sum([n for attempts, n in seen.attempts.items() if attempts > 1])
+    assert 0 < outage["duration_ms"] / 1000 < seen.down_s[1] - seen.down_s[0] + 5
+
+
+def test_the_server_and_the_audit_agree(spark: Any, seen: Seen, balance: dict[str, Any]) -> None:
+    names = ("accepted", *ENDS, "pending", "early")
+    assert {name: balance[name] for name in names} == {name: seen.status[name] for name in names}
+    # The server's histogram begins with its process; its second life delivered what was due from then on.
+    second = _lateness(spark, seen, Range(from_ms=seen.second_life_ms))["all_deliveries"]
+    assert second["lateness_ms"]["max"] == seen.status["lateness_ms"]["max"]
+    for name in ("p50", "p90", "p99", "p999"):
+        assert second["lateness_ms"][name] == pytest.approx(seen.status["lateness_ms"][name], rel=0.03, abs=0.002)
+
+
+def test_the_commands_write_what_the_reports_say(
+    spark: Any, seen: Seen, lateness: dict[str, Any], balance: dict[str, Any], tmp_path: Path
+) -> None:
+    files = {name: tmp_path / f"{name}.json" for name in ("latency", "completeness")}
+    for name, path in files.items():
+        assert report.main([name, *seen.directories[:1], "--out", str(path)], standalone_mode=False) == 0
+    written = json.loads(files["latency"].read_text())
+    assert {name: written[name] for name in ("count", "early", "lateness_ms")} == {
+        name: lateness[name] for name in ("count", "early", "lateness_ms")
+    }
+    written = json.loads(files["completeness"].read_text())
+    assert {name: written[name] for name in ("accepted", *ENDS, "pending")} == {
+        name: balance[name] for name in ("accepted", *ENDS, "pending")
+    }
+    table = tmp_path / "hours.parquet"
+    assert report.main(["completeness", *seen.directories[:1], "--out", str(table)], standalone_mode=False) == 0
+    assert spark.read.parquet(str(table)).groupBy().sum("accepted").first()[0] == seen.accepted.total()
