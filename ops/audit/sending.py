@@ -1,0 +1,94 @@
+"""Sends message rows to one server in requests that it takes, again where it asks to wait; one request at a time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from delayserver.client import Client, RejectedRow
+from delayserver.protocol.errors import DelayServerError
+from ops.audit.message_rows import MessageRows
+
+# How long a server that is full may be waited for before the task fails, and Spark tries it elsewhere or later.
+_BUSY_S_MAX = 120.0
+# A request takes at most this share of the largest frame, so that ids and properties fit beside the bodies.
+_FRAME_SHARE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """Counts of rows."""
+
+    accepted: int
+    rejected: int
+
+    def __add__(self, other: Sent) -> Sent:
+        return Sent(self.accepted + other.accepted, self.rejected + other.rejected)
+
+
+class Sender:
+    """One connection. `fail`: a row that is refused for good raises ValueError; otherwise it is counted."""
+
+    def __init__(self, client: Client, *, fail: bool) -> None:
+        self._client = client
+        self._fail = fail
+
+    def send(self, rows: MessageRows) -> Sent:
+        """Send all rows; they are durable when this returns. Raises named errors of the client."""
+        if not len(rows):
+            return Sent(0, 0)
+        limits = self._client.connect().limits
+        total = Sent(0, 0)
+        start = 0
+        while start < len(rows):
+            room = int(rows.offsets[start]) + limits.frame_bytes_max // _FRAME_SHARE
+            fitting = int(np.searchsorted(rows.offsets, room, side="right")) - 1
+            stop = min(max(fitting, start + 1), start + limits.batch_messages_max, len(rows))
+            total += self._request(rows.slice(start, stop))
+            start = stop
+        return total
+
+    def _request(self, rows: MessageRows) -> Sent:
+        """One request, and again for rows and servers that are only busy."""
+        sent = Sent(0, 0)
+        deadline_s = time.monotonic() + _BUSY_S_MAX
+        while True:
+            accepted, refused = self._once(rows, deadline_s)
+            sent += Sent(accepted, 0)
+            busy = [row for row in refused if row.error.retry_after_ms is not None]
+            final = len(refused) - len(busy)
+            if final and self._fail:
+                first = next(row for row in refused if row.error.retry_after_ms is None)
+                message_id = rows.message_ids[first.index]
+                raise ValueError(f"the server refuses message {message_id}: {first.error}; option rejected=skip goes on")
+            sent += Sent(0, final)
+            if not busy:
+                return sent
+            if time.monotonic() > deadline_s:
+                raise busy[0].error
+            time.sleep(max(row.error.retry_after_ms or 0 for row in busy) / 1000)
+            again = np.zeros(len(rows), bool)
+            again[[row.index for row in busy]] = True
+            rows = rows.take(again)
+
+    def _once(self, rows: MessageRows, deadline_s: float) -> tuple[int, list[RejectedRow]]:
+        while True:
+            try:
+                result = self._client.send_columns(
+                    rows.subjects,
+                    rows.due_ms,
+                    rows.blob(),
+                    body_length=np.diff(rows.offsets),
+                    subject_index=rows.subject_index,
+                    message_ids=rows.message_ids,
+                    properties=rows.properties,
+                    expires_ms=rows.expires_ms,
+                    count=len(rows),
+                )
+                return result.accepted, result.rejected
+            except DelayServerError as error:
+                if error.retry_after_ms is None or time.monotonic() > deadline_s:
+                    raise
+                time.sleep(error.retry_after_ms / 1000)

@@ -1,0 +1,114 @@
+"""Scheduling from Spark: what was sent arrives once, whatever Spark runs twice."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
+pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'delayserver[audit]'")
+
+from ops.audit.session import start_session  # noqa: E402 - behind the check that Spark is there
+from tests.ops.audit.server_process import ServerProcess, free_port  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    session = start_session("local[2]")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
+    made = [ServerProcess("serve", tmp_path / name, free_port()) for name in ("one", "two")]
+    for server in made:
+        server.start()
+    yield made
+    for server in made:
+        server.stop()
+
+
+def _status(servers: list[ServerProcess]) -> list[dict[str, Any]]:
+    found = []
+    for server in servers:
+        with server.client() as client:
+            found.append(client.status())
+    return found
+
+
+def _send(frame: Any, servers: list[ServerProcess], **options: str) -> None:
+    addresses = ",".join([server.address for server in servers])
+    frame.write.format("delayserver").option("servers", addresses).options(**options).mode("append").save()
+
+
+def test_a_campaign_sent_twice_is_one_campaign(spark: Any, servers: list[ServerProcess]) -> None:
+    due_ms = int(time.time() * 1000) + 3_600_000
+    rows = spark.range(5000, numPartitions=4).selectExpr(
+        "concat('news.', id % 3) as subject",
+        "cast(concat('body ', id) as binary) as body",
+        f"{due_ms} + id % 100 as due_ms",
+        "map('row', cast(id as string)) as properties",
+    )
+    _send(rows, servers)
+    first = _status(servers)
+    assert sum([status["accepted"] for status in first]) == 5000
+    assert all(status["accepted"] > 2000 for status in first), "both servers have their share"
+    # Otherwise cut into partitions, as a task that runs again elsewhere may be.
+    _send(rows.repartition(3), servers)
+    for before, after in zip(first, _status(servers), strict=True):
+        assert after["accepted"] == 2 * before["accepted"]
+        assert after["deduplicated"] == before["accepted"]
+        assert after["pending"] == before["accepted"]
+    _send(rows, servers, campaign="second")
+    assert sum([status["pending"] for status in _status(servers)]) == 10_000
+
+
+def test_what_is_delivered_is_what_the_row_said(spark: Any, servers: list[ServerProcess]) -> None:
+    due = datetime.fromtimestamp(time.time() + 1.5, UTC)
+    rows = spark.createDataFrame(
+        [("hello", due, "given-id", {"a": "1"}), (None, due, None, None)],
+        "body string, due timestamp, message_id string, properties map<string,string>",
+    )
+    _send(rows, servers[:1], subject="greetings")
+    with servers[0].client() as client:
+        found = []
+        deadline_s = time.monotonic() + 30
+        while len(found) < 2 and time.monotonic() < deadline_s:
+            found += client.pull("greetings", "audit", 10, 1.0)
+    by_body = {delivery.body: delivery for delivery in found}
+    assert set(by_body) == {b"hello", b""}
+    assert by_body[b"hello"].message_id == "given-id"
+    assert by_body[b"hello"].properties == {"a": "1"}
+    assert by_body[b""].due_ms == -(-int(due.timestamp() * 1_000_000) // 1000)
+
+
+def test_a_refused_row_fails_the_job_or_is_left_out(spark: Any, servers: list[ServerProcess]) -> None:
+    now_ms = int(time.time() * 1000)
+    rows = spark.createDataFrame([("a", now_ms + 3_600_000), ("b", now_ms + 4000 * 86_400_000)], "body string, due_ms long")
+    with pytest.raises(Exception, match="too_far|maximum delay"):
+        _send(rows, servers[:1], subject="late")
+    _send(rows, servers[:1], subject="late", rejected="skip")
+    (status,) = _status(servers[:1])
+    assert status["pending"] == 1
+
+
+@pytest.mark.parametrize(
+    ("columns", "options", "reason"),
+    [
+        ("'x' as body, 1L as due_ms", {}, "no column subject"),
+        ("'x' as body, 's' as subject", {}, "no column says when"),
+        ("'x' as body, 's' as subject, 1L as due_ms, 2 as colour", {}, "unknown columns colour"),
+    ],
+)
+def test_columns_that_make_no_message_are_refused_at_once(
+    spark: Any, columns: str, options: dict[str, str], reason: str
+) -> None:
+    frame = spark.range(1).selectExpr(*columns.split(", "))
+    with pytest.raises(Exception, match=reason):
+        frame.write.format("delayserver").option("servers", "127.0.0.1:1").mode("append").save()
