@@ -130,7 +130,10 @@ class Publisher:
         for key in sorted(set(keys)):
             async with self._recorder.pinned(key) as index:
                 rows = met.take(np.array([place for place, other in enumerate(keys) if other == key], dtype=np.intp))
-                undone = np.flatnonzero(self._recorder.outcome_of(key, index, rows.sequence) == 0)
+                open_rows = self._recorder.outcome_of(key, index, rows.sequence) == 0
+                if not key.coarse:
+                    open_rows &= rows.sequence > self._replayer.retired_up_to(key.start_ms)
+                undone = np.flatnonzero(open_rows)
                 _, first = np.unique(rows.sequence[undone], return_index=True)
                 if len(first):
                     self._recorder.record(rows.take(undone[first]))

@@ -47,6 +47,7 @@ class Handed:
     steps: int
     reason_to_come_again: str = ""
     acked: bool = False
+    retry: bool = False
     times: int = 1
 
 
@@ -57,6 +58,9 @@ class Identity:
     copies: list[Sent] = field(default_factory=list)
     arrived: dict[str, Handed] = field(default_factory=dict)
     arrived_tokens: set[int] = field(default_factory=set)
+    stored_at: int = -1
+    stored_in_life: int = 0
+    stored_for_certain: bool = False
     cancelled: bool = False
     maybe_cancelled: bool = False
     cancels_open: int = 0
@@ -175,7 +179,8 @@ class Model:
     def looked_up(self, row: Sent, outcome: str, peak_ms: int) -> None:
         """An answer of lookup, or of a cancel that did not cancel."""
         identity = self.identity(row)
-        identity.last_answer = outcome
+        if outcome != "deduplicated":
+            identity.last_answer = outcome
         if outcome == "unknown":
             self.fail("the server does not know a message that it accepted", row)
         if identity.cancelled and outcome not in ("cancelled", "already_cancelled", "deduplicated", "retired"):
@@ -246,8 +251,21 @@ class Model:
         self._check_again(row, identity, group, wall_us, life, steps, retry)
         known = identity.arrived.get(group)
         times = known.times + 1 if known else 1
-        identity.arrived[group] = Handed(wall_us, life, until_us, steps, times=times)
+        identity.arrived[group] = Handed(wall_us, life, until_us, steps, retry=retry, times=times)
+        if not retry:
+            self._check_place(row, identity, fields["delivery"], life)
         return row
+
+    def _check_place(self, row: Sent, identity: Identity, delivery: object, life: int) -> None:
+        """The hand-off to the project's own broker is exactly once: one place in its queue for one message."""
+        assert isinstance(delivery, int)
+        place = delivery & ((1 << 48) - 1)
+        if identity.stored_at not in (-1, place):
+            if identity.stored_for_certain:
+                self.fail(f"the broker has it at {identity.stored_at}, acked, and again at {place}", row)
+            if identity.stored_in_life == life:
+                self.fail(f"the broker has it twice, at {identity.stored_at} and {place}, without a crash", row)
+        identity.stored_at, identity.stored_in_life = place, life
 
     def _check_row(self, row: Sent, fields: dict[str, object]) -> None:
         if row.due_ms is None:
@@ -267,7 +285,7 @@ class Model:
         before = identity.arrived.get(group)
         if before is None:
             return
-        if retry and life > 1:
+        if life > 1 and (retry or before.retry):
             # A crash between the commit of a redelivery and the end of the old delivery leaves both: the second one
             # is from a lease that ended, maybe of a pull whose reply was lost.
             return
@@ -288,6 +306,8 @@ class Model:
             handed = self.identity(row).arrived[group]
             if certain:
                 handed.acked = True
+                if not handed.retry:
+                    self.identity(row).stored_for_certain = True
 
     def nacked(self, group: str, rows: list[Sent]) -> None:
         """A nack was sent: they come again, now or after their lease."""
