@@ -97,6 +97,11 @@ class BrokerGroup:
                 self.on_dropped(dropped)
 
     @property
+    def full(self) -> bool:
+        """Whether one more batch could push rows out of memory."""
+        return len(self.queue) + self._settings.batch_messages_max > self._settings.queue_rows_max
+
+    @property
     def failing(self) -> bool:
         """Whether every node's circuit is open."""
         return all(node.open_circuit for node in self.nodes)

@@ -110,6 +110,8 @@ class Dispatcher:
                 name = self._routes.next_group(subject, name)
             if name is None:
                 continue
+            if self._by_name[name].full:
+                continue  # it works, but slower than rows come: what it would drop is better left here
             mine = subjects == subject
             moved = take_rows(rows, np.flatnonzero(mine))
             group.counters.failed_over += len(moved)
