@@ -99,7 +99,8 @@ class BrokerGroup:
     @property
     def full(self) -> bool:
         """Whether one more batch could push rows out of memory."""
-        return len(self.queue) + self._settings.batch_messages_max > self._settings.queue_rows_max
+        rows = len(self.queue)
+        return rows > 0 and rows + self._settings.batch_messages_max > self._settings.queue_rows_max
 
     @property
     def failing(self) -> bool:
