@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import resource
 import signal
 import sys
+from dataclasses import replace
 
 import trio
 
@@ -16,6 +19,11 @@ from store.filesystem import FileSystem
 
 # A worker thread that holds the interpreter gives it up after this long: the event loop waits no longer than that.
 SWITCH_INTERVAL_S = 0.001
+# Descriptors beside connections and the files of windows: logs, sockets of nodes, files of a checkpoint, the libraries.
+DESCRIPTORS_KEPT = 96
+CONNECTIONS_LEAST = 16
+
+logger = logging.getLogger("delayserver")
 
 
 async def serve(
@@ -31,6 +39,7 @@ async def serve(
 
     Raises StoreError (data directory locked, damaged, disk), OSError (the address is taken).
     """
+    settings = within_descriptors(settings)
     listener = SocketListener(settings.listen.host, settings.listen.port)
     server = DelayServer(settings, role=role, clock=clock, fs=fs)
     try:
@@ -47,6 +56,28 @@ async def serve(
     finally:
         listener.close()
         server.close()
+
+
+def within_descriptors(settings: Settings) -> Settings:
+    """Take the file descriptors that the system allows, and no more connections than they suffice for.
+
+    Otherwise clients that open connections take the descriptors of the files, and the server has to stop.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    if hard == resource.RLIM_INFINITY:
+        return settings
+    room = max(hard - settings.storage.open_files_max - DESCRIPTORS_KEPT, CONNECTIONS_LEAST)
+    if room >= settings.listen.connections_max:
+        return settings
+    logger.warning(
+        "%d file descriptors leave room for %d connections, not listen.connections_max = %d; raise the limit (ulimit -n)",
+        hard,
+        room,
+        settings.listen.connections_max,
+    )
+    return replace(settings, listen=replace(settings.listen, connections_max=room))
 
 
 async def _stop_on_signal(server: DelayServer) -> None:
