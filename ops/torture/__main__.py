@@ -1,4 +1,4 @@
-"""`python -m ops.torture --kills 300`: kill a server under load, again and again; exit 0 if every promise was kept, else 1."""
+"""`python -m ops.torture --kills 300`: kill a server under load, again and again. Exit 0: every promise was kept, else 1."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ops.torture", description=__doc__)
     parser.add_argument("--kills", type=int, default=300, help="how many times the server is killed (default 300)")
     parser.add_argument("--seed", type=int, default=1, help="of the load and of the moments; the disk has its own mind")
-    parser.add_argument("--directory", help="where the data goes (default: the temporary directory of the system); removed afterwards")
+    parser.add_argument(
+        "--directory", help="where the data goes for the time of the run (default: as the system has it)"
+    )
     parser.add_argument("--run-seconds", type=float, default=1.2, help="longest time between a start and its kill")
     parser.add_argument("--record", help="write what was asked, answered and received to this file, a line each")
     options = parser.parse_args()

@@ -189,7 +189,9 @@ class Load:
         self.problems: list[str] = []
         chances = [random.Random(seed + index) for index in range(plan.producers + plan.consumers)]
         self._threads = [threading.Thread(target=self._produce, args=(chance,)) for chance in chances[: plan.producers]]
-        self._threads += [threading.Thread(target=self._consume, args=(chance,)) for chance in chances[plan.producers :]]
+        self._threads += [
+            threading.Thread(target=self._consume, args=(chance,)) for chance in chances[plan.producers :]
+        ]
         self._resolved = threading.Event()
 
     def start(self) -> None:
@@ -231,5 +233,3 @@ class Load:
             self.problems.append(f"the harness failed: {error!r}")
         finally:
             client.close()
-
-

@@ -244,4 +244,6 @@ class Record:
     def open(self) -> list[Sent]:
         """What may still come: not acked, and not known to be refused or cancelled."""
         with self._lock:
-            return [sent for sent in self.sent.values() if not sent.acked and sent.fate not in (Fate.REFUSED, Fate.ENDED)]
+            return [
+                sent for sent in self.sent.values() if not sent.acked and sent.fate not in (Fate.REFUSED, Fate.ENDED)
+            ]

@@ -25,9 +25,8 @@ def drain(record: Record, consumer: Consumer, timeout_s: float) -> None:
             came += consumer.step(0.0, subject, drain=True)
         if came:
             continue
-        if not record.missing() and not record.unsettled() and not consumer.client.status()["pending"]:
-            if not _backlog(consumer.client.status()):
-                return
+        if not record.missing() and not record.unsettled() and _idle(consumer.client.status()):
+            return
         if time.monotonic() > deadline_s:
             for sent in record.missing():
                 record.violate(
@@ -38,11 +37,9 @@ def drain(record: Record, consumer: Consumer, timeout_s: float) -> None:
             return
 
 
-def _backlog(status: dict[str, Any]) -> int:
-    """Deliveries that wait for the consumer, of all subjects it has pulled from."""
-    groups = status["broker"].get("groups", {})
-    rows = groups.values() if isinstance(groups, dict) else groups
-    return sum(row.get("backlog", 0) for row in rows if isinstance(row, dict))
+def _idle(status: dict[str, Any]) -> bool:
+    """Nothing is pending, and nothing waits for the consumer in any subject that it has pulled from."""
+    return not status["pending"] and not sum(group["backlog"] for group in status["broker"]["groups"])
 
 
 def judge(record: Record, client: Client, *, retired: bool = False, sample: int | None = None) -> dict[str, Any]:

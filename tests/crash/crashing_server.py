@@ -20,6 +20,7 @@ import trio
 
 from delayserver.cli.failures import report_failure
 from delayserver.clock import SystemClock
+from delayserver.front import SERVER
 from delayserver.process import serve
 from delayserver.settings import Settings
 from tests.crash.files import FailSyncOnce, Hook, HookedFileSystem, Killer
@@ -40,6 +41,7 @@ class Orders:
     point: str = ""
     fail_sync: tuple[str, int] | None = None
     open_files_max: int = 0
+    role: str = SERVER
 
 
 class Control:
@@ -105,6 +107,7 @@ def main(orders: Orders, pipe: Connection) -> None:
     async def run() -> None:
         await serve(
             orders.settings,
+            role=orders.role,
             clock=SteppedClock(control),
             fs=fs,
             ready=lambda host, port: pipe.send(("ready", f"{host}:{port}")),
@@ -114,7 +117,7 @@ def main(orders: Orders, pipe: Connection) -> None:
     code: int | None = 0
     try:
         trio.run(run)
-    except BaseException as error:  # noqa: BLE001  told as the command line does
+    except BaseException as error:
         code = report_failure(error)
         if code is None:
             raise

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from delayserver.front import SERVER
 from delayserver.settings import (
     BrokerSettings,
     ListenSettings,
@@ -72,12 +73,19 @@ class ServerUnderTest:
         """The time by the server's clock."""
         return time.time_ns() // 1000 + self.control.step_us
 
-    def launch(self, point: str = "", *, fail_sync: tuple[str, int] | None = None, open_files_max: int = 0) -> None:
+    def launch(
+        self,
+        point: str = "",
+        *,
+        fail_sync: tuple[str, int] | None = None,
+        open_files_max: int = 0,
+        role: str = SERVER,
+    ) -> None:
         """Start a process, with a crash point if one is given."""
         self.died_at = ""
         self.address = ""
         self._pipe, theirs = CONTEXT.Pipe()
-        orders = Orders(self.settings, self._control_path, str(self._log), point, fail_sync, open_files_max)
+        orders = Orders(self.settings, self._control_path, str(self._log), point, fail_sync, open_files_max, role)
         self._process = CONTEXT.Process(target=main, args=(orders, theirs), daemon=True)
         self._process.start()
         theirs.close()

@@ -19,7 +19,9 @@ TEST = "test_nothing_promised_is_broken_by_a_kill_at"
 
 
 @pytest.fixture(scope="module")
-def scenes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Future[None]]]:
+def scenes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[None]]]:
     """The scenes of all points that were selected, running."""
     folder = tmp_path_factory.mktemp("crash")
     chosen = [
