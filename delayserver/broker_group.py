@@ -154,14 +154,23 @@ class BrokerGroup:
 
     async def _nobody_ready(self) -> None:
         """Every node pauses: fail over to the next group of the route, or wait for the first pause to end."""
-        if self.failing and (rows := self.queue.take(self._settings.batch_messages_max, 1 << 62)) is not None:
-            rest = self.fail_over(rows)
-            self.queue.push_front(rest)
-            if len(rest) < len(rows):
-                await trio.lowlevel.checkpoint()
-                return
+        if self.failing and self._hand_on():
+            await trio.lowlevel.checkpoint()
+            return
         soonest_us = min(node.closed_until_us for node in self.nodes)
         await self._clock.sleep_until_us(max(soonest_us, self._clock.now_us() + 1000))
+
+    def _hand_on(self) -> bool:
+        """Give rows to the next groups of their routes; whether any went. The queue is gone through once, so that rows
+        without a stand-in do not hold back those behind them."""
+        waiting = len(self.queue)
+        looked, went = 0, False
+        while looked < waiting and (rows := self.queue.take(self._settings.batch_messages_max, 1 << 62)) is not None:
+            rest = self.fail_over(rows)
+            looked += len(rows)
+            went |= len(rest) < len(rows)
+            self.queue.push(rest)
+        return went
 
     async def _deliver(self, node: NodeHealth, rows: DueRows) -> None:
         queued_us = self._clock.now_us()
