@@ -11,10 +11,12 @@ import trio
 
 from delayserver.protocol.errors import DelayServerError
 from tests.simulation.client import Client, Lost
+from tests.simulation.host import Host
 from tests.simulation.model import ACCEPTED, Model, Sent
 from tests.simulation.settings import ACK_TIMEOUT_MS, DELAY_MS_MAX, HOUR_MS
 
 SUBJECTS = ("orders", "bills.late", "remote.mail")
+REMOTE_SUBJECTS = ("remote.mail",)
 # A reply of these says for certain that nothing happened.
 _REFUSED_FOR_CERTAIN_NOT = ("storage_failed", "internal_error")
 
@@ -296,12 +298,15 @@ class Consumer:
         self,
         client: Client,
         model: Model,
-        host: Any,
+        host: Host,
+        server: Host,
         chance: Random,
         note: Callable[..., None],
         subject: str,
         group: str,
     ) -> None:
+        """`host` is the broker it pulls from, `server` the one whose clock says what was early."""
+        self._server = server
         self._client = client
         self._model = model
         self._host = host
@@ -310,7 +315,6 @@ class Consumer:
         self._subject = subject
         self._group = group
         self.careful = False
-        self.main_positions: dict[int, tuple[int, int]] = {}
 
     async def run(self) -> None:
         """Pull until cancelled."""
@@ -355,14 +359,15 @@ class Consumer:
         return len(rows)
 
     def _arrived(self, message: dict[str, Any], asked_us: int, life: int, steps: int) -> Sent:
-        clock = self._host.clock
+        clock, by = self._host.clock, self._server.clock
         retry = bool(message["delivery"] >> 62 & 1)
         return self._model.arrived(
             self._group,
+            self._host.name,
             message | {"retry": retry},
             wall_us=clock.now_us(),
-            peak_us=clock.peak_us,
-            shown_us=clock.peak_us,
+            # A redelivery is dispatched by the broker that keeps it.
+            peak_us=max(clock.peak_us, by.peak_us) if retry else by.peak_us,
             life=life,
             until_us=asked_us + ACK_TIMEOUT_MS * 1000,
             steps=steps,
@@ -381,7 +386,7 @@ class Consumer:
             "deliveries": struct.pack(f"<{count}q", *deliveries),
         }
         if kind < 0.10:
-            self._model.nacked(self._group, rows)
+            self._model.nacked(self._group, self._host.name, rows)
             arguments["delay_ms"] = self._chance.choice([0, 100, 5_000, 60_000])
             self._note(self._client.name, "nacks", tokens=[row.token for row in rows])
             await self._client.request("nack", arguments)
@@ -389,7 +394,7 @@ class Consumer:
         reply = await self._client.request("ack", arguments)
         self._note(self._client.name, "acked", rows=count, unknown=reply["unknown"])
         if reply["unknown"] == 0:
-            self._model.acked(self._group, rows, certain=True)
+            self._model.acked(self._group, self._host.name, rows)
 
 
 def describe(delivery: int) -> str:

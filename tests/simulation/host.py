@@ -40,6 +40,7 @@ class Host:
         self.server: DelayServer | None = None
         self.lives = 0
         self.crashes = 0
+        self.deaths = 0
         self.up = trio.Event()
         self.down = trio.Event()
         self.died_of = ""
@@ -165,6 +166,7 @@ class Host:
         self._note(self.name, how, life=self.lives)
         self.server = None
         self._scope = None
+        self.deaths += 1
         self.down.set()
 
 

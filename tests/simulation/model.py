@@ -52,15 +52,22 @@ class Handed:
 
 
 @dataclass(slots=True)
+class Stored:
+    """Where the queue of one broker has a message."""
+
+    position: int
+    life: int
+    certain: bool = False
+
+
+@dataclass(slots=True)
 class Identity:
     """What is delivered once: all copies with one subject, id and due time, or a single row without an id."""
 
     copies: list[Sent] = field(default_factory=list)
     arrived: dict[str, Handed] = field(default_factory=dict)
     arrived_tokens: set[int] = field(default_factory=set)
-    stored_at: int = -1
-    stored_in_life: int = 0
-    stored_for_certain: bool = False
+    stored: dict[str, Stored] = field(default_factory=dict)
     cancelled: bool = False
     maybe_cancelled: bool = False
     cancels_open: int = 0
@@ -210,16 +217,16 @@ class Model:
     def arrived(
         self,
         group: str,
+        place: str,
         fields: dict[str, object],
         *,
         wall_us: int,
         peak_us: int,
-        shown_us: int,
         life: int,
         until_us: int,
         steps: int,
     ) -> Sent:
-        """A consumer was handed a message. Checks everything that can be said about it at once."""
+        """A consumer was handed a message by the broker at `place`. Checks all that can be said about it at once."""
         body = fields["body"]
         assert isinstance(body, bytes)
         token = int(body[1 : body.index(b".")]) if body[:1] == b"m" and b"." in body else 0
@@ -232,8 +239,8 @@ class Model:
         assert isinstance(dispatched_us, int)
         self._check_row(row, fields)
         retry = bool(fields["retry"])
-        if dispatched_us < due_ms * 1000 or shown_us < due_ms * 1000:
-            self.fail(f"early: due {due_ms}, dispatched {dispatched_us}, the clock has shown at most {shown_us}", row)
+        if dispatched_us < due_ms * 1000 or peak_us < due_ms * 1000:
+            self.fail(f"early: due {due_ms}, dispatched {dispatched_us}, the clock has shown at most {peak_us}", row)
         if dispatched_us > peak_us:
             self.fail(f"dispatched at {dispatched_us}, a time the clock has never shown", row)
         if row.state == REFUSED:
@@ -248,24 +255,31 @@ class Model:
         if len(identity.arrived_tokens) > 1:
             self.fail(f"copies {sorted(identity.arrived_tokens)} of one message arrived", row)
         identity.deliveries += 1
-        self._check_again(row, identity, group, wall_us, life, steps, retry)
-        known = identity.arrived.get(group)
+        hands = f"{group}@{place}"
+        self._check_again(row, identity, hands, wall_us, life, steps, retry)
+        known = identity.arrived.get(hands)
         times = known.times + 1 if known else 1
-        identity.arrived[group] = Handed(wall_us, life, until_us, steps, retry=retry, times=times)
+        identity.arrived[hands] = Handed(wall_us, life, until_us, steps, retry=retry, times=times)
         if not retry:
-            self._check_place(row, identity, fields["delivery"], life)
+            self._check_place(row, identity, place, fields["delivery"], life)
         return row
 
-    def _check_place(self, row: Sent, identity: Identity, delivery: object, life: int) -> None:
+    def _check_place(self, row: Sent, identity: Identity, place: str, delivery: object, life: int) -> None:
         """The hand-off to the project's own broker is exactly once: one place in its queue for one message."""
         assert isinstance(delivery, int)
-        place = delivery & ((1 << 48) - 1)
-        if identity.stored_at not in (-1, place):
-            if identity.stored_for_certain:
-                self.fail(f"the broker has it at {identity.stored_at}, acked, and again at {place}", row)
-            if identity.stored_in_life == life:
-                self.fail(f"the broker has it twice, at {identity.stored_at} and {place}, without a crash", row)
-        identity.stored_at, identity.stored_in_life = place, life
+        position = delivery & ((1 << 48) - 1)
+        known = identity.stored.get(place)
+        if known is None:
+            if identity.stored and not self.disturbed:
+                self.fail(f"{place} has it, and so have {list(identity.stored)}", row)
+            identity.stored[place] = Stored(position, life)
+            return
+        if known.position != position:
+            if known.certain:
+                self.fail(f"{place} has it at {known.position}, acked, and again at {position}", row)
+            if known.life == life:
+                self.fail(f"{place} has it twice, at {known.position} and {position}, without a crash", row)
+        known.position, known.life = position, life
 
     def _check_row(self, row: Sent, fields: dict[str, object]) -> None:
         if row.due_ms is None:
@@ -280,9 +294,9 @@ class Model:
             self.fail(f"arrived as sequence {fields['sequence']}", row)
 
     def _check_again(
-        self, row: Sent, identity: Identity, group: str, wall_us: int, life: int, steps: int, retry: bool
+        self, row: Sent, identity: Identity, hands: str, wall_us: int, life: int, steps: int, retry: bool
     ) -> None:
-        before = identity.arrived.get(group)
+        before = identity.arrived.get(hands)
         if before is None:
             return
         if life > 1 and (retry or before.retry):
@@ -290,7 +304,7 @@ class Model:
             # is from a lease that ended, maybe of a pull whose reply was lost.
             return
         if before.acked:
-            self.fail(f"the group {group} acked it, and got it again", row)
+            self.fail(f"{hands} acked it, and got it again", row)
         explained = (
             before.reason_to_come_again
             or (before.life != life and "crash")
@@ -298,21 +312,21 @@ class Model:
             or (wall_us >= before.until_us and "its lease ended")
         )
         if not explained:
-            self.fail(f"a duplicate for the group {group} that nothing explains", row)
+            self.fail(f"a duplicate for {hands} that nothing explains", row)
 
-    def acked(self, group: str, rows: list[Sent], *, certain: bool) -> None:
-        """An ack was answered (`certain`), or may have been taken."""
+    def acked(self, group: str, place: str, rows: list[Sent]) -> None:
+        """An ack was answered: it is durable, and so is what it acks."""
         for row in rows:
-            handed = self.identity(row).arrived[group]
-            if certain:
-                handed.acked = True
-                if not handed.retry:
-                    self.identity(row).stored_for_certain = True
+            identity = self.identity(row)
+            handed = identity.arrived[f"{group}@{place}"]
+            handed.acked = True
+            if not handed.retry:
+                identity.stored[place].certain = True
 
-    def nacked(self, group: str, rows: list[Sent]) -> None:
+    def nacked(self, group: str, place: str, rows: list[Sent]) -> None:
         """A nack was sent: they come again, now or after their lease."""
         for row in rows:
-            self.identity(row).arrived[group].reason_to_come_again = "nack"
+            self.identity(row).arrived[f"{group}@{place}"].reason_to_come_again = "nack"
 
     # -- the end
 
@@ -324,8 +338,11 @@ class Model:
             if identity.accepted
             and not (identity.cancelled or identity.maybe_cancelled or identity.expired)
             # Past its expiry a message may expire anywhere, also on its way back to a consumer that did not ack it.
-            and not (identity.may_expire and identity.last_answer in ("delivered", "expired", "retired"))
-            and not all(group in identity.arrived for group in groups)
+            and not (
+                identity.may_expire
+                and (identity.last_answer in ("delivered", "expired", "retired") or identity.unknown)
+            )
+            and not set(groups) <= {hands.partition("@")[0] for hands in identity.arrived}
         ]
 
     def next_due_ms(self, now_ms: int) -> int | None:

@@ -51,6 +51,7 @@ class SimulatedTransport:
         self, network: Network, incoming: Pipe, outgoing: Pipe, peer: str, dead: Callable[[], bool] = lambda: False
     ) -> None:
         self.peer = peer
+        self.host = ""
         self._dead = dead
         self._network = network
         self._incoming = incoming
@@ -93,6 +94,10 @@ class SimulatedTransport:
         if self._closed or pipe.broken or pipe.closed:
             raise ConnectionResetError("the connection is gone")
         weather, chance = network.weather, network.chance
+        if self.host in network.silent:
+            network.note("answer lost", self.host)
+            self.break_now()
+            raise ConnectionResetError("the connection broke")
         length = min(len(data), WINDOW_BYTES)
         if weather.short_write and length > 1 and chance.random() < weather.short_write:
             length = chance.randrange(1, length)
@@ -100,6 +105,7 @@ class SimulatedTransport:
         sent = bytes(data[: chance.randrange(length + 1) if dropped else length])
         if sent:
             delay_s = chance.random() * weather.delay_s_max if weather.delay_s_max else 0.0
+            delay_s += network.slow_s.get(self.host, 0.0)
             pipe.last_s = max(pipe.last_s, trio.current_time() + delay_s)
             pipe.chunks.append((pipe.last_s, sent))
         if dropped:
@@ -171,6 +177,10 @@ class Network:
         self.weather = Weather()
         self.listeners: dict[str, SimulatedListener] = {}
         self.unreachable: set[str] = set()
+        # Hosts whose answers get lost with the connection, as if they failed after they had done what was asked.
+        self.silent: set[str] = set()
+        # Hosts whose answers take this much longer.
+        self.slow_s: dict[str, float] = {}
 
     def listen(self, host: str, port: int, dead: Callable[[], bool]) -> SimulatedListener:
         """A host begins to listen. `dead` says when its process can send no more."""
@@ -189,5 +199,7 @@ class Network:
             raise ConnectionRefusedError(f"nobody listens on {address}")
         there, back = Pipe(), Pipe()
         client = SimulatedTransport(self, back, there, address)
-        listener.arrived(SimulatedTransport(self, there, back, "client", listener.dead))
+        accepted = SimulatedTransport(self, there, back, "client", listener.dead)
+        accepted.host = address
+        listener.arrived(accepted)
         return client

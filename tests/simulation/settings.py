@@ -65,6 +65,22 @@ def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: t
     )
 
 
-def embedded_only() -> tuple[tuple[GroupSettings, ...], tuple[RouteSettings, ...]]:
+Topology = tuple[tuple[GroupSettings, ...], tuple[RouteSettings, ...]]
+
+
+def embedded_only() -> Topology:
     """One group, the broker of the server itself."""
     return (GroupSettings("default", (NodeSettings(),)),), (RouteSettings(),)
+
+
+def with_nodes(chance: Random, addresses: list[str]) -> Topology:
+    """`remote.*` goes to nodes of their own, and in half of the seeds to the embedded broker when all of them fail."""
+    remote = GroupSettings("remote", tuple(NodeSettings(address, chance.choice([1, 3])) for address in addresses))
+    ways = ("remote", "default") if chance.random() < 0.5 else ("remote",)
+    groups = (GroupSettings("default", (NodeSettings(),)), remote)
+    return groups, (RouteSettings("remote.*", ways), RouteSettings("*", ("default",)))
+
+
+def node_settings(chance: Random) -> Settings:
+    """Of a lone broker."""
+    return server_settings(chance, *embedded_only())

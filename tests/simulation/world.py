@@ -13,7 +13,8 @@ import trio
 from trio._core import _run as trio_run
 
 from tests.simulation import settings as settings_of
-from tests.simulation.actors import SUBJECTS, Consumer, Producer, look_up
+from delayserver.server import BROKER
+from tests.simulation.actors import REMOTE_SUBJECTS, SUBJECTS, Consumer, Producer, look_up
 from tests.simulation.client import Client, DelayServerError, Lost
 from tests.simulation.clocks import SimulatedTime, WallClock
 from tests.simulation.failures import SimulationFailure
@@ -112,7 +113,23 @@ class World:
         self.clock = WallClock(time, self.chance.randrange(86_400) * 1_000_000)
         trace.wall_us = self.clock.now_us
         self.network = Network(Random(f"{seed}:network"), self.note)
-        groups, routes = settings_of.embedded_only()
+        self.nodes = [
+            Host(
+                name,
+                1,
+                settings_of.node_settings(self.chance),
+                WallClock(time, self.chance.randrange(-300, 300) * 1000),
+                self.network,
+                Random(f"{seed}:{name}"),
+                self.note,
+                role=BROKER,
+            )
+            for name in (("node-a", "node-b") if self.chance.random() < 0.4 else ())
+        ]
+        if self.nodes:
+            groups, routes = settings_of.with_nodes(self.chance, [node.address for node in self.nodes])
+        else:
+            groups, routes = settings_of.embedded_only()
         settings = settings_of.server_settings(self.chance, groups, routes)
         self.host = Host("server", 1, settings, self.clock, self.network, Random(f"{seed}:host"), self.note)
         self.groups = ["one"] if self.chance.random() < 0.6 else ["one", "two"]
@@ -129,15 +146,17 @@ class World:
         ]
         self.consumers = [
             Consumer(
-                Client(self.network, self.host.address, f"{subject}/{group}"),
+                Client(self.network, host.address, f"{host.name}/{subject}/{group}"),
                 self.model,
+                host,
                 self.host,
-                Random(f"{seed}:consumer:{subject}:{group}"),
+                Random(f"{seed}:consumer:{host.name}:{subject}:{group}"),
                 self.note,
                 subject,
                 group,
             )
-            for subject in SUBJECTS
+            for host in (self.host, *self.nodes)
+            for subject in (SUBJECTS if host is self.host else REMOTE_SUBJECTS)
             for group in self.groups
         ]
         self.checker = Client(self.network, self.host.address, "checker")
@@ -148,7 +167,9 @@ class World:
     async def main(self) -> None:
         """A life from the first start to the final verdict."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self.host.run)
+            for host in (self.host, *self.nodes):
+                nursery.start_soon(host.run)
+            self._start_nodes()
             await self._start()
             for consumer in self.consumers:
                 nursery.start_soon(consumer.run)
@@ -187,7 +208,7 @@ class World:
     def _compare_files(self) -> None:
         """In one step, so that nothing moves in between: the server's counts and what its files hold."""
         server = self.host.server
-        if server is not None and self.host.alive and not server.replayer.lag_bytes:
+        if server is not None and self.host.alive and not self.host.disk.dead and not server.replayer.lag_bytes:
             check_files(self.host, server.status.to_map())
 
     async def _ask_for_all(self) -> None:
@@ -214,6 +235,8 @@ class World:
                 if chance.random() < 0.8:
                     nursery.start_soon(self._requests, producer, chance.randrange(1, 5))
             nursery.start_soon(self._fault)
+            for node in self.nodes:
+                nursery.start_soon(self._node_fault, node)
             await trio.sleep(chance.choice([0.01, 0.3, 1.5]))
         await self._recover()
         await self._pass_time()
@@ -269,6 +292,44 @@ class World:
             self.note("fault", "disk fills up", room_bytes=room)
             self.model.disturbed = True
             host.disk.capacity_bytes = host.disk.used_bytes + room
+
+    def _start_nodes(self) -> None:
+        for node in self.nodes:
+            if not node.alive and node.lives == node.deaths:
+                node.start()
+
+    async def _node_fault(self, node: Host) -> None:
+        """Down, slow, accepts and then fails, cannot write; until the next fault."""
+        chance, network = self.chance, self.network
+        await trio.sleep(chance.choice([0, 0.02, 0.5]) * chance.random())
+        if chance.random() < 0.5:
+            return
+        self._heal(node)
+        kind = chance.choice(["down", "crash", "slow", "silent", "unreachable", "full", "sync fails", "well", "well"])
+        self.note("fault", f"{node.name} {kind}")
+        self.model.disturbed = True
+        if kind == "down" and node.alive:
+            node.crash(power=chance.random() < 0.5)
+            return
+        if kind == "crash" and node.alive:
+            node.crash_after(int(10 ** (chance.random() * 2)), power=chance.random() < 0.75)
+        elif kind == "slow":
+            network.slow_s[node.address] = chance.choice([0.3, 2.0, 15.0])
+        elif kind == "silent":
+            network.silent.add(node.address)
+        elif kind == "unreachable":
+            network.unreachable.add(node.address)
+        elif kind == "full":
+            node.disk.capacity_bytes = node.disk.used_bytes
+        elif kind == "sync fails":
+            node.disk.fail_next_sync("broker")
+        self._start_nodes()
+
+    def _heal(self, node: Host) -> None:
+        self.network.slow_s.pop(node.address, None)
+        self.network.silent.discard(node.address)
+        self.network.unreachable.discard(node.address)
+        node.disk.capacity_bytes = None
 
     async def _recover(self) -> None:
         """Let a crash that was asked for come, and start again what is down."""
@@ -327,9 +388,13 @@ class World:
         self.network.weather = Weather()
         self.host.disk.capacity_bytes = None
         self.host.disk.no_more_faults()
+        for node in self.nodes:
+            self._heal(node)
+            node.disk.no_more_faults()
         for consumer in self.consumers:
             consumer.careful = True
         await trio.sleep(1)
+        self._start_nodes()
         await self._recover()
         self.host.disk.no_more_faults()
 
