@@ -82,6 +82,8 @@ class BrokerGroup:
         self._in_flight: dict[int, NDArray[np.int64]] = {}
         self._attempts = 0
         self._stopping = False
+        # One worker of a group at a time: a round of the event loop holds one batch of each group, not one a worker.
+        self._turn = trio.Lock()
         self._work = trio.Event()
 
     # -- rows in
@@ -211,7 +213,8 @@ class BrokerGroup:
             read = partial(read_batch, self._schedule, shipment, self._server_id)
             size = int(rows.payload["bodies_length"].sum())
             small = self._inline or size <= INLINE_READ_BYTES_MAX
-            batch = read() if small else await trio.to_thread.run_sync(read)
+            async with self._turn:
+                batch = read() if small else await trio.to_thread.run_sync(read)
         except (CorruptionError, FileNotFoundError, KeyError) as error:
             # The rows stay pending on disk; what can be served goes on being served.
             self.on_corruption(error)
@@ -232,7 +235,8 @@ class BrokerGroup:
         except trio.TooSlowError:
             self._failed(node, rows, "no answer in time", known=False)
             return
-        self._answered(node, rows, answer, queued_us, dispatched_us)
+        async with self._turn:
+            self._answered(node, rows, answer, queued_us, dispatched_us)
 
     def _failed(self, node: NodeHealth, rows: DueRows, reason: str, *, known: bool) -> None:
         self.counters.attempts_failed += 1

@@ -47,7 +47,7 @@ class Dispatcher:
         self._loader = loader
         self._recorder = recorder
         self._inline = fs.inline
-        self._settings = settings
+        self._slice_rows = settings.slice_rows if len(groups) == 1 else settings.shared_slice_rows
         self._clock = clock
         self._wake = trio.Event()
         self._refill = trio.Event()
@@ -77,7 +77,7 @@ class Dispatcher:
         while True:
             self._wake = trio.Event()
             released = False
-            for code, rows in self._wheel.advance(self._clock.now_ms(), self._settings.slice_rows):
+            for code, rows in self._wheel.advance(self._clock.now_ms(), self._slice_rows):
                 self._release(self._groups[code], rows)
                 released = True
                 await trio.lowlevel.checkpoint()

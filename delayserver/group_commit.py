@@ -28,6 +28,9 @@ from store.message_log import LogEntry, MessageLog
 # What one row or one item costs in memory beside its bytes, for the bound on what may gather.
 ROW_OVERHEAD_BYTES = 120
 
+# A sync this slow on average goes to a thread, so that it holds up nobody else; a hop costs a third of it.
+INLINE_SYNC_US_MAX = 400
+
 Done = Callable[["Committed | DelayServerError"], None]
 
 
@@ -81,6 +84,7 @@ class GroupCommit:
         self.accepted_before = 0
         self.accepted = 0
         self.sync_us_max = 0
+        self._sync_us = 0
 
     # -- handing in
 
@@ -186,7 +190,7 @@ class GroupCommit:
         size = sum([item.size_bytes for item in group])
         started_us = self._clock.monotonic_us()
         try:
-            if self._inline or size <= self._settings.inline_sync_bytes_max:
+            if self._inline or (size <= self._settings.inline_sync_bytes_max and self._disk_is_quick()):
                 entries = self._write(batches)
             else:
                 entries = await trio.to_thread.run_sync(partial(self._write, batches))
@@ -204,10 +208,19 @@ class GroupCommit:
             if isinstance(written, MessageBatch):
                 self.highest_sequence = int(written.sequence[-1])
                 self.accepted += len(written) - int(np.count_nonzero(written.origin_sequence))
-        self.sync_us_max = max(self.sync_us_max, self._clock.monotonic_us() - started_us)
+        took_us = self._clock.monotonic_us() - started_us
+        self.sync_us_max = max(self.sync_us_max, took_us)
+        if size <= self._settings.inline_sync_bytes_max:
+            # Bounded, so that one slow sync is forgotten after some quick ones.
+            self._sync_us += (min(took_us, 8 * INLINE_SYNC_US_MAX) - self._sync_us) // 8
         self._publish(entries)
         for item, first, batch in parts:
             item.done(Committed(first, now_us, batch))
+
+    def _disk_is_quick(self) -> bool:
+        """Whether a small sync may hold the event loop: it does while the last ones were quick. A thread's hop counts
+        as part of the sync, so a disk that is quick again is found out."""
+        return self._sync_us <= INLINE_SYNC_US_MAX
 
     def _number(
         self, group: list[_Item], now_us: int

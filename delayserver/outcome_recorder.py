@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import trio
@@ -29,7 +30,6 @@ from store.windows import day_of, window_of, window_starts
 
 # Indexes of windows that were asked for; 16 bytes a row.
 INDEX_BYTES_MAX = 96 << 20
-INLINE_ROWS_MAX = 2048
 
 
 class OutcomeRecorder:
@@ -141,7 +141,7 @@ class OutcomeRecorder:
         totals = self.totals.copy()
         self._flushed = trio.Event()
         try:
-            keys = await self._write(OutcomeBatch.concatenate(self._flushing))
+            keys = await self._write(self._flushing)
         finally:
             rows = sum([len(batch) for batch in self._flushing])
             self._flushing = []
@@ -151,17 +151,15 @@ class OutcomeRecorder:
         self._room.set()
         self.on_durable(keys)
 
-    async def _write(self, batch: OutcomeBatch) -> set[DispatchKey]:
-        parts = self._by_file(batch)
+    async def _write(self, batches: list[OutcomeBatch]) -> set[DispatchKey]:
+        """Nobody waits for an outcome as for an ack, so the disk is never waited for on the event loop."""
+        parts: list[tuple[DispatchKey, OutcomeBatch]] = await self._run(
+            lambda: self._by_file(OutcomeBatch.concatenate(batches))
+        )
         done = 0
         while True:
-            write = partial(self._append_and_sync, parts[done:])
             try:
-                if self._inline or len(batch) <= INLINE_ROWS_MAX:
-                    write()
-                else:
-                    with trio.CancelScope(shield=True):
-                        await trio.to_thread.run_sync(write)
+                await self._run(partial(self._append_and_sync, parts[done:]))
                 self.disk_full = False
                 return {key for key, _ in parts}
             except _PartlyWrittenError as error:
@@ -169,6 +167,12 @@ class OutcomeRecorder:
                 self.disk_full = True
                 # Not shielded: a stop must not wait for room that nobody makes. The next start finds these undone.
                 await self._clock.sleep_ms(200)
+
+    async def _run(self, work: Callable[[], Any]) -> Any:
+        if self._inline:
+            return work()
+        with trio.CancelScope(shield=True):
+            return await trio.to_thread.run_sync(work)
 
     def _append_and_sync(self, parts: list[tuple[DispatchKey, OutcomeBatch]]) -> None:
         for count, (key, part) in enumerate(parts):

@@ -27,6 +27,7 @@ from store.filesystem import FileSystem
 from store.message_log import LogEntry, MessageLog
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.segment import Appended
+from store.windows import window_of
 
 # One round: large enough for numpy to shine, small enough that the event loop hears of it within milliseconds.
 ROUND_BYTES_MAX = 4 << 20
@@ -143,9 +144,8 @@ class Replayer:
         while True:
             entries = await self._next_entries()
             if entries:
-                rows = sum([len(entry.batch) for entry in entries])
                 done = Round(entries[-1].end, self.replayed_sequence)
-                await self._round(partial(self._place, entries), done, rows)
+                await self._round(partial(self._place, entries), done, self._is_quick(entries))
                 self.publish(done)
             elif not self._behind:
                 self.caught_up.set()
@@ -204,12 +204,25 @@ class Replayer:
             following = self._log.skip_damage(position)
             return self._log.read(following, stop, ROUND_BYTES_BEHIND) if following < stop else []
 
-    async def _round(self, place: Callable[[Round], None], done: Round, rows: int) -> None:
+    def _is_quick(self, entries: list[LogEntry]) -> bool:
+        """Whether a round may hold the event loop: few rows, and no file to be made, since that takes two syncs."""
+        if sum([len(entry.batch) for entry in entries]) > INLINE_ROWS_MAX:
+            return False
+        for entry in entries:
+            if isinstance(entry.batch, MessageBatch):
+                due_ms = int(entry.batch.due_ms.min())
+                start = window_of(due_ms, self._settings.window_ms)
+                same = window_of(int(entry.batch.due_ms.max()), self._settings.window_ms) == start
+                if not same or ScheduleKey(start, Source.DIRECT) not in self._schedule:
+                    return False
+        return True
+
+    async def _round(self, place: Callable[[Round], None], done: Round, quick: bool) -> None:
         """Place in a thread where that pays. A full disk is waited for: what was placed stays in `done`, and the
         high-water marks of the files let a further attempt go on behind it."""
         while True:
             try:
-                if self._inline or rows <= INLINE_ROWS_MAX:
+                if self._inline or quick:
                     place(done)
                 else:
                     with trio.CancelScope(shield=True):
@@ -222,7 +235,7 @@ class Replayer:
     async def place_drained(self, batch: MessageBatch) -> Round:
         """Place rows of a sealed day's file into its minutes; for `between_rounds` only."""
         done = Round(self.position, self.replayed_sequence)
-        await self._round(partial(self.place_batch, batch, source=Source.FROM_DAY), done, len(batch))
+        await self._round(partial(self.place_batch, batch, source=Source.FROM_DAY), done, False)
         return done
 
     def _place(self, entries: list[LogEntry], done: Round) -> None:

@@ -10,6 +10,7 @@ import logging
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import trio
 
@@ -44,7 +45,7 @@ from delayserver.replayer import Replayer
 from delayserver.retention import Retention
 from delayserver.routes import Routes
 from delayserver.rows import ROW
-from delayserver.settings import GroupSettings, Settings, for_broker
+from delayserver.settings import DispatchSettings, GroupSettings, Settings, for_broker
 from delayserver.status import Status
 from delayserver.transport import Connect, Listener, connect_socket
 from delayserver.window_book import WindowBook
@@ -270,12 +271,20 @@ class DelayServer:
             opened.schedule,
             self.recorder,
             self.fs,
-            self.settings.dispatch,
+            self._shared_dispatch(),
             server_id,
             self.clock,
         )
         built.on_corruption = self._report_corruption
         return built
+
+    def _shared_dispatch(self) -> DispatchSettings:
+        """Several groups take turns on the event loop: each hands over in small steps."""
+        settings = self.settings
+        if len(settings.groups) == 1:
+            return settings.dispatch
+        rows = min(settings.dispatch.batch_messages_max, settings.wheel.shared_slice_rows)
+        return replace(settings.dispatch, batch_messages_max=rows)
 
     def _build_front(self, opened: Opened) -> None:
         settings = self.settings

@@ -21,7 +21,7 @@ from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FileHeader, ScanR
 __all__ = ["LogDamage", "LogEntry", "MessageLog"]
 
 # Zeros written ahead of the tail in one go, and how far ahead is enough for a second of single sends.
-WARM_STEP_BYTES = 1 << 20
+WARM_STEP_BYTES = 1 << 18
 _ZEROS = bytes(WARM_STEP_BYTES)
 
 
