@@ -280,7 +280,9 @@ class BrokerGroup:
             node.succeeded()
         self.counters.delivered += len(rows)
         self.counters.duplicates_suppressed += int((answer == int(DeliverOutcome.DUPLICATE)).sum())
-        self.on_lateness(dispatched_us - np.maximum(rows.due_ms * 1000, rows.payload["accepted_us"]))
+        lateness_us = dispatched_us - np.maximum(rows.due_ms * 1000, rows.payload["accepted_us"])
+        # Handed over at an earlier time than accepted: the clock went back in between, and only before `due` is early.
+        self.on_lateness(np.maximum(lateness_us, np.minimum(dispatched_us - rows.due_ms * 1000, 0)))
         self._recorder.record(
             outcomes(
                 rows,
