@@ -45,6 +45,7 @@ class Dispatcher:
         self._by_name = {group.name: group for group in groups.values()}
         self._routes = routes
         self._loader = loader
+        loader.not_dispatched = self._not_dispatched
         self._recorder = recorder
         self._inline = fs.inline
         self._slice_rows = settings.slice_rows if len(groups) == 1 else settings.shared_slice_rows
@@ -172,9 +173,13 @@ class Dispatcher:
         return mask & (loaded.due_ms <= self.released_to[group.code])
 
     def _in_memory(self, rows: LoadedRows) -> NDArray[np.bool_]:
-        held = self._wheel.contains(rows.due_ms, rows.sequence)
+        return self._wheel.contains(rows.due_ms, rows.sequence) | ~self._not_dispatched(rows.sequence)
+
+    def _not_dispatched(self, sequence: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """True where a row neither waits in a group nor is in flight, bool[n]."""
+        free = np.ones(len(sequence), dtype=bool)
         for group in self._groups.values():
             for sequences in (group.queue.sequences(), group.in_flight()):
                 if len(sequences):
-                    held |= np.isin(rows.sequence, sequences)
-        return held
+                    free &= ~np.isin(sequence, sequences)
+        return free

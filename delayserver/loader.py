@@ -82,6 +82,7 @@ class Loader:
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         self.not_done_elsewhere: Callable[[int, NDArray[np.int64]], NDArray[np.bool_]] = _all
         self.maybe_attempted: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]] = _none
+        self.not_dispatched: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = lambda rows: np.ones(len(rows), dtype=bool)
         self._waits_for_room = False
         self.loads = 0
         self.evictions = 0
@@ -138,6 +139,8 @@ class Loader:
                     undone = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)
                     undone &= self._cursors.covers(ticket, loaded.due_ms, loaded.sequence)
                     undone &= self.not_done_elsewhere(window_ms, loaded.sequence)
+                    # What was released already may be loaded once more after an eviction, or by a refill: it has left.
+                    undone &= self.not_dispatched(loaded.sequence)
                     self._add(loaded.take(np.flatnonzero(undone)))
         except CorruptionError as error:
             self.on_corruption(error)
