@@ -163,14 +163,6 @@ class LatencyReport:
         dimension = "minute" if minutes <= POINTS_MAX else "hour"
         return dimension, self.by([dimension])
 
-    def due_load(self) -> list[dict[str, int]]:
-        """Messages by hour of due time, whatever became of them: hour_ms and count, ascending."""
-        own = self._cells.where(~F.col("internal"))
-        return [
-            row.asDict()
-            for row in own.groupBy("hour_ms").agg(F.sum("count").alias("count")).orderBy("hour_ms").collect()
-        ]
-
     def distribution(self) -> list[dict[str, int]]:
         """Count and largest lateness (microseconds) of each bucket, ascending: the CDF."""
         rows = self._deliveries.groupBy("bucket").agg(F.sum("count").alias("count"), F.max("max_us").alias("max_us"))

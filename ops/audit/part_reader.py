@@ -31,12 +31,14 @@ CHUNK_BYTES = 16 << 20
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """`columns`: arrays of one length, by the names of the batch. `blobs`: the ragged bytes asked for, by name (their
-    lengths are columns `<name>_length`). `offsets` i64: where each row's record begins in the file."""
+    lengths are columns `<name>_length`). `offsets` i64: where each row's record begins in the file; `end`: where the last
+    record ends."""
 
     batch_type: type[ColumnBatch]
     columns: dict[str, NDArray[Any]]
     blobs: dict[str, bytes]
     offsets: NDArray[np.int64]
+    end: int
 
     def __len__(self) -> int:
         return len(self.offsets)
@@ -136,7 +138,8 @@ class PartReader:
         except MalformedColumnsError as error:
             raise CorruptionError(self._part.path, gathered.headers[0].offset, str(error)) from error
         offsets = np.repeat(np.array([header.offset for header in gathered.headers], np.int64), counts)
-        return Chunk(batch_type, columns, _ragged(gathered, batch_type, has_blobs), offsets)
+        end = gathered.headers[-1].end
+        return Chunk(batch_type, columns, _ragged(gathered, batch_type, has_blobs), offsets, end)
 
 
 def _check_known(header: RecordHeader, path: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def _run_both(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
 
     def picture(report: LatencyReport) -> Pictured:
         over, series = report.over_time()
-        return Pictured(report.to_map(), over, series, report.distribution(), report.due_load())
+        return Pictured(report.to_map(), over, series, report.distribution())
 
     audit.say("grouping deliveries by lateness")
     pictured = audit.latency(_latency_question(request), picture)
@@ -63,9 +64,22 @@ def _run_both(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
     balance = audit.completeness(
         _completeness_question(request), broker_log=request.broker_log, use=lambda report: report.to_map()
     )
-    Path(str(request.out)).write_text(draw_page(pictured, balance), encoding="utf-8")
+    Path(str(request.out)).write_text(draw_page(pictured, balance, _about(request)), encoding="utf-8")
     figures = {"latency": pictured.latency, "completeness": balance}
     return figures, not pictured.latency["early"] and is_whole(balance)
+
+
+def _about(request: Request) -> str:
+    """What was audited, in a line."""
+    words = [", ".join(request.directories)]
+    words += [f"due from {_instant(request.from_ms)}"] if request.from_ms is not None else []
+    words += [f"due before {_instant(request.to_ms)}"] if request.to_ms is not None else []
+    words += [f"subjects {', '.join(request.subjects)}"] if request.subjects else []
+    return "; ".join([*words, f"made {_instant(time.time() * 1000)}"])
+
+
+def _instant(ms: float) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def is_whole(balance: Mapping[str, Any]) -> bool:

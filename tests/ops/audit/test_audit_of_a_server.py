@@ -14,6 +14,7 @@ import pytest
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'delayserver[audit]'")
 
+from delayserver.units import format_duration  # noqa: E402
 from ops.audit.audit import Audit  # noqa: E402 - behind the check that Spark is there
 from ops.audit.command import report  # noqa: E402
 from ops.audit.completeness import CompletenessQuestion  # noqa: E402
@@ -21,6 +22,7 @@ from ops.audit.latency import LatencyQuestion, instant  # noqa: E402
 from ops.audit.latency_cells import ATTEMPTS_MAX, Range  # noqa: E402
 from ops.audit.session import start_session  # noqa: E402
 from store.filesystem import RealFileSystem  # noqa: E402
+from tests.ops.audit.browser import Browser  # noqa: E402
 from tests.ops.audit.story import Seen, Story  # noqa: E402
 
 ENDS = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated")
@@ -180,3 +182,33 @@ def test_the_commands_write_what_the_reports_say(
     table = tmp_path / "hours.parquet"
     assert report.main(["completeness", *seen.directories[:1], "--out", str(table)], standalone_mode=False) == 0
     assert spark.read.parquet(str(table)).groupBy().sum("accepted").first()[0] == seen.accepted.total()
+
+
+@pytest.fixture(scope="module")
+def page(spark: Any, seen: Seen, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    assert report.main(["latency", *seen.directories, "--broker-log", "--out", str(path)], standalone_mode=False) == 0
+    return path
+
+
+def test_the_page_renders_offline_with_the_numbers_of_the_json(
+    page: Path, lateness: dict[str, Any], balance: dict[str, Any]
+) -> None:
+    shown = Browser().open(page)
+    assert shown.console == []
+    assert shown.charts == 3, "distribution, over time, calendar"
+    carried = json.loads(shown.script("figures"))
+    assert {name: carried["completeness"][name] for name in ("accepted", "pending", *ENDS)} == {
+        name: balance[name] for name in ("accepted", "pending", *ENDS)
+    }
+    assert carried["latency"]["lateness_ms"] == lateness["lateness_ms"]
+    for path in ("completeness.accepted", "completeness.pending", "completeness.lost", "latency.count", "latency.early"):
+        top, name = path.split(".")
+        assert shown.figure(path) == f"{carried[top][name]:,}"
+    for point, value_ms in carried["latency"]["lateness_ms"].items():
+        assert shown.figure(f"latency.lateness_ms.{point}") == format_duration(round(value_ms, 3))
+    assert shown.figure("latency.slo.attained") == f"{carried['latency']['slo']['attained']:.4%}"
+
+
+def test_the_page_fits_a_phone(page: Path) -> None:
+    assert Browser(width=390, height=844).width_needed(page) <= 390

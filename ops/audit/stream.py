@@ -1,0 +1,100 @@
+"""Following dispatch_log while it grows: `spark.readStream.format("delay_dispatch_log").load(directories)`.
+
+The offset of a stream is how far each file was read: {path: bytes}, always the end of a whole, verified record. So every
+row comes exactly once, whatever is restarted. A file that retention removed leaves the offset.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from ops.audit.capture import DISPATCH_LOG, Part, capture
+from ops.audit.fields import Field
+from ops.audit.log_rows import LogPartition, pack, read_rows
+from ops.audit.part_reader import PartReader
+from ops.audit.selection import Selection
+from store.errors import StoreError
+from store.file_header import FILE_HEADER_BYTES
+from store.filesystem import FileSystem, RealFileSystem
+
+# Small files of one micro-batch share a task.
+_PACK_BYTES = 16 << 20
+# One part a file: what was added since the last micro-batch is short.
+_WHOLE = 1 << 62
+
+
+class StreamBrokenError(StoreError):
+    """A file is shorter than what the stream has read of it: a loss of power took records back that were not synced yet.
+    Their messages are delivered, and recorded, again; start the stream with a new checkpoint to count them anew."""
+
+
+class DispatchStreamReader(DataSourceStreamReader):
+    """Micro-batches of the rows that were added."""
+
+    def __init__(self, directories: Sequence[str], fields: Sequence[Field], options: Mapping[str, str]) -> None:
+        self._directories = list(directories)
+        self._fields = tuple(fields)
+        self._selection = Selection.from_options(options)
+        self._skip = options.get("corrupt", "fail").lower() == "skip"
+        self._from_latest = options.get("starting", "earliest").lower() == "latest"
+        self._known: dict[str, int] = {}
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """The start of every file, or with option `starting=latest` their ends now."""
+        return {"files": json.dumps(self._ends({}) if self._from_latest else {})}
+
+    def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802 - Spark's name
+        """The ends of what is whole now. `start` is given by newer versions of Spark, and only saves looking again."""
+        known = _ends_of(start) if start else self._known
+        self._known = self._ends(known)
+        return {"files": json.dumps(self._known)}
+
+    def _ends(self, known: Mapping[str, int]) -> dict[str, int]:
+        fs = RealFileSystem()
+        captured = capture(fs, self._directories, DISPATCH_LOG, _WHOLE)
+        return {part.path: whole_end(fs, part, known.get(part.path, 0)) for part in captured.parts}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """What lies between two offsets. Raises StreamBrokenError."""
+        before, after = _ends_of(start), _ends_of(end)
+        captured = capture(RealFileSystem(), self._directories, DISPATCH_LOG, _WHOLE)
+        parts = []
+        for part in captured.parts:
+            begin, stop = before.get(part.path, FILE_HEADER_BYTES), after.get(part.path, 0)
+            if part.stop < stop:
+                raise StreamBrokenError(f"{part.path}: {stop} bytes were read, {part.stop} are there; use a new checkpoint")
+            if begin < stop and self._selection.touches(part):
+                parts.append(replace(part, start=begin, stop=stop, synced=stop))
+        return pack(parts, _PACK_BYTES) or [LogPartition(())]
+
+    def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
+        """The rows of a partition. A file that was retired since is past reading, and its counts are in the ledger."""
+        yield from read_rows(partition, self._fields, self._selection, skip=self._skip, vanished_too=True)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing is kept here: Spark's checkpoint is the only one."""
+
+
+def whole_end(fs: FileSystem, part: Part, known: int) -> int:
+    """Where the whole records of a file end now, looking only behind what was `known` to be whole."""
+    start = max(known, FILE_HEADER_BYTES)
+    if start >= part.stop:
+        return start
+    end = start
+    try:
+        for chunk in PartReader(fs, replace(part, start=start), lambda kind: [kind.schema.fields[0][0]], (), []):
+            end = chunk.end
+    except FileNotFoundError:
+        return start
+    return end
+
+
+def _ends_of(offset: Mapping[str, Any]) -> dict[str, int]:
+    found: dict[str, int] = json.loads(offset["files"])
+    return found
