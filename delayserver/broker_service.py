@@ -250,7 +250,11 @@ class BrokerService:
         except DiskFullError as error:
             raise DiskFull(str(error), retry_after_ms=1000) from error
         self.pulls.arrived(delivered.arrived)
-        await self._durable()
+        try:
+            await self.commit.durable()
+        except StoreError as error:
+            # Also for want of space: it is stored, seen by consumers and may yet be synced, so nobody may call it refused.
+            raise StorageFailed(str(error)) from error
         return {"outcome": pack_column(delivered.outcome)}
 
     def _read_delivery(self, arguments: dict[str, Any]) -> tuple[StoredBatch, bool]:
