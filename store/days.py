@@ -57,6 +57,13 @@ class DayTable:
         sealed = {start: SealedDay(start, sequence, drained) for start, sequence, drained in value["sealed"]}
         return cls(fs, path, value["fine_until_ms"], sealed)
 
+    @classmethod
+    def rebuild(cls, fs: FileSystem, path: str, fine_until_ms: int, sealed: list[SealedDay]) -> DayTable:
+        """Replace a lost table by what the files of the days tell. Durable when this returns."""
+        table = cls(fs, path, fine_until_ms, {day.start_ms: day for day in sealed})
+        table._save()
+        return table
+
     def _save(self) -> None:
         rows = [(day.start_ms, day.sequence, day.drained) for day in self._sealed.values()]
         payload: bytes = msgpack.packb(
@@ -74,6 +81,10 @@ class DayTable:
             for day in self._sealed.values():
                 mask |= (days == day.start_ms) & (sequence <= day.sequence)
         return mask if bool(mask.any()) else None
+
+    def sealed_day(self, start_ms: int) -> SealedDay | None:
+        """The entry of a day that was sealed."""
+        return self._sealed.get(start_ms)
 
     def is_coarse(self, due_ms: int) -> bool:
         """Whether the day of this due time is not sealed yet."""

@@ -72,8 +72,8 @@ class FileSystem(Protocol):
     def size(self, path: str) -> int:
         """Length of a file in bytes."""
 
-    def make_directory(self, path: str) -> None:
-        """Make a directory and its parents; each new entry is made durable in its parent."""
+    def make_directory(self, path: str, *, durable: bool = True) -> None:
+        """Make a directory and its parents; each new entry is made durable in its parent, unless the caller does so."""
 
     def remove(self, path: str) -> None:
         """Remove a file; no error if it is gone already."""
@@ -205,7 +205,7 @@ class RealFileSystem:
     def size(self, path: str) -> int:
         return os.stat(path).st_size  # noqa: PTH116 - a hot call at start: no Path object per file
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, path: str, *, durable: bool = True) -> None:
         missing = []
         probe = Path(path)
         while not probe.exists():
@@ -214,7 +214,8 @@ class RealFileSystem:
         try:
             for directory in reversed(missing):
                 directory.mkdir(mode=0o750, exist_ok=True)
-                self.sync_directory(str(directory.parent))
+                if durable:
+                    self.sync_directory(str(directory.parent))
         except OSError as error:
             raise _named(error, path, "make directory") from error
 

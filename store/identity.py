@@ -130,6 +130,12 @@ def _create(fs: FileSystem, path: str, server_id: int) -> None:
     write_atomically(fs, f"{path}/{IDENTITY}", _seal(head))
 
 
+def rebuild_identity(fs: FileSystem, path: str, server_id: int) -> None:
+    """Write a lost identity anew: the server id that the logs of the directory carry. Durable when this returns."""
+    head = _IDENTITY.pack(_IDENTITY_MAGIC, FORMAT_VERSION, 0, 0, server_id)
+    write_atomically(fs, f"{path}/{IDENTITY}", _seal(head))
+
+
 def _write_sequences(fs: FileSystem, path: str, server_id: int, *, clean: bool, following: int, reserved: int) -> None:
     head = _SEQUENCES.pack(_SEQUENCES_MAGIC, FORMAT_VERSION, int(clean), 0, server_id, following, reserved)
     write_atomically(fs, f"{path}/{SEQUENCES}", _seal(head))

@@ -80,8 +80,11 @@ class Segment:
         self._refusal = ""
 
     @classmethod
-    def create(cls, fs: FileSystem, path: str, header: FileHeader, *, allocate_bytes: int = 0) -> Segment:
-        """Make a new file, durable in its directory. An existing file without any record is replaced.
+    def create(
+        cls, fs: FileSystem, path: str, header: FileHeader, *, allocate_bytes: int = 0, listed: bool = True
+    ) -> Segment:
+        """Make a new file with a durable header, durable in its directory unless `listed` is False (then the caller
+        syncs the directory before anything points to the file). An existing file without any record is replaced.
 
         Raises FormatError (there is a file with records), DiskFullError, StoreError, SyncFailedError; then the path is
         free again.
@@ -95,7 +98,8 @@ class Segment:
                 file.allocate(allocate_bytes)
             file.pwrite(0, [header.encode()])
             file.datasync()
-            fs.sync_directory(directory_of(path))
+            if listed:
+                fs.sync_directory(directory_of(path))
         except StoreError:
             file.close()
             fs.remove(path)

@@ -40,7 +40,7 @@ class WindowFiles(Generic[Key]):
     # Appending
 
     def append(self, key: Key, batch: ColumnBatch) -> Appended:
-        """Write one record without syncing; the file (and its folder) is made durable on first use.
+        """Write one record without syncing; the file is made on first use.
 
         Raises DiskFullError (nothing was appended), StoreError.
         """
@@ -74,13 +74,14 @@ class WindowFiles(Generic[Key]):
         path = f"{self.directory}/{self.layout.name(key)}"
         folder, _, _ = path.rpartition("/")
         if not self._files_of_day[folder]:
-            self.fs.make_directory(folder)
+            self.fs.make_directory(folder, durable=False)
         base, span_ms = self.layout.header_base(key)
         header = FileHeader(self.layout.kind, self._server_id, base, span_ms)
-        segment = Segment.create(self.fs, path, header)
+        segment = Segment.create(self.fs, path, header, listed=False)
         self.table.insert(key, segment)
         state = self.adopt(key, FileMark(FILE_HEADER_BYTES))
         state.settled = True
+        state.listed = False
         return state
 
     def adopt(self, key: Key, mark: FileMark) -> FileState:
@@ -154,13 +155,26 @@ class WindowFiles(Generic[Key]):
         Appends may go on beside it; what they write meanwhile stays dirty. Raises SyncFailedError: final for the file.
         """
         with self._sync_lock:
-            for key in self.dirty_keys() if keys is None else list(keys):
-                self._sync_one(key)
+            wanted = self.dirty_keys() if keys is None else list(keys)
+            synced = [done for key in wanted if (done := self._sync_one(key)) is not None]
+            self._list([state for _, state, _ in synced if not state.listed])
+            for key, state, mark in synced:
+                self._made_durable(key, state, mark)
 
-    def _sync_one(self, key: Key) -> None:
+    def _list(self, states: list[FileState]) -> None:
+        """Make the names of new files durable, once a folder: a file that a crash forgets must not be pointed to."""
+        if not states:
+            return
+        for folder in {state.path.rpartition("/")[0] for state in states}:
+            self.fs.sync_directory(folder)
+        self.fs.sync_directory(self.directory)
+        for state in states:
+            state.listed = True
+
+    def _sync_one(self, key: Key) -> tuple[Key, FileState, FileMark] | None:
         with self.table.lock:
             if key not in self._dirty:
-                return
+                return None
             state = self.states[key]
             mark = state.mark()
             pinned = self.table.pin(key)
@@ -168,7 +182,7 @@ class WindowFiles(Generic[Key]):
             self._datasync(state, pinned.segment)
         finally:
             self.table.unpin(pinned)
-        self._made_durable(key, state, mark)
+        return key, state, mark
 
     def mark(self, key: Key) -> FileMark:
         """What may stand in a checkpoint: the file as of its last sync."""

@@ -42,6 +42,7 @@ class FileState:
     durable: FileMark
     settled: bool  # recovered or created here: bytes behind `end` are leftovers and may be cut
     failed: bool = False  # a sync failed: final for this process
+    listed: bool = True  # its name is durable in its folder, and the folder's in the log's
     header_damaged: bool = False  # its records are served all the same: name and checksums say what they are
 
     def mark(self) -> FileMark:

@@ -337,7 +337,7 @@ class FakeDisk:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return self._files[path].size
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, path: str, *, durable: bool = True) -> None:
         self._alive()
         if path in self._directories:
             return
