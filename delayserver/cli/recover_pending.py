@@ -13,7 +13,6 @@ from delayserver.cli.output import print_json
 if TYPE_CHECKING:
     from delayserver.recover.capture import Capture
     from delayserver.recover.pending import Pending
-    from delayserver.recover.window_check import Range
     from store.batches import MessageBatch
 
 # Minutes with a bar of their own; more than that are told in larger steps.

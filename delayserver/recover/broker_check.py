@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
 
 from delayserver.broker.checkpoint import decode_checkpoint
 from delayserver.recover.capture import Capture
 from delayserver.recover.file_read import Expected, FileRead, Progress
-from delayserver.recover.findings import CORRUPT, DOUBLY_DELIVERED, ORPHANED, Findings
+from delayserver.recover.findings import CORRUPT, DOUBLY_DELIVERED, MISSING, ORPHANED, Findings
 from store.batches import I64, U64, StoredBatch
 from store.columns import MalformedColumnsError
 from store.file_header import FILE_HEADER_BYTES, FILE_PROGRESS, FILE_QUEUE, FILE_STORE
@@ -57,6 +58,7 @@ class BrokerCheck:
             return
         self._read_checkpoint()
         self._parts = list(self._segments("store", FILE_STORE, self._synced))
+        self._verify_presence()
         self._verify_store()
         for path, size, expected in self._segments("queue", FILE_QUEUE, 0):
             self._drain(FileRead(self._taken, path, size, expected, self._findings, self._progress))
@@ -69,6 +71,22 @@ class BrokerCheck:
         for name in fs.listdir(self._root):
             if name not in _KNOWN:
                 self._findings.add(ORPHANED, f"{self._root}/{name}", 0, "no file of the broker has such a name")
+
+    def _verify_presence(self) -> None:
+        """What the checkpoint speaks of, and what every broker has from its first start on."""
+        if self._synced > FILE_HEADER_BYTES and not self._parts:
+            self._findings.add(MISSING, f"{self._root}/store", 0, f"the store of {self._synced} bytes is missing")
+        for (path, size, expected), (_, _, following) in pairwise(self._parts):
+            assert expected.base is not None and following.base is not None
+            if expected.base + size < following.base:
+                lost = following.base - expected.base - size
+                self._findings.add(
+                    MISSING, path, size, f"{lost} bytes of the store are missing before the next segment"
+                )
+        progress = f"{self._root}/progress.log"
+        if self._taken.fs.exists(f"{self._root}/checkpoint") and not self._taken.fs.exists(progress):
+            detail = "progress.log is missing: every consumer group would begin at the oldest message again"
+            self._findings.add(MISSING, progress, 0, detail)
 
     def _read_checkpoint(self) -> None:
         path = f"{self._root}/checkpoint"

@@ -58,8 +58,9 @@ def _check_window(
 
 def _outcomes(taken: Capture, key: DispatchKey) -> tuple[OutcomeRows, bool]:
     quiet = Findings()
-    expected = Expected(FILE_DISPATCH, key.start_ms)
-    read = FileRead(taken, taken.dispatch_path(key), taken.dispatch[key], expected, quiet, lambda _bytes: None)
+    size = taken.dispatch[key]
+    expected = Expected(FILE_DISPATCH, key.start_ms, size)
+    read = FileRead(taken, taken.dispatch_path(key), size, expected, quiet, lambda _bytes: None)
     rows = read_outcomes(read, key.start_ms, key.start_ms + (DAY_MS if key.coarse else taken.window_ms), quiet)
     return rows, bool(read.gaps) or read.gone or not read.usable
 

@@ -17,7 +17,7 @@ from delayserver.recover.broker_check import BrokerCheck, broker_bytes
 from delayserver.recover.cancel_check import check_cancels
 from delayserver.recover.capture import Capture, capture
 from delayserver.recover.file_read import Expected, FileRead
-from delayserver.recover.findings import CONTRADICTORY, CORRUPT, ORPHANED, Findings
+from delayserver.recover.findings import CONTRADICTORY, CORRUPT, MISPLACED, MISSING, ORPHANED, UNREADABLE, Findings
 from delayserver.recover.log_check import UNITS_AT_ONCE, LogCheck, first_kept_sequence
 from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.table_check import check_tables, ledger_balance
@@ -134,10 +134,10 @@ class Check:
             if key not in self._taken.schedule:
                 continue
             path, size = self._taken.schedule_path(key), self._taken.schedule[key]
-            read = FileRead(
-                self._taken, path, size, Expected(FILE_SCHEDULE, key.start_ms), Findings(), lambda _bytes: None
-            )
-            for records in read.records(blobs=False):
+            # Everything that verifies, wherever it stands: what is lost was judged when the window was read.
+            expected = Expected(FILE_SCHEDULE, key.start_ms, size)
+            read = FileRead(self._taken, path, size, expected, Findings(), lambda _bytes: None)
+            for records in read.records():
                 mine = records.of_kind(MessageBatch.schema.kind)
                 if len(mine):
                     parts.append(mine.columns(MessageBatch, ("sequence",))["sequence"])
@@ -183,7 +183,7 @@ class Check:
     def _compare_totals(self, windows: WindowCheck) -> None:
         """The server counts what it accepts; its count and the files must agree as of the checkpoint."""
         taken, totals = self._taken, self._taken.checkpoint.totals
-        damaged = self._findings.counts[CORRUPT] or windows.damaged
+        damaged = any(self._findings.counts[kind] for kind in (CORRUPT, MISSING, MISPLACED, UNREADABLE))
         if not self._span.everything or taken.checkpoint_lost or "accepted" not in totals or damaged:
             return
         ledger = int(taken.ledger.totals().accepted.sum()) if taken.ledger is not None else 0

@@ -91,7 +91,7 @@ class FileRead:
             findings.add(
                 UNREADABLE,
                 self.path,
-                16,
+                0,
                 f"belongs to server {header.server_id:012x}, this directory to {self._taken.server_id:012x}",
             )
             return False

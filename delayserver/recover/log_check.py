@@ -21,7 +21,7 @@ from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.record_scan import Records
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import NAMES, Range, Rows, Visit, Visited
-from store.batches import I64, KIND_CANCELS, KIND_MESSAGES, CancelBatch, MessageBatch
+from store.batches import I64, KIND_CANCELS, KIND_MESSAGES, KIND_NAMES, CancelBatch, MessageBatch
 from store.columns import MalformedColumnsError
 from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG
 from store.schedule_log import ScheduleKey, Source
@@ -79,10 +79,12 @@ class LogCheck:
         self.loose = _by_sequence(loose)
         self.waiting: dict[int, Balance] = {}
         self.highest_sequence = 0
+        self._last_logged = 0
         self.subject_max = 0
         self.cancels: list[tuple[I64, I64, I64]] = []
         self.gaps: list[tuple[int, int]] = []
         self._missing: dict[int, list[tuple[int, str, int, int]]] = {}
+        self.missing_codes: set[int] = set()
 
     def run(self) -> None:
         """Read all segments, then compare."""
@@ -134,11 +136,26 @@ class LogCheck:
                     self._cancels(part, columns["sequence"], columns["due_ms"], mine.row_offsets())
             except MalformedColumnsError as error:
                 self._findings.add(CORRUPT, read.path, mine.offsets[0], f"columns that contradict each other: {error}")
-        # A record of names stands where `repair` took a corrupt range out, and says so; replay passes over it.
+        self._note_placeholders(records)
         known = (KIND_MESSAGES, KIND_CANCELS, KIND_NAMES)
         strange = [offset for offset, kind in zip(records.offsets, records.kinds, strict=True) if kind not in known]
         if strange:
             self._findings.add(CORRUPT, read.path, strange[0], "records of a kind that has no place in message_log")
+
+    def _note_placeholders(self, records: Records) -> None:
+        """A record of names stands where `repair` took a corrupt range out; replay passes over it. What stood there is
+        unknown: sequences between its neighbours."""
+        if KIND_NAMES not in records.kinds:
+            if KIND_MESSAGES in records.kinds:
+                self._last_logged = max(self._last_logged, self.highest_sequence)
+            return
+        for kind, first, last in zip(records.kinds, records.firsts, records.lasts, strict=True):
+            if kind == KIND_NAMES:
+                self.gaps.append((self._last_logged, NOTHING_KEPT))
+            elif kind == KIND_MESSAGES:
+                if self.gaps and self.gaps[-1][1] == NOTHING_KEPT:
+                    self.gaps[-1] = (self.gaps[-1][0], first)
+                self._last_logged = last
 
     def _messages(self, part: LogPart, read: FileRead, rows: Rows) -> None:
         ascending = bool((rows.sequence[1:] > rows.sequence[:-1]).all())
@@ -186,6 +203,7 @@ class LogCheck:
 
     def _note_missing(self, code: int, part: LogPart, offset: int, sequence: int, count: int) -> None:
         self._missing.setdefault(code, []).append((sequence, part.path, offset, count))
+        self.missing_codes.add(code)
 
     def _cancels(self, part: LogPart, sequence: I64, due_ms: I64, offset: I64) -> None:
         """Those whose outcome must be durable by now are kept, to be looked up."""

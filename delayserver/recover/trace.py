@@ -33,7 +33,7 @@ from store.batches import (
     StoredBatch,
 )
 from store.columns import ColumnBatch
-from store.file_header import FILE_DISPATCH, FILE_PROGRESS, FILE_SCHEDULE, FILE_STORE
+from store.file_header import FILE_DISPATCH, FILE_MESSAGE_LOG, FILE_PROGRESS, FILE_SCHEDULE, FILE_STORE
 from store.id_hash import hash_id
 from store.windows import window_of
 
@@ -127,14 +127,15 @@ class Trace:
     def _message_files(self) -> Iterator[FileRead]:
         yield from self._log_files()
         for key, size in self._taken.schedule.items():
-            yield self._file(self._taken.schedule_path(key), size, Expected(FILE_SCHEDULE))
+            yield self._file(self._taken.schedule_path(key), size, FILE_SCHEDULE)
 
     def _log_files(self) -> Iterator[FileRead]:
-        for part, expected in log_parts(self._taken):
-            yield self._file(part.path, part.size, expected)
+        for part, _ in log_parts(self._taken):
+            yield self._file(part.path, part.size, FILE_MESSAGE_LOG)
 
-    def _file(self, path: str, size: int, expected: Expected) -> FileRead:
-        return FileRead(self._taken, path, size, expected, Findings(), self._progress)
+    def _file(self, path: str, size: int, kind: int) -> FileRead:
+        # Evidence is whatever verifies; what lies around it, torn or corrupt, is the business of `check`.
+        return FileRead(self._taken, path, size, Expected(kind, synced=size), Findings(), self._progress)
 
     # -- one message
 
@@ -145,13 +146,13 @@ class Trace:
         for read in self._log_files():
             self._cancels(read, sequence, life)
         for key, size in sorted(self._taken.schedule.items()):
-            read = self._file(self._taken.schedule_path(key), size, Expected(FILE_SCHEDULE))
+            read = self._file(self._taken.schedule_path(key), size, FILE_SCHEDULE)
             self._messages(read, SCHEDULED, sequence, life)
         mine = {sequence} | {
             item.fields["sequence"] for item in life.evidence if item.fields.get("origin_sequence") == sequence
         }
         for found, size in sorted(self._taken.dispatch.items()):
-            self._outcomes(self._file(self._taken.dispatch_path(found), size, Expected(FILE_DISPATCH)), mine, life)
+            self._outcomes(self._file(self._taken.dispatch_path(found), size, FILE_DISPATCH), mine, life)
         self._broker(mine, life)
         self._ledger(sequence, due_ms, life)
         life.evidence.sort(key=lambda item: (item.at_us, _ORDER.index(item.what)))
@@ -224,7 +225,7 @@ class Trace:
         held: list[tuple[int, int, int]] = []
         for name in fs.listdir(f"{root}/store"):
             path = f"{root}/store/{name}"
-            read = self._file(path, fs.size(path), Expected(FILE_STORE))
+            read = self._file(path, fs.size(path), FILE_STORE)
             for records, columns in _rows(read, StoredBatch, KIND_STORED, _STORED):
                 own = columns["server_id"] == self._taken.server_id
                 for row in np.flatnonzero(own & np.isin(columns["sequence"], wanted)).tolist():
@@ -239,7 +240,7 @@ class Trace:
                     )
         progress = f"{root}/progress.log"
         if held and fs.exists(progress):
-            self._acks(self._file(progress, fs.size(progress), Expected(FILE_PROGRESS)), held, life)
+            self._acks(self._file(progress, fs.size(progress), FILE_PROGRESS), held, life)
 
     def _acks(self, read: FileRead, held: list[tuple[int, int, int]], life: Life) -> None:
         for records, columns in _rows(read, ProgressBatch, KIND_PROGRESS, _PROGRESS):

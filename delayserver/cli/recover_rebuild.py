@@ -1,0 +1,50 @@
+"""`delayserver recover rebuild`: schedule_log and checkpoint from message_log and dispatch_log."""
+
+from __future__ import annotations
+
+import click
+
+from delayserver.cli import options
+from delayserver.cli import recover_options as shared
+from delayserver.cli.output import print_json
+
+
+@click.command
+@shared.directory
+@shared.dry_run
+@shared.yes
+@options.as_json
+def rebuild(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
+    """Make schedule_log, the checkpoint and lost tables of DIR anew from message_log and dispatch_log.
+
+    Messages that only schedule_log holds any more (their message_log is retired) stay. Files that lack nothing are not
+    touched. The server must be stopped. Interrupted, it can be run again. Run `repair` first where `check` says corrupt.
+    """
+    from delayserver.recover.capture import capture
+    from delayserver.recover.findings import Findings
+    from delayserver.recover.rebuild import apply_rebuild
+    from delayserver.recover.rebuild_plan import plan_rebuild
+    from delayserver.recover.repairing import locked
+    from store.filesystem import RealFileSystem
+
+    fs, findings = RealFileSystem(), Findings()
+    with shared.usage_of_directory(), locked(fs, directory.rstrip("/")):
+        taken = capture(fs, directory, findings)
+        try:
+            plan = plan_rebuild(taken, findings)
+            for refusal in plan.refusals:
+                click.echo(f"{refusal.file} at {refusal.offset}: {refusal.detail}", err=True)
+            if plan.refusals:
+                raise click.ClickException(
+                    "nothing was changed: settle these files first (repair them, or move them away)"
+                )
+            if as_json:
+                print_json(plan.to_map(taken))
+            else:
+                click.echo("\n".join(plan.texts(taken)))
+            if dry_run:
+                return
+            shared.confirm("Write these files?", yes)
+            apply_rebuild(taken, plan, lambda text: click.echo(text, err=as_json))
+        finally:
+            taken.close()

@@ -1,0 +1,41 @@
+"""The states of the days, told from the files of the days: what a lost table of days said."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from delayserver.recover.capture import Capture
+from delayserver.recover.file_read import Expected, FileRead
+from delayserver.recover.findings import Findings
+from store.days import DayTable, SealedDay
+from store.file_header import FILE_SCHEDULE
+from store.schedule_log import ScheduleKey, Source
+from store.windows import DAY_MS, day_of
+
+
+def rebuild_days(taken: Capture) -> DayTable:
+    """Write the table anew.
+
+    A day with files of minutes is fine; one that has a file of its own as well is being drained, and its sequences end
+    where that file ends; one whose minutes came from a day's file that is gone was drained.
+    """
+    last: dict[int, int] = {}
+    fine: set[int] = set()
+    own: set[int] = set()
+    for key, size in taken.schedule.items():
+        day = day_of(key.start_ms)
+        if key.source == Source.DAY:
+            own.add(day)
+        else:
+            fine.add(day)
+        if key.source != Source.DIRECT:
+            last[day] = max(last.get(day, 0), _last_sequence(taken, key, size))
+    fine_until_ms = max(fine, default=min(own, default=0) - DAY_MS) + DAY_MS
+    sealed = [SealedDay(day, last[day], day not in own) for day in sorted(last) if day < fine_until_ms]
+    return DayTable.rebuild(taken.fs, f"{taken.path}/days", max(fine_until_ms, 0), sealed)
+
+
+def _last_sequence(taken: Capture, key: ScheduleKey, size: int) -> int:
+    path = taken.schedule_path(key)
+    read = FileRead(taken, path, size, Expected(FILE_SCHEDULE, synced=size), Findings(), lambda _bytes: None)
+    return max([int(np.max(records.lasts)) for records in read.records(blobs=False)], default=0)

@@ -1,0 +1,110 @@
+"""What `rebuild` has to do: which schedule files lack messages that message_log holds, and which tables are lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from delayserver.recover.capture import Capture
+from delayserver.recover.findings import CORRUPT, MISSING, UNREADABLE, Finding, Findings
+from delayserver.recover.log_check import LogCheck, first_kept_sequence
+from delayserver.recover.units import Units
+from delayserver.recover.window_check import Range, Visited, WindowCheck
+from store.errors import CorruptionError, FormatError
+from store.identity import IDENTITY, SEQUENCES, read_reservation
+from store.names import FILE_NAME as NAMES_FILE
+from store.schedule_log import ScheduleKey, Source
+
+# An offset behind every record: all of message_log counts as replayed, so what is in no schedule file is to be put there.
+EVERYTHING = 1 << 62
+
+
+@dataclass(slots=True)
+class RebuildPlan:
+    """`codes`: units (`Units.codes`) whose files are to be written anew. `refusals`: what has to be settled before."""
+
+    codes: list[int] = field(default_factory=list)
+    identity: bool = False
+    names: bool = False
+    days: bool = False
+    sequences: bool = False
+    checkpoint: bool = False
+    highest_sequence: int = 0
+    subject_max: int = 0
+    refusals: list[Finding] = field(default_factory=list)
+
+    def texts(self, taken: Capture) -> list[str]:
+        """What will be done, a line each."""
+        lost = ("identity", "names", "days", "sequences")
+        names = {"names": NAMES_FILE}
+        lines = [f"{taken.path}/{names.get(name, name)}: written anew" for name in lost if getattr(self, name)]
+        for code in self.codes:
+            key = ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)
+            lines.append(f"{taken.schedule_path(key)}: restored from message_log")
+        return [*lines, f"{taken.path}/checkpoint: written anew"]
+
+    def to_map(self, taken: Capture) -> dict[str, Any]:
+        """The JSON form."""
+        return {"changes": self.texts(taken), "files": len(self.codes)}
+
+
+def plan_rebuild(taken: Capture, found: Findings) -> RebuildPlan:
+    """`found`: the findings of the capture. Raises StoreError where the disk fails."""
+    plan = RebuildPlan()
+    root = taken.path
+    lost = {finding.file for finding in found if finding.kind in (CORRUPT, MISSING)}
+    plan.identity = f"{root}/{IDENTITY}" in lost
+    plan.names = any(f.file == f"{root}/{NAMES_FILE}" and f.kind == MISSING for f in found)
+    plan.days = f"{root}/days" in lost
+    plan.checkpoint = taken.checkpoint_lost
+    findings = Findings()
+    _look_at_files(taken, plan, findings)
+    plan.sequences = _sequences_lost(taken, plan.highest_sequence)
+    plan.refusals = [finding for finding in [*found, *findings] if finding.kind == UNREADABLE]
+    plan.refusals += [f for f in found if f.kind == CORRUPT and f.file == f"{root}/{NAMES_FILE}"]
+    return plan
+
+
+def _look_at_files(taken: Capture, plan: RebuildPlan, findings: Findings) -> None:
+    kept = taken.checkpoint
+    units = Units(taken)
+    windows = WindowCheck(
+        taken, units, first_kept_sequence(taken), Range(), findings, _ignore, lambda _tier, _start, _balance: None
+    )
+    windows.run()
+    taken.checkpoint = replace(kept, replay_offset=EVERYTHING)
+    try:
+        log = LogCheck(taken, units, windows.loose, Range(), findings, _ignore, _see)
+        log.run()
+    finally:
+        taken.checkpoint = kept
+    differing = units.codes[log.differing()].tolist()
+    damaged = [code for code in windows.damaged if not _is_skipped(units, code)]
+    plan.codes = sorted({*differing, *damaged, *log.missing_codes})
+    plan.highest_sequence = max(windows.highest_sequence, log.highest_sequence)
+    plan.subject_max = max(windows.subject_max, log.subject_max)
+
+
+def _is_skipped(units: Units, code: int) -> bool:
+    places, known = units.places_of(np.array([code], np.int64))
+    return bool(known[0] and units.skipped[places[0]])
+
+
+def _sequences_lost(taken: Capture, highest: int) -> bool:
+    try:
+        found = read_reservation(taken.fs, f"{taken.path}/{SEQUENCES}", taken.server_id)
+    except CorruptionError:
+        return True
+    except FormatError:
+        return False
+    return (found.next if found.clean else found.reserved) <= highest
+
+
+def _ignore(_bytes: int) -> None:
+    pass
+
+
+def _see(_visited: Visited) -> None:
+    pass

@@ -1,0 +1,246 @@
+"""What `repair` would do to a data directory: found by reading alone, so that it can be shown first.
+
+Only what a check calls torn, corrupt or misplaced in a file of ours is touched. What cannot be read as ours (foreign,
+newer) is left alone, and what is missing is `rebuild`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from itertools import pairwise
+from typing import Any
+
+from delayserver.broker.checkpoint import decode_checkpoint
+from delayserver.recover.capture import Capture
+from delayserver.recover.file_read import Expected
+from delayserver.recover.log_check import log_parts
+from delayserver.recover.record_scan import RecordScan
+from store import checkpoint as checkpoint_file
+from store.errors import CorruptionError, FormatError
+from store.file_header import (
+    FILE_DISPATCH,
+    FILE_HEADER_BYTES,
+    FILE_LEDGER,
+    FILE_MESSAGE_LOG,
+    FILE_NAMES,
+    FILE_PROGRESS,
+    FILE_QUEUE,
+    FILE_SCHEDULE,
+    FILE_STORE,
+    FileHeader,
+    decode_file_header,
+    is_unfinished,
+)
+from store.filesystem import read_whole
+from store.schedule_log import Source
+from store.windows import DAY_MS
+
+
+class Deed(Enum):
+    """What is done, and how it is told."""
+
+    CUT = "cut the torn end off"
+    REMOVE = "remove a file without any content"
+    HEADER = "write the file header anew"
+    TAKE_OUT = "move a corrupt range aside and write the file anew without it"
+    FILL = "move a corrupt range aside and put a placeholder in its place"
+    CUT_BEHIND = "move the bytes behind the end aside and cut them off"
+    MOVE_FILE = "move the file aside; the next start makes it anew"
+    RENAME = "give the file its name back"
+    LEAVE = "left as it is"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing to do. `start` to `stop` are bytes of the file; `target` is a new name."""
+
+    deed: Deed
+    path: str
+    start: int
+    stop: int
+    detail: str
+    expected: Expected | None = None
+    header: FileHeader | None = None
+    target: str = ""
+
+    def to_map(self) -> dict[str, Any]:
+        """The JSON form."""
+        record: dict[str, Any] = {"action": self.deed.name.lower(), "file": self.path, "offset": self.start}
+        record |= {"stop": self.stop, "detail": self.detail}
+        return record | ({"target": self.target} if self.target else {})
+
+    def __str__(self) -> str:
+        target = f" -> {self.target}" if self.target else ""
+        return f"{self.path} at {self.start} to {self.stop}: {self.deed.value}{target} ({self.detail})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """A log file with what must stand in its header, and whether its records may change their place."""
+
+    path: str
+    size: int
+    expected: Expected
+    header: FileHeader
+    movable: bool
+
+
+def plan_repair(taken: Capture) -> list[Step]:
+    """The steps, in the order in which they are done. Raises StoreError where the disk fails."""
+    steps: list[Step] = []
+    for target in _targets(taken):
+        steps += _plan_file(taken, target)
+    return steps + list(_small_files(taken))
+
+
+def _targets(taken: Capture) -> Iterator[_Target]:
+    server = taken.server_id
+    for part, expected in log_parts(taken):
+        whole = taken.fs.size(part.path)
+        header = FileHeader(FILE_MESSAGE_LOG, server, part.base)
+        yield _Target(part.path, max(whole, part.size), expected, header, False)
+    for key, size in sorted(taken.schedule.items()):
+        known = taken.schedule_known.get(key)
+        expected = Expected(FILE_SCHEDULE, key.start_ms, known.end if known else FILE_HEADER_BYTES)
+        span_ms = DAY_MS if key.source == Source.DAY else taken.window_ms
+        header = FileHeader(FILE_SCHEDULE, server, key.start_ms, span_ms)
+        yield _Target(taken.schedule_path(key), size, expected, header, True)
+    for found, size in sorted(taken.dispatch.items()):
+        mark = taken.dispatch_known.get(found)
+        expected = Expected(FILE_DISPATCH, found.start_ms, mark.end if mark else FILE_HEADER_BYTES)
+        header = FileHeader(FILE_DISPATCH, server, found.start_ms, DAY_MS if found.coarse else taken.window_ms)
+        yield _Target(taken.dispatch_path(found), size, expected, header, True)
+    yield from _tables(taken)
+
+
+def _tables(taken: Capture) -> Iterator[_Target]:
+    fs, root, server = taken.fs, taken.path, taken.server_id
+    for name, kind in (("names.log", FILE_NAMES), ("ledger.log", FILE_LEDGER), ("broker/progress.log", FILE_PROGRESS)):
+        path = f"{root}/{name}"
+        if fs.exists(path):
+            # Names count up by one: without a record the later ones would be read as damage.
+            yield _Target(path, fs.size(path), Expected(kind, 0), FileHeader(kind, server, 0), kind != FILE_NAMES)
+    for folder, kind in (("store", FILE_STORE), ("queue", FILE_QUEUE)):
+        where = f"{root}/broker/{folder}"
+        names = [name for name in fs.listdir(where) if re.fullmatch(r"\d{20}\.log", name)]
+        ends = [int(after[:20]) for _, after in pairwise(names)] + [0] * bool(names)
+        for name, end in zip(names, ends, strict=True):
+            base = int(name[:20])
+            size = fs.size(f"{where}/{name}")
+            known = min(size, end - base) if end else FILE_HEADER_BYTES
+            expected = Expected(kind, base, known, sealed=bool(end))
+            yield _Target(f"{where}/{name}", size, expected, FileHeader(kind, server, base), False)
+
+
+def _plan_file(taken: Capture, target: _Target) -> Iterator[Step]:
+    file = taken.open(target.path)
+    try:
+        try:
+            header = decode_file_header(file.pread(0, FILE_HEADER_BYTES), target.path)
+        except FormatError as error:
+            yield Step(Deed.LEAVE, target.path, 0, target.size, error.detail)
+            return
+        except CorruptionError as error:
+            if is_unfinished(taken.fs, target.path):
+                if target.expected.synced <= FILE_HEADER_BYTES and not target.expected.sealed:
+                    yield Step(Deed.REMOVE, target.path, 0, target.size, "a crash came before its header was written")
+                return
+            yield Step(Deed.HEADER, target.path, 0, FILE_HEADER_BYTES, error.detail, header=target.header)
+        else:
+            wrong = _not_in_place(taken, target, header)
+            if wrong is not None:
+                yield wrong
+                return
+        yield from _plan_records(
+            target, RecordScan(file, FILE_HEADER_BYTES, target.size, min(target.expected.synced, target.size))
+        )
+    finally:
+        taken.release(file)
+
+
+def _not_in_place(taken: Capture, target: _Target, header: FileHeader) -> Step | None:
+    if header.server_id != taken.server_id or header.kind != target.header.kind:
+        detail = f"file kind {header.kind} of server {header.server_id:012x}: not what belongs here"
+        return Step(Deed.LEAVE, target.path, 0, target.size, detail)
+    if header.base == target.header.base:
+        return None
+    name = _name_of(taken, target.path, header)
+    detail = f"its header says that it starts at {header.base}"
+    return Step(Deed.RENAME if name else Deed.LEAVE, target.path, 0, target.size, detail, target=name)
+
+
+def _name_of(taken: Capture, path: str, header: FileHeader) -> str:
+    """Where a file with this header belongs, if its name tells what kind of file of the window it is."""
+    if header.kind == FILE_MESSAGE_LOG:
+        return f"{taken.path}/message_log/{header.base:020d}.log"
+    for key in taken.schedule:
+        if taken.schedule_path(key) == path:
+            return taken.schedule_path(type(key)(header.base, key.source))
+    for found in taken.dispatch:
+        if taken.dispatch_path(found) == path:
+            return taken.dispatch_path(type(found)(header.base, found.coarse))
+    return ""
+
+
+def _plan_records(target: _Target, scan: RecordScan) -> Iterator[Step]:
+    for _ in scan:
+        pass
+    report, expected, path = scan.report, target.expected, target.path
+    if scan.newer:
+        yield Step(Deed.LEAVE, path, report.end, target.size, scan.newer)
+        return
+    # A sealed segment goes on to where its successor begins, whatever its own length says.
+    stop = expected.synced if expected.sealed else target.size
+    for damage in report.damages:
+        lost_end = damage.stop >= target.size < expected.synced
+        yield _range_step(target, damage.start, expected.synced if lost_end else min(damage.stop, stop), damage.detail)
+    if not report.damages and target.size < expected.synced and not expected.sealed:
+        yield _range_step(target, report.end, expected.synced, "the file ends before what was durable")
+    if expected.sealed:
+        if report.end < stop:
+            yield _range_step(target, report.end, stop, report.torn_detail or "the sealed segment ends early")
+        if target.size > stop:
+            yield Step(Deed.CUT_BEHIND, path, stop, target.size, "bytes behind the end of a sealed segment")
+    elif report.torn:
+        yield Step(Deed.CUT, path, report.end, target.size, report.torn_detail)
+
+
+def _range_step(target: _Target, start: int, stop: int, detail: str) -> Step:
+    if target.movable:
+        return Step(Deed.TAKE_OUT, target.path, start, stop, detail, target.expected, target.header)
+    if target.header.kind == FILE_MESSAGE_LOG:
+        return Step(Deed.FILL, target.path, start, stop, detail, target.expected, target.header)
+    if target.header.kind == FILE_NAMES:
+        return Step(Deed.TAKE_OUT, target.path, start, stop, detail, target.expected, target.header)
+    return Step(Deed.LEAVE, target.path, start, stop, f"{detail}; the broker passes over it and says so to consumers")
+
+
+def _small_files(taken: Capture) -> Iterator[Step]:
+    fs = taken.fs
+    path = f"{taken.path}/{checkpoint_file.FILE_NAME}"
+    try:
+        checkpoint_file.read(fs, path)
+    except CorruptionError as error:
+        yield Step(Deed.MOVE_FILE, path, 0, fs.size(path), error.detail)
+    except FormatError as error:
+        yield Step(Deed.LEAVE, path, 0, fs.size(path), error.detail)
+    path = f"{taken.path}/broker/checkpoint"
+    if fs.exists(path):
+        try:
+            found = decode_checkpoint(read_whole(fs, path), taken.server_id)
+        except (ValueError, KeyError, TypeError):
+            found = None
+        if found is None:
+            yield Step(Deed.MOVE_FILE, path, 0, fs.size(path), "does not verify")
+        elif found.store_offset > _store_end(taken):
+            detail = f"it speaks of {found.store_offset} bytes of the store, which has fewer"
+            yield Step(Deed.MOVE_FILE, path, 0, fs.size(path), detail)
+
+
+def _store_end(taken: Capture) -> int:
+    folder = f"{taken.path}/broker/store"
+    names = [name for name in taken.fs.listdir(folder) if re.fullmatch(r"\d{20}\.log", name)]
+    return int(names[-1][:20]) + taken.fs.size(f"{folder}/{names[-1]}") if names else 0
