@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 
-from ops.bench.server_process import ServerFailed, fresh_directory
 from ops.torture.harness import Plan, Torture
+from ops.torture.server import ServerFailed
 
 
 def main() -> int:
@@ -27,7 +28,7 @@ def main() -> int:
     def say(line: str) -> None:
         print(f"\r{line}\x1b[K" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
 
-    with fresh_directory(options.directory) as directory:
+    with tempfile.TemporaryDirectory(prefix="delayserver-torture-", dir=options.directory) as directory:
         log = open(options.record, "a", encoding="utf-8") if options.record else None  # noqa: SIM115  closed below
         try:
             plan = Plan(options.kills, options.seed, directory, options.run_seconds)

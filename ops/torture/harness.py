@@ -15,10 +15,10 @@ from typing import Any, TextIO
 
 from delayserver.client import Client
 from delayserver.protocol.errors import DelayServerError
-from ops.bench.server_process import ServerProcess
 from ops.torture.consuming import Consumer
 from ops.torture.producing import LOST, Producer
 from ops.torture.record import Fate, Record
+from ops.torture.server import TorturedServer
 from ops.torture.verdict import drain, judge
 
 # One in so many kills comes while the server starts, and one in so many soon after a clean stop.
@@ -96,18 +96,21 @@ class Torture:
         config = f"{plan.directory}/delayserver.toml"
         with open(config, "w", encoding="utf-8") as file:
             file.write(CONFIG)
-        self._server = ServerProcess(plan.directory, config)
+        self._server = TorturedServer(plan.directory, config)
 
     def run(self) -> Report:
         """All kills, the drain and the verdict."""
         started_s = time.monotonic()
-        for kill in range(1, self._plan.kills + 1):
-            self._one_life(kill)
-            self._report.kills = kill
-            self._say(self._progress(kill, time.monotonic() - started_s))
-            if self._record.violations_total > 100:
-                break
-        self._judge()
+        try:
+            for kill in range(1, self._plan.kills + 1):
+                self._one_life(kill)
+                self._report.kills = kill
+                self._say(self._progress(kill, time.monotonic() - started_s))
+                if self._record.violations_total > 100:
+                    break
+            self._judge()
+        finally:
+            self._server.clean_up()
         self._report.seconds = round(time.monotonic() - started_s, 1)
         return self._report
 

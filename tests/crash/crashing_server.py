@@ -6,10 +6,12 @@ file beside the data directory lets the test step the clock and arm the point wh
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import mmap
 import os
 import resource
+import signal
 import struct
 import sys
 from dataclasses import dataclass
@@ -94,6 +96,7 @@ def main(orders: Orders, pipe: Connection) -> None:
     for standard in (1, 2):
         os.dup2(log, standard)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING, stream=sys.stderr)
+    faulthandler.register(signal.SIGUSR1)  # where it is, for whoever looks at one that hangs
     if orders.open_files_max:
         resource.setrlimit(resource.RLIMIT_NOFILE, (orders.open_files_max, orders.open_files_max))
     control = Control(orders.control)

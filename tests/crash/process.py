@@ -59,7 +59,7 @@ class ServerUnderTest:
     """One data directory and the server processes that run on it, one after the other."""
 
     def __init__(self, folder: Path, settings: Settings | None = None) -> None:
-        self.data_dir = str(folder / "data")
+        self.data_dir = settings.storage.data_dir if settings else str(folder / "data")
         self.settings = settings or small_settings(self.data_dir)
         self.control = Control(str(folder / "control"))
         self._control_path = str(folder / "control")

@@ -63,10 +63,10 @@ def wait_until(true: object, timeout_s: float = 10.0) -> None:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own of 6 MiB."""
+    """A file system of its own of 16 MiB."""
     mount = tmp_path / "disk"
     mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=6m", "delayserver-test", str(mount)]
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "delayserver-test", str(mount)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
@@ -77,25 +77,25 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(mount)], check=True)
 
 
-def test_on_a_full_disk_sends_are_refused_nothing_is_lost_outcomes_are_recorded_and_service_resumes(
-    small_disk: Path,
-) -> None:
+def test_on_a_full_disk_sends_are_refused_nothing_is_lost_and_service_resumes(small_disk: Path, tmp_path: Path) -> None:
     settings = small_settings(str(small_disk / "data"))
     settings = replace(settings, storage=replace(settings.storage, free_bytes_min=512 * KIB))
-    server = ServerUnderTest(small_disk, settings)
-    ballast = small_disk / "ballast"
+    server = ServerUnderTest(tmp_path, settings)
+    ballast, rest = small_disk / "ballast", small_disk / "rest"
+    ballast.write_bytes(bytes(6 * MIB))
     try:
         assert server.start(), server.said()
         accepted = fill_until_refused(server, due_in_ms=3000)
         with Client(server.address, retries=0) as client:
             # Somebody else takes what the bound had kept: from here on every write meets a full disk.
-            with contextlib.suppress(OSError), ballast.open("wb") as file:
+            with contextlib.suppress(OSError), rest.open("wb", buffering=0) as file:
                 while True:
-                    file.write(bytes(64 * KIB))
+                    file.write(bytes(4 * KIB))
             wait_until(lambda: client.status()["storage"]["disk_low"])
             with pytest.raises(DiskFull):
                 client.send(SUBJECT, "refused", delay_ms=10)
             ballast.unlink()
+            rest.unlink()
             wait_until(lambda: not client.status()["storage"]["disk_low"])
             after = client.send(SUBJECT, "after", delay_ms=10)
             came = receive(client, len(accepted) + 1)
@@ -133,7 +133,7 @@ def test_outcomes_of_what_was_delivered_find_room_on_a_disk_that_is_completely_f
     """The broker is another process on another disk, so that delivery goes on while this disk takes nothing more."""
     broker = ServerUnderTest(_folder(tmp_path / "broker"))
     settings = small_settings(str(small_disk / "data"))
-    server = ServerUnderTest(small_disk, settings)
+    server = ServerUnderTest(tmp_path, settings)
     ballast = small_disk / "ballast"
     try:
         assert broker.start(role="broker"), broker.said()

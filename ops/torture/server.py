@@ -1,0 +1,87 @@
+"""The server of a torture run: a real process, started as an operator would, killed by its pid."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+STOP_TIMEOUT_S: Final = 30.0  # above the server's own bound for a clean stop
+
+
+class ServerFailed(Exception):
+    """The server did not start, or did not stop as it should; holds what it said last."""
+
+
+class TorturedServer:
+    """`python -m delayserver serve` on one data directory, again and again."""
+
+    def __init__(self, directory: str, config: str) -> None:
+        self._directory = directory
+        self._config = config
+        self._log = f"{directory}/server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self.address = ""
+
+    def launch(self) -> None:
+        """Start the process and return at once."""
+        command = [sys.executable, "-m", "delayserver", "serve", "--json", "--port", "0"]
+        command += ["--data-dir", f"{self._directory}/data", "--config", self._config]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        with open(self._log, "ab") as log:
+            self._process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=log, env={**os.environ, "PYTHONPATH": path}
+            )
+
+    def start(self) -> None:
+        """Launch, and wait until requests are accepted. Raises ServerFailed."""
+        self.launch()
+        assert self._process is not None and self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise ServerFailed(f"the server ended before it was ready: {self.last_words()}")
+        ready = json.loads(line)
+        self.address = f"{ready['host']}:{ready['port']}"
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash of the process."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """SIGTERM. Raises ServerFailed when it does not end, or not with exit code 0."""
+        code = self._end(signal.SIGTERM)
+        if code:
+            raise ServerFailed(f"a clean stop ended with code {code}: {self.last_words()}")
+
+    def _end(self, how: signal.Signals) -> int:
+        process, self._process = self._process, None
+        assert process is not None and process.stdout is not None
+        gone = process.poll()
+        if gone is None:
+            process.send_signal(how)
+        try:
+            code = process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise ServerFailed(f"it did not stop within {STOP_TIMEOUT_S:g} s: {self.last_words()}") from None
+        finally:
+            process.stdout.close()
+        if gone is not None:
+            raise ServerFailed(f"the server had ended by itself with code {gone}: {self.last_words()}")
+        return code
+
+    def clean_up(self) -> None:
+        """Leave no process behind."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+    def last_words(self) -> str:
+        """The end of what the server wrote to stderr."""
+        return Path(self._log).read_text(errors="replace")[-2000:].strip() or "it said nothing"
