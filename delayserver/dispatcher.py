@@ -21,6 +21,7 @@ from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.routes import Routes
 from delayserver.settings import WheelSettings
 from store.dispatch_log import DispatchKey
+from store.errors import CorruptionError
 from store.filesystem import FileSystem
 from wheel.due_rows import DueRows
 from wheel.keys import KEY_HIGHEST, KEY_LOWEST
@@ -152,7 +153,12 @@ class Dispatcher:
         ends = self._loader.ends(window)
         async with self._recorder.pinned(DispatchKey(window, False)) as index:
             read = partial(self._loader.read, window, ends, KEY_LOWEST, KEY_HIGHEST)
-            loaded = read() if self._inline else await trio.to_thread.run_sync(read)
+            try:
+                loaded = read() if self._inline else await trio.to_thread.run_sync(read)
+            except CorruptionError as error:
+                self._loader.on_corruption(error)
+                group.spilled.discard(window)
+                return
             # From here on one step: nothing can be released, delivered or cancelled between the checks and the push.
             wanted = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)
             wanted &= self._routed_to(group, loaded)

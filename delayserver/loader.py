@@ -35,6 +35,8 @@ from wheel.keys import Key
 FINE_SOURCES = (Source.DIRECT, Source.FROM_DAY)
 # After an eviction this much of the bound is kept, so that the next few rows do not evict again.
 KEEP_SHARE = 0.75
+# A window whose file is damaged is looked at again after this long.
+DAMAGED_AGAIN_US = 60_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Loader:
         self.maybe_attempted: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]] = _none
         self.not_dispatched: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = lambda rows: np.ones(len(rows), dtype=bool)
         self._waits_for_room = False
+        self._damaged: dict[int, int] = {}
         self.loads = 0
         self.evictions = 0
 
@@ -121,10 +124,17 @@ class Loader:
         """The earliest window that has something to load, or will soon get its first records."""
         now_ms = self._clock.now_ms()
         ahead_ms = now_ms + self._settings.load_ahead_ms
+        now_us = self._clock.monotonic_us()
+        self._damaged = {window: until for window, until in self._damaged.items() if until > now_us}
         for window in self._book.incomplete_before(ahead_ms):
+            if window in self._damaged:
+                continue
             if not self._cursors.is_loading(window) and not self._cursors.is_loaded(window):
                 return window
-        return self._cursors.next_unloaded(now_ms, ahead_ms)
+        following = self._cursors.next_unloaded(now_ms, ahead_ms)
+        while following in self._damaged:
+            following = self._cursors.next_unloaded(following + self._window_ms, ahead_ms)
+        return following
 
     async def _load(self, window_ms: int) -> None:
         ends = self.ends(window_ms)
@@ -145,7 +155,8 @@ class Loader:
         except CorruptionError as error:
             self.on_corruption(error)
             self._cursors.abandon_load(ticket)
-            await self._clock.sleep_ms(1000)
+            # The other windows go on; somebody may repair this one meanwhile.
+            self._damaged[window_ms] = self._clock.monotonic_us() + DAMAGED_AGAIN_US
             return
         except BaseException:
             self._cursors.abandon_load(ticket)
