@@ -147,7 +147,7 @@ class CompletenessReport:
             "by_hour": self.by("hour_ms"),
             "by_server": self.by("server_id"),
             "evidence": {name: self.evidence(name) if total[name] else [] for name in names},
-            "corrupt": [row for captured in self._evidence.captured.values() for row in self._corrupt(captured)],
+            "corrupt": corrupt_ranges(self._spark, self._evidence.captured.values()),
         }
 
     def table(self) -> pa.Table:
@@ -186,9 +186,6 @@ class CompletenessReport:
     def _subject(self, server: int, code: int) -> str:
         names = self._evidence.names.get(server)
         return names.name(code) if names is not None and 0 < code <= len(names) else ""
-
-    def _corrupt(self, captured: Captured) -> list[dict[str, Any]]:
-        return [row | {"log": captured.log} for row in corrupt_ranges(self._spark, captured)]
 
 
 _SHOWN = (*COUNTS, *PROBLEMS[:4], "overdue")

@@ -79,7 +79,7 @@ class LatencyReport:
             "worst_subjects": self._worst("subject"),
             "thundering_minutes": self._thundering(),
             "outages": find_outages(self._measured),
-            "corrupt": corrupt_ranges(self._spark, self._dispatch),
+            "corrupt": corrupt_ranges(self._spark, [self._dispatch]),
         }
 
     def _headline(self, cells: DataFrame) -> dict[str, Any]:

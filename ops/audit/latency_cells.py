@@ -6,6 +6,7 @@ far fewer cells than rows, whatever the figures are then grouped by.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -60,10 +61,13 @@ def read_log(spark: SparkSession, captured: Captured, columns: tuple[str, ...], 
     return spark.read.format(f"delay_{captured.log}").options(**options).load()
 
 
-def corrupt_ranges(spark: SparkSession, captured: Captured) -> list[dict[str, object]]:
-    """The corrupt report of a captured log: server_id, file, start, stop, detail. Reads checksums, moves no rows."""
-    options = {"corrupt": "report", "capture": captured.encode(), "pack_bytes": str(PACK_BYTES)}
-    rows = spark.read.format(f"delay_{captured.log}").options(**options).load().collect()
+def corrupt_ranges(spark: SparkSession, captured: Iterable[Captured]) -> list[dict[str, object]]:
+    """The corrupt report of captured logs: server_id, file, start, stop, detail. Reads checksums, moves no rows."""
+    logs = list(captured)
+    # A part says all of itself, so one read serves the files of all logs.
+    together = Captured(logs[0].log, tuple([part for one in logs for part in one.parts]))
+    options = {"corrupt": "report", "capture": together.encode(), "pack_bytes": str(PACK_BYTES)}
+    rows = spark.read.format(f"delay_{together.log}").options(**options).load().collect()
     return [row.asDict() for row in sorted(rows, key=lambda row: (row.file, row.start))]
 
 

@@ -20,9 +20,9 @@ from ops.audit.command import report  # noqa: E402
 from ops.audit.completeness import CompletenessQuestion  # noqa: E402
 from ops.audit.latency import LatencyQuestion, instant  # noqa: E402
 from ops.audit.latency_cells import ATTEMPTS_MAX, Range  # noqa: E402
-from ops.audit.session import start_session  # noqa: E402
 from store.filesystem import RealFileSystem  # noqa: E402
 from tests.ops.audit.browser import Browser  # noqa: E402
+from tests.ops.audit.quick_spark import quick_session  # noqa: E402
 from tests.ops.audit.story import Seen, Story  # noqa: E402
 
 ENDS = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated")
@@ -35,7 +35,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    session = start_session("local[2]")
+    session = quick_session()
     yield session
     session.stop()
 

@@ -13,13 +13,13 @@ import pytest
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'delayserver[audit]'")
 
-from ops.audit.session import start_session  # noqa: E402 - behind the check that Spark is there
+from tests.ops.audit.quick_spark import quick_session  # noqa: E402 - behind the check that Spark is there
 from tests.ops.audit.server_process import ServerProcess, free_port  # noqa: E402
 
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    session = start_session("local[2]")
+    session = quick_session()
     yield session
     session.stop()
 

@@ -1,0 +1,22 @@
+"""A Spark session for a few thousand rows: without the compilers that pay off after millions."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ops.audit.session import start_session
+
+
+def quick_session() -> Any:
+    """A local session; queries are interpreted, and the JVM compiles quickly rather than well."""
+    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    session = start_session("local[2]")
+    for name, value in (
+        ("spark.sql.codegen.wholeStage", "false"),
+        ("spark.sql.codegen.factoryMode", "NO_CODEGEN"),
+        ("spark.sql.shuffle.partitions", "2"),
+        ("spark.sql.adaptive.enabled", "false"),
+    ):
+        session.conf.set(name, value)
+    return session
