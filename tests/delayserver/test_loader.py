@@ -1,0 +1,183 @@
+"""Rules 7, 8, 11: no record between loader and replayer, bounded memory, and damage that stays where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+import numpy as np
+import pytest
+import trio
+import trio.testing
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from delayserver.protocol.columns import pack_column
+from store.schedule_log import ScheduleKey, Source
+from tests.fakes.host import Client, Host, faked_settings
+
+Boot = Callable[..., Host]
+
+
+async def put_columns(client: Client, due_ms: list[int]) -> None:
+    due = np.array(due_ms, "<i8")
+    bodies = b"x" * len(due)
+    arguments = {"count": len(due), "subject": "s", "due_ms": pack_column(due), "bodies": bodies, "body_length": 1}
+    assert (await client.request("send", arguments))["accepted"] == len(due)
+
+
+async def test_more_rows_than_memory_may_hold_are_loaded_in_slices_and_delivered_once(boot: Boot) -> None:
+    host = boot(faked_settings(wheel={"rows_max": 200, "slice_rows": 64}, dispatch={"batch_messages_max": 32}))
+    await host.start()
+    client = await host.client()
+    chance = Random(5)
+    held = 0
+    for _ in range(10):
+        start_ms = host.now_ms
+        await put_columns(client, [start_ms + chance.randrange(90_000) for _ in range(300)])
+        await host.sleep_ms(1_000)
+        held = max(held, len(host.server.wheel) + host.server.dispatcher.rows_held)
+    for _ in range(1_000):
+        await host.sleep_ms(100)
+        held = max(held, len(host.server.wheel) + host.server.dispatcher.rows_held)
+    assert host.server.loader.evictions > 3
+    assert held <= 500, "rows in memory, with one batch that has just come"
+    fake = host.fake()
+    assert len(fake.stored) == len(set(fake.stored)) == 3_000
+    assert all(fake.at_us[sequence] >= fake.due_ms[sequence] * 1_000 for sequence in fake.stored)
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_far_messages_cost_no_row_in_memory(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    for hour in range(1, 11):
+        await put_columns(client, [host.now_ms + hour * 3_600_000 + i for i in range(1_000)])
+    await host.settled()
+    await host.sleep_ms(2_000)
+    assert len(host.server.wheel) == 0
+    host.check_balance(pending=10_000)
+
+
+async def test_a_hot_millisecond_larger_than_memory_is_delivered_once(boot: Boot) -> None:
+    host = boot(faked_settings(wheel={"rows_max": 100, "slice_rows": 30}, dispatch={"batch_messages_max": 30}))
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 30_000
+    for _ in range(4):
+        await put_columns(client, [due_ms] * 250)
+        await host.sleep_ms(50)
+    await host.until(lambda: len(host.fake().stored) >= 1_000, within_ms=60_000)
+    await host.settled()
+    assert len(set(host.fake().stored)) == len(host.fake().stored) == 1_000
+    host.check_balance(pending=0)
+
+
+async def test_damage_in_one_window_is_reported_and_the_others_go_on(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    first_ms = host.now_ms // 60_000 * 60_000 + 120_000
+    for window in range(3):
+        await client.put(f"w{window}" + "x" * 200, first_ms + window * 60_000 + 5_000)
+    await host.settled()
+    await host.stop()
+    path = host.server.opened.schedule.path(ScheduleKey(first_ms, Source.DIRECT))
+    host.disk.flip_bit(path, 64 + 90)
+    host.clock.step(first_ms - 60_000 - host.now_ms)
+    await host.start()
+    fake = host.fake()
+    await host.until(lambda: len(fake.stored) == 2, within_ms=200_000)
+    assert [text[:2] for text in fake.texts] == ["w1", "w2"]
+    for sequence in fake.stored:
+        assert fake.at_us[sequence] - fake.due_ms[sequence] * 1_000 < 1_000_000
+    status = await (await host.client()).status()
+    assert any(path in text for text in status["corruption"])
+    host.check_balance(pending=1)
+
+
+def deliver_everything(seed: int, steps: list[tuple[str, int]]) -> None:
+    """Sends, loads, evictions, ticks and clock steps in any order: each message is delivered once, none early."""
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            host = Host(
+                nursery,
+                faked_settings(
+                    storage={"window_ms": 1_000},
+                    wheel={"rows_max": 60, "slice_rows": 16, "load_ahead_ms": 3_000},
+                    dispatch={"batch_messages_max": 16, "queue_rows_max": 40, "backoff_ms_min": 5, "backoff_ms_max": 20},
+                ),
+            )
+            await host.start()
+            chance = Random(seed)
+            client = await host.client()
+            fake = host.fake()
+            sent, sequences = 0, []
+            for action, amount in steps:
+                match action:
+                    case "send":
+                        due_ms = [host.now_ms + chance.randrange(-2_000, 9_000) for _ in range(amount)]
+                        await put_columns(client, due_ms)
+                        sent += amount
+                    case "one":
+                        receipt = await client.put("x", host.now_ms + amount * 50)
+                        sequences.append(receipt["receipt"])
+                        sent += 1
+                    case "tick":
+                        await host.sleep_ms(amount * 20)
+                    case "evict":
+                        if len(host.server.wheel):
+                            host.server.loader.evict_after(_key(host.now_ms + amount * 20))
+                            host.server.loader.wake()
+                    case "step":
+                        host.clock.step((amount - 20) * 100)
+                    case "down":
+                        fake.up = not fake.up
+                    case "kill":
+                        await host.kill()
+                        await host.start()
+                        client = await host.client()
+                host.server.cursors.check_invariants()
+                host.server.wheel.check_invariants()
+            fake.up = True
+            await host.until(lambda: len(fake.stored) >= sent, within_ms=40_000)
+            await host.sleep_ms(200)
+            await host.settled()
+            assert len(fake.stored) == len(set(fake.stored)) == sent
+            assert host.server.lateness.early == 0
+            host.check_balance(pending=0)
+            nursery.cancel_scope.cancel()
+
+    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+def _key(due_ms: int) -> object:
+    from wheel.keys import Key
+
+    return Key(due_ms, 1 << 62)
+
+
+ACTIONS = st.tuples(
+    st.sampled_from(["send", "send", "one", "one", "tick", "tick", "evict", "step", "down"]), st.integers(1, 40)
+)
+
+
+@settings(max_examples=25, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(seed=st.integers(0, 1 << 16), steps=st.lists(ACTIONS, min_size=5, max_size=25))
+def test_any_interleaving_of_sends_loads_evictions_and_ticks_delivers_each_message_once(
+    seed: int, steps: list[tuple[str, int]]
+) -> None:
+    deliver_everything(seed, steps)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_interleavings_with_kills_that_leave_no_attempt_unknown_deliver_each_message_once(seed: int) -> None:
+    """Killed only while nothing is in flight, and what was due is asked for as uncertain: none is handed over twice."""
+    chance = Random(seed)
+    steps = [("send", 30), ("tick", 30)]
+    for _ in range(12):
+        steps.append((chance.choice(["send", "one", "tick", "evict"]), chance.randrange(1, 40)))
+    deliver_everything(seed, steps)
