@@ -14,6 +14,7 @@ from delayserver.protocol import operations as names_of
 from delayserver.protocol.errors import DiskFull, InvalidArgument, NotReady, NotRouted, ShuttingDown, TooManyConnections
 from delayserver.protocol.frames import encode_error
 from delayserver.protocol.limits import Limits
+from delayserver.redispatch import Redispatch
 from delayserver.settings import Settings
 from delayserver.transport import Listener, Transport
 
@@ -87,7 +88,16 @@ class Front:
                 names_of.CANCEL: operations.cancel,
                 names_of.RESCHEDULE: operations.reschedule,
                 names_of.LOOKUP: operations.lookup,
+                names_of.REDISPATCH: self._redispatch(server).redispatch,
             }
+
+    def _redispatch(self, server: DelayServer) -> Redispatch:
+        opened, window_ms = server.opened, server.settings.storage.window_ms
+        server_id = opened.directory.server_id
+        schedule, names = opened.schedule, opened.names
+        return Redispatch(
+            server_id, schedule, server.recorder, server.commit, names, self.admit, server.fs, window_ms, server.clock
+        )
 
     # -- what handlers ask
 

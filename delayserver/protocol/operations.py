@@ -23,7 +23,10 @@ NACK: Final = "nack"
 DELIVER: Final = "deliver"
 WINDOW_COMPLETE: Final = "window_complete"
 PING: Final = "ping"
+REDISPATCH: Final = "redispatch"
 
 OPERATIONS: Final = frozenset(
-    {HELLO, SEND, CANCEL, RESCHEDULE, LOOKUP, STATUS, ROUTE, PULL, ACK, NACK, DELIVER, WINDOW_COMPLETE, PING}
-)
+    {
+        HELLO, SEND, CANCEL, RESCHEDULE, LOOKUP, STATUS, ROUTE, PULL, ACK, NACK, DELIVER, WINDOW_COMPLETE, PING, REDISPATCH,
+    }
+)  # fmt: skip
