@@ -1,0 +1,97 @@
+"""A data directory written row by row through the store, with mistakes in it that a server must never make."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from delayserver.protocol.outcomes import Outcome
+from store import checkpoint as checkpoint_file
+from store.batches import LedgerBatch, MessageBatch, OutcomeBatch
+from store.checkpoint import Checkpoint
+from store.dispatch_log import DispatchKey, DispatchLog
+from store.filesystem import RealFileSystem
+from store.identity import DataDirectory
+from store.ledger import Ledger
+from store.message_log import MessageLog
+from store.names import BROKER_GROUP, SUBJECT, Names
+from store.schedule_log import ScheduleKey, ScheduleLog, Source
+
+WINDOW_MS = 60_000
+START_MS = 1_767_225_600_000  # 2026-01-01T00:00Z
+
+
+@dataclass
+class HandMade:
+    """`messages` go to message_log, those of them in `scheduled` to schedule_log too; `outcomes` are rows of (sequence,
+    outcome, lateness in microseconds). Message n is due n milliseconds after `start_ms`."""
+
+    path: Path
+    server_id: int = 7
+    start_ms: int = START_MS
+    subject: str = "orders"
+    messages: list[int] = field(default_factory=list)
+    scheduled: list[int] = field(default_factory=list)
+    outcomes: list[tuple[int, Outcome, int]] = field(default_factory=list)
+    retired: dict[str, int] = field(default_factory=dict)
+
+    def write(self) -> str:
+        fs, path = RealFileSystem(), str(self.path)
+        directory = DataDirectory.open(fs, path, random_server_id=lambda: self.server_id)
+        names = Names.open(fs, path, self.server_id)
+        self._subject = int(names.intern(SUBJECT, [self.subject])[0])
+        group = int(names.intern(BROKER_GROUP, ["default"])[0])
+        log = MessageLog.open(fs, f"{path}/message_log", self.server_id, segment_bytes=1 << 20)
+        for sequence in self.messages:
+            log.append([self._messages([sequence])])
+        log.sync()
+        schedule = ScheduleLog(fs, f"{path}/schedule_log", self.server_id, WINDOW_MS)
+        for sequence in self.scheduled:
+            schedule.append(ScheduleKey(self.start_ms, Source.DIRECT), self._messages([sequence]))
+        schedule.sync()
+        dispatch = DispatchLog(fs, f"{path}/dispatch_log", self.server_id, WINDOW_MS, reserve_bytes=0)
+        for outcome in self.outcomes:
+            dispatch.append(DispatchKey(self.start_ms, False), self._outcome(*outcome, group))
+        dispatch.sync()
+        checkpoint_file.write(fs, f"{path}/checkpoint", Checkpoint(server_id=self.server_id, replay_offset=log.end))
+        if self.retired:
+            ledger = Ledger.open(fs, path, self.server_id)
+            ledger.append(LedgerBatch.filled(1, subject=self._subject, start_ms=self.start_ms, **self.retired))
+            ledger.close()
+        for part in (log, schedule, dispatch, names, directory):
+            part.close()
+        return path
+
+    def _messages(self, sequences: list[int]) -> MessageBatch:
+        sequence = np.array(sequences, np.int64)
+        body = b"body of a message"
+        columns: dict[str, Any] = {"bodies": body * len(sequence), "bodies_length": len(body)}
+        return MessageBatch.filled(
+            len(sequence),
+            sequence=sequence,
+            due_ms=self.start_ms + sequence,
+            accepted_us=(self.start_ms - 1000) * 1000,
+            subject=self._subject,
+            **columns,
+        )
+
+    def _outcome(self, sequence: int, outcome: Outcome, late_us: int, group: int) -> OutcomeBatch:
+        due_ms = self.start_ms + sequence
+        delivered = outcome == Outcome.DELIVERED
+        return OutcomeBatch.filled(
+            1,
+            sequence=sequence,
+            due_ms=due_ms,
+            accepted_us=(self.start_ms - 1000) * 1000,
+            released_us=due_ms * 1000,
+            queued_us=due_ms * 1000,
+            dispatched_us=due_ms * 1000 + late_us if delivered else 0,
+            settled_us=due_ms * 1000 + late_us + 1,
+            subject=self._subject,
+            broker_group=group,
+            attempts=1,
+            outcome=int(outcome),
+        )

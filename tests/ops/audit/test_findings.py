@@ -1,0 +1,190 @@
+"""The audit finds what is wrong: hand-made directories with one mistake of each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
+pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'delayserver[audit]'")
+
+from click.exceptions import ClickException  # noqa: E402 - behind the check that Spark is there
+
+from delayserver.protocol.outcomes import Outcome  # noqa: E402
+from delayserver.protocol.receipts import parse_receipt  # noqa: E402
+from ops.audit.audit import Audit  # noqa: E402
+from ops.audit.command import report  # noqa: E402
+from ops.audit.completeness import CompletenessQuestion  # noqa: E402
+from ops.audit.latency import LatencyQuestion  # noqa: E402
+from ops.audit.latency_cells import Range  # noqa: E402
+from store.errors import FormatError  # noqa: E402
+from store.filesystem import RealFileSystem  # noqa: E402
+from tests.ops.audit.hand_made import START_MS, HandMade  # noqa: E402
+from tests.ops.audit.quick_spark import quick_session  # noqa: E402
+
+NOW_MS = START_MS + 3_600_000
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[Any]:
+    session = quick_session()
+    yield session
+    session.stop()
+
+
+def _balance(spark: Any, *paths: str, chosen: Range | None = None) -> dict[str, Any]:
+    audit = Audit(spark, RealFileSystem(), paths, lambda _line: None)
+    question = CompletenessQuestion(chosen or Range(), NOW_MS)
+    return audit.completeness(question, broker_log=False, use=lambda made: made.to_map())
+
+
+def _latency(spark: Any, *paths: str, chosen: Range | None = None) -> dict[str, Any]:
+    audit = Audit(spark, RealFileSystem(), paths, lambda _line: None)
+    return audit.latency(LatencyQuestion(chosen or Range()), lambda made: made.to_map())
+
+
+def test_lost_duplicated_early_and_orphaned_are_found_by_name(spark: Any, tmp_path: Path) -> None:
+    path = HandMade(
+        tmp_path / "data",
+        messages=[1, 2, 3, 4, 5],
+        scheduled=[1, 2, 3, 5],
+        outcomes=[
+            (1, Outcome.DELIVERED, 900),
+            (2, Outcome.DELIVERED, 800),
+            (2, Outcome.DELIVERED, 950),
+            (3, Outcome.DELIVERED, -5),
+            (9, Outcome.DELIVERED, 100),
+        ],
+    ).write()
+    found = _balance(spark, path)
+    assert {name: found[name] for name in ("lost", "duplicated", "early", "orphaned")} == {
+        "lost": 1, "duplicated": 1, "early": 1, "orphaned": 1,
+    }  # fmt: skip
+    sequences = {
+        name: [row["sequence"] for row in found["evidence"][name]] for name in ("lost", "duplicated", "early", "orphaned")
+    }
+    assert sequences == {"lost": [4], "duplicated": [2], "early": [3], "orphaned": [9]}
+    receipt = parse_receipt(found["evidence"]["lost"][0]["receipt"])
+    assert (receipt.server_id, receipt.due_ms, receipt.sequence) == (f"{7:012x}", START_MS + 4, 4)
+    assert (found["accepted"], found["delivered"], found["pending"], found["overdue"]) == (5, 3, 2, 2)
+    late = _latency(spark, path)
+    assert (late["count"], late["early"]) == (5, 1)
+    assert report.main(["completeness", path, "--json"], standalone_mode=False) == 1
+
+
+def test_servers_are_told_apart_though_their_sequences_are_the_same(spark: Any, tmp_path: Path) -> None:
+    paths = [
+        HandMade(
+            tmp_path / name, server_id=server, subject=name, messages=[1, 2], scheduled=[1, 2],
+            outcomes=[(1, Outcome.DELIVERED, 1000 * server)],
+        ).write()
+        for server, name in ((7, "east"), (8, "west"))
+    ]  # fmt: skip
+    found = _balance(spark, *paths)
+    assert (found["accepted"], found["delivered"], found["pending"], found["duplicated"]) == (4, 2, 2, 0)
+    assert [row["server_id"] for row in found["by_server"]] == [f"{7:012x}", f"{8:012x}"]
+    late = _latency(spark, *paths)
+    assert [(row["subject"], row["lateness_ms"]["max"]) for row in late["by"]] == [("east", 7.0), ("west", 8.0)]
+
+
+def test_retired_windows_count_with_what_the_ledger_says(spark: Any, tmp_path: Path) -> None:
+    # The window's files are gone, one message of it is still in message_log, and so is a later one of another window.
+    path = HandMade(
+        tmp_path / "data",
+        messages=[1],
+        retired={"accepted": 10, "delivered": 9, "cancelled": 1, "last_sequence": 5},
+    ).write()
+    found = _balance(spark, path)
+    assert (found["accepted"], found["delivered"], found["cancelled"], found["pending"]) == (10, 9, 1, 0)
+    assert (found["retired"], found["lost"], found["balanced"]) == (10, 0, True)
+    assert _balance(spark, path, chosen=Range(from_ms=NOW_MS))["accepted"] == 0
+
+
+def test_a_range_without_rows_gives_an_honest_empty_report(spark: Any, tmp_path: Path) -> None:
+    path = HandMade(tmp_path / "data", messages=[1], scheduled=[1], outcomes=[(1, Outcome.DELIVERED, 1)]).write()
+    empty = _latency(spark, path, chosen=Range(from_ms=NOW_MS))
+    assert (empty["count"], empty["by"], empty["slo"]["attained"]) == (0, [], None)
+    assert set(empty["lateness_ms"].values()) == {None}
+    assert _balance(spark, path, chosen=Range(subjects=("nobody",)))["accepted"] == 0
+    page = tmp_path / "empty.html"
+    command = ["latency", path, "--from", "2030-01-01T00:00Z", "--out", str(page)]
+    assert report.main(command, standalone_mode=False) == 0
+    assert "Nothing was due in this range" in page.read_text()
+
+
+def test_corruption_is_a_finding_and_the_rest_is_counted(spark: Any, tmp_path: Path) -> None:
+    outcomes = [(sequence, Outcome.DELIVERED, 500) for sequence in (1, 2, 3)]
+    path = HandMade(tmp_path / "data", messages=[1, 2, 3], scheduled=[1, 2, 3], outcomes=outcomes).write()
+    (file,) = Path(path, "dispatch_log").glob("*/*.log")
+    data = bytearray(file.read_bytes())
+    size = (len(data) - 64) // 3
+    data[64 + 70] ^= 0xFF  # within the first record, which later ones call durable
+    file.write_bytes(_with_synced(data, size))
+    late = _latency(spark, path)
+    assert late["count"] == 2
+    assert [(row["file"], row["start"]) for row in late["corrupt"]] == [(str(file), 64)]
+
+
+def _with_synced(data: bytearray, size: int) -> bytes:
+    """The last record says that the first was durable before it, as it does once a sync came in between."""
+    import google_crc32c
+
+    start = 64 + 2 * size
+    data[start + 40 : start + 48] = start.to_bytes(8, "little")
+    crc: int = google_crc32c.value(bytes(data[start + 8 : start + 64]))
+    data[start + 4 : start + 8] = crc.to_bytes(4, "little")
+    return bytes(data)
+
+
+@pytest.mark.parametrize("command", ["latency", "completeness"])
+def test_what_is_no_data_directory_is_refused_in_one_line(spark: Any, tmp_path: Path, command: str) -> None:
+    with pytest.raises(FormatError, match="not a data directory"):
+        report.main([command, str(tmp_path)], standalone_mode=False)
+    with pytest.raises(FormatError, match="no such directory"):
+        report.main([command, str(tmp_path / "nothing")], standalone_mode=False)
+
+
+def test_a_file_of_a_newer_version_is_refused_by_name(spark: Any, tmp_path: Path) -> None:
+    path = HandMade(tmp_path / "data", messages=[1], scheduled=[1], outcomes=[(1, Outcome.DELIVERED, 1)]).write()
+    (file,) = Path(path, "dispatch_log").glob("*/*.log")
+    data = bytearray(file.read_bytes())
+    data[8:10] = (9).to_bytes(2, "little")
+    import google_crc32c
+
+    data[40:44] = google_crc32c.value(bytes(data[:40])).to_bytes(4, "little")
+    file.write_bytes(data)
+    with pytest.raises(FormatError, match="version 9 is newer"):
+        report.main(["latency", path], standalone_mode=False)
+
+
+def test_a_record_of_a_newer_version_is_told_in_one_line(spark: Any, tmp_path: Path) -> None:
+    path = HandMade(tmp_path / "data", messages=[1], scheduled=[1], outcomes=[(1, Outcome.DELIVERED, 1)]).write()
+    (file,) = Path(path, "dispatch_log").glob("*/*.log")
+    data = bytearray(file.read_bytes())
+    data[64 + 10 : 64 + 12] = (9).to_bytes(2, "little")
+    import google_crc32c
+
+    data[68:72] = google_crc32c.value(bytes(data[72:128])).to_bytes(4, "little")
+    file.write_bytes(data)
+    with pytest.raises(ClickException, match="version 9 .* upgrade this program"):
+        report.main(["latency", path], standalone_mode=False)
+
+
+def test_files_that_vanish_under_the_audit_make_it_begin_again(spark: Any, tmp_path: Path) -> None:
+    path = HandMade(tmp_path / "data", messages=[1], scheduled=[1], outcomes=[(1, Outcome.DELIVERED, 1)]).write()
+    said: list[str] = []
+    audit = Audit(spark, RealFileSystem(), (path,), said.append)
+    counts = []
+
+    def use(made: Any) -> int:
+        for file in Path(path, "dispatch_log").glob("*/*.log"):
+            file.unlink()
+        counts.append(made.to_map()["count"])
+        return counts[-1]
+
+    assert audit.latency(LatencyQuestion(Range()), use) == 0
+    assert len(counts) == 2
+    assert any("retired meanwhile" in line for line in said)
