@@ -34,6 +34,7 @@ def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: t
             message_log_retention_ms=chance.choice([1_000, HOUR_MS]),
             retention_ms=chance.choice([600_000, 2 * HOUR_MS, 24 * HOUR_MS]),
             open_files_max=chance.choice([16, 256]),
+            inline_sync_bytes_max=chance.choice([0, 64 * 1024]),
             warm_ahead_bytes=chance.choice([0, 4096, 16384]),
             checkpoint_interval_ms=chance.choice([100, 1_000, 5_000]),
             checkpoint_bytes=chance.choice([4, 1024]) * 1024,

@@ -22,6 +22,7 @@ from tests.simulation.files import check_files
 from tests.simulation.host import Host
 from tests.simulation.model import ACCEPTED, Model
 from tests.simulation.network import Network, Weather
+from tests.simulation.threads import simulated_threads
 from tests.simulation.trace import Trace
 
 HOUR_S = 3600.0
@@ -57,7 +58,7 @@ def run_seed(seed: int) -> Result:
     # A run that ends in a deadlock leaves coroutines behind; their complaints would bury the one that matters.
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        with trace.logging():
+        with trace.logging(), simulated_threads(Random(f"{seed}:threads")):
             trio.run(world.main, clock=time)
     except BaseException as error:
         failures = [leaf for leaf in _leaves(error) if isinstance(leaf, SimulationFailure)]
@@ -132,6 +133,8 @@ class World:
             groups, routes = settings_of.embedded_only()
         settings = settings_of.server_settings(self.chance, groups, routes)
         self.host = Host("server", 1, settings, self.clock, self.network, Random(f"{seed}:host"), self.note)
+        for host in (self.host, *self.nodes):
+            host.disk.inline = self.chance.random() < 0.5  # type: ignore[misc]
         self.groups = ["one"] if self.chance.random() < 0.6 else ["one", "two"]
         self.producers = [
             Producer(
