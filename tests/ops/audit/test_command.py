@@ -1,0 +1,68 @@
+"""`delayserver report` before Spark: what is missing is told in one line, and nothing is begun that cannot end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ops.audit.boundaries import cut_points
+from ops.audit.command import report
+from ops.audit.failures import reason_of
+from store.filesystem import RealFileSystem
+
+
+def _run(*arguments: str) -> tuple[int, list[str]]:
+    result = CliRunner().invoke(report, arguments)
+    return result.exit_code, result.output.strip().splitlines()
+
+
+def test_without_java_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    code, lines = _run("latency", str(tmp_path))
+    assert code == 1
+    assert len(lines) == 1 and "Java 17 or newer" in lines[0] and "apt install openjdk-17" in lines[0]
+
+
+def test_an_old_java_is_told_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    code, lines = _run("completeness", str(tmp_path))
+    assert code == 1
+    assert len(lines) == 1 and f"{java} is Java 8" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (["--out", "/nowhere/report.html"], 1, "there is no directory /nowhere"),
+        (["--out", "report.pdf"], 2, "must end in .html, .json or .parquet"),
+        (["--by", "colour"], 2, "it takes subject, broker_group"),
+        (["--slo", "fast"], 2, "is no duration"),
+        (["--from", "2026-01-02T00:00Z", "--to", "2026-01-01T00:00Z"], 2, "--from must lie before --to"),
+    ],
+)
+def test_bad_arguments_are_refused_before_spark_starts(arguments: list[str], code: int, reason: str) -> None:
+    found, lines = _run("latency", "data", *arguments)
+    assert found == code
+    assert reason in lines[-1]
+
+
+def test_the_reason_is_found_among_the_traces_of_spark() -> None:
+    text = "Job aborted\n  File x\nstore.errors.FormatError: /d/x.log: version 9; upgrade\n\tat org.apache.spark"
+    assert reason_of(text) == "/d/x.log: version 9; upgrade"
+    assert "SPARK_DRIVER_MEMORY" in str(reason_of("java.lang.OutOfMemoryError: Java heap space"))
+    assert reason_of("something else") is None
+
+
+def test_a_body_that_looks_like_a_record_is_no_boundary(tmp_path: Path) -> None:
+    path = tmp_path / "data.log"
+    path.write_bytes(bytes(64) + b"DREC" * 100)
+    file = RealFileSystem().open(str(path), write=False)
+    assert cut_points(file, 64, 464, 8).offsets == ()
+    file.close()
