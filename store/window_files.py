@@ -157,11 +157,11 @@ class WindowFiles(Generic[Key]):
         with self._sync_lock:
             wanted = self.dirty_keys() if keys is None else list(keys)
             synced = [done for key in wanted if (done := self._sync_one(key)) is not None]
-            self._list([state for _, state, _ in synced if not state.listed])
+            self.list_names([state for _, state, _ in synced if not state.listed])
             for key, state, mark in synced:
                 self._made_durable(key, state, mark)
 
-    def _list(self, states: list[FileState]) -> None:
+    def list_names(self, states: list[FileState]) -> None:
         """Make the names of new files durable, once a folder: a file that a crash forgets must not be pointed to."""
         if not states:
             return
@@ -189,9 +189,9 @@ class WindowFiles(Generic[Key]):
         return self.states[key].durable
 
     def marks(self) -> dict[Key, FileMark]:
-        """`mark` of every file."""
+        """`mark` of every file whose name is durable: a crash may forget the others, and nothing in them is synced."""
         with self.table.lock:
-            return {key: state.durable for key, state in self.states.items()}
+            return {key: state.durable for key, state in self.states.items() if state.listed}
 
     # Removing
 

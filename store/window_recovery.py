@@ -50,6 +50,12 @@ class WindowRecovery(Generic[Key]):
                     continue
                 present.add(key)
                 self._take_over(key, known.get(key))
+        # The process may have died between making a file and its first sync, and the machine not: the name is there, but
+        # not on the disk yet, and the next checkpoint will point to it.
+        if self._files.write:
+            self._files.list_names(
+                [state for key, state in self._files.states.items() if key in present and key not in known]
+            )
         for key, mark in known.items():
             if key not in present:
                 self._lost(key, self._files.adopt(key, mark), "the file is missing, but the checkpoint knows it")
