@@ -309,6 +309,7 @@ class Operations:
                 "ids_length": old.ids_length,
                 "id_hash": old.id_hash,
                 "subject": old.subject,
+                "expires_ms": old.expires_ms,
                 "properties": old.properties,
                 "properties_length": old.properties_length,
                 "bodies": old.bodies,
