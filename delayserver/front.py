@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
@@ -150,7 +151,8 @@ class Front:
                 continue
             if self.connections >= server.settings.listen.connections_max:
                 self.handlers.count_error(TooManyConnections.error)
-                transport.send_now(encode_error(0, TooManyConnections("try again later", retry_after_ms=1000)))
+                with contextlib.suppress(OSError):  # it is gone again
+                    transport.send_now(encode_error(0, TooManyConnections("try again later", retry_after_ms=1000)))
                 transport.close()
                 continue
             self.connections += 1
