@@ -167,8 +167,13 @@ class RemoteNode:
 
 async def _send_all(transport: Transport, frame: bytes) -> None:
     view = memoryview(frame)
-    while view:
-        taken = transport.send_now(view)
-        view = view[taken:]
-        if view.nbytes:
-            await transport.wait_writable()
+    try:
+        while view:
+            taken = transport.send_now(view)
+            view = view[taken:]
+            if view.nbytes:
+                await transport.wait_writable()
+    except BaseException:
+        # Part of a frame is out: whatever followed it would be read as its rest.
+        transport.close()
+        raise
