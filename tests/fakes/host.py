@@ -208,6 +208,12 @@ class Host:
         """Wall time of the host."""
         return self.clock.now_ms()
 
+    @property
+    def connections(self) -> int:
+        """Connections that the server counts as open."""
+        count: int = self.server.status.to_map()["connections"]
+        return count
+
     def fake(self, node: str = "fake") -> FakeBroker:
         """The fake that stands for the node `NODE:1`; it lives on when the server dies."""
         return self.brokers[f"{node}:1"]
