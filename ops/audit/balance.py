@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from delayserver.protocol.outcomes import Outcome
+from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
 from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG, Captured
 from ops.audit.latency_cells import Range, read_log
 
@@ -21,6 +21,7 @@ _BITS = 6
 _SCHEDULED, _LOGGED, _ENDED, _ENDED_COARSE, _EARLY, _STORED, _INTERNAL, _BEHIND, _DISPATCHED = range(9)
 ENDS = (Outcome.DELIVERED, Outcome.CANCELLED, Outcome.DEAD_LETTERED, Outcome.EXPIRED, Outcome.DEDUPLICATED)
 KEY = ("server", "sequence")
+COUNTS = ("accepted", *[OUTCOME_LABELS[end] for end in ENDS], "pending")
 PROBLEMS = ("lost", "duplicated", "early", "orphaned", "not_stored")
 
 

@@ -11,6 +11,7 @@ import json
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 
 from ops.audit.boundaries import cut_points
 from store.errors import CorruptionError, FormatError
@@ -133,7 +134,7 @@ def _parts(fs: FileSystem, directory: str, path: str, server_id: int, log: str, 
         edges = [FILE_HEADER_BYTES, *cuts.offsets, size]
         return [
             replace(whole, start=start, stop=stop, synced=max(cuts.synced, FILE_HEADER_BYTES))
-            for start, stop in zip(edges, edges[1:], strict=False)
+            for start, stop in pairwise(edges)
         ]
     finally:
         file.close()

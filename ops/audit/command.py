@@ -99,7 +99,7 @@ def report() -> None:
 @report.command
 @report_options
 @click.pass_context
-def latency(context: click.Context, **given: Any) -> None:
+def latency(context: click.Context, /, **given: Any) -> None:
     """How late deliveries were, for whom, when, and through which stage. Early ones are counted: there must be none."""
     from ops.audit.run import run_latency
 
@@ -109,7 +109,7 @@ def latency(context: click.Context, **given: Any) -> None:
 @report.command
 @report_options
 @click.pass_context
-def completeness(context: click.Context, **given: Any) -> None:
+def completeness(context: click.Context, /, **given: Any) -> None:
     """accepted = delivered + cancelled + dead-lettered + expired + deduplicated + pending, and what breaks it.
 
     Lists lost, duplicated, early and orphaned messages with the receipts to hand to `delayserver recover trace`.

@@ -18,7 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from delayserver.protocol.outcomes import OUTCOME_LABELS
 from delayserver.protocol.receipts import format_receipt
-from ops.audit.balance import ENDS, PROBLEMS, Horizon, states
+from ops.audit.balance import COUNTS, ENDS, PROBLEMS, Horizon, states
 from ops.audit.broker_log import BrokerSide
 from ops.audit.capture import Captured
 from ops.audit.directories import Retired, with_names
@@ -28,7 +28,6 @@ from store.names import Names
 
 # Evidence is for a person who traces it; the counts are complete.
 EVIDENCE_MAX = 100
-COUNTS = ("accepted", *[OUTCOME_LABELS[end] for end in ENDS], "pending")
 _LEDGER = ("accepted", "delivered", "cancelled", "dead_lettered", "expired", "deduplicated")
 
 

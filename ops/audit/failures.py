@@ -17,7 +17,7 @@ _MEMORY = re.compile(r"java\.lang\.OutOfMemoryError|Java heap space")
 @contextmanager
 def one_line() -> Iterator[None]:
     """Turn what Spark raises into a `click.ClickException` where the reason is ours or the machine's."""
-    from py4j.protocol import Py4JError
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped,import-not-found,unused-ignore]
     from pyspark.errors import PySparkException, PySparkRuntimeError
 
     try:

@@ -108,9 +108,9 @@ class LatencyReport:
         for stage in STAGES:
             wanted += [F.sum(f"{stage}_sum_us").alias(f"{stage}_sum"), F.max(f"{stage}_max_us").alias(f"{stage}_max")]
         row = self._deliveries.agg(*wanted).first()
-        count = row["count"] if row is not None else 0
-        if not count:
+        if row is None or not row["count"]:
             return {}
+        count = row["count"]
         return {
             stage: {"mean": row[f"{stage}_sum"] / count / 1000, "max": row[f"{stage}_max"] / 1000} for stage in STAGES
         }

@@ -24,7 +24,7 @@ class VanishedError(StoreError):
 
 
 @dataclass
-class LogPartition(InputPartition):
+class LogPartition(InputPartition):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed
     """Parts that one task reads; usually one."""
 
     parts: tuple[Part, ...]

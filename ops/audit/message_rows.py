@@ -121,7 +121,9 @@ def _bodies(column: pa.Array | None, count: int) -> tuple[memoryview, NDArray[np
     if column is None:
         return memoryview(b""), np.zeros(count + 1, np.int64)
     if column.null_count:
-        column = column.fill_null(b"" if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type) else "")
+        column = column.fill_null(
+            b"" if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type) else ""
+        )
     plain = column.cast(pa.large_binary())
     _, ends, data = plain.buffers()
     offsets = np.frombuffer(ends, np.int64, count + 1, plain.offset * 8) if count else np.zeros(1, np.int64)

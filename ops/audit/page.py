@@ -13,9 +13,8 @@ from typing import Any
 
 from delayserver.units import format_duration
 from ops.audit.audit import as_plain
-from ops.audit.balance import PROBLEMS
+from ops.audit.balance import COUNTS, PROBLEMS
 from ops.audit.charts import draw_calendar, draw_distribution, draw_over_time, plotly_script
-from ops.audit.completeness import COUNTS
 
 # A table longer than this is no reading matter; the JSON in the page has all rows.
 ROWS_MAX = 500
@@ -28,12 +27,14 @@ body { margin: 0 auto; max-width: 1080px; padding: 16px; color: var(--ink); back
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.15rem; margin: 32px 0 8px; }
 p.quiet { color: var(--quiet); margin: 4px 0 16px; overflow-wrap: anywhere; }
 ul.findings { list-style: none; padding: 0; margin: 0; }
-ul.findings li { border-left: 4px solid var(--bad); background: #fef2f2; padding: 8px 12px; margin: 6px 0; overflow-wrap: anywhere; }
+ul.findings li { border-left: 4px solid var(--bad); background: #fef2f2; padding: 8px 12px; margin: 6px 0;
+  overflow-wrap: anywhere; }
 ul.findings li.good { border-color: var(--good); background: #f0fdf4; }
 ul.findings li.note { border-color: #c2410c; background: #fff7ed; }
 dl.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(130px, 1fr)); gap: 8px; margin: 0; }
 dl.figures div { border: 1px solid var(--line); border-radius: 6px; padding: 8px 12px; }
-dl.figures dt { color: var(--quiet); font-size: .85rem; } dl.figures dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
+dl.figures dt { color: var(--quiet); font-size: .85rem; }
+dl.figures dd { margin: 0; font-size: 1.25rem; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; font-size: .92rem; }
 th, td { padding: 6px 10px; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
@@ -96,7 +97,10 @@ def _wrong(latency: Mapping[str, Any], balance: Mapping[str, Any]) -> Iterable[s
     for name in PROBLEMS:
         if balance.get(name):
             first = balance["evidence"][name][0]["receipt"] if balance["evidence"].get(name) else ""
-            yield f"{balance[name]:,} {name.replace('_', ' ')}, the first is {first}: delayserver recover trace DIR --receipt {first}"
+            yield (
+                f"{balance[name]:,} {name.replace('_', ' ')}, the first is {first}: "
+                f"delayserver recover trace DIR --receipt {first}"
+            )
     for row in [*latency["corrupt"], *balance["corrupt"]]:
         yield f"Corrupt: {row['file']} {row['start']} to {row['stop']}: {row['detail']}"
 
@@ -117,7 +121,10 @@ def _headline(latency: Mapping[str, Any]) -> str:
     slo = latency["slo"]
     attained = "none" if slo["attained"] is None else f"{slo['attained']:.4%}"
     used = "none" if slo["budget_used"] is None else f"{slo['budget_used']:.1%}"
-    figures = [("delivered", "latency.count", f"{latency['count']:,}"), ("early", "latency.early", f"{latency['early']:,}")]
+    figures = [
+        ("delivered", "latency.count", f"{latency['count']:,}"),
+        ("early", "latency.early", f"{latency['early']:,}"),
+    ]
     figures += [(name.replace("p999", "p99.9"), f"latency.lateness_ms.{name}", _ms(value))
                 for name, value in latency["lateness_ms"].items()]  # fmt: skip
     figures.append((f"within {_ms(slo['target_ms'])}", "latency.slo.attained", attained))
@@ -127,7 +134,10 @@ def _headline(latency: Mapping[str, Any]) -> str:
 
 
 def _figures(figures: Sequence[tuple[str, str, str]]) -> str:
-    items = [f'<div><dt>{escape(name)}</dt><dd data-figure="{path}">{escape(text)}</dd></div>' for name, path, text in figures]
+    items = [
+        f'<div><dt>{escape(name)}</dt><dd data-figure="{path}">{escape(text)}</dd></div>'
+        for name, path, text in figures
+    ]
     return f'<dl class="figures">{"".join(items)}</dl>'
 
 
@@ -151,8 +161,11 @@ def _by_table(rows: Sequence[Mapping[str, Any]]) -> str:
         return '<p class="quiet">No deliveries.</p>'
     keys = [key for key in rows[0] if key not in ("count", "early", "within", "lateness_ms")]
     points = list(rows[0]["lateness_ms"])
-    table = [[*[str(row[key]) for key in keys], f"{row['count']:,}", f"{row['early']:,}", f"{row['within'] / row['count']:.3%}",
-              *[_ms(row["lateness_ms"][point]) for point in points]] for row in rows[:ROWS_MAX]]  # fmt: skip
+    table = []
+    for row in rows[:ROWS_MAX]:
+        counts = [f"{row['count']:,}", f"{row['early']:,}", f"{row['within'] / row['count']:.3%}"]
+        times = [_ms(row["lateness_ms"][point]) for point in points]
+        table.append([*[str(row[key]) for key in keys], *counts, *times])
     return _table([*keys, "delivered", "early", "within SLO", *points], table)
 
 

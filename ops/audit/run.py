@@ -13,8 +13,9 @@ import click
 
 from delayserver.units import format_duration
 from ops.audit.audit import Audit, as_plain
+from ops.audit.balance import COUNTS, PROBLEMS
 from ops.audit.command import HTML, JSON, PARQUET, Request
-from ops.audit.completeness import COUNTS, PROBLEMS, CompletenessQuestion, CompletenessReport
+from ops.audit.completeness import CompletenessQuestion, CompletenessReport
 from ops.audit.latency import LatencyQuestion, LatencyReport
 
 
@@ -84,7 +85,7 @@ def _instant(ms: float) -> str:
 
 def is_whole(balance: Mapping[str, Any]) -> bool:
     """Whether nothing is lost, twice, early, orphaned or unreadable."""
-    return balance["balanced"] and not balance["corrupt"] and not any([balance.get(name, 0) for name in PROBLEMS])
+    return balance["balanced"] and not balance["corrupt"] and not any(balance.get(name, 0) for name in PROBLEMS)
 
 
 def _latency_question(request: Request) -> LatencyQuestion:

@@ -62,7 +62,9 @@ class Sender:
             if final and self._fail:
                 first = next(row for row in refused if row.error.retry_after_ms is None)
                 message_id = rows.message_ids[first.index]
-                raise ValueError(f"the server refuses message {message_id}: {first.error}; option rejected=skip goes on")
+                raise ValueError(
+                    f"the server refuses message {message_id}: {first.error}; option rejected=skip goes on"
+                )
             sent += Sent(0, final)
             if not busy:
                 return sent

@@ -2,8 +2,9 @@
 
     campaign.write.format("delayserver").option("servers", "10.0.0.1:20801,10.0.0.2:20801").mode("append").save()
 
-Columns: `subject` (or option `subject` for all), `body` (binary or text), `due_ms` (milliseconds) or `due` (timestamp), and
-if wanted `message_id`, `properties` (map of text), `expires_ms`. Spark's default mode, create, means nothing here: say append.
+Columns: `subject` (or option `subject` for all), `body` (binary or text), `due_ms` (milliseconds) or `due` (timestamp),
+and if wanted `message_id`, `properties` (map of text), `expires_ms`. Spark's default mode, create, means nothing
+here: say append.
 
 A task that Spark runs again sends the same ids, and the server suppresses the copies. Where there is no id it is derived
 from subject, due time, body, properties and the option `campaign`: rows that are the same in all of these are one message.
@@ -26,7 +27,7 @@ from ops.audit.sending import Sender, Sent
 FAIL, SKIP = "fail", "skip"
 
 
-class DelayServerSink(DataSource):
+class DelayServerSink(DataSource):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed
     """The format `delayserver`, for writing."""
 
     @classmethod
@@ -66,20 +67,22 @@ class WriteOptions:
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class Written(WriterCommitMessage):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed
     """What one task sent."""
 
     accepted: int
     rejected: int
 
 
-class DelayServerWriter(DataSourceArrowWriter):
+class DelayServerWriter(DataSourceArrowWriter):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed
     """Sends the batches of each partition."""
 
     def __init__(self, options: WriteOptions, columns: Sequence[str]) -> None:
         unknown = [name for name in columns if name not in COLUMNS]
         if unknown:
-            raise ValueError(f"unknown columns {', '.join(unknown)}: a message has {', '.join(COLUMNS)}; drop the others")
+            raise ValueError(
+                f"unknown columns {', '.join(unknown)}: a message has {', '.join(COLUMNS)}; drop the others"
+            )
         if "due_ms" not in columns and "due" not in columns:
             raise ValueError("no column says when: due_ms (milliseconds since 1970) or due (timestamp)")
         if "subject" not in columns and not options.subject:

@@ -46,7 +46,7 @@ def directories_of(options: Mapping[str, str]) -> list[str]:
     return [str(path).removeprefix("file://").rstrip("/") or "/" for path in found]
 
 
-class LogSource(DataSource):
+class LogSource(DataSource):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed
     """One log of one or more data directories."""
 
     log: ClassVar[str]
@@ -59,7 +59,7 @@ class LogSource(DataSource):
     @property
     def corrupt(self) -> str:
         """What corruption does. Raises ValueError."""
-        choice = self.options.get("corrupt", FAIL).lower()
+        choice = str(self.options.get("corrupt", FAIL)).lower()
         if choice not in (FAIL, SKIP, REPORT):
             raise ValueError(f"corrupt={choice}: write fail, skip or report")
         return choice
@@ -129,11 +129,12 @@ def register(spark: SparkSession) -> None:
     """Make the formats known to a session, the one for writing included."""
     from ops.audit.sink import DelayServerSink
 
-    for source in (*SOURCES, DelayServerSink):
+    every: tuple[type[DataSource], ...] = (*SOURCES, DelayServerSink)
+    for source in every:
         spark.dataSource.register(source)
 
 
-class LogReader(DataSourceReader):
+class LogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed
     """Plans one input partition a file or part of a large file, and reads them where Spark wants."""
 
     def __init__(self, log: str, options: Mapping[str, str], fields: Sequence[Field], corrupt: str) -> None:
@@ -143,7 +144,8 @@ class LogReader(DataSourceReader):
         self._corrupt = corrupt
         self._selection = Selection.from_options(options)
         if hasattr(DataSourceReader, "pushFilters"):
-            self.pushFilters = pushed_without_being_asked(self._push)
+            # An attribute and no method: `pushdown` says why.
+            setattr(self, "pushFilters", pushed_without_being_asked(self._push))  # noqa: B010
 
     def _push(self, filters: Sequence[Any]) -> list[Any]:
         """Take over the filters that a selection can express; the others stay Spark's."""

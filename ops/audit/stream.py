@@ -34,7 +34,7 @@ class StreamBrokenError(StoreError):
     Their messages are delivered, and recorded, again; start the stream with a new checkpoint to count them anew."""
 
 
-class DispatchStreamReader(DataSourceStreamReader):
+class DispatchStreamReader(DataSourceStreamReader):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed
     """Micro-batches of the rows that were added."""
 
     def __init__(self, directories: Sequence[str], fields: Sequence[Field], options: Mapping[str, str]) -> None:
@@ -68,7 +68,9 @@ class DispatchStreamReader(DataSourceStreamReader):
         for part in captured.parts:
             begin, stop = before.get(part.path, FILE_HEADER_BYTES), after.get(part.path, 0)
             if part.stop < stop:
-                raise StreamBrokenError(f"{part.path}: {stop} bytes were read, {part.stop} are there; use a new checkpoint")
+                raise StreamBrokenError(
+                    f"{part.path}: {stop} bytes were read, {part.stop} are there; use a new checkpoint"
+                )
             if begin < stop and self._selection.touches(part):
                 parts.append(replace(part, start=begin, stop=stop, synced=stop))
         return pack(parts, _PACK_BYTES) or [LogPartition(())]

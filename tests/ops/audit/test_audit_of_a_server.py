@@ -202,7 +202,13 @@ def test_the_page_renders_offline_with_the_numbers_of_the_json(
         name: balance[name] for name in ("accepted", "pending", *ENDS)
     }
     assert carried["latency"]["lateness_ms"] == lateness["lateness_ms"]
-    for path in ("completeness.accepted", "completeness.pending", "completeness.lost", "latency.count", "latency.early"):
+    for path in (
+        "completeness.accepted",
+        "completeness.pending",
+        "completeness.lost",
+        "latency.count",
+        "latency.early",
+    ):
         top, name = path.split(".")
         assert shown.figure(path) == f"{carried[top][name]:,}"
     for point, value_ms in carried["latency"]["lateness_ms"].items():

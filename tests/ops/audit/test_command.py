@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,8 @@ from ops.audit.boundaries import cut_points
 from ops.audit.command import report
 from ops.audit.failures import reason_of
 from store.filesystem import RealFileSystem
+
+ROOT = Path(__file__).parents[3]
 
 
 def _run(*arguments: str) -> tuple[int, list[str]]:
@@ -66,3 +72,16 @@ def test_a_body_that_looks_like_a_record_is_no_boundary(tmp_path: Path) -> None:
     file = RealFileSystem().open(str(path), write=False)
     assert cut_points(file, 64, 464, 8).offsets == ()
     file.close()
+
+
+def test_executors_find_the_packages_in_a_zip_that_lists_its_directories(tmp_path: Path) -> None:
+    packages = tmp_path / "packages"
+    for name in ("delayserver", "store", "wheel", "ops"):
+        shutil.copytree(ROOT / name, packages / name, ignore=shutil.ignore_patterns("__pycache__"))
+    archive = shutil.make_archive(str(tmp_path / "delayserver"), "zip", packages)
+    code = "import ops.audit.part_reader, ops.audit.capture; print(ops.audit.part_reader.__file__)"
+    environment = {**os.environ, "PYTHONPATH": archive}
+    found = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert found.stdout.startswith(archive), found.stderr

@@ -64,7 +64,8 @@ def test_lost_duplicated_early_and_orphaned_are_found_by_name(spark: Any, tmp_pa
         "lost": 1, "duplicated": 1, "early": 1, "orphaned": 1,
     }  # fmt: skip
     sequences = {
-        name: [row["sequence"] for row in found["evidence"][name]] for name in ("lost", "duplicated", "early", "orphaned")
+        name: [row["sequence"] for row in found["evidence"][name]]
+        for name in ("lost", "duplicated", "early", "orphaned")
     }
     assert sequences == {"lost": [4], "duplicated": [2], "early": [3], "orphaned": [9]}
     receipt = parse_receipt(found["evidence"]["lost"][0]["receipt"])
@@ -169,7 +170,7 @@ def test_a_record_of_a_newer_version_is_told_in_one_line(spark: Any, tmp_path: P
 
     data[68:72] = google_crc32c.value(bytes(data[72:128])).to_bytes(4, "little")
     file.write_bytes(data)
-    with pytest.raises(ClickException, match="version 9 .* upgrade this program"):
+    with pytest.raises(ClickException, match=r"version 9 .* upgrade this program"):
         report.main(["latency", path], standalone_mode=False)
 
 
@@ -177,7 +178,7 @@ def test_files_that_vanish_under_the_audit_make_it_begin_again(spark: Any, tmp_p
     path = HandMade(tmp_path / "data", messages=[1], scheduled=[1], outcomes=[(1, Outcome.DELIVERED, 1)]).write()
     said: list[str] = []
     audit = Audit(spark, RealFileSystem(), (path,), said.append)
-    counts = []
+    counts: list[int] = []
 
     def use(made: Any) -> int:
         for file in Path(path, "dispatch_log").glob("*/*.log"):

@@ -77,7 +77,7 @@ def test_what_is_delivered_is_what_the_row_said(spark: Any, servers: list[Server
     )
     _send(rows, servers[:1], subject="greetings")
     with servers[0].client() as client:
-        found = []
+        found: list[Any] = []
         deadline_s = time.monotonic() + 30
         while len(found) < 2 and time.monotonic() < deadline_s:
             found += client.pull("greetings", "audit", 10, 1.0)
@@ -90,8 +90,10 @@ def test_what_is_delivered_is_what_the_row_said(spark: Any, servers: list[Server
 
 def test_a_refused_row_fails_the_job_or_is_left_out(spark: Any, servers: list[ServerProcess]) -> None:
     now_ms = int(time.time() * 1000)
-    rows = spark.createDataFrame([("a", now_ms + 3_600_000), ("b", now_ms + 4000 * 86_400_000)], "body string, due_ms long")
-    with pytest.raises(Exception, match="too_far|maximum delay"):
+    rows = spark.createDataFrame(
+        [("a", now_ms + 3_600_000), ("b", now_ms + 4000 * 86_400_000)], "body string, due_ms long"
+    )
+    with pytest.raises(Exception, match=r"too_far|maximum delay"):
         _send(rows, servers[:1], subject="late")
     _send(rows, servers[:1], subject="late", rejected="skip")
     (status,) = _status(servers[:1])

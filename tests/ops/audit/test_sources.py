@@ -48,7 +48,7 @@ def test_a_log_is_read_with_names_and_without_bodies(spark: Any, written: str) -
     assert row["subject"].startswith("orders.") and row["server_id"] == "0000000a0d17"
     assert frame.count() == ROWS
     outcomes = spark.read.format("delay_dispatch_log").load(written).groupBy("outcome").count().collect()
-    assert {name: count for name, count in outcomes}.keys() == {"delivered", "cancelled"}
+    assert dict(outcomes).keys() == {"delivered", "cancelled"}
     assert sum([count for _, count in outcomes]) == ROWS
 
 
@@ -74,7 +74,9 @@ def test_range_and_subjects_cut_rows_and_files(spark: Any, written: str) -> None
 def test_filters_are_pushed_where_the_session_allows_it_and_agree_where_not(spark: Any, written: str) -> None:
     def count() -> int:
         frame = spark.read.format("delay_dispatch_log").option("columns", "due_ms,subject,sequence").load(written)
-        chosen = (frame.due_ms >= START_MS + 61_000) & (frame.due_ms < START_MS + 90_000) & (frame.subject == "orders.03")
+        chosen = (
+            (frame.due_ms >= START_MS + 61_000) & (frame.due_ms < START_MS + 90_000) & (frame.subject == "orders.03")
+        )
         return int(frame.where(chosen).count())
 
     plain = count()
@@ -125,7 +127,10 @@ def test_damage_fails_is_skipped_or_reported_by_option(spark: Any, tmp_path: Pat
     read = spark.read.format("delay_dispatch_log")
     with pytest.raises(Exception, match="corrupt at offset 64"):
         read.load(path).collect()
-    assert [row["sequence"] for row in read.option("corrupt", "skip").load(path).orderBy("sequence").collect()] == [2, 3]
+    assert [row["sequence"] for row in read.option("corrupt", "skip").load(path).orderBy("sequence").collect()] == [
+        2,
+        3,
+    ]
     (damage,) = read.option("corrupt", "report").load(path).collect()
     assert (damage["file"], damage["start"], damage["stop"]) == (str(file), 64, 64 + size)
 
