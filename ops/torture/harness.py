@@ -25,7 +25,7 @@ from ops.torture.verdict import drain, judge
 KILL_DURING_START = 10
 STOP_CLEANLY = 25
 START_S = 0.9
-DRAIN_TIMEOUT_S = 120.0
+EMPTY_PULLS_MAX = 1000
 # Windows of a second and small files, so that a kill finds every kind of file at work; retention far away, so that
 # lookups can be checked at the end.
 CONFIG = """\
@@ -39,6 +39,7 @@ checkpoint_interval_ms = 200
 load_ahead_ms = 2500
 [broker]
 segment_bytes = 1048576
+ack_timeout_ms = 3600000
 """
 
 
@@ -152,9 +153,9 @@ class Torture:
         record, report = self._record, self._report
         chance = random.Random(self._plan.seed)
         consumer = Consumer(record, self._server.address, chance)
-        client = Client(self._server.address, timeout_s=60.0)
+        client = Client(self._server.address, timeout_s=120.0)
         Producer(record, self._server.address, chance).resolve()
-        drain(record, consumer, DRAIN_TIMEOUT_S)
+        drain(record, consumer, EMPTY_PULLS_MAX)
         status = judge(record, client, sample=self._plan.lookups)
         client.close()
         consumer.client.close()

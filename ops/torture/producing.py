@@ -15,6 +15,8 @@ from ops.torture.record import Fate, Record, Sent
 SUBJECT = "torture.orders"
 # Every so often a message has a subject of its own, so that the table of names grows.
 RARE_SUBJECT = "torture.rare."
+# Far beyond any answer: a machine that stands still for a while is no reason to give a request up.
+TIMEOUT_S = 120.0
 LOST = (ConnectionLost, RequestTimedOut)
 # After these nobody knows whether it happened.
 UNKNOWN = (*LOST, StorageFailed)
@@ -38,7 +40,7 @@ class Producer:
         self._delay_ms_max = delay_ms_max
         self._due_base_ms = due_base_ms
         self._rare_subjects = rare_subjects
-        self.client = Client(address, timeout_s=20.0, retries=0)
+        self.client = Client(address, timeout_s=TIMEOUT_S, retries=0)
         self._recent: list[Sent] = []
         self._steps = 0
 

@@ -124,6 +124,8 @@ class Record:
                 sent.fate = Fate.ENDED
             elif outcome in (Outcome.DELIVERED, Outcome.TOO_LATE) or (outcome == Outcome.EXPIRED and sent.expires_ms):
                 sent.fate = Fate.ACCEPTED
+            elif outcome == Outcome.RETIRED:
+                pass  # it had an outcome, and nobody remembers which: it stays open here
             else:
                 self.violate(f"the cancel of {sent.number}, which was accepted, was answered {outcome.label}")
 

@@ -25,7 +25,7 @@ from delayserver.clock import SystemClock
 from delayserver.front import SERVER
 from delayserver.process import serve
 from delayserver.settings import Settings
-from tests.crash.files import FailSyncOnce, Hook, HookedFileSystem, Killer
+from tests.crash.files import FailSyncOnce, Hook, HookedFileSystem, Killer, Observer
 from tests.crash.points import BY_NAME
 
 CONTROL = struct.Struct("<qq")
@@ -100,7 +100,8 @@ def main(orders: Orders, pipe: Connection) -> None:
     if orders.open_files_max:
         resource.setrlimit(resource.RLIMIT_NOFILE, (orders.open_files_max, orders.open_files_max))
     control = Control(orders.control)
-    hook: Hook = lambda *_: False  # noqa: E731  nothing to do at any operation
+    observer = Observer()
+    hook: Hook = observer
     if orders.point:
         hook = Killer(BY_NAME[orders.point], lambda: control.armed, lambda name: pipe.send(("died", name)))
     elif orders.fail_sync:
@@ -124,5 +125,6 @@ def main(orders: Orders, pipe: Connection) -> None:
         code = report_failure(error)
         if code is None:
             raise
+    pipe.send(("seen", sorted(observer.seen)))
     sys.stderr.flush()
     sys.exit(code)

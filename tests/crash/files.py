@@ -81,6 +81,18 @@ class Killer:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Observer:
+    """Notes which operations there are."""
+
+    def __init__(self) -> None:
+        self.seen: set[tuple[str, str]] = set()
+
+    def __call__(self, room: str, verb: str, _moment: str) -> bool:
+        """Nothing happens."""
+        self.seen.add((room, verb))
+        return False
+
+
 class FailSyncOnce:
     """The n-th sync of a kind of file fails, as a disk says it: once."""
 

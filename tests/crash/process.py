@@ -19,11 +19,12 @@ from delayserver.settings import (
     WheelSettings,
 )
 from tests.crash.crashing_server import Control, Orders, main
+from tests.crash.points import Operation
 
 # Forked from a process that has imported everything already: a start takes a tenth of a second.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.crash.crashing_server"])
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 120.0
 KIB = 1 << 10
 HOUR_MS = 3_600_000
 
@@ -43,7 +44,7 @@ def small_settings(data_dir: str) -> Settings:
             dispatch_reserve_bytes=256 * KIB,
         ),
         wheel=WheelSettings(load_ahead_ms=1500),
-        broker=BrokerSettings(segment_bytes=24 * KIB),
+        broker=BrokerSettings(segment_bytes=24 * KIB, ack_timeout_ms=HOUR_MS),
     )
 
 
@@ -68,6 +69,7 @@ class ServerUnderTest:
         self._pipe: Any = None
         self.address = ""
         self.died_at = ""
+        self.seen: set[Operation] = set()
 
     def now_us(self) -> int:
         """The time by the server's clock."""
@@ -107,6 +109,8 @@ class ServerUnderTest:
                 kind, value = self._pipe.recv()
                 if kind == "ready":
                     self.address = value
+                elif kind == "seen":
+                    self.seen |= {Operation(*operation) for operation in value}
                 else:
                     self.died_at = value
         except (EOFError, ConnectionResetError):

@@ -17,12 +17,12 @@ from ops.torture.producing import LOST, Producer
 from ops.torture.record import Record
 from ops.torture.verdict import drain, judge
 from store.windows import DAY_MS, day_of
-from tests.crash.points import BY_NAME, DAYS, FRESH, LOAD, RESTART, RETENTION, STOP, TORN_RESTART, Point
+from tests.crash.points import BY_NAME, COARSE, DAYS, FRESH, LOAD, RESTART, RETENTION, STOP, TORN_RESTART, Point
 from tests.crash.process import ServerUnderTest, small_settings, with_retention
 
-# A point that is not reached within this is not reached.
-REACH_TIMEOUT_S = 15.0
-DRAIN_TIMEOUT_S = 15.0
+# A point that is not reached within this is not reached: far beyond the second that it takes.
+REACH_TIMEOUT_S = 60.0
+EMPTY_PULLS_MAX = 200
 Side = TypeVar("Side", Producer, Consumer)
 
 
@@ -43,9 +43,11 @@ class Scene:
         settings = small_settings(str(folder / "data"))
         if point.scene == RETENTION:
             settings = with_retention(settings)
-        if point.scene == DAYS:
+        if point.scene in (COARSE, DAYS):
             settings = replace(settings, storage=replace(settings.storage, fine_horizon_ms=1))
         self.server = ServerUnderTest(folder, settings)
+        self._midnight_ms = day_of(self.server.now_us() // 1000) + DAY_MS
+        self._tomorrow = {"due_base_ms": self._midnight_ms, "delay_ms_max": 4000}
         self.chance = random.Random(zlib.crc32(point.name.encode()))
         # Line by line, so that a failed scene can be read beside its files.
         self._history = (folder / "record.txt").open("w", buffering=1)
@@ -79,12 +81,13 @@ class Scene:
     def _die(self, point: Point) -> None:
         """Start a server that dies at a point, and give it reason to."""
         self.server.control.armed = point.scene != STOP
+        ahead = self._tomorrow if point.scene == COARSE else {}
         if self.server.start(point.name):
             if point.scene == STOP:
                 self.work_for(0.4)
                 self.server.control.armed = True
                 self.server.terminate()
-            self.work_for(REACH_TIMEOUT_S)
+            self.work_for(REACH_TIMEOUT_S, **ahead)
         code = self.server.wait()
         assert self.server.died_at == point.name, (
             f"{point.name} was not reached (exit code {code}): {self.server.said()}"
@@ -107,13 +110,28 @@ class Scene:
         elif scene == TORN_RESTART:
             self._die(BY_NAME[self.point.earlier])
         elif scene == DAYS:
-            midnight_ms = day_of(self.server.now_us() // 1000) + DAY_MS
-            self._run_and_kill(0.4, due_base_ms=midnight_ms, delay_ms_max=4000)
-            # Its day has come: what was one file becomes windows, overdue ones first.
-            self.server.control.step_us = (midnight_ms + 1500) * 1000 - time.time_ns() // 1000
+            self._fill_a_day()
         else:
-            assert scene in (FRESH, LOAD, RETENTION, STOP)
+            assert scene in (COARSE, FRESH, LOAD, RETENTION, STOP)
         self._die(self.point)
+        if scene == COARSE:
+            self._go_to_that_day()
+
+    def _fill_a_day(self) -> None:
+        self._run_and_kill(0.4, **self._tomorrow)
+        self._go_to_that_day()
+
+    def _go_to_that_day(self) -> None:
+        """What was one file becomes windows, overdue ones first."""
+        self.server.control.step_us = (self._midnight_ms + 1500) * 1000 - time.time_ns() // 1000
+
+    def watch(self) -> None:
+        """The scene without a crash, for what the server does in it."""
+        if self.point.scene == DAYS:
+            self._fill_a_day()
+        assert self.server.start(), self.server.said()
+        self.work_for(3.0 if self.point.scene == RETENTION else 1.0)
+        assert self.server.stop() == 0, self.server.said()
 
     def finish(self) -> None:
         """A normal start, the questions of a client that got no answers, some more load, and the verdict."""
@@ -127,7 +145,7 @@ class Scene:
             producer.resolve()
             for _ in range(8):
                 producer.step()
-            drain(self.record, consumer, DRAIN_TIMEOUT_S)
+            drain(self.record, consumer, EMPTY_PULLS_MAX)
             judge(self.record, producer.client, retired=self.point.scene == RETENTION)
         assert self.record.violations == [], self.told()
         assert self.server.stop() == 0, self.server.said()
