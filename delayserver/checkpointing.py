@@ -58,6 +58,15 @@ class Checkpointing:
         self.durable_position = 0
         self.written = 0
         self.disk_full = False
+        # The latest time the clock has shown, over all lives: what was due by then may have been attempted, also if the
+        # clock went back since.
+        self._peak_us = 0
+        self._peak_moved = False
+
+    def clock_showed(self, peak_us: int) -> None:
+        """The clock was at `peak_us` before it went back: the next checkpoint says so, soon."""
+        self._peak_us = max(self._peak_us, peak_us)
+        self._peak_moved = True
 
     async def run(self) -> None:
         """Write checkpoints until cancelled."""
@@ -75,7 +84,7 @@ class Checkpointing:
 
     def _changed(self) -> bool:
         moved = self._replayer.position != self._written_position
-        return moved or int(self._recorder.totals.sum()) != self._written_outcomes
+        return moved or self._peak_moved or int(self._recorder.totals.sum()) != self._written_outcomes
 
     async def write(self, *, clean: bool = False) -> None:
         """Sync and write one checkpoint, after one that is being written. Raises DiskFullError; SyncFailedError is final."""
@@ -91,6 +100,8 @@ class Checkpointing:
         drains = dict(self._tier.positions)
         outcomes = int(self._recorder.totals.sum())
         self._replayer.bytes_since_checkpoint = 0
+        self._peak_moved = False
+        self._peak_us = max(self._peak_us, self._clock.now_us())
         await self._recorder.flush()
         save = partial(self._save, position, sequence, totals, drains, clean)
         if self._fs.inline:
@@ -122,7 +133,7 @@ class Checkpointing:
                 ),
                 totals=totals,
                 clean=clean,
-                written_us=self._clock.now_us(),
+                written_us=self._peak_us,
             ),
         )
 

@@ -248,6 +248,7 @@ class DelayServer:
             settings.storage,
             self.clock,
         )
+        self.checkpointing.clock_showed(opened.checkpoint.written_us)
         self.retention.durable_position = lambda: self.checkpointing.durable_position
 
     def _build_group(self, group: GroupSettings, code: int, opened: Opened) -> BrokerGroup:
@@ -331,6 +332,7 @@ class DelayServer:
         )
         self.housekeeping = Housekeeping(self.fs, opened, self.book, self.groups, self.dispatcher, settings, self.clock)
         self.recorder.on_durable = self.housekeeping.outcomes_durable
+        self.housekeeping.on_step_back = self.checkpointing.clock_showed
         self.status = Status(self)
         self.front = Front(self)
         self.handlers = self.front.handlers
@@ -393,9 +395,17 @@ class DelayServer:
             await self.broker_commit.durable()
             await self.checkpointing.write(clean=True)
             self.broker.close()
-            self.opened.sequences.close_clean()
+            if self._attempts_settled():
+                self.opened.sequences.close_clean()
         if scope.cancelled_caught:
             logger.warning("not everything was settled in time; the next start will recover")
+
+    def _attempts_settled(self) -> bool:
+        """Whether no attempt has an unknown result; otherwise the next start must take the end for a crash, and ask."""
+        unsettled = self.opened.attempted.due_before_ms
+        if any(True for _ in self.book.incomplete_before(unsettled)):
+            return False
+        return not any(len(group.queue.uncertain()) or group.spilled for group in self.groups.values())
 
     def close(self) -> None:
         """Close all files."""

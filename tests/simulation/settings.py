@@ -23,6 +23,8 @@ ACK_TIMEOUT_MS = 20_000
 
 def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: tuple[RouteSettings, ...]) -> Settings:
     """Drawn anew for every seed."""
+    # A queue holds at least what its workers have in flight: what comes back from an attempt is not to be dropped.
+    queue_rows_max, batch_messages_max = chance.choice([(16, 3), (1_000_000, 3), (1_000_000, 8192)])
     window_ms = chance.choice([1_000, 10_000, 60_000, 60_000, 60_000, 600_000])
     return Settings(
         message=MessageSettings(delay_ms_max=DELAY_MS_MAX),
@@ -49,8 +51,8 @@ def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: t
             slice_rows=chance.choice([4, 8192]),
         ),
         dispatch=DispatchSettings(
-            batch_messages_max=chance.choice([3, 8192]),
-            queue_rows_max=chance.choice([16, 1_000_000]),
+            batch_messages_max=batch_messages_max,
+            queue_rows_max=queue_rows_max,
             deliver_timeout_ms=chance.choice([500, 10_000]),
             backoff_ms_max=chance.choice([1_000, 30_000]),
             outcome_flush_ms=chance.choice([1, 5, 200]),
