@@ -159,7 +159,7 @@ class OutcomeRecorder:
         done = 0
         while True:
             try:
-                await self._run(partial(self._append_and_sync, parts[done:]))
+                await self._run(partial(self._append_and_sync, parts, done))
                 self.disk_full = False
                 return {key for key, _ in parts}
             except _PartlyWrittenError as error:
@@ -174,8 +174,9 @@ class OutcomeRecorder:
         with trio.CancelScope(shield=True):
             return await trio.to_thread.run_sync(work)
 
-    def _append_and_sync(self, parts: list[tuple[DispatchKey, OutcomeBatch]]) -> None:
-        for count, (key, part) in enumerate(parts):
+    def _append_and_sync(self, parts: list[tuple[DispatchKey, OutcomeBatch]], done: int) -> None:
+        """Go on behind the parts an earlier try wrote before the disk was full, and sync those as well."""
+        for count, (key, part) in enumerate(parts[done:]):
             try:
                 self._log.append(key, part)
             except DiskFullError as error:
