@@ -236,11 +236,11 @@ class Host:
             chance=Random(1),
             connect=self.network.connect,
         )
+        self.server = server
         clean = False
         try:
             with self._scope:
                 server.open()
-                self.server = server
                 self._replace_nodes(server)
                 self.before_run(server)
                 await server.run(self._listener, lambda _host, _port: self._up.set())

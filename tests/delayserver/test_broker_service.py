@@ -1,0 +1,128 @@
+"""A consumer of the embedded broker: nack and ack timeout go through the delay pipeline and stay out of the balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from delayserver.protocol.columns import I64, U32, unpack_column
+from tests.fakes.host import Client, Host, texts
+
+Boot = Callable[..., Host]
+
+
+async def settle(client: Client, operation: str, message: dict[str, Any], **rest: Any) -> dict[str, Any]:
+    arguments = {"subject": "s", "group": "g", "count": 1, "deliveries": message["delivery"]}
+    return await client.request(operation, arguments | rest)
+
+
+async def test_a_nack_brings_the_message_again_after_its_delay_with_the_attempt_counted(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    sent = await client.put("m", host.now_ms, message_id="mine", properties={"a": "b"})
+    (message,) = await client.pull(wait_ms=1_000)
+    for attempt in range(2, 5):
+        before_ms = host.now_ms
+        assert await settle(client, "nack", message, delay_ms=2_000) == {"nacked": 1, "unknown": 0}
+        assert await settle(client, "nack", message, delay_ms=2_000) == {"nacked": 0, "unknown": 1}
+        (message,) = await client.pull(wait_ms=10_000)
+        assert 2_000 <= host.now_ms - before_ms < 2_100
+        assert (message["attempt"], message["message_id"], message["body"]) == (attempt, "mine", b"m")
+        assert message["properties"] == {"a": "b"}
+    assert await settle(client, "ack", message) == {"acked": 1, "unknown": 0}
+    await host.settled()
+    status = host.check_balance(pending=0)
+    assert (status["accepted"], status["delivered"]) == (1, 1)
+    assert await client.lookup(sent["receipt"]) == ["delivered"]
+    await host.kill()
+    await host.start()
+    assert host.check_balance(pending=0)["accepted"] == 1
+    assert await (await host.client()).pull() == []
+
+
+async def test_an_unacked_message_comes_again_after_its_timeout_and_only_to_its_group(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms)
+    (one,) = await client.pull(wait_ms=1_000, ack_timeout_ms=3_000)
+    (other,) = await client.pull(group="other", wait_ms=1_000)
+    await settle(client, "ack", other, group="other")
+    assert await client.pull(wait_ms=2_000) == []
+    (again,) = await client.pull(wait_ms=5_000)
+    assert (again["attempt"], again["message_id"]) == (2, one["message_id"])
+    assert await client.pull(group="other", wait_ms=5_000) == []
+    assert await settle(client, "ack", one) == {"acked": 0, "unknown": 1}
+    await settle(client, "ack", again)
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_what_was_acked_stays_acked_and_what_was_not_comes_again_after_a_loss_of_power(boot: Boot, seed: int) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    for number in range(6):
+        await client.put(str(number), host.now_ms)
+    await host.sleep_ms(100)
+    messages = await client.pull(wait_ms=1_000)
+    for message in messages[:3]:
+        await settle(client, "ack", message)
+    await settle(client, "nack", messages[3], delay_ms=0)
+    await host.lose_power(seed)
+    await host.start()
+    client = await host.client()
+    got: list[str] = []
+    for _ in range(5):
+        got += texts(await client.pull(wait_ms=500))
+    acked = {message["body"].decode() for message in messages[:3]}
+    assert sorted(got) == sorted({str(number) for number in range(6)} - acked)
+
+
+async def test_a_waiting_pull_is_woken_by_the_arrival_and_columns_tell_the_same(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client, sender = await host.client(), await host.client()
+    waiting = await client.ask("pull", {"subject": "s", "group": "g", "max_messages": 9, "wait_ms": 30_000, "columns": True})
+    await host.sleep_ms(500)
+    sent = await sender.put("body", host.now_ms + 200, message_id="id")
+    await host.sleep_ms(150)
+    got = await client.reply(waiting)
+    assert host.now_ms - sent["due_ms"] < 20
+    assert got["count"] == 1
+    assert got["bodies"] == b"body"
+    assert got["message_ids"] == b"id"
+    assert unpack_column(got["sequence"], 1, I64, "sequence").tolist() == [sent["sequence"]]
+    assert unpack_column(got["attempt"], 1, U32, "attempt").tolist() == [1]
+    empty = await client.request("pull", {"subject": "s", "group": "g", "max_messages": 9, "wait_ms": 100, "columns": True})
+    assert empty["count"] == 0
+
+
+async def test_an_id_stays_used_after_delivery_cancel_and_expiry(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 100
+    await client.put("delivered", due_ms, message_id="d")
+    cancelled = await client.put("cancelled", due_ms, message_id="c")
+    await client.put("expired", due_ms, message_id="e", expires_ms=due_ms - 1)
+    await client.cancel(cancelled["receipt"])
+    await host.sleep_ms(1_000)
+    copies = [await client.put("copy", due_ms, message_id=name) for name in ("d", "c", "e")]
+    other_subject = await client.put("other subject", due_ms, subject="t", message_id="d")
+    other_due = await client.put("other due", due_ms + 1, message_id="d")
+    await host.sleep_ms(1_000)
+    assert await client.lookup(*[copy["receipt"] for copy in copies]) == ["deduplicated"] * 3
+    assert await client.lookup(other_subject["receipt"], other_due["receipt"]) == ["delivered"] * 2
+    assert sorted(texts(await client.pull())) == ["delivered", "other due"]
+    await host.settled()
+    assert host.check_balance(pending=0)["deduplicated"] == 3
+    await host.kill()
+    await host.start()
+    client = await host.client()
+    late = await client.put("copy", due_ms, message_id="d")
+    assert await client.lookup(late["receipt"]) == ["deduplicated"]

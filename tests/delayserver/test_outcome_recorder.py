@@ -1,0 +1,87 @@
+"""Outcomes: durable before they count, also when the disk fills up between two files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from delayserver.protocol.outcomes import Outcome
+from store.batches import OutcomeBatch
+from store.dispatch_log import DispatchKey
+from tests.fakes.disk import FakeDisk
+from tests.fakes.host import Host, faked_settings
+
+Boot = Callable[..., Host]
+
+
+async def test_on_a_full_disk_outcomes_wait_and_nothing_is_delivered_twice(boot: Boot) -> None:
+    disk = FakeDisk()
+    host = boot(faked_settings(), disk=disk)
+    await host.start()
+    client = await host.client()
+    receipts = [(await client.put(str(i), host.now_ms + 1_000 + i * 400)) ["receipt"] for i in range(10)]
+    await host.settled()
+    disk.capacity_bytes = disk.used_bytes
+    await host.sleep_ms(6_000)
+    assert len(host.fake().stored) == 10
+    assert set(await client.lookup(*receipts)) == {"delivered"}
+    status = host.check_balance()
+    disk.capacity_bytes = None
+    await host.sleep_ms(1_000)
+    await host.settled()
+    assert host.check_balance(pending=0)["delivered"] == 10
+    assert status["delivered"] <= 10
+    await host.lose_power(1)
+    await host.start()
+    await host.sleep_ms(500)
+    assert len(host.fake().stored) == 10
+    host.check_balance(pending=0)
+
+
+async def test_every_file_of_a_flush_that_met_a_full_disk_is_synced_before_it_counts(boot: Boot) -> None:
+    """The first file has room in its last page, the second needs a page that is not there yet."""
+    for seed in range(6):
+        disk = FakeDisk()
+        host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}), disk=disk, name=f"host{seed}")
+        await host.start()
+        recorder = host.server.recorder
+        first_ms = host.now_ms // 60_000 * 60_000
+        recorder.record(_outcomes([1], first_ms))
+        await recorder.flush()
+        disk.capacity_bytes = disk.used_bytes
+        recorder.record(_outcomes([2], first_ms))
+        recorder.record(_outcomes([3], first_ms + 60_000))
+        await host.sleep_ms(1_000)
+        assert recorder.rows_waiting == 2
+        disk.capacity_bytes = None
+        await host.sleep_ms(1_000)
+        assert recorder.rows_waiting == 0
+        log = host.server.opened.dispatch
+        await host._die()
+        disk.crash(Random(seed))
+        del log
+        await host.start()
+        found = host.server.opened.dispatch.outcomes(DispatchKey(first_ms, False))
+        assert found.sequence.tolist() == [1, 2], seed
+        await host.kill()
+
+
+def _outcomes(sequences: list[int], due_ms: int) -> OutcomeBatch:
+    return OutcomeBatch.filled(len(sequences), sequence=sequences[0], due_ms=due_ms, outcome=int(Outcome.DELIVERED))
+
+
+async def test_past_its_bound_of_outcomes_dispatch_waits_for_the_disk(boot: Boot) -> None:
+    disk = FakeDisk()
+    host = boot(faked_settings(dispatch={"outcome_rows_max": 20, "batch_messages_max": 5, "workers": 1}), disk=disk)
+    await host.start()
+    client = await host.client()
+    for number in range(100):
+        await client.put(str(number), host.now_ms + 1_000)
+    await host.settled()
+    disk.capacity_bytes = disk.used_bytes
+    await host.sleep_ms(3_000)
+    assert len(host.fake().stored) <= 30
+    disk.capacity_bytes = None
+    await host.until(lambda: len(host.fake().stored) == 100, within_ms=5_000)
+    await host.settled()
+    host.check_balance(pending=0)

@@ -1,0 +1,188 @@
+"""Opening a data directory as the last stop left it: clean, killed, without power, without checkpoint, in use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from store.errors import CorruptionError, LockedError, StoreError
+from store.filesystem import write_atomically
+from store.schedule_log import ScheduleKey, Source
+from tests.fakes.host import Host, faked_settings, small_settings, texts
+
+Boot = Callable[..., Host]
+
+
+async def test_every_incomplete_window_is_recovered_not_only_the_newest(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = host.now_ms // 60_000 * 60_000
+    for window in range(12):
+        await client.put(str(window), start_ms + window * 60_000 + 30_000)
+    await host.settled()
+    await host.sleep_ms(35_000)
+    await host.kill()
+    host.clock.step(8 * 60_000)
+    await host.start()
+    await host.until(lambda: len(host.fake().stored) == 9, within_ms=1_000)
+    assert host.server.book.oldest_incomplete_ms is not None
+    host.clock.step(4 * 60_000)
+    await host.until(lambda: len(host.fake().stored) == 12, within_ms=1_000)
+    assert sorted(host.fake().texts, key=int) == [str(window) for window in range(12)]
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("how", ["kept", "lost", "damaged", "old"])
+async def test_a_start_without_the_newest_checkpoint_gives_the_same_balance(boot: Boot, how: str) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 300
+    await client.put("first", due_ms + 100)
+    await host.sleep_ms(1_100)
+    old = host.disk.content("/data/checkpoint")
+    receipts = [(await client.put(str(i), due_ms + 1_000 + i * 10_000, message_id=f"id{i}"))["receipt"] for i in range(20)]
+    await client.put("copy", due_ms + 1_000, message_id="id0")
+    await client.cancel(*receipts[15:])
+    await host.sleep_ms(2_000)
+    await host.kill()
+    match how:
+        case "lost":
+            host.disk.remove("/data/checkpoint")
+        case "damaged":
+            host.disk.flip_bit("/data/checkpoint", 40)
+        case "old":
+            write_atomically(host.disk, "/data/checkpoint", old)
+    await host.start()
+    status = host.check_balance()
+    assert (status["accepted"], status["cancelled"], status["deduplicated"]) == (22, 5, 1)
+    assert bool(status["corruption"]) == (how == "damaged")
+    await host.sleep_ms(160_000)
+    await host.settled()
+    assert len(host.fake().stored) == len(set(host.fake().stored)) == 16
+    assert host.check_balance(pending=0)["delivered"] == 16
+
+
+async def test_a_clean_stop_is_quick_says_so_and_a_kill_does_not(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    await (await host.client()).put("m", host.now_ms + 60_000)
+    before = trio.current_time()
+    await host.stop()
+    assert trio.current_time() - before < 1
+    await host.start()
+    assert host.server.opened.sequences.clean
+    assert host.server.opened.checkpoint.clean
+    await host.kill()
+    await host.start()
+    assert not host.server.opened.sequences.clean
+
+
+async def test_a_stop_waits_for_attempts_in_flight_and_no_longer_than_its_bound(boot: Boot) -> None:
+    for slow_ms, clean in ((500, True), (60_000, False)):
+        host = boot(faked_settings(shutdown_timeout_ms=3_000, dispatch={"deliver_timeout_ms": 60_000}), name=f"h{slow_ms}")
+        await host.start()
+        host.fake().delay_ms = slow_ms
+        await (await host.client()).put("m", host.now_ms)
+        await host.until(lambda host=host: bool(host.fake().attempts))  # type: ignore[misc]
+        before = trio.current_time()
+        await host.stop()
+        assert trio.current_time() - before < 3.2
+        host.fake().delay_ms = 0
+        await host.start()
+        assert host.server.opened.sequences.clean == clean
+        await host.sleep_ms(1_000)
+        assert host.fake().texts == ["m"]
+
+
+async def test_a_second_server_on_the_same_directory_is_refused(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    other = boot(disk=host.disk, name="other")
+    await other.start()
+    assert isinstance(other.died_of, LockedError)
+    await (await host.client()).put("m", host.now_ms)
+
+
+async def test_requests_are_answered_only_after_recovery(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    receipt = (await client.put("m", host.now_ms + 60_000))["receipt"]
+    await host.kill()
+    await host.start()
+    assert await (await host.client()).lookup(receipt) == ["pending"]
+    host.server.ready = False
+    message = {"subject": "s", "body": "x", "due_ms": host.now_ms}
+    assert await (await host.client()).refused("send", {"messages": [message]}) == "not_ready"
+
+
+async def test_a_cancel_that_only_message_log_knows_counts_before_anything_is_loaded(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
+    await host.start()
+    client = await host.client()
+    receipts = [(await client.put(str(i), host.now_ms + 2_000))["receipt"] for i in range(6)]
+    assert await client.cancel(*receipts[:3]) == ["cancelled"] * 3
+    for seed in range(4):
+        await host.lose_power(seed)
+        await host.start()
+    await host.sleep_ms(4_000)
+    assert sorted(host.fake().texts) == ["3", "4", "5"]
+    await host.settled()
+    assert host.check_balance(pending=0)["cancelled"] == 3
+
+
+async def test_damage_of_what_cannot_be_done_without_refuses_to_start_by_name(boot: Boot) -> None:
+    for path in ("/data/identity", "/data/days", "/data/sequences"):
+        host = boot(name=path[6:])
+        await host.start()
+        await host.stop()
+        host.disk.flip_bit(path, 12)
+        await host.start()
+        assert isinstance(host.died_of, StoreError)
+        assert path in str(host.died_of)
+
+
+async def test_damage_in_message_log_behind_the_checkpoint_hurts_nobody(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    receipts = [(await client.put(f"{i}" * 100, host.now_ms + 5_000))["receipt"] for i in range(5)]
+    await host.stop()
+    log = host.disk.files("/data/message_log")[0]
+    host.disk.flip_bit(log, 64 + 200)
+    await host.start()
+    assert not isinstance(host.died_of, CorruptionError)
+    await host.sleep_ms(6_000)
+    assert set(await (await host.client()).lookup(*receipts)) == {"delivered"}
+    host.check_balance(pending=0)
+
+
+async def test_delivered_without_a_record_of_it_the_broker_is_asked_and_the_consumer_sees_it_once(boot: Boot) -> None:
+    for seed in range(6):
+        host = boot(small_settings(), name=f"host{seed}")
+        await host.start()
+        client = await host.client()
+        for number in range(20):
+            await client.put(str(number), host.now_ms + 100 + number * 3)
+        await host.sleep_ms(102 + seed * 9)
+        await host.lose_power(seed)
+        await host.start()
+        await host.sleep_ms(2_000)
+        await host.settled()
+        got = texts(await (await host.client()).pull())
+        assert sorted(got, key=int) == [str(number) for number in range(20)], seed
+        host.check_balance(pending=0)
+
+
+async def test_schedule_files_are_found_by_name_in_utc(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    await (await host.client()).put("m", 1_772_366_400_000)
+    await host.settled()
+    path = host.server.opened.schedule.path(ScheduleKey(1_772_366_400_000, Source.DIRECT))
+    assert "2026-03-01" in path or "20260301" in path

@@ -1,0 +1,111 @@
+"""Rule 10: nothing is removed by age alone, and what is removed stays in the balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from store.dispatch_log import DispatchKey
+from tests.fakes.host import Host, faked_settings
+
+Boot = Callable[..., Host]
+MINUTE_MS = 60_000
+
+
+def settings(**parts: dict[str, object]):  # type: ignore[no-untyped-def]
+    storage = {"retention_ms": 2 * MINUTE_MS, "message_log_retention_ms": 10_000} | parts.pop("storage", {})
+    return faked_settings(storage=storage, **parts)
+
+
+async def test_complete_windows_go_after_their_time_and_incomplete_ones_never(boot: Boot) -> None:
+    host = boot(settings(dispatch={"backoff_ms_min": 100, "backoff_ms_max": 1_000}))
+    await host.start()
+    client = await host.client()
+    host.fake().refuse = lambda batch: batch.sequence == 1
+    stuck = (await client.put("stuck", host.now_ms))["receipt"]
+    done = (await client.put("done", host.now_ms + MINUTE_MS))["receipt"]
+    host.clock.step(MINUTE_MS)
+    await host.sleep_ms(1_000)
+    assert await client.lookup(stuck, done) == ["retrying", "delivered"]
+    host.clock.step(60 * MINUTE_MS)
+    await host.sleep_ms(12_000)
+    assert await client.lookup(stuck, done) == ["retrying", "retired"]
+    status = host.check_balance(pending=1)
+    assert (status["accepted"], status["delivered"]) == (2, 1)
+    host.fake().refuse = None
+    await host.sleep_ms(12_000)
+    assert await client.lookup(stuck, done) == ["retired", "retired"]
+    assert host.fake().texts == ["done", "stuck"]
+    host.check_balance(pending=0)
+    assert not host.server.opened.schedule.keys()
+    assert host.server.opened.dispatch.keys() == []
+
+
+async def test_windows_within_retention_stay(boot: Boot) -> None:
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    receipt = (await client.put("m", host.now_ms))["receipt"]
+    host.clock.step(2 * MINUTE_MS - 20_000)
+    await host.sleep_ms(12_000)
+    assert await client.lookup(receipt) == ["delivered"]
+
+
+async def test_the_balance_holds_at_every_crash_while_a_window_is_retired(boot: Boot) -> None:
+    for operations in range(1, 24, 2):
+        host = boot(settings(), name=f"host{operations}")
+        await host.start()
+        client = await host.client()
+        due_ms = host.now_ms
+        receipts = [(await client.put(str(i), due_ms, message_id=f"id{i}"))["receipt"] for i in range(4)]
+        await client.put("copy", due_ms, message_id="id1")
+        far = (await client.put("far", due_ms + 90 * MINUTE_MS))["receipt"]
+        await host.sleep_ms(2_000)
+        host.clock.step(30 * MINUTE_MS)
+        host.disk.crash_after(operations)
+        await host.sleep_ms(12_000)
+        await host.lose_power(operations)
+        await host.start()
+        await host.sleep_ms(12_000)
+        client = await host.client()
+        assert set(await client.lookup(*receipts)) == {"retired"}, operations
+        assert await client.lookup(far) == ["pending"]
+        status = host.check_balance(pending=1)
+        assert (status["accepted"], status["delivered"], status["deduplicated"]) == (6, 4, 1), operations
+        assert not status["corruption"]
+        await host.kill()
+
+
+async def test_message_log_is_retired_only_behind_a_checkpoint_and_after_its_time(boot: Boot) -> None:
+    host = boot(settings(storage={"message_log_segment_bytes": 1 << 16, "checkpoint_interval_ms": 20_000}))
+    await host.start()
+    client = await host.client()
+    for number in range(12):
+        await client.put(str(number) + "x" * 30_000, host.now_ms + 60 * MINUTE_MS)
+    await host.settled()
+    segments = len(host.server.opened.log.segments())
+    assert segments > 3
+    await host.sleep_ms(17_000)
+    assert len(host.server.opened.log.segments()) == segments, "no checkpoint yet"
+    await host.sleep_ms(25_000)
+    assert len(host.server.opened.log.segments()) < 3
+    await host.kill()
+    host.disk.remove("/data/checkpoint")
+    await host.start()
+    host.check_balance(pending=12)
+    host.clock.step(61 * MINUTE_MS)
+    await host.until(lambda: len(host.fake().stored) == 12, within_ms=2_000)
+
+
+async def test_what_came_too_late_for_a_retired_window_is_refused(boot: Boot) -> None:
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms
+    await client.put("m", due_ms, message_id="id")
+    host.clock.step(30 * MINUTE_MS)
+    await host.sleep_ms(12_000)
+    assert not host.server.opened.dispatch.rows(DispatchKey(due_ms // MINUTE_MS * MINUTE_MS, False))
+    host.clock.step(-29 * MINUTE_MS)
+    (result,) = await client.send({"subject": "s", "body": "again", "due_ms": due_ms, "message_id": "id"})
+    assert result["error"] == "too_old", "its id is forgotten: a copy could not be told"
+    assert host.fake().texts == ["m"]
