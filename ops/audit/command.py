@@ -5,6 +5,7 @@ Arguments are checked before Spark starts, and nothing here imports it before Ja
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import sys
 import time
@@ -20,7 +21,6 @@ from delayserver.cli.output import print_json
 from delayserver.units import parse_duration_ms
 
 if TYPE_CHECKING:
-    from ops.audit.audit import Audit
     from ops.audit.latency_cells import Range
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -101,9 +101,7 @@ def report() -> None:
 @click.pass_context
 def latency(context: click.Context, /, **given: Any) -> None:
     """How late deliveries were, for whom, when, and through which stage. Early ones are counted: there must be none."""
-    from ops.audit.run import run_latency
-
-    context.exit(_run(_request(given), run_latency))
+    context.exit(_run(_request(given), "latency"))
 
 
 @report.command
@@ -114,9 +112,7 @@ def completeness(context: click.Context, /, **given: Any) -> None:
 
     Lists lost, duplicated, early and orphaned messages with the receipts to hand to `delayserver recover trace`.
     """
-    from ops.audit.run import run_completeness
-
-    context.exit(_run(_request(given), run_completeness))
+    context.exit(_run(_request(given), "completeness"))
 
 
 def _request(given: dict[str, Any]) -> Request:
@@ -151,15 +147,25 @@ def _check_writable(out: str, suffix: str) -> None:
         raise click.ClickException(f"--out {out}: no permission to write there")
 
 
-def _run(request: Request, work: Callable[[Audit, Request], tuple[dict[str, Any], bool]]) -> int:
+def _check_packages() -> None:
+    """What the extra brings. Raises `click.ClickException`."""
+    missing = [name for name in ("pyspark", "pyarrow", "plotly") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise click.ClickException(f"{', '.join(missing)} not installed: pip install 'delayserver[audit]'")
+
+
+def _run(request: Request, name: str) -> int:
     """Start Spark, work, print. Returns the exit code."""
     from ops.audit.session import check_java, start_session
 
     check_java()
+    _check_packages()
     from ops.audit.audit import Audit
     from ops.audit.failures import one_line
+    from ops.audit.run import run_completeness, run_latency
     from store.filesystem import RealFileSystem
 
+    work = run_latency if name == "latency" else run_completeness
     started_s = time.monotonic()
 
     def say(line: str) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from tests.ops.audit.needs_spark import require_pyspark
+
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
-pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'delayserver[audit]'")
+require_pyspark()
 
 from delayserver.units import format_duration  # noqa: E402
 from ops.audit.audit import Audit  # noqa: E402 - behind the check that Spark is there

@@ -43,6 +43,18 @@ def test_an_old_java_is_told_with_its_version(monkeypatch: pytest.MonkeyPatch, t
     assert len(lines) == 1 and f"{java} is Java 8" in lines[0]
 
 
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\necho 'openjdk version \"21.0.2\"' >&2\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, lines = _run("latency", str(tmp_path))
+    assert code == 1
+    assert lines[-1].endswith("not installed: pip install 'delayserver[audit]'")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "reason"),
     [

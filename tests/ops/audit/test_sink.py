@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from tests.ops.audit.needs_spark import require_pyspark
+
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
-pytest.importorskip("pyspark", reason="pyspark is not installed: pip install 'delayserver[audit]'")
+require_pyspark()
 
 from tests.ops.audit.quick_spark import quick_session  # noqa: E402 - behind the check that Spark is there
 from tests.ops.audit.server_process import ServerProcess, free_port  # noqa: E402
