@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.protocol.outcomes import Outcome
 from delayserver.recover.capture import Capture
@@ -19,33 +20,14 @@ def check_cancels(
     taken: Capture, sequence: I64, due_ms: I64, offset: I64, loose: OutcomeRows, findings: Findings
 ) -> None:
     """`sequence`, `due_ms`, `offset` (logical, of the record in message_log), i64[n], of cancels that replay has passed."""
-    starts = window_starts(due_ms, taken.window_ms)
-    order = np.argsort(starts, kind="stable")
-    cuts = np.flatnonzero(np.diff(starts[order])) + 1
-    for rows in np.split(order, cuts):
-        if len(rows):
-            _check_window(taken, int(starts[rows[0]]), sequence[rows], offset[rows], loose, findings)
-
-
-def _check_window(
-    taken: Capture, start_ms: int, sequence: I64, offset: I64, loose: OutcomeRows, findings: Findings
-) -> None:
-    outcome = np.zeros(len(sequence), np.uint8)
-    for key in (DispatchKey(start_ms, False), DispatchKey(day_of(start_ms), True)):
-        if key not in taken.dispatch:
-            continue
-        rows, damaged = _outcomes(taken, key)
-        if damaged:
-            return  # reported already, and what stood in the damaged range cannot be told
-        outcome = _filled(outcome, rows, sequence)
-    outcome = _filled(outcome, loose, sequence)
+    outcome, known = _outcomes_of(taken, sequence, due_ms, loose)
     log = f"{taken.path}/message_log"
-    absent = np.flatnonzero(outcome == 0)
+    absent = np.flatnonzero(known & (outcome == 0))
     if len(absent):
         place = int(absent[0])
         detail = (
             f"{len(absent)} cancels without an outcome, the first of sequence {sequence[place]}: those messages could "
-            "be delivered although they were cancelled"
+            "be delivered although they were cancelled; `rebuild` lets the next start record them again"
         )
         findings.add(MISSING, log, int(offset[place]), detail, len(absent))
     wrong = np.flatnonzero((outcome != 0) & (outcome != int(Outcome.CANCELLED)))
@@ -54,6 +36,33 @@ def _check_window(
         label = Outcome(int(outcome[place])).label
         detail = f"{len(wrong)} cancelled messages have another outcome, the first sequence {sequence[place]}: {label}"
         findings.add(CONTRADICTORY, log, int(offset[place]), detail, len(wrong))
+
+
+def cancels_without_outcome(taken: Capture, sequence: I64, due_ms: I64, loose: OutcomeRows) -> NDArray[np.bool_]:
+    """Which cancels no readable record confirms, bool[n]."""
+    outcome, _ = _outcomes_of(taken, sequence, due_ms, loose)
+    absent: NDArray[np.bool_] = outcome == 0
+    return absent
+
+
+def _outcomes_of(taken: Capture, sequence: I64, due_ms: I64, loose: OutcomeRows) -> tuple[U8, NDArray[np.bool_]]:
+    """Outcome codes u8[n], and bool[n]: False where the files that would tell are damaged."""
+    outcome, known = np.zeros(len(sequence), np.uint8), np.ones(len(sequence), np.bool_)
+    starts = window_starts(due_ms, taken.window_ms)
+    order = np.argsort(starts, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(starts[order])) + 1):
+        if not len(rows):
+            continue
+        found, whole = np.zeros(len(rows), np.uint8), True
+        start = int(starts[rows[0]])
+        for key in (DispatchKey(start, False), DispatchKey(day_of(start), True)):
+            if key in taken.dispatch:
+                table, damaged = _outcomes(taken, key)
+                found = _filled(found, table, sequence[rows])
+                whole &= not damaged
+        outcome[rows] = _filled(found, loose, sequence[rows])
+        known[rows] = whole
+    return outcome, known
 
 
 def _outcomes(taken: Capture, key: DispatchKey) -> tuple[OutcomeRows, bool]:

@@ -16,6 +16,7 @@ from delayserver.recover.balance import ACCEPTED, Balance
 from delayserver.recover.broker_check import BrokerCheck, broker_bytes
 from delayserver.recover.cancel_check import check_cancels
 from delayserver.recover.capture import Capture, capture
+from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.file_read import Expected, FileRead
 from delayserver.recover.findings import CONTRADICTORY, CORRUPT, MISPLACED, MISSING, ORPHANED, UNREADABLE, Findings
 from delayserver.recover.log_check import UNITS_AT_ONCE, LogCheck, first_kept_sequence
@@ -222,6 +223,8 @@ def check_directory(
     findings = Findings()
     taken = capture(fs, path, findings)
     try:
+        if taken.days is None:
+            taken.days = derive_days(taken)
         span = whole_windows(from_ms, to_ms, taken.window_ms)
         check = Check(
             taken, span, findings, lambda tier, start, balance: publish(taken, tier, start, balance), progress

@@ -14,7 +14,19 @@ from store.windows import DAY_MS, day_of
 
 
 def rebuild_days(taken: Capture) -> DayTable:
-    """Write the table anew.
+    """Write the table anew, durably."""
+    fine_until_ms, sealed = _derive(taken)
+    return DayTable.rebuild(taken.fs, f"{taken.path}/days", fine_until_ms, sealed)
+
+
+def derive_days(taken: Capture) -> DayTable:
+    """The table as it must have been, in memory only: for a check of a directory that lost it."""
+    fine_until_ms, sealed = _derive(taken)
+    return DayTable(taken.fs, f"{taken.path}/days", fine_until_ms, {day.start_ms: day for day in sealed})
+
+
+def _derive(taken: Capture) -> tuple[int, list[SealedDay]]:
+    """`fine_until_ms`, and the days that were sealed.
 
     A day with files of minutes is fine; one that has a file of its own as well is being drained, and its sequences end
     where that file ends; one whose minutes came from a day's file that is gone was drained.
@@ -32,7 +44,7 @@ def rebuild_days(taken: Capture) -> DayTable:
             last[day] = max(last.get(day, 0), _last_sequence(taken, key, size))
     fine_until_ms = max(fine, default=min(own, default=0) - DAY_MS) + DAY_MS
     sealed = [SealedDay(day, last[day], day not in own) for day in sorted(last) if day < fine_until_ms]
-    return DayTable.rebuild(taken.fs, f"{taken.path}/days", max(fine_until_ms, 0), sealed)
+    return max(fine_until_ms, 0), sealed
 
 
 def _last_sequence(taken: Capture, key: ScheduleKey, size: int) -> int:

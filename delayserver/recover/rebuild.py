@@ -57,7 +57,7 @@ def apply_rebuild(taken: Capture, plan: RebuildPlan, tell: Tell = lambda _text: 
     if plan.sequences:
         SequenceReservation.rebuild(fs, root, taken.server_id, above=plan.highest_sequence)
         tell(f"{root}/sequences is written anew, above {plan.highest_sequence}")
-    write_checkpoint(taken, plan.highest_sequence, tell)
+    write_checkpoint(taken, plan, tell)
 
 
 class Restore:
@@ -209,11 +209,11 @@ def _clear(fs: FileSystem, folder: str) -> None:
     fs.remove_directory(folder)
 
 
-def write_checkpoint(taken: Capture, highest_sequence: int, tell: Tell) -> None:
+def write_checkpoint(taken: Capture, plan: RebuildPlan, tell: Tell) -> None:
     """Read all window files once more, make them durable, and say in a new checkpoint what they hold.
 
-    Replay goes on where the old checkpoint says, or reads all of message_log again: the outcomes of cancels behind that
-    offset may be missing, and the server records them as it replays.
+    Replay goes on where the old checkpoint says, or earlier where outcomes of cancels are missing, or reads all of
+    message_log again: the server records the outcomes of cancels as it replays.
     """
     fs, root = taken.fs, taken.path
     schedule = ScheduleLog(fs, f"{root}/schedule_log", taken.server_id, taken.window_ms)
@@ -228,7 +228,8 @@ def write_checkpoint(taken: Capture, highest_sequence: int, tell: Tell) -> None:
     parts = taken.message_log
     lost = taken.checkpoint_lost or not parts
     offset = (parts[0].base + FILE_HEADER_BYTES if parts else 0) if lost else taken.checkpoint.replay_offset
-    replayed = min(_sequence_before(taken, offset), highest_sequence)
+    offset = min(offset, plan.replay_from)
+    replayed = min(_sequence_before(taken, offset), plan.highest_sequence)
     after = capture(fs, root, Findings())
     try:
         after.checkpoint = Checkpoint(taken.server_id, replayed_sequence=replayed)

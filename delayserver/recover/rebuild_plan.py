@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from delayserver.recover.cancel_check import cancels_without_outcome
 from delayserver.recover.capture import Capture
+from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.findings import CORRUPT, MISSING, UNREADABLE, Finding, Findings
 from delayserver.recover.log_check import LogCheck, first_kept_sequence
 from delayserver.recover.units import Units
@@ -23,7 +25,8 @@ EVERYTHING = 1 << 62
 
 @dataclass(slots=True)
 class RebuildPlan:
-    """`codes`: units (`Units.codes`) whose files are to be written anew. `refusals`: what has to be settled before."""
+    """`codes`: units (`Units.codes`) whose files are to be written anew. `refusals`: what has to be settled before.
+    `replay_from`: the offset of message_log from which the next start must replay, because outcomes of cancels are lost."""
 
     codes: list[int] = field(default_factory=list)
     identity: bool = False
@@ -31,6 +34,7 @@ class RebuildPlan:
     days: bool = False
     sequences: bool = False
     checkpoint: bool = False
+    replay_from: int = EVERYTHING
     highest_sequence: int = 0
     subject_max: int = 0
     refusals: list[Finding] = field(default_factory=list)
@@ -43,6 +47,8 @@ class RebuildPlan:
         for code in self.codes:
             key = ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)
             lines.append(f"{taken.schedule_path(key)}: restored from message_log")
+        if self.replay_from < taken.checkpoint.replay_offset:
+            lines.append(f"outcomes of cancels are lost: the next start replays message_log from {self.replay_from} on")
         return [*lines, f"{taken.path}/checkpoint: written anew"]
 
     def to_map(self, taken: Capture) -> dict[str, Any]:
@@ -59,6 +65,8 @@ def plan_rebuild(taken: Capture, found: Findings) -> RebuildPlan:
     plan.names = any(f.file == f"{root}/{NAMES_FILE}" and f.kind == MISSING for f in found)
     plan.days = f"{root}/days" in lost
     plan.checkpoint = taken.checkpoint_lost
+    if taken.days is None:
+        taken.days = derive_days(taken)
     findings = Findings()
     _look_at_files(taken, plan, findings)
     plan.sequences = _sequences_lost(taken, plan.highest_sequence)
@@ -80,11 +88,22 @@ def _look_at_files(taken: Capture, plan: RebuildPlan, findings: Findings) -> Non
         log.run()
     finally:
         taken.checkpoint = kept
+    _look_at_cancels(taken, plan, log)
     differing = units.codes[log.differing()].tolist()
     damaged = [code for code in windows.damaged if not _is_skipped(units, code)]
     plan.codes = sorted({*differing, *damaged, *log.missing_codes})
     plan.highest_sequence = max(windows.highest_sequence, log.highest_sequence)
     plan.subject_max = max(windows.subject_max, log.subject_max)
+
+
+def _look_at_cancels(taken: Capture, plan: RebuildPlan, log: LogCheck) -> None:
+    """A cancel whose outcome is lost would be delivered; replaying its record makes the server record it again."""
+    if not log.cancels:
+        return
+    sequence, due_ms, offset = [np.concatenate(parts) for parts in zip(*log.cancels, strict=True)]
+    lost = cancels_without_outcome(taken, sequence, due_ms, log.loose)
+    if lost.any():
+        plan.replay_from = int(offset[lost].min())
 
 
 def _is_skipped(units: Units, code: int) -> bool:

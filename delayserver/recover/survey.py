@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from delayserver.recover.capture import Capture
+from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.findings import Findings
 from delayserver.recover.log_check import LogCheck, first_kept_sequence
 from delayserver.recover.units import Units
@@ -19,6 +20,8 @@ def survey(taken: Capture, span: Range, visit: Visit, progress: Callable[[int], 
     """Call `visit` with all messages in the range, internal records among them, window by window; then with those that
     are in message_log only. Retired windows are gone but for their counts in the ledger."""
     quiet = Findings()
+    if taken.days is None:
+        taken.days = derive_days(taken)
     units = Units(taken)
     first_kept = first_kept_sequence(taken)
     windows = WindowCheck(taken, units, first_kept, span, quiet, progress, lambda _tier, _start, _balance: None, visit)

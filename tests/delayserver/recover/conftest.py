@@ -8,20 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from tests.delayserver.recover.directories import Made, copy, make
+from tests.delayserver.recover.directories import SMALL, Made, copy, make
 
 
 @pytest.fixture(scope="session")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """After a clean stop. Not to be changed."""
-    return make(tmp_path_factory.mktemp("stopped") / "data", "--set", "storage.message_log_segment_bytes=1MiB")
+    return make(tmp_path_factory.mktemp("stopped") / "data", *SMALL)
 
 
 @pytest.fixture(scope="session")
 def killed(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """After SIGKILL. Not to be changed."""
     path = tmp_path_factory.mktemp("killed") / "data"
-    return make(path, "--set", "storage.message_log_segment_bytes=1MiB", number=signal.SIGKILL)
+    return make(path, *SMALL, number=signal.SIGKILL)
 
 
 @pytest.fixture

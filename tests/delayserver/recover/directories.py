@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -9,10 +10,12 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from delayserver.cli import main
 from delayserver.client import Client
 from store.windows import DAY_MS
 
@@ -95,6 +98,21 @@ def recover(*arguments: str, stdin: bytes = b"") -> Done:
         check=False,
     )
     return Done(process.returncode, process.stdout.decode(), process.stderr.decode())
+
+
+def in_process(*arguments: str) -> Done:
+    """The same command in this process: a tenth of the time, for tables of many cases."""
+    out, err = io.StringIO(), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = main(["recover", *arguments])
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+# Small files, so that copies of a directory cost little.
+SMALL = (
+    *("--set", "storage.message_log_segment_bytes=64KiB", "--set", "broker.segment_bytes=64KiB"),
+    *("--set", "storage.dispatch_reserve_bytes=64KiB"),
+)
 
 
 def make(path: Path, *arguments: str, number: int = signal.SIGTERM) -> Made:
