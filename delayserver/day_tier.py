@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from delayserver.clock import Clock
 from delayserver.deduplication import Deduplication
+from delayserver.loader import suppressed_outcomes
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.replayer import Replayer, Round
 from delayserver.settings import StorageSettings
@@ -24,6 +25,7 @@ from store.days import DayTable
 from store.dispatch_log import DispatchKey, DispatchLog
 from store.filesystem import FileSystem
 from store.outcome_index import OutcomeIndex
+from store.schedule_index import index_rows
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.windows import DAY_MS, day_of, window_starts
 
@@ -127,10 +129,24 @@ class DayTier:
         read = partial(self._read, key, position)
         batch, position = read() if self._inline else await trio.to_thread.run_sync(read)
         if batch is not None:
-            self.publish_drained(await self._replayer.place_drained(batch))
+            done = await self._replayer.place_drained(batch)
+            self.publish_drained(done)
+            await self._record_lost_copies(done)
             self.positions[start_ms] = position
             return
         await self._finish(start_ms)
+
+    async def _record_lost_copies(self, done: Round) -> None:
+        """A crash can lose the outcome row of a suppressed copy; a window that is loaded already does not look again."""
+        for placed in done.placed:
+            copies = np.flatnonzero(placed.batch.duplicate_of)
+            if not len(copies):
+                continue
+            rows = index_rows(placed.batch, placed.appended.blob_start).take(copies)
+            async with self._recorder.pinned(DispatchKey(placed.key.start_ms, False)) as index:
+                lost = index.missing(rows.sequence) & self.not_done(placed.key.start_ms, rows.sequence)
+                if lost.any():
+                    self._recorder.record(suppressed_outcomes(rows.take(np.flatnonzero(lost)), self._clock.now_us()))
 
     def _read(self, key: ScheduleKey, position: int) -> tuple[MessageBatch | None, int]:
         batches = []

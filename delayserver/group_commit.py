@@ -188,12 +188,11 @@ class GroupCommit:
         now_us = self._clock.now_us()
         batches, parts = self._number(group, now_us)
         size = sum([item.size_bytes for item in group])
-        started_us = self._clock.monotonic_us()
         try:
             if self._inline or (size <= self._settings.inline_sync_bytes_max and self._disk_is_quick()):
-                entries = self._write(batches)
+                entries = self._write(batches, size)
             else:
-                entries = await trio.to_thread.run_sync(partial(self._write, batches))
+                entries = await trio.to_thread.run_sync(partial(self._write, batches, size))
         except DiskFullError as error:
             self._fail(group, DiskFull(str(error), retry_after_ms=1000))
             return
@@ -208,19 +207,19 @@ class GroupCommit:
             if isinstance(written, MessageBatch):
                 self.highest_sequence = int(written.sequence[-1])
                 self.accepted += len(written) - int(np.count_nonzero(written.origin_sequence))
-        took_us = self._clock.monotonic_us() - started_us
-        self.sync_us_max = max(self.sync_us_max, took_us)
-        if size <= self._settings.inline_sync_bytes_max:
-            # Bounded, so that one slow sync is forgotten after some quick ones.
-            self._sync_us += (min(took_us, 8 * INLINE_SYNC_US_MAX) - self._sync_us) // 8
         self._publish(entries)
         for item, first, batch in parts:
             item.done(Committed(first, now_us, batch))
 
     def _disk_is_quick(self) -> bool:
-        """Whether a small sync may hold the event loop: it does while the last ones were quick. A thread's hop counts
-        as part of the sync, so a disk that is quick again is found out."""
+        """Whether a small sync may hold the event loop: it does while the last small ones were quick."""
         return self._sync_us <= INLINE_SYNC_US_MAX
+
+    def _took(self, duration_us: int, size_bytes: int) -> None:
+        self.sync_us_max = max(self.sync_us_max, duration_us)
+        if size_bytes <= self._settings.inline_sync_bytes_max:
+            # Bounded, so that one slow sync is forgotten after some quick ones.
+            self._sync_us += (min(duration_us, 8 * INLINE_SYNC_US_MAX) - self._sync_us) // 8
 
     def _number(
         self, group: list[_Item], now_us: int
@@ -230,9 +229,9 @@ class GroupCommit:
         parts: list[tuple[_Item, int, MessageBatch | CancelBatch | None]] = []
         row_items = [item for item in group if item.rows is not None]
         if row_items:
-            folded = fold([item.rows for item in row_items if item.rows is not None])
-            first = self._sequences.take(len(folded))
-            batches.append(_numbered(folded, first, now_us))
+            rows = [item.rows for item in row_items if item.rows is not None]
+            first = self._sequences.take(sum(map(len, rows)))
+            batches.append(fold(rows, first, now_us))
             for item in row_items:
                 assert item.rows is not None
                 parts.append((item, first, None))
@@ -248,15 +247,17 @@ class GroupCommit:
                 parts.append((item, 0, item.batch))
         return batches, parts
 
-    def _write(self, batches: Sequence[ColumnBatch]) -> list[LogEntry]:
+    def _write(self, batches: Sequence[ColumnBatch], size_bytes: int) -> list[LogEntry]:
         """Append and make durable; called on the event loop or in a thread, never twice at the same time."""
         if self._sequences.needs_extension():
             self._sequences.extend()
+        started_us = self._clock.monotonic_us()
         entries = self._log.append(batches)
         if self._settings.durability == "sync":
             self._log.sync()
         else:
             self._log.assume_synced()  # durability "os": the page cache counts
+        self._took(self._clock.monotonic_us() - started_us, size_bytes)
         return entries
 
     def _fail(self, group: list[_Item], error: DelayServerError) -> None:

@@ -32,6 +32,7 @@ from delayserver.protocol.errors import (
 )
 from delayserver.settings import MessageSettings
 from store.batches import MessageBatch
+from store.columns import integer_column
 from store.errors import DiskFullError, StoreError, TableFullError
 from store.id_index import hash_ids
 from store.names import SUBJECT, Names
@@ -62,35 +63,38 @@ class Rejection:
     error: DelayServerError
 
 
-def fold(items: list[Rows]) -> MessageBatch:
-    """One batch of the rows of many requests, in order, without sequences."""
+def fold(items: list[Rows], first_sequence: int, accepted_us: int) -> MessageBatch:
+    """One batch of the rows of many requests, in order, with the sequences from `first_sequence` on."""
     if len(items) == 1:
-        first = items[0]
-        due, subject, expires = first.due_ms, first.subject, first.expires_ms
-        ids, properties, bodies = first.ids, first.properties, first.bodies
+        rows = items[0]
     else:
-        due = [value for item in items for value in item.due_ms]
-        subject = [value for item in items for value in item.subject]
-        expires = [value for item in items for value in item.expires_ms]
-        ids = [value for item in items for value in item.ids]
-        properties = [value for item in items for value in item.properties]
-        bodies = [value for item in items for value in item.bodies]
+        rows = Rows([], [], [], [], [], [])
+        for item in items:
+            rows.due_ms += item.due_ms
+            rows.subject += item.subject
+            rows.expires_ms += item.expires_ms
+            rows.ids += item.ids
+            rows.properties += item.properties
+            rows.bodies += item.bodies
+    count = len(rows.due_ms)
     columns: dict[str, Any] = {}
-    if any(ids):
-        ids_length = np.array([len(value) for value in ids], dtype=np.uint32)
-        blob = b"".join(ids)
+    if any(rows.ids):
+        ids_length = integer_column([len(value) for value in rows.ids], "<u4")
+        blob = b"".join(rows.ids)
         columns |= {"ids_length": ids_length, "ids": blob, "id_hash": hash_ids(blob, ids_length)}
-    if any(properties):
-        columns["properties_length"] = np.array([len(value) for value in properties], dtype=np.uint32)
-        columns["properties"] = b"".join(properties)
-    if any(expires):
-        columns["expires_ms"] = np.array(expires, dtype=np.int64)
+    if any(rows.properties):
+        columns["properties_length"] = integer_column([len(value) for value in rows.properties], "<u4")
+        columns["properties"] = b"".join(rows.properties)
+    if any(rows.expires_ms):
+        columns["expires_ms"] = integer_column(rows.expires_ms, "<i8")
     return MessageBatch.filled(
-        len(due),
-        due_ms=np.array(due, dtype=np.int64),
-        subject=np.array(subject, dtype=np.uint32),
-        bodies_length=np.array([len(value) for value in bodies], dtype=np.uint32),
-        bodies=b"".join(bodies),
+        count,
+        sequence=np.arange(first_sequence, first_sequence + count, dtype="<i8"),
+        accepted_us=accepted_us,
+        due_ms=integer_column(rows.due_ms, "<i8"),
+        subject=integer_column(rows.subject, "<u4"),
+        bodies_length=integer_column([len(value) for value in rows.bodies], "<u4"),
+        bodies=rows.bodies[0] if count == 1 else b"".join(rows.bodies),
         **columns,
     )
 

@@ -84,7 +84,10 @@ class Loader:
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         self.not_done_elsewhere: Callable[[int, NDArray[np.int64]], NDArray[np.bool_]] = _all
         self.maybe_attempted: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]] = _none
-        self.not_dispatched: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = lambda rows: np.ones(len(rows), dtype=bool)
+        self.not_dispatched: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = lambda rows: np.ones(
+            len(rows), dtype=bool
+        )
+        self.published_to: Callable[[], int] = lambda: 1 << 62
         self._waits_for_room = False
         self._damaged: dict[int, int] = {}
         self.loads = 0
@@ -198,6 +201,8 @@ class Loader:
         """A crash can lose the outcome row of a suppressed copy: its verdict stands in the schedule file."""
         copies = loaded.suppressed
         lost = index.missing(copies.sequence) & self.not_done_elsewhere(window_ms, copies.sequence)
+        # Those that are placed but not published yet are recorded when they are.
+        lost &= copies.sequence <= self.published_to()
         if lost.any():
             self._recorder.record(suppressed_outcomes(copies.take(np.flatnonzero(lost)), self._clock.now_us()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import resource
 import signal
@@ -19,6 +20,7 @@ from store.filesystem import FileSystem
 
 # A worker thread that holds the interpreter gives it up after this long: the event loop waits no longer than that.
 SWITCH_INTERVAL_S = 0.001
+COLLECTION_THRESHOLDS = (50_000, 20, 50)
 # Descriptors beside connections and the files of windows: logs, sockets of nodes, files of a checkpoint, the libraries.
 DESCRIPTORS_KEPT = 96
 CONNECTIONS_LEAST = 16
@@ -90,6 +92,10 @@ def run_server(settings: Settings, *, role: str = SERVER, ready: Ready | None = 
     """Run until a signal; returns the exit code of a clean stop. Raises what `serve` raises; the command line tells it."""
     # A worker thread that holds the interpreter gives it up after this long: the event loop waits no longer than that.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # What was made by now stays for good. Requests leave no cycles behind, so the rest is looked through rarely.
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTION_THRESHOLDS)
     trio.run(lambda: serve(settings, role=role, ready=ready, signals=True))
     return 0
 

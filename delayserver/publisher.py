@@ -6,6 +6,7 @@ One call is one step on the event loop. So is the loader's `begin_load`; between
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.clock import Clock
 from delayserver.dispatcher import Dispatcher
@@ -61,7 +62,7 @@ class Publisher:
         self._replayer.published(done)
 
     def publish_drained(self, done: Round) -> None:
-        """A round of a sealed day: its rows were counted, and its copies recorded, when the day got them."""
+        """A round of a sealed day: its rows were counted, and most of its copies recorded, when the day got them."""
         self._publish_rows(done)
 
     def _publish_rows(self, done: Round) -> None:
@@ -92,6 +93,8 @@ class Publisher:
         owned = self._cursors.owner(
             placed.key.start_ms, placed.key.source.name, placed.appended.start, batch.due_ms, batch.sequence
         )
+        if placed.key.source == Source.FROM_DAY:
+            self._record_lost_copies(placed, owned, now_us)
         owned &= batch.duplicate_of == 0
         if not owned.any():
             return False
@@ -113,6 +116,14 @@ class Publisher:
         if copies.any():
             index = index_rows(placed.batch, placed.appended.blob_start)
             self._settle(suppressed_outcomes(index.take(np.flatnonzero(copies)), now_us))
+
+    def _record_lost_copies(self, placed: Placed, owned: NDArray[np.bool_], now_us: int) -> None:
+        """A crash can lose the outcome row of a copy in a day's file. Where no load will find it, it is found here."""
+        copies = np.flatnonzero(owned & (placed.batch.duplicate_of != 0))
+        if len(copies):
+            lost = copies[self._loader.not_done_elsewhere(placed.key.start_ms, placed.batch.sequence[copies])]
+            index = index_rows(placed.batch, placed.appended.blob_start)
+            self._recorder.record(suppressed_outcomes(index.take(lost), now_us))
 
     def _settle(self, batch: OutcomeBatch) -> None:
         if self.recovered is not None:

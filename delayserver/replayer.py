@@ -38,10 +38,10 @@ ROUND_BYTES_BEHIND = 16 << 20
 INLINE_ROWS_MAX = 512
 # Batches kept in memory between commit and replay; behind that they are read back from the log.
 QUEUE_BYTES_MAX = 32 << 20
-# Single sends that are not due soon share a round: it is put off by this much, which nobody can notice.
-LINGER_MS = 2
+# Single sends that are not due soon share a round: it is put off by this much, unless somebody waits for it.
+LINGER_MS = 10
 LINGER_ROWS_MAX = 256
-SOON_MS = 20
+SOON_MS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +95,7 @@ class Replayer:
         self._queue_bytes = 0
         self._behind = True
         self._work = trio.Event()
+        self._hurry = trio.Event()
         self._waiters: list[tuple[int, trio.Event]] = []
         self.caught_up = trio.Event()
         self.publish: Callable[[Round], None] = lambda _round: None
@@ -135,6 +136,7 @@ class Replayer:
         if sequence > self.replayed_sequence:
             event = trio.Event()
             self._waiters.append((sequence, event))
+            self._hurry.set()
             await event.wait()
 
     # -- rounds
@@ -168,7 +170,9 @@ class Replayer:
             return
         batch = self._queue[0].batch
         if isinstance(batch, MessageBatch) and int(batch.due_ms.min()) > self._clock.now_ms() + SOON_MS:
-            await self._clock.sleep_ms(LINGER_MS)
+            self._hurry = trio.Event()
+            with trio.move_on_after(LINGER_MS / 1000):
+                await self._hurry.wait()
 
     async def _next_entries(self) -> list[LogEntry]:
         if self._queue:

@@ -160,6 +160,7 @@ class DelayServer:
             self.clock,
         )
         self.loader.not_done_elsewhere = self.tier.not_done
+        self.loader.published_to = lambda: self.replayer.replayed_sequence
         self.loader.maybe_attempted = opened.attempted.maybe
         self.loader.on_corruption = self._report_corruption
         self.replayer.on_corruption = self._report_corruption

@@ -5,6 +5,7 @@ Start-up is kept short: nothing here imports numpy, trio or rich; each command i
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -28,6 +29,8 @@ def cli() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; what fails is told in one line on stderr."""
+    # numpy's linear algebra starts a thread a core that spins between calls; nothing here calculates that way.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     taken = find_taken_names()
     if taken:
         click.echo(f"Error: {taken[0].explain()}", err=True)
