@@ -25,7 +25,13 @@ QUICK = {"backoff_ms_min": 10, "backoff_ms_max": 200, "breaker_failures": 3}
 async def put_many(client: Client, count: int, due_ms: int, subject: str, first: int = 0) -> None:
     bodies = [str(first + i).encode() for i in range(count)]
     lengths = np.array([len(body) for body in bodies], "<u4").tobytes()
-    arguments = {"count": count, "subject": subject, "due_ms": due_ms, "bodies": b"".join(bodies), "body_length": lengths}
+    arguments = {
+        "count": count,
+        "subject": subject,
+        "due_ms": due_ms,
+        "bodies": b"".join(bodies),
+        "body_length": lengths,
+    }
     assert (await client.request("send", arguments))["accepted"] == count
 
 
@@ -113,7 +119,8 @@ async def test_failover_goes_on_for_rows_that_had_left_memory(boot: Boot) -> Non
 
 
 async def test_rows_that_failed_over_and_left_the_memory_of_the_stand_in_come_back(boot: Boot) -> None:
-    host = boot(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK | {"queue_rows_max": 50, "batch_messages_max": 10}))
+    dispatch = QUICK | {"queue_rows_max": 50, "batch_messages_max": 10}
+    host = boot(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=dispatch))
     await host.start()
     client = await host.client()
     host.fake("fakeA").up = False
@@ -139,7 +146,8 @@ async def test_a_subject_without_a_stand_in_does_not_hold_back_one_that_has_it(b
 
 async def test_an_unrouted_subject_goes_to_the_default_group_also_after_leaving_memory(boot: Boot) -> None:
     routes = (RouteSettings("a*", ("fakeA",)),)
-    host = boot(small_settings(groups=TWO_GROUPS, routes=routes, dispatch=QUICK | {"queue_rows_max": 20, "batch_messages_max": 5}))
+    dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5}
+    host = boot(small_settings(groups=TWO_GROUPS, routes=routes, dispatch=dispatch))
     await host.start()
     client = await host.client()
     host.fake("fakeA").delay_ms = 5
@@ -263,7 +271,8 @@ def test_smooth_round_robin_spreads_by_weight_over_the_ready_nodes() -> None:
     assert Counter(taken) == {0: 10, 1: 2, 2: 2}
     assert "0, 0, 0, 0, 0" not in str(taken)[1:-1], "the heavy one is not asked in one run"
     nodes[0].failed("x", 0)
-    assert {nodes.index(node) for _ in range(4) if (node := choose(nodes, 1))} == {1, 2}
+    light = [choose(nodes, 1) for _ in range(4)]
+    assert {nodes.index(node) for node in light if node is not None} == {1, 2}
     for node in nodes:
         node.failed("x", 0)
     assert choose(nodes, 1) is None

@@ -62,7 +62,9 @@ async def test_an_unacked_message_comes_again_after_its_timeout_and_only_to_its_
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_what_was_acked_stays_acked_and_what_was_not_comes_again_after_a_loss_of_power(boot: Boot, seed: int) -> None:
+async def test_what_was_acked_stays_acked_and_what_was_not_comes_again_after_a_loss_of_power(
+    boot: Boot, seed: int
+) -> None:
     host = boot()
     await host.start()
     client = await host.client()
@@ -87,7 +89,9 @@ async def test_a_waiting_pull_is_woken_by_the_arrival_and_columns_tell_the_same(
     host = boot()
     await host.start()
     client, sender = await host.client(), await host.client()
-    waiting = await client.ask("pull", {"subject": "s", "group": "g", "max_messages": 9, "wait_ms": 30_000, "columns": True})
+    waiting = await client.ask(
+        "pull", {"subject": "s", "group": "g", "max_messages": 9, "wait_ms": 30_000, "columns": True}
+    )
     await host.sleep_ms(500)
     sent = await sender.put("body", host.now_ms + 200, message_id="id")
     await host.sleep_ms(150)
@@ -98,7 +102,9 @@ async def test_a_waiting_pull_is_woken_by_the_arrival_and_columns_tell_the_same(
     assert got["message_ids"] == b"id"
     assert unpack_column(got["sequence"], 1, I64, "sequence").tolist() == [sent["sequence"]]
     assert unpack_column(got["attempt"], 1, U32, "attempt").tolist() == [1]
-    empty = await client.request("pull", {"subject": "s", "group": "g", "max_messages": 9, "wait_ms": 100, "columns": True})
+    empty = await client.request(
+        "pull", {"subject": "s", "group": "g", "max_messages": 9, "wait_ms": 100, "columns": True}
+    )
     assert empty["count"] == 0
 
 

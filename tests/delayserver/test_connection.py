@@ -31,7 +31,13 @@ async def connection_ends(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\x01\x00\x00\x00\xc1", b"\x03\x00\x00\x00abc", b"\x02\x00\x00\x00\x91\x01", b"GET / HTTP/1.1\r\n\r\n" + b"x" * 64]
+    "garbage",
+    [
+        b"\x01\x00\x00\x00\xc1",
+        b"\x03\x00\x00\x00abc",
+        b"\x02\x00\x00\x00\x91\x01",
+        b"GET / HTTP/1.1\r\n\r\n" + b"x" * 64,
+    ],
 )
 async def test_a_malformed_frame_is_answered_by_name_then_the_connection_closes(boot: Boot, garbage: bytes) -> None:
     host = boot()
@@ -101,7 +107,7 @@ async def test_a_client_that_stops_reading_is_cut_off_at_the_bound(boot: Boot) -
     client = await host.client()
     asked = 0
     with pytest.raises(OSError):
-        for asked in range(5_000):  # noqa: B007
+        for asked in range(5_000):
             await client.send_bytes(encode_request(asked + 1, "status", {}))
             await trio.lowlevel.checkpoint()
             await host.sleep_ms(1)

@@ -10,6 +10,7 @@ from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]
 
+
 async def test_nothing_is_handed_over_before_it_is_due_and_all_within_a_millisecond_or_two(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()

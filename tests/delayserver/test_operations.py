@@ -14,6 +14,7 @@ from tests.fakes.host import Host, faked_settings, small_settings, texts
 
 Boot = Callable[..., Host]
 DAY_MS = 86_400_000
+COLUMNS = {"count": 1, "delay_ms": 0, "bodies": b"", "body_length": 0}
 
 
 async def test_a_bad_row_never_fails_its_neighbours(boot: Boot) -> None:
@@ -101,9 +102,13 @@ async def test_a_bad_row_in_columns_never_fails_its_neighbours(boot: Boot) -> No
         ("send", {"count": 6, "subject": "s", "delay_ms": 0, "bodies": b"", "body_length": 0}, "batch_too_large"),
         ("send", {"count": 0, "subject": "s", "delay_ms": 0, "bodies": b"", "body_length": 0}, "invalid_argument"),
         ("send", {"count": 2, "subject": "s", "delay_ms": 0, "bodies": b"abc", "body_length": 1}, "invalid_argument"),
-        ("send", {"count": 2, "subject": "s", "delay_ms": b"abc", "bodies": b"ab", "body_length": 1}, "invalid_argument"),
+        (
+            "send",
+            {"count": 2, "subject": "s", "delay_ms": b"abc", "bodies": b"ab", "body_length": 1},
+            "invalid_argument",
+        ),
         ("send", {"count": -1, "subject": "s", "delay_ms": 0, "bodies": b"", "body_length": 0}, "invalid_argument"),
-        ("send", {"count": 1, "subjects": ["s"], "subject_index": 5, "delay_ms": 0, "bodies": b"", "body_length": 0}, "invalid_argument"),
+        ("send", COLUMNS | {"subjects": ["s"], "subject_index": 5}, "invalid_argument"),
         ("cancel", {}, "invalid_argument"),
         ("cancel", {"receipts": []}, "invalid_argument"),
         ("cancel", {"receipts": ["x"] * 6}, "batch_too_large"),
@@ -168,7 +173,9 @@ async def test_reschedule_replaces_the_message_in_one_step_and_keeps_what_is_not
     (message,) = await client.pull(wait_ms=1_000, ack_timeout_ms=600_000)
     assert (message["body"], message["properties"], message["message_id"]) == (b"body", {"k": "v"}, "mine")
     changed = await client.put("old", due_ms, message_id="other")
-    await reschedule(host, {"receipt": changed["receipt"], "due_ms": host.now_ms, "body": "new", "properties": {"a": "b"}})
+    await reschedule(
+        host, {"receipt": changed["receipt"], "due_ms": host.now_ms, "body": "new", "properties": {"a": "b"}}
+    )
     (message,) = await client.pull(wait_ms=1_000, ack_timeout_ms=600_000)
     assert (message["body"], message["properties"]) == (b"new", {"a": "b"})
     await host.sleep_ms(61_000)
@@ -224,7 +231,8 @@ async def test_reschedule_of_what_cannot_be_cancelled_says_why_and_sends_nothing
     assert (await reschedule(host, {"receipt": cancelled[:-12] + "f" * 12} | far))["outcome"] == "unknown"
     assert (await reschedule(host, {"receipt": cancelled, "due_ms": 2**62}))["error"] == "too_far"
     assert (await reschedule(host, {"receipt": "x"} | far))["error"] == "receipt_invalid"
-    assert (await reschedule(host, {"subject": "s", "message_id": "no", "message_due_ms": due_ms} | far))["outcome"] == "unknown"
+    by_id = {"subject": "s", "message_id": "no", "message_due_ms": due_ms}
+    assert (await reschedule(host, by_id | far))["outcome"] == "unknown"
     await host.settled()
     assert host.check_balance(pending=0)["accepted"] == 2
 
@@ -236,7 +244,9 @@ async def test_a_crash_leaves_a_reschedule_done_or_not_done(boot: Boot, seed: in
     client = await host.client()
     old = await client.put("old", host.now_ms + 1_000)
     host.disk.crash_after(1 + seed % 3)
-    await client.ask("reschedule", {"items": [{"receipt": old["receipt"], "due_ms": host.now_ms + 1_500, "body": "new"}]})
+    await client.ask(
+        "reschedule", {"items": [{"receipt": old["receipt"], "due_ms": host.now_ms + 1_500, "body": "new"}]}
+    )
     await host.sleep_ms(100)
     await host.lose_power(seed)
     await host.start()

@@ -19,7 +19,7 @@ async def test_on_a_full_disk_outcomes_wait_and_nothing_is_delivered_twice(boot:
     host = boot(faked_settings(), disk=disk)
     await host.start()
     client = await host.client()
-    receipts = [(await client.put(str(i), host.now_ms + 1_000 + i * 400)) ["receipt"] for i in range(10)]
+    receipts = [(await client.put(str(i), host.now_ms + 1_000 + i * 400))["receipt"] for i in range(10)]
     await host.settled()
     disk.capacity_bytes = disk.used_bytes
     await host.sleep_ms(6_000)

@@ -45,7 +45,9 @@ async def test_a_start_without_the_newest_checkpoint_gives_the_same_balance(boot
     await client.put("first", due_ms + 100)
     await host.sleep_ms(1_100)
     old = host.disk.content("/data/checkpoint")
-    receipts = [(await client.put(str(i), due_ms + 1_000 + i * 10_000, message_id=f"id{i}"))["receipt"] for i in range(20)]
+    receipts = [
+        (await client.put(str(i), due_ms + 1_000 + i * 10_000, message_id=f"id{i}"))["receipt"] for i in range(20)
+    ]
     await client.put("copy", due_ms + 1_000, message_id="id0")
     await client.cancel(*receipts[15:])
     await host.sleep_ms(2_000)
@@ -84,7 +86,9 @@ async def test_a_clean_stop_is_quick_says_so_and_a_kill_does_not(boot: Boot) -> 
 
 async def test_a_stop_waits_for_attempts_in_flight_and_no_longer_than_its_bound(boot: Boot) -> None:
     for slow_ms, clean in ((500, True), (60_000, False)):
-        host = boot(faked_settings(shutdown_timeout_ms=3_000, dispatch={"deliver_timeout_ms": 60_000}), name=f"h{slow_ms}")
+        host = boot(
+            faked_settings(shutdown_timeout_ms=3_000, dispatch={"deliver_timeout_ms": 60_000}), name=f"h{slow_ms}"
+        )
         await host.start()
         host.fake().delay_ms = slow_ms
         await (await host.client()).put("m", host.now_ms)

@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from delayserver.broker_node import DeliveryError
+from delayserver.front import BROKER
 from delayserver.protocol.columns import U8, unpack_column
 from delayserver.remote_node import RemoteNode
-from delayserver.server import BROKER
 from delayserver.settings import GroupSettings, NodeSettings, RouteSettings
 from store.batches import StoredBatch
 from tests.fakes.clock import SimulatedClock

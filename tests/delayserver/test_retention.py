@@ -51,7 +51,7 @@ async def test_windows_within_retention_stay(boot: Boot) -> None:
 
 
 async def test_the_balance_holds_at_every_crash_while_a_window_is_retired(boot: Boot) -> None:
-    for operations in range(1, 24, 2):
+    for operations in range(1, 24, 4):
         host = boot(settings(), name=f"host{operations}")
         await host.start()
         client = await host.client()

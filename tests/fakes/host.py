@@ -9,9 +9,10 @@ from typing import Any
 
 import trio
 
+from delayserver.front import SERVER
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.frames import FrameDecoder, Reply, decode_reply, encode_request
-from delayserver.server import SERVER, DelayServer
+from delayserver.server import DelayServer
 from delayserver.settings import (
     BrokerSettings,
     DispatchSettings,
@@ -48,7 +49,7 @@ def small_settings(
     shutdown_timeout_ms: int = 10_000,
 ) -> Settings:
     """The defaults, with files that are small enough for a disk in memory, and what a test wants otherwise."""
-    small = {
+    small: dict[str, Any] = {
         "data_dir": DATA_DIR,
         "message_log_segment_bytes": 1 << 20,
         "warm_ahead_bytes": 0,
