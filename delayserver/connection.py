@@ -38,6 +38,8 @@ class Handlers:
         self.quick = dict(quick)
         self.slow = dict(slow)
         self.errors: dict[str, int] = {}
+        self.begin_read: Callable[[], None] = lambda: None
+        self.end_read: Callable[[], None] = lambda: None
         self.on_bug: Callable[[str, BaseException], None] = lambda _operation, _error: None
 
     def count_error(self, name: str) -> None:
@@ -94,12 +96,15 @@ class Connection:
             data = await self._receive(decoder)
             if not data:
                 return
+            self._handlers.begin_read()
             try:
                 for payload in decoder.feed(data):
                     self._handle(payload)
             except ProtocolError as error:
                 self._refuse(error)
                 return
+            finally:
+                self._handlers.end_read()
 
     async def _receive(self, decoder: FrameDecoder) -> bytes:
         if not decoder.buffered_bytes:

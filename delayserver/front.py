@@ -50,6 +50,9 @@ class Front:
         self._server = server
         self.handlers = Handlers({}, {})
         self.handlers.on_bug = _log_bug
+        self.handlers.begin_read = server.commit.begin_read
+        self.handlers.end_read = server.commit.end_read
+        server.commit.alone = lambda: self.connections == 1
         self.connections = 0
         self._add_handlers(server)
 

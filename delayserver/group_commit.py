@@ -51,6 +51,16 @@ class _Item:
     done: Done
 
 
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A group with its sequences: batches to write, and which item got which."""
+
+    batches: list[ColumnBatch]
+    parts: list[tuple[_Item, int, MessageBatch | CancelBatch | None]]
+    size_bytes: int
+    now_us: int
+
+
 class GroupCommit:
     """Gathers items, commits them in groups, tells each when it is durable or why it is not."""
 
@@ -77,6 +87,8 @@ class GroupCommit:
         self._idle.set()
         self.refusal: DelayServerError | None = None
         self.lag_bytes: Callable[[], int] = lambda: 0
+        self.alone: Callable[[], bool] = lambda: False
+        self._reading = False
         self._lag_fell = trio.Event()
         self.groups = 0
         self.highest_sequence = sequences.next - 1
@@ -123,8 +135,32 @@ class GroupCommit:
             raise QueueFull("too many sends wait for the disk", retry_after_ms=50)
         self._gathered.append(item)
         self._gathered_bytes += item.size_bytes
-        if len(self._gathered) == 1:
+        if len(self._gathered) == 1 and not (self._reading and self.alone()):
             self._work.set()
+
+    def begin_read(self) -> None:
+        """A connection is about to hand in what it read; `end_read` follows in the same step."""
+        self._reading = True
+
+    def end_read(self) -> None:
+        """A lone client's send is committed in the step that read it: nobody else could have joined its group."""
+        self._reading = False
+        if not self._gathered or self._work.is_set():
+            return
+        small = self._gathered_bytes <= self._settings.inline_sync_bytes_max
+        lagging = self.lag_bytes() > self._settings.replay_lag_bytes_max
+        if self._inline or not small or lagging or not self._idle.is_set() or not self._disk_is_quick():
+            self._work.set()
+            return
+        group = self._take_group()
+        prepared = self._prepare(group)
+        try:
+            entries = self._write(prepared.batches, prepared.size_bytes)
+        except StoreError as error:
+            self._refused(group, error)
+            self._work.set()
+        else:
+            self._committed(prepared, entries)
 
     def lag_fell(self) -> None:
         """The replayer has moved on: a commit that waits for it looks again."""
@@ -185,31 +221,42 @@ class GroupCommit:
         return group
 
     async def _commit_group(self, group: list[_Item]) -> None:
-        now_us = self._clock.now_us()
-        batches, parts = self._number(group, now_us)
-        size = sum([item.size_bytes for item in group])
+        prepared = self._prepare(group)
+        size = prepared.size_bytes
         try:
             if self._inline or (size <= self._settings.inline_sync_bytes_max and self._disk_is_quick()):
-                entries = self._write(batches, size)
+                entries = self._write(prepared.batches, size)
             else:
-                entries = await trio.to_thread.run_sync(partial(self._write, batches, size))
-        except DiskFullError as error:
+                entries = await trio.to_thread.run_sync(partial(self._write, prepared.batches, size))
+        except StoreError as error:
+            self._refused(group, error)
+        else:
+            self._committed(prepared, entries)
+
+    def _prepare(self, group: list[_Item]) -> _Prepared:
+        now_us = self._clock.now_us()
+        batches, parts = self._number(group, now_us)
+        return _Prepared(batches, parts, sum([item.size_bytes for item in group]), now_us)
+
+    def _refused(self, group: list[_Item], error: StoreError) -> None:
+        if isinstance(error, DiskFullError):
             self._fail(group, DiskFull(str(error), retry_after_ms=1000))
             return
-        except StoreError as error:
-            # Final: whatever gathered meanwhile and whatever comes later is told the same.
-            self.refusal = StorageFailed(str(error))
-            self._fail(group + self._gathered, self.refusal)
-            self._gathered, self._gathered_bytes = [], 0
-            return
+        # Final: whatever gathered meanwhile and whatever comes later is told the same.
+        self.refusal = StorageFailed(str(error))
+        self._fail(group + self._gathered, self.refusal)
+        self._gathered, self._gathered_bytes = [], 0
+
+    def _committed(self, prepared: _Prepared, entries: list[LogEntry]) -> None:
         self.groups += 1
-        for written in batches:
+        for written in prepared.batches:
             if isinstance(written, MessageBatch):
                 self.highest_sequence = int(written.sequence[-1])
                 self.accepted += len(written) - int(np.count_nonzero(written.origin_sequence))
+        # Answers first: the clients go on while the rest of this step is done.
+        for item, first, batch in prepared.parts:
+            item.done(Committed(first, prepared.now_us, batch))
         self._publish(entries)
-        for item, first, batch in parts:
-            item.done(Committed(first, now_us, batch))
 
     def _disk_is_quick(self) -> bool:
         """Whether a small sync may hold the event loop: it does while the last small ones were quick."""

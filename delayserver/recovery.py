@@ -66,6 +66,7 @@ def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: ran
     directory = DataDirectory.open(fs, path, random_server_id=lambda: random_server_id(chance), holder=holder)
     server_id = directory.server_id
     damages: list[str] = []
+    _refuse_lost_tables(fs, path)
     names = Names.open(fs, path, server_id, settings.message.subjects_max)
     checkpoint, lost = _read_checkpoint(fs, path, server_id, damages)
     log = MessageLog.open(
@@ -117,6 +118,15 @@ def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: ran
     return Opened(
         directory, names, log, schedule, dispatch, ledger, days, sequences, checkpoint, lost, attempted, damages
     )
+
+
+def _refuse_lost_tables(fs: FileSystem, path: str) -> None:
+    """Tables that are there before the first record that needs them. Made anew and empty they would give other names to
+    the codes in the logs, and sequences of a sealed day to its minutes once more. Raises CorruptionError."""
+    for table, folder in (("names.log", "message_log"), ("days", "schedule_log")):
+        if not fs.exists(f"{path}/{table}") and fs.listdir(f"{path}/{folder}"):
+            detail = f"the table is missing, but {folder} has files; `delayserver recover rebuild` makes it anew"
+            raise CorruptionError(f"{path}/{table}", 0, detail)
 
 
 def _read_checkpoint(fs: FileSystem, path: str, server_id: int, damages: list[str]) -> tuple[Checkpoint, bool]:
