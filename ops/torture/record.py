@@ -88,7 +88,7 @@ class Record:
             number = len(self.sent) + 1
             message_id = f"m{number}" if with_id else ""
             sent = self.sent[number] = Sent(number, subject, message_id, due_ms, expires_ms)
-            self._write("ask", number, subject, due_ms)
+            self._write("ask", number, subject, due_ms, expires_ms)
             return sent
 
     def accepted(self, messages: Sequence[Sent], receipts: Sequence[str]) -> None:
@@ -195,12 +195,14 @@ class Record:
             for sent in messages:
                 sent.again_from_us = from_us
                 sent.handing_back = True
+                self._write("handing_back", sent.number)
 
     def handed_back(self, messages: Sequence[Sent]) -> None:
         """The nack was answered."""
         with self._lock:
             for sent in messages:
                 sent.handing_back = False
+                self._write("handed_back", sent.number)
 
     # -- the server
 
@@ -239,9 +241,14 @@ class Record:
         return [sent for sent in self.of(Fate.ACCEPTED) if not sent.arrivals and not sent.expires_ms]
 
     def unsettled(self) -> list[Sent]:
-        """What arrived and is not acked: it comes again. (An ack without an answer may have been taken.)"""
+        """What arrived and is not acked: it comes again. An ack without an answer may have been taken; and what was
+        handed back may expire before it comes again."""
         with self._lock:
-            return [sent for sent in self.sent.values() if sent.arrivals and not (sent.acked or sent.acking)]
+            return [
+                sent
+                for sent in self.sent.values()
+                if sent.arrivals and not (sent.acked or sent.acking or sent.expires_ms)
+            ]
 
     def open(self) -> list[Sent]:
         """What may still come: not acked, and not known to be refused or cancelled."""
