@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from sortedcontainers import SortedSet
 
 from delayserver.broker_node import DeliveryError, NodeHealth, choose
-from delayserver.clock import Clock
+from delayserver.clock import LOOK_AGAIN_MS, Clock
 from delayserver.delivery import Shipment, outcomes, read_batch, shipments, take_rows
 from delayserver.group_queue import GroupQueue
 from delayserver.outcome_recorder import OutcomeRecorder
@@ -146,7 +146,7 @@ class BrokerGroup:
                     await self._work.wait()
                 continue
             await self._recorder.wait_for_room()
-            node = choose(self.nodes, self._clock.now_us())
+            node = choose(self.nodes, self._clock.monotonic_us())
             if node is None:
                 await self._nobody_ready()
                 continue
@@ -160,7 +160,9 @@ class BrokerGroup:
             await trio.lowlevel.checkpoint()
             return
         soonest_us = min(node.closed_until_us for node in self.nodes)
-        await self._clock.sleep_until_us(max(soonest_us, self._clock.now_us() + 1000))
+        # Pauses are durations: a step of the wall clock makes none longer.
+        pause_ms = (soonest_us - self._clock.monotonic_us()) / 1000
+        await self._clock.sleep_ms(min(max(pause_ms, 1), LOOK_AGAIN_MS))
 
     def _hand_on(self) -> bool:
         """Give rows to the next groups of their routes; whether any went. The queue is gone through once, so that rows
@@ -240,7 +242,7 @@ class BrokerGroup:
 
     def _failed(self, node: NodeHealth, rows: DueRows, reason: str, *, known: bool) -> None:
         self.counters.attempts_failed += 1
-        node.failed(reason, self._clock.now_us())
+        node.failed(reason, self._clock.monotonic_us())
         if not known:
             rows.payload["uncertain"] = 1
         self._retry(rows)
@@ -270,7 +272,7 @@ class BrokerGroup:
     ) -> None:
         refused = answer == int(DeliverOutcome.REFUSED)
         if refused.any():
-            node.failed("refused by the node", self._clock.now_us())
+            node.failed("refused by the node", self._clock.monotonic_us())
             self._retry(take_rows(rows, np.flatnonzero(refused)))
             rows = take_rows(rows, np.flatnonzero(~refused))
             answer = answer[~refused]
