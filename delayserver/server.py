@@ -395,7 +395,7 @@ class DelayServer:
             await self.recorder.flush()
             await self.broker_commit.durable()
             await self.checkpointing.write(clean=True)
-            self.broker.close()
+            await self.broker_commit.close()
             if self._attempts_settled():
                 self.opened.sequences.close_clean()
         if scope.cancelled_caught:

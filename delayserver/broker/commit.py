@@ -26,6 +26,8 @@ class BrokerCommit:
         self._work = trio.Event()
         self._gathering = _Group()
         self._failure: BaseException | None = None
+        self._sync_lock = trio.Lock()
+        self._upkeep_lock = trio.Lock()
 
     async def durable(self) -> None:
         """Wait until all that the broker has taken so far (deliveries, acks) is durable.
@@ -71,15 +73,29 @@ class BrokerCommit:
         while True:
             await self._clock.sleep_ms(UPKEEP_MS)
             try:
-                if self._broker.checkpoint_due() or self._broker.retires_past_checkpoint(self._clock.now_us()):
-                    plan: CheckpointWrite = self._broker.checkpoint_plan()
-                    await self._run(plan.run)
-                    self._broker.finish_checkpoint(plan)
-                self._broker.retire(self._clock.now_us())
+                await self._upkeep()
             except DiskFullError:
                 continue
 
+    async def _upkeep(self) -> None:
+        async with self._upkeep_lock:
+            if self._broker.checkpoint_due() or self._broker.retires_past_checkpoint(self._clock.now_us()):
+                plan: CheckpointWrite = self._broker.checkpoint_plan()
+                await self._run(plan.run)
+                self._broker.finish_checkpoint(plan)
+            self._broker.retire(self._clock.now_us())
+
+    async def close(self) -> None:
+        """Close the broker's files cleanly, when no sync and no checkpoint is under way; none begins any more."""
+        await self._sync_lock.acquire()
+        await self._upkeep_lock.acquire()
+        self._broker.close()
+
     async def _sync(self) -> None:
+        async with self._sync_lock:
+            await self._sync_locked()
+
+    async def _sync_locked(self) -> None:
         plan: BrokerSync = self._broker.sync_plan()
         finished = False
         try:
