@@ -34,7 +34,9 @@ def pick_delay_ms(chance: Random) -> int:
         return chance.randrange(180_000, 3 * HOUR_MS)
     if kind < 0.88:
         return chance.randrange(3 * HOUR_MS, 40 * HOUR_MS)
-    return chance.randrange(24 * HOUR_MS, DELAY_MS_MAX - HOUR_MS)
+    if kind < 0.99:
+        return chance.randrange(24 * HOUR_MS, DELAY_MS_MAX - HOUR_MS)
+    return DELAY_MS_MAX + HOUR_MS  # refused
 
 
 class Producer:
@@ -339,12 +341,13 @@ class Consumer:
                 "subject": self._subject,
                 "group": self._group,
                 "max_messages": self._chance.choice([1, 5, 1000]),
-                "wait_ms": self._chance.choice([0, 200, 3000]),
+                "wait_ms": 20_000 if self.careful else self._chance.choice([0, 200, 3000]),
             },
         )
         messages = reply["messages"]
         if not messages:
-            await trio.sleep(0.05 + self._chance.random() * 0.2)
+            if not self.careful:
+                await trio.sleep(0.05 + self._chance.random() * 0.2)
             return 0
         self._note(
             self._client.name,

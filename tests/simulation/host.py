@@ -7,7 +7,9 @@ from random import Random
 
 import trio
 
-from delayserver.server import SERVER, DelayServer
+from delayserver.clock import Clock
+from delayserver.front import SERVER
+from delayserver.server import DelayServer
 from delayserver.settings import Settings
 from store.errors import StoreError
 from tests.fakes.disk import FakeDisk, SimulatedCrash
@@ -52,6 +54,10 @@ class Host:
         self._scope: trio.CancelScope | None = None
         self._listener: SimulatedListener | None = None
         self._power_fails = True
+
+    def clock_of_process(self) -> Clock:
+        """What a server is given: the host's clock."""
+        return self.clock
 
     # -- asked for by the driver
 
@@ -109,7 +115,12 @@ class Host:
         self._note(self.name, "starts", life=self.lives)
         chance = Random(self._chance.getrandbits(64))
         server = DelayServer(
-            self.settings, role=self.role, clock=self.clock, fs=self.disk, chance=chance, connect=self._network.connect
+            self.settings,
+            role=self.role,
+            clock=self.clock_of_process(),
+            fs=self.disk,
+            chance=chance,
+            connect=self._network.connect,
         )
         clean = False
         listener = self._network.listen(self.name, self.port, lambda: self.disk.dead)

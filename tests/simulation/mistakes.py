@@ -1,0 +1,220 @@
+"""Mistakes of the original and its relatives, put back one at a time: the simulation must notice each of them.
+
+Each is a change of one function of the server while a block runs. Nothing here is used outside `test_mistakes.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from delayserver import broker_group, replayer
+from delayserver.broker_group import BrokerGroup
+from delayserver.cancellation import Cancellation
+from delayserver.deduplication import Deduplication
+from delayserver.intake import Intake
+from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.protocol.errors import TooFar
+from delayserver.protocol.outcomes import Outcome
+from delayserver.replayer import Replayer
+from delayserver.retention import Retention
+from store import record, record_reader
+from store.identity import SequenceReservation
+from store.message_log import MessageLog
+from store.outcome_index import OutcomeIndex
+from store.schedule_log import ScheduleLog
+from tests.simulation.clocks import WallClock
+from tests.simulation.host import Host
+from wheel.cursors import LoadCursors
+from wheel.due_rows import DueRows
+
+TICK_US = 10_000
+Change = tuple[object, str, Callable[[Any], Any]]
+"""An owner, the name of its attribute, and what the mistaken attribute is, made of the right one."""
+
+
+def ack_before_sync() -> list[Change]:
+    """Acks before fsync."""
+    return [(MessageLog, "sync", lambda _: MessageLog.assume_synced)]
+
+
+def checksum_never_checked() -> list[Change]:
+    """CRC stored but never checked."""
+    blind = lambda *_: 0  # noqa: E731
+    return [(record, "_checksum", lambda _: blind), (record, "_extend", lambda _: blind),
+            (record_reader, "_checksum", lambda _: blind)]  # fmt: skip
+
+
+def replay_overlap_delivered_twice() -> list[Change]:
+    """Replay overlap delivered twice."""
+    return [(Replayer, "_high_water", lambda _: lambda _self, _key: 0)]
+
+
+def recovery_looks_at_last_two_segments() -> list[Change]:
+    """Recovery looks at the last two dispatch segments only."""
+
+    def mistaken(right: Any) -> Any:
+        def read(self: Any, key: Any, end: int) -> OutcomeIndex:
+            return right(self, key, end) if key in self._log.keys()[-2:] else OutcomeIndex()
+
+        return read
+
+    return [(OutcomeRecorder, "_read_index", mistaken)]
+
+
+def gap_between_loader_and_replayer() -> list[Change]:
+    """A record appended between "read the size" and "shift the cursor" is missed until restart."""
+
+    def mistaken(right: Any) -> Any:
+        def owner(self: Any, start: int, source: str, offset: int, due_ms: Any, sequence: Any) -> Any:
+            if self.is_loading(start):
+                return np.zeros(len(due_ms), dtype=bool)
+            return right(self, start, source, offset, due_ms, sequence)
+
+        return owner
+
+    return [(LoadCursors, "owner", mistaken)]
+
+
+def checkpoint_before_sync() -> list[Change]:
+    """A checkpoint may cover unsynced data."""
+    return [(ScheduleLog, "sync", lambda _: lambda _self, _keys=None: None)]
+
+
+def sequence_restarts() -> list[Change]:
+    """The sequence restarts after an empty tail."""
+
+    def mistaken(right: Any) -> Any:
+        def open_(*arguments: Any, **options: Any) -> Any:
+            reservation = right(*arguments, **options)
+            reservation.next = options.get("above", 0) + 1
+            return reservation
+
+        return open_
+
+    return [(SequenceReservation, "open", mistaken)]
+
+
+def cleanup_by_age() -> list[Change]:
+    """Cleanup by file age without looking at what is pending."""
+    return [(Retention, "_may_go", lambda _: lambda _self, _start: True)]
+
+
+def early_by_one_tick() -> list[Change]:
+    """A message on an exact tick fired one tick early."""
+
+    class Hasty(WallClock):
+        def __init__(self, right: WallClock) -> None:
+            self._right = right
+
+        def now_us(self) -> int:
+            return self._right.now_us() + TICK_US
+
+        def monotonic_us(self) -> int:
+            return self._right.monotonic_us()
+
+    return [(Host, "clock_of_process", lambda right: lambda self: Hasty(right(self)))]
+
+
+def discarded_after_failures() -> list[Change]:
+    """Delivery discarded after three failed puts."""
+
+    def mistaken(right: Any) -> Any:
+        def retry(self: Any, rows: DueRows) -> None:
+            kept = np.flatnonzero(rows.payload["attempts"] < 3)
+            right(self, DueRows(rows.due_ms[kept], rows.sequence[kept], rows.payload[kept]))
+
+        return retry
+
+    return [(BrokerGroup, "_retry", mistaken)]
+
+
+def empty_body_on_retry() -> list[Change]:
+    """A retry that sends an already-consumed buffer."""
+
+    def mistaken(right: Any) -> Any:
+        def read(schedule: Any, shipment: Any, server_id: int) -> Any:
+            batch = right(schedule, shipment, server_id)
+            if shipment.rows.payload["attempts"].any():
+                return batch.with_columns(bodies=b"", bodies_length=0)
+            return batch
+
+        return read
+
+    return [(broker_group, "read_batch", mistaken)]
+
+
+def delay_silently_clamped() -> list[Change]:
+    """Delays over the maximum silently clamped."""
+
+    def mistaken(right: Any) -> Any:
+        def due(self: Any, due_ms: Any, delay_ms: Any, now_us: int, oldest_ms: int) -> int:
+            try:
+                return int(right(self, due_ms, delay_ms, now_us, oldest_ms))
+            except TooFar:
+                return now_us // 1000 + int(self._settings.delay_ms_max)
+
+        return due
+
+    return [(Intake, "_due", mistaken)]
+
+
+def large_message_dropped_with_success() -> list[Change]:
+    """An oversized message answered SUCCESS and dropped."""
+
+    def mistaken(right: Any) -> Any:
+        def bucket(batch: Any, *arguments: Any) -> Any:
+            small = np.flatnonzero(batch.bodies_length < 2_000)
+            return right(batch.take(small), *arguments) if len(small) else []
+
+        return bucket
+
+    return [(replayer, "bucket", mistaken)]
+
+
+def cancelled_and_delivered() -> list[Change]:
+    """A cancel that takes nothing out of the wheel."""
+    return [(Cancellation, "_take_out", lambda _: lambda _self, message, _due: np.full(len(message), Outcome.CANCELLED,
+                                                                                       np.uint8))]  # fmt: skip
+
+
+def copies_delivered() -> list[Change]:
+    """No deduplication."""
+    return [(Deduplication, "mark", lambda _: lambda _self, _key, rows: rows)]
+
+
+MISTAKES: tuple[Callable[[], list[Change]], ...] = (
+    ack_before_sync,
+    checksum_never_checked,
+    replay_overlap_delivered_twice,
+    recovery_looks_at_last_two_segments,
+    gap_between_loader_and_replayer,
+    checkpoint_before_sync,
+    sequence_restarts,
+    cleanup_by_age,
+    early_by_one_tick,
+    discarded_after_failures,
+    empty_body_on_retry,
+    delay_silently_clamped,
+    large_message_dropped_with_success,
+    cancelled_and_delivered,
+    copies_delivered,
+)
+
+
+@contextmanager
+def made(mistake: Callable[[], list[Change]]) -> Iterator[None]:
+    """The server with this mistake in it."""
+    changes = [(owner, name, owner.__dict__[name], make) for owner, name, make in mistake()]
+    for owner, name, right, make in changes:
+        plain = right.__func__ if isinstance(right, classmethod) else right
+        wrong = make(plain)
+        setattr(owner, name, classmethod(wrong) if isinstance(right, classmethod) else wrong)
+    try:
+        yield
+    finally:
+        for owner, name, right, _ in changes:
+            setattr(owner, name, right)

@@ -1,0 +1,42 @@
+"""A fixed set of seeds in every run of the tests, and what a run promises about itself. More: `python -m tests.simulation`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.simulation.world import run_seed
+
+SEEDS = range(24)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_all_promises_are_kept(seed: int) -> None:
+    result = run_seed(seed)
+    assert not result.failure, f"{result.failure}\nreplay: python -m tests.simulation --seed {seed}"
+
+
+def test_a_seed_repeats_exactly() -> None:
+    assert run_seed(3).digest == run_seed(3).digest
+
+
+def test_a_seed_repeats_exactly_in_another_process() -> None:
+    script = "from tests.simulation.world import run_seed; print(run_seed(4).digest)"
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", script],
+            env=os.environ | {"PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for hash_seed in ("1", "2")
+    }
+    assert digests == {run_seed(4).digest + "\n"}
+
+
+def test_seeds_differ() -> None:
+    assert run_seed(1).digest != run_seed(2).digest
