@@ -59,8 +59,9 @@ class Sent:
     """It was handed back (nack): it comes again, not before this."""
     handing_back: bool = False
     """A nack was sent that nobody answered yet."""
-    may_come_twice: bool = False
-    """The server died over its nack: the delivery may be open still, and its repeat be stored as well."""
+    instances: int = 1
+    """One more for each nack that the server died over: the delivery may be open still, and its repeat be stored as well."""
+    acks: int = 0
 
 
 class Record:
@@ -164,13 +165,12 @@ class Record:
             )
 
     def _check_repeat(self, sent: Sent) -> None:
-        if sent.again_from_us:
-            self.duplicates["handed back"] += 1
-        elif sent.may_come_twice:
-            sent.may_come_twice = False
-            self.duplicates["nack without an answer"] += 1
-        elif sent.acked:
+        if sent.acks >= sent.instances:
             self.violate(f"{sent.number} came again after its ack")
+        elif sent.again_from_us:
+            self.duplicates["handed back"] += 1
+        elif sent.instances > 1:
+            self.duplicates["nack without an answer"] += 1
         elif sent.arrived_in_run == self.run:
             self.violate(f"{sent.number} came twice without a crash, a nack or a timeout")
         else:
@@ -186,6 +186,7 @@ class Record:
         with self._lock:
             for sent in messages:
                 sent.acked = True
+                sent.acks += 1
                 self._write("acked", sent.number)
 
     def handing_back(self, messages: Sequence[Sent], delay_ms: int) -> None:
@@ -213,7 +214,8 @@ class Record:
             for sent in self.sent.values():
                 if sent.handing_back:
                     # It may have happened or not: then the message is there again at once.
-                    sent.handing_back, sent.may_come_twice = False, True
+                    sent.handing_back = False
+                    sent.instances += 1
                     sent.again_from_us = 1
             self._write("crashed", self.run)
 
