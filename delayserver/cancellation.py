@@ -22,19 +22,16 @@ from delayserver.broker_group import BrokerGroup
 from delayserver.clock import Clock
 from delayserver.group_commit import Committed, GroupCommit
 from delayserver.group_wheels import GroupWheels
-from delayserver.loader import LoadedRows, Loader
+from delayserver.loader import Loader
 from delayserver.locator import Located, Locator
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.outcomes import Outcome
 from delayserver.replayer import Replayer
-from delayserver.rows import make_rows
 from store.batches import I64, U8, CancelBatch, MessageBatch
 from store.dispatch_log import DispatchKey
 from store.filesystem import FileSystem
-from store.schedule_index import ScheduleIndex
 from store.windows import window_of, window_starts
-from wheel.cursors import LoadCursors
 from wheel.keys import Key
 
 # Up to this many are looked up on the event loop.
@@ -63,7 +60,6 @@ class Cancellation:
         locator: Locator,
         recorder: OutcomeRecorder,
         wheel: GroupWheels,
-        cursors: LoadCursors,
         loader: Loader,
         groups: list[BrokerGroup],
         attempted: Attempted,
@@ -77,7 +73,6 @@ class Cancellation:
         self._locator = locator
         self._recorder = recorder
         self._wheel = wheel
-        self._cursors = cursors
         self._loader = loader
         self._groups = groups
         self._attempted = attempted
@@ -205,19 +200,12 @@ class Cancellation:
             raise
 
     def _give_back(self, message: I64, due_ms: I64) -> None:
-        """The cancel did not happen: rows that belong into the wheel return to it."""
+        """The cancel did not happen: from the first of its rows on, the near future is read from disk again.
+
+        Not just these rows: some may belong to a load that runs, or have been passed over by one, and only the cursors
+        know which. It is rare (a full disk) and costs one load.
+        """
         self._recorder.release(message)
-        starts = window_starts(due_ms, self._window_ms)
-        for start in np.unique(starts).tolist():
-            limit = self._cursors.limit(start)
-            for part in self._locator.index_rows(message[starts == start], start):
-                loaded = LoadedRows(
-                    part.index.due_ms,
-                    part.index.sequence,
-                    make_rows(part.index, start, part.key.source, self._clock.now_us()),
-                    ScheduleIndex.empty(),
-                )
-                keys = zip(loaded.due_ms.tolist(), loaded.sequence.tolist(), strict=True)
-                taken = [place for place, key in enumerate(keys) if Key(*key) <= limit]
-                self._loader.add(loaded.take(np.array(taken, dtype=np.intp)))
-        self._loader.on_added()
+        first = np.lexsort((message, due_ms))[0]
+        self._loader.evict_after(Key(int(due_ms[first]), int(message[first]) - 1))
+        self._loader.wake()

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from store.batches import I64, U32, MessageBatch
 from store.days import DayTable
 from store.id_hash import hash_id
-from store.schedule_index import ScheduleIndex
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.windows import day_of, window_of, window_starts
 
@@ -23,14 +22,6 @@ class Located:
     found: NDArray[np.bool_]
     message: I64
     subject: U32
-
-
-@dataclass(frozen=True, slots=True)
-class IndexedRows:
-    """Index rows of messages in one schedule file."""
-
-    key: ScheduleKey
-    index: ScheduleIndex
 
 
 class Locator:
@@ -91,14 +82,3 @@ class Locator:
             if len(rows):
                 return rows
         return None
-
-    def index_rows(self, sequence: I64, start_ms: int) -> list[IndexedRows]:
-        """Index rows of messages of one window, by file: to put them back into the wheel."""
-        parts = []
-        for source in (Source.DIRECT, Source.FROM_DAY):
-            file = ScheduleKey(start_ms, source)
-            if file in self._schedule:
-                hit = self._schedule.find(file, sequence)
-                if hit.mask.any():
-                    parts.append(IndexedRows(file, hit.index.take(np.flatnonzero(hit.mask))))
-        return parts

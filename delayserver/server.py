@@ -302,7 +302,6 @@ class DelayServer:
             self.locator,
             self.recorder,
             self.wheel,
-            self.cursors,
             self.loader,
             list(self.groups.values()),
             opened.attempted,
