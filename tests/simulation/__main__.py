@@ -8,7 +8,7 @@ import statistics
 import sys
 from pathlib import Path
 
-from tests.simulation.world import Result, run_seed
+from tests.simulation.run import Result, run_seed
 
 LINES_SHOWN = 60
 

@@ -99,7 +99,7 @@ class Producer:
             message: dict[str, Any] = {"subject": row.subject, "body": row.body, "due_ms": row.due_ms}
             if row.message_id is None and self._chance.random() < 0.3:
                 del message["due_ms"]
-                message["delay_ms"] = max(row.due_ms - self._clock.now_ms(), 0)  # type: ignore[operator]
+                message["delay_ms"] = max(row.due_ms - self._clock.now_ms(), 0)
                 row.due_ms = None
             if row.message_id is not None:
                 message["message_id"] = row.message_id

@@ -131,7 +131,7 @@ class Host:
                 self.server = server
                 await server.run(listener, self._ready)
                 clean = True
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - a crash is one, and what is no crash is raised again
             self._explain(error)
         finally:
             if self.up.is_set():

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from delayserver import broker_group, replayer
+from delayserver import broker_group
 from delayserver.broker_group import BrokerGroup
 from delayserver.cancellation import Cancellation
 from delayserver.deduplication import Deduplication
@@ -166,13 +166,14 @@ def large_message_dropped_with_success() -> list[Change]:
     """An oversized message answered SUCCESS and dropped."""
 
     def mistaken(right: Any) -> Any:
-        def bucket(batch: Any, *arguments: Any) -> Any:
+        def place(self: Any, batch: Any, done: Any, source: Any) -> None:
             small = np.flatnonzero(batch.bodies_length < 2_000)
-            return right(batch.take(small), *arguments) if len(small) else []
+            if len(small):
+                right(self, batch.take(small), done, source)
 
-        return bucket
+        return place
 
-    return [(replayer, "bucket", mistaken)]
+    return [(Replayer, "place_batch", mistaken)]
 
 
 def cancelled_and_delivered() -> list[Change]:

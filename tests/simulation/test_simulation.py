@@ -1,4 +1,4 @@
-"""A fixed set of seeds in every run of the tests, and what a run promises about itself. More: `python -m tests.simulation`."""
+"""A fixed set of seeds in every run of the tests, and what a run promises about itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.simulation.world import run_seed
+from tests.simulation.run import run_seed
 
 SEEDS = range(24)
 
@@ -24,7 +24,7 @@ def test_a_seed_repeats_exactly() -> None:
 
 
 def test_a_seed_repeats_exactly_in_another_process() -> None:
-    script = "from tests.simulation.world import run_seed; print(run_seed(4).digest)"
+    script = "from tests.simulation.run import run_seed; print(run_seed(4).digest)"
     digests = {
         subprocess.run(
             [sys.executable, "-c", script],

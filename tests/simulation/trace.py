@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,7 @@ class Trace:
         self._time = time
         self._hash = hashlib.sha256()
         self.lines: list[str] = []
-        self.wall_us = lambda: BASE_US
+        self.wall_us: Callable[[], int] = lambda: BASE_US
 
     def note(self, who: str, what: str, **fields: Any) -> None:
         """One line: seconds since the start, who, what, and the fields."""

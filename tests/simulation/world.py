@@ -1,19 +1,13 @@
-"""One seed: builds a world, lets it live through workload and faults, lets time pass, and asks the model for its verdict."""
+"""The world of one seed: lets it live through workload and faults, lets time pass, and asks the model for its verdict."""
 
 from __future__ import annotations
 
-import gc
-import sys
-import time as process_time
-from dataclasses import dataclass, field
-from functools import partial
 from random import Random
 
 import trio
-from trio._core import _run as trio_run
 
+from delayserver.front import BROKER
 from tests.simulation import settings as settings_of
-from delayserver.server import BROKER
 from tests.simulation.actors import REMOTE_SUBJECTS, SUBJECTS, Consumer, Producer, look_up
 from tests.simulation.client import Client, DelayServerError, Lost
 from tests.simulation.clocks import SimulatedTime, WallClock
@@ -22,85 +16,10 @@ from tests.simulation.files import check_files
 from tests.simulation.host import Host
 from tests.simulation.model import ACCEPTED, Model
 from tests.simulation.network import Network, Weather
-from tests.simulation.threads import simulated_threads
 from tests.simulation.trace import Trace
 
-HOUR_S = 3600.0
 # A seed that needs more simulated hops than this to deliver everything is stuck.
 HOPS_MAX = 400
-
-
-@dataclass(slots=True)
-class Result:
-    """What one seed did and cost."""
-
-    seed: int
-    digest: str = ""
-    failure: str = ""
-    lines: list[str] = field(default_factory=list)
-    cpu_s: float = 0.0
-    crashes: int = 0
-    lives: int = 0
-    simulated_h: float = 0.0
-    rows: int = 0
-
-
-def run_seed(seed: int) -> Result:
-    """Run one seed from beginning to end; a broken promise is in `failure`, with the trace."""
-    time = SimulatedTime()
-    trace = Trace(time)
-    result = Result(seed)
-    world = World(seed, time, trace)
-    started = process_time.process_time()
-    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
-    trio_run._r.seed(seed)
-    gc.disable()
-    # A run that ends in a deadlock leaves coroutines behind; their complaints would bury the one that matters.
-    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
-    try:
-        with trace.logging(), simulated_threads(Random(f"{seed}:threads")):
-            trio.run(world.main, clock=time)
-    except BaseException as error:
-        failures = [leaf for leaf in _leaves(error) if isinstance(leaf, SimulationFailure)]
-        if not failures:
-            if any(isinstance(leaf, KeyboardInterrupt) for leaf in _leaves(error)):
-                raise
-            import traceback
-
-            trace.lines += "".join(traceback.format_exception(error)).splitlines()
-            result.failure = f"error of the simulation or the server: {_leaves(error)[0]!r}"
-        else:
-            cause = failures[0].__cause__
-            if cause is not None:
-                import traceback
-
-                trace.lines += "".join(traceback.format_exception(cause)).splitlines()
-            result.failure = str(failures[0])
-    finally:
-        gc.enable()
-        if result.failure:
-            gc.collect()
-        sys.unraisablehook = hook
-    result.cpu_s = process_time.process_time() - started
-    result.digest = trace.digest
-    result.lines = trace.lines
-    result.crashes = world.host.crashes
-    result.lives = world.host.lives
-    result.simulated_h = (world.clock.peak_us - settings_base_us()) / 3.6e9
-    result.rows = len(world.model.rows)
-    return result
-
-
-def settings_base_us() -> int:
-    from tests.simulation.clocks import BASE_US
-
-    return BASE_US
-
-
-def _leaves(error: BaseException) -> list[BaseException]:
-    if isinstance(error, BaseExceptionGroup):
-        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
-    return [error]
 
 
 class World:
@@ -135,7 +54,7 @@ class World:
         settings = settings_of.server_settings(self.chance, groups, routes)
         self.host = Host("server", 1, settings, self.clock, self.network, Random(f"{seed}:host"), self.note)
         for host in (self.host, *self.nodes):
-            host.disk.inline = self.chance.random() < 0.5  # type: ignore[misc]
+            host.disk.inline = self.chance.random() < 0.5
         self.groups = ["one"] if self.chance.random() < 0.6 else ["one", "two"]
         self.producers = [
             Producer(
@@ -469,6 +388,3 @@ BALANCE = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dea
 def producer_pause(chance: Random) -> float:
     """Between two requests of one producer."""
     return chance.choice([0.0, 0.001, 0.02, 0.3]) * chance.random()
-
-
-__all__ = ["Result", "World", "partial", "run_seed"]

@@ -1,0 +1,82 @@
+"""Runs one seed: makes trio deterministic, lets the world live, and turns what went wrong into words and a trace."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time as process_time
+import traceback
+from dataclasses import dataclass, field
+from random import Random
+
+import trio
+from trio._core import _run as trio_run
+
+from tests.simulation.clocks import BASE_US, SimulatedTime
+from tests.simulation.failures import SimulationFailure
+from tests.simulation.threads import simulated_threads
+from tests.simulation.trace import Trace
+from tests.simulation.world import World
+
+
+@dataclass(slots=True)
+class Result:
+    """What one seed did and cost."""
+
+    seed: int
+    digest: str = ""
+    failure: str = ""
+    lines: list[str] = field(default_factory=list)
+    cpu_s: float = 0.0
+    crashes: int = 0
+    lives: int = 0
+    simulated_h: float = 0.0
+    rows: int = 0
+
+
+def run_seed(seed: int) -> Result:
+    """Run one seed from beginning to end; a broken promise is in `failure`, with the trace."""
+    time = SimulatedTime()
+    trace = Trace(time)
+    result = Result(seed)
+    world = World(seed, time, trace)
+    started = process_time.process_time()
+    trio_run._ALLOW_DETERMINISTIC_SCHEDULING = True  # type: ignore[misc]
+    trio_run._r.seed(seed)
+    gc.disable()
+    # A run that ends in a deadlock leaves coroutines behind; their complaints would bury the one that matters.
+    hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
+    try:
+        with trace.logging(), simulated_threads(Random(f"{seed}:threads")):
+            trio.run(world.main, clock=time)
+    except BaseException as error:
+        failures = [leaf for leaf in _leaves(error) if isinstance(leaf, SimulationFailure)]
+        if not failures:
+            if any(isinstance(leaf, KeyboardInterrupt) for leaf in _leaves(error)):
+                raise
+            trace.lines += "".join(traceback.format_exception(error)).splitlines()
+            result.failure = f"error of the simulation or the server: {_leaves(error)[0]!r}"
+        else:
+            cause = failures[0].__cause__
+            if cause is not None:
+                trace.lines += "".join(traceback.format_exception(cause)).splitlines()
+            result.failure = str(failures[0])
+    finally:
+        gc.enable()
+        if result.failure:
+            gc.collect()
+        sys.unraisablehook = hook
+    result.cpu_s = process_time.process_time() - started
+    result.digest = trace.digest
+    result.lines = trace.lines
+    result.crashes = world.host.crashes
+    result.lives = world.host.lives
+    result.simulated_h = (world.clock.peak_us - BASE_US) / 3.6e9
+    result.rows = len(world.model.rows)
+    return result
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
