@@ -37,10 +37,20 @@ def servers(tmp_path: Path) -> Iterator[list[ServerProcess]]:
 
 
 def _status(servers: list[ServerProcess]) -> list[dict[str, Any]]:
+    """The status of each server once it stays the same: a copy is recorded as one a moment after its ack."""
     found = []
     for server in servers:
         with server.client() as client:
-            found.append(client.status())
+            before: tuple[int, ...] = ()
+            deadline_s = time.monotonic() + 30
+            while True:
+                status = client.status()
+                counts = (status["accepted"], status["deduplicated"], status["storage"]["replay_lag_bytes"])
+                if (counts == before and not counts[2]) or time.monotonic() > deadline_s:
+                    break
+                before = counts
+                time.sleep(0.5)
+            found.append(status)
     return found
 
 
