@@ -299,9 +299,11 @@ class Model:
         before = identity.arrived.get(hands)
         if before is None:
             return
-        if life > 1 and (retry or before.retry):
+        places = {known.partition("@")[2] for known in identity.arrived}
+        if (life > 1 or len(places) > 1) and (retry or before.retry):
             # A crash between the commit of a redelivery and the end of the old delivery leaves both: the second one
-            # is from a lease that ended, maybe of a pull whose reply was lost.
+            # is from a lease that ended, maybe of a pull whose reply was lost. And where a failover of unknown result
+            # left a copy at another broker, the lease of that one can end here: it goes through the same pipeline.
             return
         if before.acked:
             self.fail(f"{hands} acked it, and got it again", row)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.simulation.run import run_seed
 
-SEEDS = range(24)
+SEEDS = range(12)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
