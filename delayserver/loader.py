@@ -25,9 +25,10 @@ from delayserver.settings import WheelSettings
 from delayserver.window_book import WindowBook
 from store.batches import OutcomeBatch
 from store.dispatch_log import DispatchKey
-from store.errors import CorruptionError
+from store.errors import CorruptionError, FormatError
 from store.filesystem import FileSystem
 from store.outcome_index import OutcomeIndex
+from store.scan import Damage
 from store.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source
 from wheel.cursors import LoadCursors
 from wheel.keys import Key
@@ -177,9 +178,7 @@ class Loader:
             end = ends.get(source.name, 0)
             if not end:
                 continue
-            index: ScheduleIndex = self._schedule.index(
-                ScheduleKey(window_ms, source), None, end, from_key=_plain(from_key), to_key=_plain(to_key)
-            )
+            index = self._index(ScheduleKey(window_ms, source), end, from_key, to_key)
             original = index.duplicate_of == 0
             if not original.all():
                 suppressed.append(index.take(np.flatnonzero(~original)))
@@ -196,6 +195,19 @@ class Loader:
             np.concatenate([part[2] for part in parts]),
             copies,
         )
+
+    def _index(self, key: ScheduleKey, end: int, from_key: Key, to_key: Key) -> ScheduleIndex:
+        """What can be served is: damage is reported, and the records around it are loaded (rule 11)."""
+        damages: list[Damage] = []
+        try:
+            index = self._schedule.index(
+                key, None, end, from_key=_plain(from_key), to_key=_plain(to_key), damages=damages
+            )
+        except FormatError as error:
+            raise CorruptionError(error.path, 0, error.detail) from error
+        for damage in damages:
+            self.on_corruption(CorruptionError(self._schedule.path(key), damage.start, damage.detail))
+        return index
 
     def _record_suppressed(self, window_ms: int, loaded: LoadedRows, index: OutcomeIndex) -> None:
         """A crash can lose the outcome row of a suppressed copy: its verdict stands in the schedule file."""

@@ -78,13 +78,13 @@ def two_batches(path: Path) -> tuple[Path, int]:
         due_ms = client.ping() // 1000 + 4_000
         due_ms += 3_000 if due_ms % 60_000 > 58_000 else 0
         client.send_columns("a", due_ms, [b"first"] * 10)
+        time.sleep(0.2)  # a round of replay of its own, and so a record of its own
         client.send_columns("a", due_ms, [b"second"] * 10)
         client.send_columns("a", due_ms + 3_600_000, [b"later"])
         server.stop()
     return sorted((path / "schedule_log").rglob("*.direct.log"))[0], due_ms
 
 
-@pytest.mark.xfail(reason="a window with one record that does not verify is not loaded at all", strict=False)
 def test_one_bad_record_does_not_hold_back_the_others_of_its_window(tmp_path: Path) -> None:
     path, due_ms = two_batches(tmp_path / "data")
     damaging.flip_in_columns(path)
@@ -93,7 +93,6 @@ def test_one_bad_record_does_not_hold_back_the_others_of_its_window(tmp_path: Pa
         assert {delivery.body for delivery in client.pull("a", "g", 100, 2)} == {b"second"}
 
 
-@pytest.mark.xfail(reason="a window file of another server ends the whole server when it is loaded", strict=False)
 def test_a_foreign_window_file_does_not_end_the_server(tmp_path: Path) -> None:
     path, due_ms = two_batches(tmp_path / "data")
     damaging.foreign_cluster(path)
