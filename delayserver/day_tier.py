@@ -23,6 +23,7 @@ from delayserver.settings import StorageSettings
 from store.batches import MessageBatch, OutcomeBatch
 from store.days import DayTable
 from store.dispatch_log import DispatchKey, DispatchLog
+from store.errors import DiskFullError
 from store.filesystem import FileSystem
 from store.outcome_index import OutcomeIndex
 from store.schedule_index import index_rows
@@ -106,13 +107,17 @@ class DayTier:
 
     async def step(self) -> None:
         """Seal what is near, drain a slice of the earliest sealed day; unhooks itself when nothing is left."""
-        if self.fine_until_ms() > self._days.fine_until_ms:
-            await self._seal()
-        draining = self._days.draining()
-        if not draining:
-            self._replayer.between_rounds = None
-            return
-        await self._drain(draining[0].start_ms)
+        try:
+            if self.fine_until_ms() > self._days.fine_until_ms:
+                await self._seal()
+            draining = self._days.draining()
+            if draining:
+                await self._drain(draining[0].start_ms)
+            else:
+                self._replayer.between_rounds = None
+        except DiskFullError:
+            # Sealing and draining wait for room; each of their steps can be made again.
+            await self._clock.sleep_ms(200)
 
     async def _seal(self) -> None:
         # What was decided so far belongs to the coarse files; nothing coarse is decided outside the replayer's task.

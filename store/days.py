@@ -46,7 +46,7 @@ class DayTable:
         """Read the table, or make it with days before `fine_until_ms` fine. Raises CorruptionError, FormatError."""
         if not fs.exists(path):
             table = cls(fs, path, day_of(fine_until_ms), {})
-            table._save()
+            table._save(table.fine_until_ms, {})
             return table
         data = read_whole(fs, path)
         if len(data) < 4 or google_crc32c.value(data[4:]) != int.from_bytes(data[:4], "little"):
@@ -61,15 +61,17 @@ class DayTable:
     def rebuild(cls, fs: FileSystem, path: str, fine_until_ms: int, sealed: list[SealedDay]) -> DayTable:
         """Replace a lost table by what the files of the days tell. Durable when this returns."""
         table = cls(fs, path, fine_until_ms, {day.start_ms: day for day in sealed})
-        table._save()
+        table._save(table.fine_until_ms, table._sealed)
         return table
 
-    def _save(self) -> None:
-        rows = [(day.start_ms, day.sequence, day.drained) for day in self._sealed.values()]
+    def _save(self, fine_until_ms: int, sealed: dict[int, SealedDay]) -> None:
+        """Durable first, then known: on a full disk (DiskFullError) the table stays as it was."""
+        rows = [(day.start_ms, day.sequence, day.drained) for day in sealed.values()]
         payload: bytes = msgpack.packb(
-            {"version": DAYS_VERSION, "fine_until_ms": self.fine_until_ms, "sealed": sorted(rows)}
+            {"version": DAYS_VERSION, "fine_until_ms": fine_until_ms, "sealed": sorted(rows)}
         )
         write_atomically(self._fs, self._path, google_crc32c.value(payload).to_bytes(4, "little") + payload)
+        self.fine_until_ms, self._sealed = fine_until_ms, sealed
 
     def coarse_rows(self, due_ms: I64, sequence: I64) -> NDArray[np.bool_] | None:
         """True where a record of the message_log goes to its day file; None where no row does (the common case)."""
@@ -108,19 +110,16 @@ class DayTable:
         """Move the fine tier on to `fine_until_ms`: the coarse days before it end with `last_sequence`. Durable."""
         if fine_until_ms <= self.fine_until_ms:
             return
-        for start_ms in days_with_files:
-            if self.fine_until_ms <= start_ms < fine_until_ms:
-                self._sealed[start_ms] = SealedDay(start_ms, last_sequence, False)
-        self.fine_until_ms = fine_until_ms
-        self._save()
+        near = [start_ms for start_ms in days_with_files if self.fine_until_ms <= start_ms < fine_until_ms]
+        sealed = {start_ms: SealedDay(start_ms, last_sequence, False) for start_ms in near}
+        self._save(fine_until_ms, self._sealed | sealed)
 
     def drained(self, start_ms: int) -> None:
         """The minutes of this day have all its records, synced. Durable when this returns."""
         day = self._sealed[start_ms]
-        self._sealed[start_ms] = SealedDay(day.start_ms, day.sequence, True)
-        self._save()
+        self._save(self.fine_until_ms, self._sealed | {start_ms: SealedDay(day.start_ms, day.sequence, True)})
 
     def forget(self, start_ms: int) -> None:
         """No replay can meet a record of this day file any more: its entry may go."""
-        if self._sealed.pop(start_ms, None) is not None:
-            self._save()
+        if start_ms in self._sealed:
+            self._save(self.fine_until_ms, {day: kept for day, kept in self._sealed.items() if day != start_ms})

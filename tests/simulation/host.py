@@ -11,7 +11,7 @@ from delayserver.clock import Clock
 from delayserver.front import SERVER
 from delayserver.server import DelayServer
 from delayserver.settings import Settings
-from store.errors import StoreError
+from store.errors import DiskFullError, StoreError
 from tests.fakes.disk import FakeDisk, SimulatedCrash
 from tests.simulation.clocks import WallClock
 from tests.simulation.failures import ServerBroken
@@ -155,6 +155,8 @@ class Host:
             self.died_of = "crash"
             return
         stores = [leaf for leaf in leaves if isinstance(leaf, StoreError)]
+        if any(isinstance(leaf, DiskFullError) for leaf in stores) and self.server is not None:
+            raise ServerBroken(f"{self.name} died of a full disk: {stores[0]}") from error
         if len(stores) == len(leaves):
             self.died_of = f"{type(stores[0]).__name__}: {stores[0]}"
             return
