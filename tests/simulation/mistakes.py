@@ -16,6 +16,7 @@ from delayserver.broker_group import BrokerGroup
 from delayserver.cancellation import Cancellation
 from delayserver.deduplication import Deduplication
 from delayserver.intake import Intake
+from delayserver.loader import Loader
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.protocol.errors import TooFar
 from delayserver.protocol.outcomes import Outcome
@@ -28,7 +29,6 @@ from store.outcome_index import OutcomeIndex
 from store.schedule_log import ScheduleLog
 from tests.simulation.clocks import WallClock
 from tests.simulation.host import Host
-from wheel.cursors import LoadCursors
 from wheel.due_rows import DueRows
 
 TICK_US = 10_000
@@ -69,14 +69,18 @@ def gap_between_loader_and_replayer() -> list[Change]:
     """A record appended between "read the size" and "shift the cursor" is missed until restart."""
 
     def mistaken(right: Any) -> Any:
-        def owner(self: Any, start: int, source: str, offset: int, due_ms: Any, sequence: Any) -> Any:
-            if self.is_loading(start):
-                return np.zeros(len(due_ms), dtype=bool)
-            return right(self, start, source, offset, due_ms, sequence)
+        async def load(self: Any, window_ms: int) -> None:
+            ends = self.ends(window_ms)
+            await self._clock.sleep_ms(20)
+            self.ends = lambda window: ends if window == window_ms else Loader.ends(self, window)
+            try:
+                await right(self, window_ms)
+            finally:
+                del self.ends
 
-        return owner
+        return load
 
-    return [(LoadCursors, "owner", mistaken)]
+    return [(Loader, "_load", mistaken)]
 
 
 def checkpoint_before_sync() -> list[Change]:

@@ -76,7 +76,7 @@ class Identity:
     expired: bool = False
     retired: bool = False
     deliveries: int = 0
-    patience: int = 6
+    patience: int = 15
     last_answer: str = ""
 
     @property
