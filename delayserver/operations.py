@@ -259,8 +259,7 @@ class Operations:
     async def _by_id(self, item: object) -> tuple[int, int]:
         if type(item) is not dict or type(item.get("due_ms")) is not int:
             raise InvalidArgument("name a message by a map of subject, message_id and due_ms")
-        due_ms = int(_sane(np.array([item["due_ms"]], dtype=object).astype(np.float64)).astype(np.int64)[0])
-        due_ms = item["due_ms"] if 0 <= item["due_ms"] < 1 << 48 else due_ms
+        due_ms = item["due_ms"] if 0 <= item["due_ms"] < 1 << 48 else 0
         message_id = self._intake.message_id(item.get("message_id"))
         subject = self._names.code(SUBJECT, self._intake.check_subject(item.get("subject")))
         derived = parse_derived_message_id(message_id.decode())

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from delayserver.settings import RouteSettings
 from store.names import Names
 
-UNROUTED = 0
-
 
 class Routes:
     """Subject codes to group codes, as an array that grows with the table of names."""

@@ -84,10 +84,6 @@ class DayTable:
                 mask |= (days == day.start_ms) & (sequence <= day.sequence)
         return mask if bool(mask.any()) else None
 
-    def sealed_day(self, start_ms: int) -> SealedDay | None:
-        """The entry of a day that was sealed."""
-        return self._sealed.get(start_ms)
-
     def is_coarse(self, due_ms: int) -> bool:
         """Whether the day of this due time is not sealed yet."""
         return due_ms >= self.fine_until_ms
