@@ -153,8 +153,8 @@ class GroupCommit:
             self._work.set()
             return
         group = self._take_group()
-        prepared = self._prepare(group)
         try:
+            prepared = self._prepare(group)
             entries = self._write(prepared.batches, prepared.size_bytes)
         except StoreError as error:
             self._refused(group, error)
@@ -221,9 +221,9 @@ class GroupCommit:
         return group
 
     async def _commit_group(self, group: list[_Item]) -> None:
-        prepared = self._prepare(group)
-        size = prepared.size_bytes
         try:
+            prepared = self._prepare(group)  # may have to reserve sequences, on a disk that is full
+            size = prepared.size_bytes
             if self._inline or (size <= self._settings.inline_sync_bytes_max and self._disk_is_quick()):
                 entries = self._write(prepared.batches, size)
             else:

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import trio
 
-from delayserver.protocol.errors import DelayServerError, StorageFailed
+from delayserver.protocol.errors import DelayServerError, DiskFull, StorageFailed
 from delayserver.protocol.frames import encode_request
 from store.errors import StoreError
 from tests.fakes.disk import FakeDisk
@@ -112,6 +112,26 @@ async def test_a_full_disk_refuses_by_name_and_loses_nothing(boot: Boot) -> None
     await host.settled()
     assert set(await client.lookup(*accepted)) == {"delivered"}
     assert host.check_balance(pending=0)["delivered"] == len(accepted)
+
+
+async def test_a_full_disk_that_cannot_reserve_sequences_refuses_the_whole_group(boot: Boot) -> None:
+    disk = FakeDisk()
+    host = boot(disk=disk)
+    await host.start()
+    clients = [await host.client() for _ in range(3)]
+    sequences = host.server.opened.sequences
+    sequences.take(sequences.reserved - sequences.next)  # a burst that was faster than the reservation ahead
+    disk.capacity_bytes = disk.used_bytes
+    message = {"subject": "s", "body": "x", "due_ms": host.now_ms + 1_000}
+    asked = [await client.ask("send", {"messages": [message]}) for client in clients]
+    for client, request_id in zip(clients, asked, strict=True):
+        with pytest.raises(DiskFull):
+            await client.reply(request_id)
+    disk.capacity_bytes = None
+    await clients[0].put("after", host.now_ms + 1_000)  # the server went on
+    await host.sleep_ms(2_000)
+    assert texts(await clients[0].pull()) == ["after"]
+    host.check_balance(pending=0)
 
 
 async def test_sends_are_refused_while_space_is_short_and_cancels_are_not(boot: Boot) -> None:
