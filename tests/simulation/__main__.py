@@ -1,44 +1,76 @@
-"""`python -m tests.simulation --seeds N`: run seeds, one after the other; stop never, report all."""
+"""`python -m tests.simulation`: run seeds; never stop at a failure, report all. Ends with 1 if a promise was broken."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import statistics
 import sys
+import time
+from collections.abc import Iterable
 from pathlib import Path
 
+from tests.simulation.many import run_many
+from tests.simulation.record import Record, code_digest
 from tests.simulation.run import Result, run_seed
-
-LINES_SHOWN = 60
 
 
 def main() -> int:
     """Run what is asked for; 0 if every promise was kept."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=100, help="how many")
-    parser.add_argument("--from", type=int, default=0, dest="start", help="the first one")
+    parser.add_argument("--seeds", type=int, help="how many (100, or as many as --seconds allows)")
+    parser.add_argument("--from", type=int, dest="start", help="the first one (0, or with --seconds a fresh one)")
+    parser.add_argument("--seconds", type=float, help="begin no further seed after this long")
+    parser.add_argument("--processes", type=int, default=1, help="how many at the same time (1)")
     parser.add_argument("--seed", type=int, help="this one alone, with its whole trace")
-    parser.add_argument("--record", type=Path, help="append results to this file, and skip seeds that are in it")
+    parser.add_argument("--record", type=Path, help="append to this file, and skip what the present code ran already")
+    parser.add_argument("--summary", type=Path, help="run nothing: what this record holds of the present code")
     arguments = parser.parse_args()
     if arguments.seed is not None:
         return _one(arguments.seed)
-    known = _known(arguments.record)
-    failed = 0
+    code = code_digest()
+    if arguments.summary is not None:
+        summary = Record(arguments.summary, code).summary()
+        print(summary.text())
+        return 1 if summary.failed else 0
+    return _many(arguments, code)
+
+
+def _many(arguments: argparse.Namespace, code: str) -> int:
+    record = Record(arguments.record, code) if arguments.record is not None else None
+    done = record.done() if record is not None else set()
+    seeds = _seeds(arguments)
+    failed: list[int] = []
     costs: list[float] = []
-    for seed in range(arguments.start, arguments.start + arguments.seeds):
-        if seed in known:
-            continue
-        result = run_seed(seed)
+    crashes = 0
+    for result in run_many((seed for seed in seeds if seed not in done), arguments.processes, arguments.seconds):
         costs.append(result.cpu_s)
+        crashes += result.crashes
         if result.failure:
-            failed += 1
+            failed.append(result.seed)
             _report(result)
-        if arguments.record is not None:
-            _append(arguments.record, result)
+        if record is not None:
+            record.append(result)
     if costs:
-        print(f"{len(costs)} seeds, {failed} failed, {statistics.median(costs):.3f} core seconds at the median")
+        print(
+            f"{len(costs)} seeds, {len(failed)} failed, {statistics.median(costs):.3f} core seconds at the median, "
+            f"{crashes} crashes, code {code}"
+        )
+    for seed in sorted(failed):
+        print(f"failed: python -m tests.simulation --seed {seed}")
     return 1 if failed else 0
+
+
+def _seeds(arguments: argparse.Namespace) -> Iterable[int]:
+    """Seeds in order. Fresh ones begin at a number made of the time, which is printed."""
+    start = arguments.start
+    if arguments.seconds is None:
+        start = start or 0
+        return range(start, start + (100 if arguments.seeds is None else arguments.seeds))
+    if start is None:
+        start = int(time.time()) * 10_000
+        print(f"fresh seeds from {start} on", flush=True)
+    return itertools.count(start) if arguments.seeds is None else range(start, start + arguments.seeds)
 
 
 def _one(seed: int) -> int:
@@ -54,25 +86,6 @@ def _one(seed: int) -> int:
 def _report(result: Result) -> None:
     print(f"seed {result.seed} FAILED: {result.failure[:300]}")
     print(f"  replay: python -m tests.simulation --seed {result.seed}", flush=True)
-
-
-def _known(record: Path | None) -> set[int]:
-    if record is None or not record.exists():
-        return set()
-    return {json.loads(line)["seed"] for line in record.read_text().splitlines()}
-
-
-def _append(record: Path, result: Result) -> None:
-    line = {
-        "seed": result.seed,
-        "digest": result.digest,
-        "failure": result.failure,
-        "cpu_s": round(result.cpu_s, 3),
-        "crashes": result.crashes,
-        "hours": round(result.simulated_h),
-    }
-    with record.open("a") as file:
-        file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class Result:
     lives: int = 0
     simulated_h: float = 0.0
     rows: int = 0
+    flips: int = 0
 
 
 def run_seed(seed: int) -> Result:

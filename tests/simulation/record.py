@@ -1,0 +1,118 @@
+"""The record of a long run: one JSON line a seed, with the digest of the code that ran it, so that a run can be resumed
+and "all on the final code" can be checked."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.simulation.run import Result
+
+ROOT = Path(__file__).resolve().parents[2]
+# What a seed's trace depends on.
+FOLDERS = ("delayserver", "store", "wheel", "tests/simulation", "tests/fakes")
+
+
+def code_digest(root: Path = ROOT) -> str:
+    """16 hex digits over the names and bytes of all Python files that a seed runs."""
+    digest = hashlib.sha256()
+    for folder in FOLDERS:
+        for path in sorted((root / folder).rglob("*.py")):
+            digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Of the seeds in a record that ran on one code."""
+
+    code: str
+    seeds: int
+    failed: list[int]
+    core_s_median: float
+    core_s_ninth_tenth: float
+    crashes: int
+    crashes_median: float
+    flips: int
+    hours_median: float
+    others: int
+    """Lines of other code."""
+
+    def text(self) -> str:
+        """For people."""
+        lines = [
+            f"code {self.code}: {self.seeds} seeds, {len(self.failed)} failed ({self.others} more lines are of other code)"
+        ]
+        if self.seeds:
+            lines.append(
+                f"core seconds: {self.core_s_median:.3f} at the median, {self.core_s_ninth_tenth:.3f} in nine of ten; "
+                f"crashes: {self.crashes}, {self.crashes_median:g} at the median; simulated days at the median: "
+                f"{self.hours_median / 24:.0f}; bits flipped: {self.flips}"
+            )
+        lines += [f"failed: python -m tests.simulation --seed {seed}" for seed in self.failed]
+        return "\n".join(lines)
+
+
+class Record:
+    """A file of JSON lines. A line that a killed run left half written is passed over."""
+
+    def __init__(self, path: Path, code: str) -> None:
+        self._path = path
+        self._code = code
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All whole lines; of a seed that ran twice on one code the last one."""
+        if not self._path.exists():
+            return []
+        found: dict[tuple[str, int], dict[str, Any]] = {}
+        for text in self._path.read_text().splitlines():
+            try:
+                line = json.loads(text)
+                found[line["code"], line["seed"]] = line
+            except (ValueError, KeyError):
+                continue
+        return list(found.values())
+
+    def done(self) -> set[int]:
+        """Seeds that the present code has run already."""
+        return {line["seed"] for line in self.lines() if line["code"] == self._code}
+
+    def append(self, result: Result) -> None:
+        """Add one seed."""
+        line = {
+            "seed": result.seed,
+            "code": self._code,
+            "failure": result.failure,
+            "cpu_s": round(result.cpu_s, 3),
+            "crashes": result.crashes,
+            "flips": result.flips,
+            "hours": round(result.simulated_h),
+            "trace": result.digest,
+        }
+        with self._path.open("a") as file:
+            if file.tell() and not self._path.read_bytes().endswith(b"\n"):
+                file.write("\n")
+            file.write(json.dumps(line) + "\n")
+
+    def summary(self) -> Summary:
+        """What the present code has run."""
+        lines = self.lines()
+        mine = [line for line in lines if line["code"] == self._code]
+        costs = sorted(line["cpu_s"] for line in mine) or [0.0]
+        return Summary(
+            self._code,
+            len(mine),
+            sorted(line["seed"] for line in mine if line["failure"]),
+            statistics.median(costs),
+            costs[len(costs) * 9 // 10],
+            sum(line["crashes"] for line in mine),
+            statistics.median([line["crashes"] for line in mine] or [0]),
+            sum(line["flips"] for line in mine),
+            statistics.median([line["hours"] for line in mine] or [0]),
+            len(lines) - len(mine),
+        )
