@@ -67,13 +67,16 @@ class Locator:
         return Located(found, message, subject)
 
     def by_id(self, subject: int, due_ms: int, message_id: bytes) -> int:
-        """Sequence of the message with this id, 0 if there is none. Scans the columns of one window."""
+        """Sequence of the message with this id, 0 if there is none. Scans the columns of one window.
+
+        A reschedule that keeps the due time leaves the cancelled message there as well: the last one is the one that lives.
+        """
         wanted = hash_id(message_id)
+        last = 0
         for file in self._files(window_of(due_ms, self._window_ms)):
             found = self._schedule.find_ids(file, subject, due_ms, wanted, message_id)
-            if len(found):
-                return int(found[0])
-        return 0
+            last = max(last, int(found.max(initial=0)))
+        return last
 
     def read(self, sequence: int, due_ms: int) -> MessageBatch | None:
         """One whole message."""

@@ -112,7 +112,7 @@ class ScheduleFinder:
 
     def find_ids(self, key: ScheduleKey, subject: int, due_ms: int, id_hash: int, message_id: bytes) -> I64:
         """See `ScheduleLog.find_ids`."""
-        names = ("sequence", "due_ms", "origin_sequence", "id_hash", "subject", *_LENGTHS)
+        names = ("sequence", "due_ms", "origin_sequence", "duplicate_of", "id_hash", "subject", *_LENGTHS)
         if key not in self._files.states:
             return np.zeros(0, np.int64)
         with self._files.reading(key) as segment:
@@ -126,6 +126,7 @@ class ScheduleFinder:
                 & (columns["subject"] == subject)
                 & (columns["ids_length"] == len(message_id))
                 & (columns["origin_sequence"] == 0)
+                & (columns["duplicate_of"] == 0)
             )
             if not len(hits):
                 return np.zeros(0, np.int64)

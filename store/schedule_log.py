@@ -243,7 +243,7 @@ class ScheduleLog:
         return self._finder.find(key, np.asarray(sequences, np.int64))
 
     def find_ids(self, key: ScheduleKey, subject: int, due_ms: int, id_hash: int, message_id: bytes) -> I64:
-        """Sequences i64[k], ascending, of messages with exactly this id; internal records are left out."""
+        """Sequences i64[k], ascending, of messages with exactly this id; copies and internal records are left out."""
         return self._finder.find_ids(key, subject, due_ms, id_hash, message_id)
 
     def read_rows(self, key: ScheduleKey, sequences: I64) -> MessageBatch:

@@ -240,6 +240,29 @@ async def test_cancel_by_id_and_by_derived_id(boot: Boot) -> None:
     assert [result["outcome"] for result in results] == ["unknown", "unknown"]
 
 
+async def test_by_id_the_live_message_is_meant_after_it_was_rescheduled_to_the_same_time(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 1_000
+    named = {"subject": "s", "message_id": "mine"}
+    old = (await client.put("old", due_ms, message_id="mine"))["receipt"]
+    item = named | {"message_due_ms": due_ms, "due_ms": due_ms, "body": b"new"}
+    (moved,) = (await client.request("reschedule", {"items": [item]}))["results"]
+    assert moved["outcome"] == "cancelled"
+    copy = (await client.put("copy", due_ms, message_id="mine"))["receipt"]
+    there = {"messages": [named | {"due_ms": due_ms}]}
+    (found,) = (await client.request("lookup", there))["results"]
+    assert (found["outcome"], found["receipt"]) == ("pending", moved["new_receipt"])
+    (cancelled,) = (await client.request("cancel", there))["results"]
+    assert (cancelled["outcome"], cancelled["receipt"]) == ("cancelled", moved["new_receipt"])
+    assert await client.lookup(old, moved["new_receipt"], copy) == ["cancelled", "cancelled", "deduplicated"]
+    await host.sleep_ms(2_000)
+    assert not host.fake().stored
+    await host.settled()
+    host.check_balance(pending=0)
+
+
 async def test_by_id_nobody_waits_for_sequences_that_a_crash_left_unused(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
