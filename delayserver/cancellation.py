@@ -36,6 +36,8 @@ from wheel.keys import Key
 
 # Up to this many are looked up on the event loop.
 INLINE_MESSAGES_MAX = 32
+# Promises that the message never arrives. Each rests on its outcome row alone, so it is not told before that is durable.
+NEVER_DELIVERED = np.array([Outcome.EXPIRED, Outcome.DEAD_LETTERED], dtype=np.uint8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,13 @@ class Cancellation:
         """Return when everything accepted so far is in its schedule file."""
         await self._replayer.wait_replayed(self._highest_sequence())
 
+    async def durable(self, message: I64, answer: U8) -> None:
+        """Return when `expired` and `dead_lettered` among the answers are on disk: after a crash before that the message
+        would be due once more, and what was due before a crash is asked for at the node instead of expiring."""
+        promised = message[np.isin(answer, NEVER_DELIVERED)]
+        while len(promised) and any(np.isin(promised, rows.sequence).any() for rows in self._recorder.unwritten()):
+            await self._clock.sleep_ms(1)
+
     async def cancel(self, sequence: I64, due_ms: I64) -> U8:
         """Outcome codes u8[n] for n messages. Durable when this returns. Raises named errors of the commit."""
         located = await self.locate(sequence, due_ms)
@@ -119,6 +128,7 @@ class Cancellation:
                 again = np.ones(len(message), dtype=bool)
                 again[place] = False
                 answer[mine & again] = int(Outcome.ALREADY_CANCELLED)  # named twice in one request
+        await self.durable(message, answer)
         return answer
 
     async def reschedule(
@@ -134,6 +144,7 @@ class Cancellation:
             answer = await self._decide(stack, located, due)
             self._name_retired(answer, located, sequences, due)
             if answer[0] != int(Outcome.CANCELLED):
+                await self.durable(located.message, answer)
                 return int(answer[0]), None, None
             message = int(located.message[0])
             try:

@@ -84,6 +84,7 @@ class Lookup:
             await self._recorder.wait_released()
         if not code:
             return Found(self._in_memory(message, due_ms), message, subject)
+        await self._cancellation.durable(located.message, np.array([code], dtype=np.uint8))
         row = self._row(due_ms, message)
         if row is None:
             return Found(Outcome(code), message, subject)

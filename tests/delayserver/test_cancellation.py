@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import trio
@@ -335,3 +336,33 @@ async def test_columns_cancel_many_at_once(boot: Boot) -> None:
     assert (codes[1_000:] == 0).all()
     await host.settled()
     assert host.check_balance(pending=0)["cancelled"] == 1_000
+
+
+async def test_expired_is_told_only_when_it_is_durable(boot: Boot) -> None:
+    storage = {"checkpoint_interval_ms": 60_000}  # a checkpoint writes outcomes as well
+    host = boot(faked_settings(dispatch={"outcome_flush_ms": 10_000}, storage=storage))
+    await host.start()
+    client = await host.client()
+    await client.put("first", host.now_ms)  # its outcome is written at once, and the next one ten seconds later
+    await host.until(lambda: host.fake().texts == ["first"])
+    await host.sleep_ms(50)
+    receipt = (await client.put("late", host.now_ms, expires_ms=host.now_ms - 1))["receipt"]
+    await host.sleep_ms(50)
+    told: list[list[str]] = []
+    async with trio.open_nursery() as nursery:
+
+        async def ask(question: Callable[..., Any]) -> None:
+            told.append(await question(receipt))
+
+        nursery.start_soon(ask, client.lookup)
+        await host.sleep_ms(1_000)
+        assert told == []
+        await host.sleep_ms(10_000)
+        assert told == [["expired"]]
+    assert await client.cancel(receipt) == ["expired"]
+    await host.kill()
+    await host.start()
+    client = await host.client()
+    await host.sleep_ms(1_000)
+    assert await client.lookup(receipt) == ["expired"]
+    assert host.fake().texts == ["first"]

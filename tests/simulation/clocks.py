@@ -59,6 +59,8 @@ class WallClock:
         self._offset_us = BASE_US + offset_us
         self._steps: list[tuple[float, int]] = []
         self.peak_before_us = 0
+        # Sleeps end on multiples of this, as with a coarse kernel timer: what polls then wakes together, which costs less.
+        self.granularity_us = 1
 
     def now_us(self) -> int:
         return self._offset_us + self.monotonic_us()
@@ -73,7 +75,9 @@ class WallClock:
         return min(max(wall_us - self.now_us(), 0), LOOK_AGAIN_MS * 1000) / 1_000_000
 
     async def sleep_ms(self, duration_ms: float) -> None:
-        await trio.sleep(duration_ms / 1000)
+        until_us = self.monotonic_us() + int(duration_ms * 1000)
+        until_us += -until_us % self.granularity_us
+        await trio.sleep_until(until_us / 1_000_000)
 
     async def sleep_until_us(self, wall_us: int) -> None:
         await trio.sleep(self.wait_s(wall_us))

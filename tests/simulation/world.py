@@ -22,6 +22,8 @@ from tests.simulation.trace import Trace
 HOPS_MAX = 400
 # Asked for after a start: a lookup is the dearest of the requests.
 LOOKUPS_MAX = 40
+# How exact the sleeps of a host are: most seeds have coarse ones, and cost half.
+TIMER_US = (1, 100_000, 100_000, 100_000)
 
 
 class World:
@@ -57,6 +59,7 @@ class World:
         self.host = Host("server", 1, settings, self.clock, self.network, Random(f"{seed}:host"), self.note)
         for host in (self.host, *self.nodes):
             host.disk.inline = self.chance.random() < 0.5
+            host.clock.granularity_us = self.chance.choice(TIMER_US)
         self.groups = ["one"] if self.chance.random() < 0.6 else ["one", "two"]
         self.producers = [
             Producer(
