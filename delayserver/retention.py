@@ -18,6 +18,7 @@ from delayserver.settings import StorageSettings
 from delayserver.window_book import WindowBook
 from store.batches import I64, U32, LedgerBatch
 from store.dispatch_log import DispatchKey, DispatchLog
+from store.errors import DiskFullError
 from store.filesystem import FileSystem
 from store.ledger import Ledger
 from store.message_log import MessageLog
@@ -141,9 +142,12 @@ class Retention:
         return self._book.is_complete(start_ms) and not self._cursors.is_loading(start_ms)
 
     def _enter(self, starts: list[int]) -> None:
-        """Put the counts of windows into the ledger, synced."""
+        """Put the counts of windows into the ledger, synced: all of them, or those before the disk was full."""
         for start in starts:
-            self._ledger.append(self._count(start))
+            try:
+                self._ledger.append(self._count(start))
+            except DiskFullError:
+                return  # the others keep their files, and a later pass comes back to them
             self._retired_until_ms = max(self._retired_until_ms, start + self._settings.window_ms)
 
     def _count(self, start_ms: int) -> LedgerBatch:

@@ -109,3 +109,20 @@ async def test_what_came_too_late_for_a_retired_window_is_refused(boot: Boot) ->
     (result,) = await client.send({"subject": "s", "body": "again", "due_ms": due_ms, "message_id": "id"})
     assert result["error"] == "too_old", "its id is forgotten: a copy could not be told"
     assert host.fake().texts == ["m"]
+
+
+async def test_a_full_disk_keeps_windows_for_a_later_pass_and_ends_nothing(boot: Boot) -> None:
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    first_ms = host.now_ms
+    windows = 60  # their counts do not fit into the page that the ledger has already
+    receipts = [(await client.put("m", first_ms + place * MINUTE_MS))["receipt"] for place in range(windows)]
+    host.clock.step(windows * MINUTE_MS)
+    await host.sleep_ms(2_000)
+    host.clock.step(60 * MINUTE_MS)
+    host.disk.capacity_bytes = host.disk.used_bytes
+    await host.sleep_ms(40_000)  # what the first windows gave back is room for the others
+    host.disk.capacity_bytes = None
+    assert set(await client.lookup(*receipts)) == {"retired"}
+    assert host.check_balance(pending=0)["delivered"] == windows
