@@ -187,7 +187,9 @@ class OutcomeRecorder:
 
     @asynccontextmanager
     async def pinned(self, key: DispatchKey) -> AsyncIterator[OutcomeIndex]:
-        """Sequences with an outcome in this file, those not written yet included; kept up until the block ends."""
+        """Sequences with an outcome in this file, those not written yet included; kept up until the block ends.
+
+        Raises CorruptionError where the file does not tell: nobody may take its messages for undecided then."""
         self._pins[key] = self._pins.get(key, 0) + 1
         try:
             while key not in self._indexes:
@@ -254,8 +256,8 @@ class OutcomeRecorder:
 
     def _read_index(self, key: DispatchKey, end: int) -> OutcomeIndex:
         index = OutcomeIndex()
-        if end:
-            written = self._log.outcomes(key, None, end)
+        written = self._log.outcomes(key, None, end)
+        if len(written):
             index.add(written.sequence, written.outcome)
         return index
 

@@ -164,6 +164,8 @@ class DelayServer:
         self.loader.maybe_attempted = opened.attempted.maybe
         self.loader.on_corruption = self._report_corruption
         self.replayer.on_corruption = self._report_corruption
+        for files in (opened.schedule, opened.dispatch):
+            files.tell_damage(self._report_corruption)
         self.retention = Retention(
             opened.schedule,
             opened.dispatch,

@@ -7,7 +7,7 @@ reserve            space kept back, so that a full disk can still record what wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from store.batches import I64, OutcomeBatch
 from store.columns import ColumnBatch
-from store.errors import DiskFullError
+from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem
 from store.open_files import OPEN_FILES_MAX
 from store.record_reader import RecordReader
@@ -220,6 +220,10 @@ class DispatchLog:
         """Paths in the folders that are no files of this log."""
         return self._recovery.strangers
 
+    def tell_damage(self, told: Callable[[CorruptionError], None]) -> None:
+        """Whom to tell of damage that an append met and went around; may be called in any thread."""
+        self._files.on_damage = told
+
     # After a start
 
     def restore(self, key: DispatchKey, end: int, counts: Sequence[int], internal_counts: Sequence[int]) -> None:
@@ -246,8 +250,10 @@ class DispatchLog:
     ) -> OutcomeBatch:
         """All outcomes between two record boundaries, in the order they were written; no rows if there is no file.
 
-        Raises CorruptionError, or puts damage into the list and goes on behind it.
+        Raises CorruptionError, or puts damage into the list and goes on behind it. Raises it in any case where another
+        window's file bears the name: what became of these messages is not known.
         """
+        self._files.check_place(key)
         if key not in self._files.states:
             return OutcomeBatch.filled(0)
         stop = self.end(key) if stop is None else stop

@@ -9,7 +9,7 @@ Records of a file are in sequence order, so its last sequence is the high-water 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -135,6 +135,10 @@ class ScheduleLog:
     def strangers(self) -> list[str]:
         """Paths in the folders that are no files of this log."""
         return self._recovery.strangers
+
+    def tell_damage(self, told: Callable[[CorruptionError], None]) -> None:
+        """Whom to tell of damage that an append met and went around; may be called in any thread."""
+        self._files.on_damage = told
 
     # After a start
 

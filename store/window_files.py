@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic
 
@@ -18,6 +18,22 @@ from store.filesystem import FileSystem
 from store.open_files import OpenFiles
 from store.segment import FILE_HEADER_BYTES, Appended, FileHeader, Segment
 from store.window_state import FileMark, FileState, Key, Layout
+
+# What a file is renamed to when its place is needed: its records are of another window.
+MISPLACED_SUFFIX = ".misplaced"
+
+
+class MisplacedError(CorruptionError):
+    """A file bears the name of another window than its header says: renamed or swapped, and never served as what it is
+    called."""
+
+    def __init__(self, path: str, base: int) -> None:
+        super().__init__(
+            path,
+            0,
+            f"its header says that its window starts at {base}, its name says another one: nothing of it is served; stop "
+            "the server and give it its name back (`delayserver recover repair` does)",
+        )
 
 
 class WindowFiles(Generic[Key]):
@@ -33,6 +49,9 @@ class WindowFiles(Generic[Key]):
         self._server_id = server_id
         self.layout = layout
         self.write = write
+        # Windows whose name a file of another window bears (or bore, before it was set aside): what is wrong, by key.
+        self.misplaced: dict[Key, CorruptionError] = {}
+        self.on_damage: Callable[[CorruptionError], None] = lambda _error: None
         self._dirty: dict[Key, None] = {}
         self._files_of_day: Counter[str] = Counter()
         self._sync_lock = threading.Lock()
@@ -51,7 +70,14 @@ class WindowFiles(Generic[Key]):
             raise StoreError(
                 f"{state.path}: not writable (a sync failed, or it is not recovered yet): restart to recover"
             )
-        pinned = self.table.pin(key)
+        try:
+            pinned = self.table.pin(key)
+        except MisplacedError as error:  # as long as the checkpoint says, so nobody has looked at it yet
+            self.misplaced[key] = error
+            self.on_damage(error)
+            self.forget(key, state)
+            state = self._create(key)
+            pinned = self.table.pin(key)
         try:
             appended = pinned.segment.append(batch)
             with self.table.lock:
@@ -61,6 +87,14 @@ class WindowFiles(Generic[Key]):
         finally:
             self.table.unpin(pinned)
         return appended
+
+    def _set_aside(self, path: str) -> None:
+        """Make room for the window's own records. Raises StoreError if that was done once before."""
+        aside = path + MISPLACED_SUFFIX
+        if self.fs.exists(aside):
+            raise StoreError(f"{path}: the file of another window, and {aside} is there already: move one of them away")
+        self.fs.replace(path, aside)
+        self.fs.sync_directory(path.rpartition("/")[0])
 
     def count(self, state: FileState, batch: ColumnBatch) -> None:
         """Add a record to the counts of its file."""
@@ -75,6 +109,8 @@ class WindowFiles(Generic[Key]):
         folder, _, _ = path.rpartition("/")
         if not self._files_of_day[folder]:
             self.fs.make_directory(folder, durable=False)
+        if key in self.misplaced and self.fs.exists(path):
+            self._set_aside(path)
         base, span_ms = self.layout.header_base(key)
         header = FileHeader(self.layout.kind, self._server_id, base, span_ms)
         segment = Segment.create(self.fs, path, header, listed=False)
@@ -101,7 +137,7 @@ class WindowFiles(Generic[Key]):
 
     def _open(self, key: Key) -> Segment:
         state = self.states[key]
-        segment = self.open_segment(state)
+        segment = self.open_segment(key, state)
         if segment.end < state.end:
             segment.close()
             raise CorruptionError(state.path, segment.end, f"the file ends here, but {state.end} bytes were durable")
@@ -111,13 +147,22 @@ class WindowFiles(Generic[Key]):
         segment.end, segment.synced = state.end, state.durable.end
         return segment
 
-    def open_segment(self, state: FileState) -> Segment:
+    def open_segment(self, key: Key, state: FileState) -> Segment:
         """The file, with its size as the end. Raises FormatError (another server, a newer version), CorruptionError
-        (a damaged header that is not known as such)."""
-        if not state.header_damaged:
-            return Segment.open(self.fs, state.path, self.layout.kind, self._server_id, write=self.write)
-        file = self.fs.open(state.path, write=self.write)
-        return Segment(file, FileHeader(self.layout.kind, self._server_id, 0), max(FILE_HEADER_BYTES, file.size()))
+        (a damaged header that is not known as such, a file of another window)."""
+        if state.header_damaged:
+            file = self.fs.open(state.path, write=self.write)
+            return Segment(file, FileHeader(self.layout.kind, self._server_id, 0), max(FILE_HEADER_BYTES, file.size()))
+        segment = Segment.open(self.fs, state.path, self.layout.kind, self._server_id, write=self.write)
+        if segment.header.base != self.layout.header_base(key)[0]:
+            segment.close()
+            raise MisplacedError(state.path, segment.header.base)
+        return segment
+
+    def check_place(self, key: Key) -> None:
+        """Raises CorruptionError if another window's file bears the name of this one: its own may be anywhere."""
+        if key in self.misplaced:
+            raise self.misplaced[key]
 
     @contextmanager
     def reading(self, key: Key) -> Iterator[Segment]:

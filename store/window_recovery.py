@@ -9,7 +9,7 @@ import google_crc32c
 
 from store.errors import CorruptionError, FormatError
 from store.segment import FILE_HEADER_BYTES, Damage, ScanReport, Segment, is_unfinished
-from store.window_files import WindowFiles
+from store.window_files import MISPLACED_SUFFIX, MisplacedError, WindowFiles
 from store.window_state import FileMark, FileState, Key, WindowDamage
 
 _UNKNOWN = FileMark(FILE_HEADER_BYTES)
@@ -35,7 +35,11 @@ class WindowRecovery(Generic[Key]):
         if not self._files.fs.exists(state.path):
             self._lost(key, state, "the file is missing, but the checkpoint knows it")
             return ScanReport(0)
-        return self._recover(key, state)
+        try:
+            return self._recover(key, state)
+        except MisplacedError as error:
+            self._misplaced(key, state, error)
+            return ScanReport(0)
 
     def recover_all(self, known: Mapping[Key, FileMark]) -> None:
         """Take over every file there is: one listing a folder, one look at the size of a file, and a scan only where
@@ -44,6 +48,9 @@ class WindowRecovery(Generic[Key]):
         present: set[Key] = set()
         for day in fs.listdir(directory):
             for name in fs.listdir(f"{directory}/{day}"):
+                if name.endswith(MISPLACED_SUFFIX):
+                    self._set_aside(day, name)
+                    continue
                 key = self._files.layout.parse(day, name)
                 if key is None:
                     self.strangers.append(f"{directory}/{day}/{name}")
@@ -60,6 +67,17 @@ class WindowRecovery(Generic[Key]):
             if key not in present:
                 self._lost(key, self._files.adopt(key, mark), "the file is missing, but the checkpoint knows it")
 
+    def _set_aside(self, day: str, name: str) -> None:
+        """An earlier process needed its place. As long as it lies here, what belongs to its former name is not known."""
+        path = f"{self._files.directory}/{day}/{name}"
+        key = self._files.layout.parse(day, name.removesuffix(MISPLACED_SUFFIX))
+        if key is None:
+            self.strangers.append(path)
+            return
+        detail = "another window's file bore this name and was set aside; find the window's own, or remove this one"
+        error = self._files.misplaced[key] = CorruptionError(path, 0, detail)
+        self.damages.append(WindowDamage(key, path, Damage(0, self._files.fs.size(path), error.detail)))
+
     def _take_over(self, key: Key, mark: FileMark | None) -> None:
         state = self._files.adopt(key, mark or _UNKNOWN)
         try:
@@ -67,6 +85,8 @@ class WindowRecovery(Generic[Key]):
                 state.settled = True
             else:
                 self._recover(key, state)
+        except MisplacedError as error:
+            self._misplaced(key, state, error)
         except FileNotFoundError:  # retired by the running server while a tool takes it over
             self._files.forget(key, state)
 
@@ -93,7 +113,9 @@ class WindowRecovery(Generic[Key]):
     def _open(self, key: Key, state: FileState) -> Segment:
         """The records of a file are served even if its header is damaged; one that is whole but not ours is refused."""
         try:
-            return self._files.open_segment(state)
+            return self._files.open_segment(key, state)
+        except MisplacedError:
+            raise
         except (CorruptionError, FormatError) as error:
             file = self._files.fs.open(state.path, write=False)
             head = file.pread(0, FILE_HEADER_BYTES)
@@ -103,7 +125,7 @@ class WindowRecovery(Generic[Key]):
                 raise
             self._damaged(key, state, Damage(0, FILE_HEADER_BYTES, str(error)))
             state.header_damaged = True
-            return self._files.open_segment(state)
+            return self._files.open_segment(key, state)
 
     def _scan(self, key: Key, state: FileState, segment: Segment) -> ScanReport:
         size = segment.end
@@ -127,6 +149,10 @@ class WindowRecovery(Generic[Key]):
 
     def _damaged(self, key: Key, state: FileState, damage: Damage) -> None:
         self.damages.append(WindowDamage(key, state.path, damage))
+
+    def _misplaced(self, key: Key, state: FileState, error: MisplacedError) -> None:
+        self._files.misplaced[key] = error
+        self._lost(key, state, error.detail)
 
     def _lost(self, key: Key, state: FileState, detail: str) -> None:
         self._damaged(key, state, Damage(0, state.durable.end, detail))

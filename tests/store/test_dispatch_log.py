@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from store.batches import OutcomeBatch
 from store.dispatch_log import DispatchKey, DispatchLog, count_outcomes
-from store.errors import DiskFullError
+from store.errors import CorruptionError, DiskFullError
 from store.space_reserve import SpaceReserve
 from store.windows import day_of
 from tests.fakes.disk import FakeDisk
@@ -161,6 +161,28 @@ def test_the_reserve_is_no_stranger_and_stays_over_a_restart() -> None:
     again = opened(disk)
     again.recover_all({})
     assert again.strangers == [] and again.reserve.held
+
+
+def test_what_a_renamed_file_would_tell_is_not_taken_for_the_outcomes_of_a_window() -> None:
+    disk = FakeDisk()
+    log = opened(disk)
+    other = DispatchKey(MINUTE + 60_000, False)
+    log.append(KEY, outcomes([1, 2]))
+    log.sync()
+    path = log.path(KEY)
+    disk.replace(path, path.replace("0915", "0916"))
+    log = opened(disk)
+    log.recover_all({})
+    assert [damage.key for damage in log.damages] == [other]
+    assert log.keys() == [] and len(log.outcomes(KEY)) == 0
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match=path.replace("0915", "0916")):
+            log.outcomes(other)
+        log.append(other, outcomes([7]))  # set aside, it holds up nothing, but what the window had stays unknown
+        log.sync()
+        log = opened(disk)
+        log.recover_all({})
+    assert log.rows(other) == 2
 
 
 def test_a_reserve_of_nothing_is_never_held() -> None:

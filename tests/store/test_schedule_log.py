@@ -339,6 +339,61 @@ def test_a_file_of_another_server_is_refused() -> None:
         opened(disk, server_id=8).recover_all({})
 
 
+def three_windows(disk: FakeDisk, rows: list[int]) -> tuple[ScheduleLog, list[ScheduleKey]]:
+    log = opened(disk)
+    keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(3)]
+    for key, count in zip(keys, rows, strict=True):
+        log.append(key, messages(1, count))
+    log.sync()
+    return log, keys
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_files_with_swapped_names_are_named_and_their_windows_get_new_files(known: bool) -> None:
+    disk = FakeDisk()
+    log, (first, second, third) = three_windows(disk, [3, 9, 3])
+    paths, marks = [log.path(key) for key in (first, second, third)], log.marks()
+    swap(disk, paths[0], paths[1])
+    for _ in range(2):  # it is told as long as it is so, and nothing is touched
+        again = opened(disk)
+        again.recover_all(marks if known else {})
+        assert sorted({damage.path for damage in again.damages}) == paths[:2]
+        named = {one.path for one in again.damages if "window starts at" in one.damage.detail}
+        assert sorted(named) == paths[:2]
+        assert again.keys() == [third] and len(whole(again, third)) == 3
+    content = disk.content(paths[0])
+    again.append(first, messages(9, 2))
+    again.sync()
+    assert disk.content(paths[0] + ".misplaced") == content
+    later = opened(disk)
+    later.recover_all(again.marks())
+    assert sorted(damage.path for damage in later.damages) == [paths[0] + ".misplaced", paths[1]]
+    assert (later.rows(first), later.last_sequence(first), later.strangers) == (2, 10, [])
+
+
+def test_a_swapped_file_of_the_right_size_is_found_by_whoever_reads_or_writes_it() -> None:
+    disk = FakeDisk()
+    log, (first, second, third) = three_windows(disk, [3, 3, 3])
+    paths, marks = [log.path(key) for key in (first, second, third)], log.marks()
+    swap(disk, paths[0], paths[1])
+    again = opened(disk)
+    again.recover_all(marks)
+    with pytest.raises(CorruptionError, match="window starts at"):
+        again.index(first, damages=[])
+    told: list[CorruptionError] = []
+    again.tell_damage(told.append)
+    again.append(second, messages(9, 2))
+    assert [error.path for error in told] == [paths[1]]
+    assert whole(again, second).sequence.tolist() == [9, 10] and len(whole(again, third)) == 3
+    assert paths[1] + ".misplaced" in disk.files()
+    again.check_invariants()
+
+
+def swap(disk: FakeDisk, one: str, other: str) -> None:
+    for source, target in ((one, one + ".tmp"), (other, one), (one + ".tmp", other)):
+        disk.replace(source, target)
+
+
 def test_names_that_are_not_ours_are_told() -> None:
     disk = FakeDisk()
     filled(disk, [1])
