@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from delayserver.protocol.outcomes import Outcome
 from delayserver.recover.capture import Capture
+from delayserver.recover.dump import outcome_name
 from delayserver.recover.file_read import Expected, FileRead
 from delayserver.recover.findings import CONTRADICTORY, MISSING, Findings
 from delayserver.recover.outcome_rows import OutcomeRows, read_outcomes
@@ -33,7 +34,7 @@ def check_cancels(
     wrong = np.flatnonzero((outcome != 0) & (outcome != int(Outcome.CANCELLED)))
     if len(wrong):
         place = int(wrong[0])
-        label = Outcome(int(outcome[place])).label
+        label = outcome_name(int(outcome[place]))
         detail = f"{len(wrong)} cancelled messages have another outcome, the first sequence {sequence[place]}: {label}"
         findings.add(CONTRADICTORY, log, int(offset[place]), detail, len(wrong))
 

@@ -26,7 +26,7 @@ from store.ledger import Ledger
 from store.names import Names
 from store.schedule_key import ScheduleKey, ScheduleLayout, Source
 from store.window_state import FileMark
-from store.windows import parse_day_name
+from store.windows import check_window_ms, parse_day_name
 
 DEFAULT_WINDOW_MS = 60_000
 # Files held open, so that a server that retires or drains them meanwhile cannot take them away from the reader.
@@ -191,13 +191,14 @@ def find_window_ms(fs: FileSystem, path: str) -> int:
             for name in fs.listdir(f"{path}/{log}/{day}"):
                 if name == "day.log" or not name.endswith(".log"):
                     continue
-                with suppress(StoreError, FileNotFoundError):
+                with suppress(StoreError, FileNotFoundError, ValueError):
                     file = fs.open(f"{path}/{log}/{day}/{name}", write=False)
                     try:
                         span_ms = decode_file_header(file.pread(0, FILE_HEADER_BYTES), name).span_ms
                     finally:
                         file.close()
                     if span_ms:
+                        check_window_ms(span_ms)
                         return span_ms
     return DEFAULT_WINDOW_MS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Final
 
@@ -25,7 +26,7 @@ from store.record import RecordHeader
 from store.scan import Scan, ScanReport
 
 FILE_KINDS: Final = {
-    1: "message_log", 2: "schedule_log", 3: "dispatch_log", 4: "names", 5: "broker store", 6: "broker progress",
+    1: "message_log", 2: "schedule_log", 3: "dispatch_log", 4: "names", 5: "broker store", 6: "broker queue",
     7: "broker progress", 8: "ledger",
 }  # fmt: skip
 RECORD_KINDS: Final = {
@@ -184,6 +185,15 @@ def _names_near(fs: FileSystem, path: str) -> Callable[[int], str]:
 # -- small files
 
 
+@contextmanager
+def _senseless(path: str, offset: int) -> Iterator[None]:
+    """What another writer put behind a right checksum is corruption like any other."""
+    try:
+        yield
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, msgpack.UnpackException) as error:
+        raise CorruptionError(path, offset, f"its content makes no sense: {error}") from error
+
+
 def _identity(fs: FileSystem, path: str) -> Iterator[Row]:
     yield {"file": path, "kind": "identity", "server_id": f"{read_identity(fs, directory_of(path)):012x}"}
 
@@ -210,9 +220,12 @@ def _days(fs: FileSystem, path: str) -> Iterator[Row]:
     data = read_whole(fs, path)
     if len(data) < 4 or google_crc32c.value(data[4:]) != int.from_bytes(data[:4], "little"):
         raise CorruptionError(path, 0, "checksum of the table of days")
-    content = msgpack.unpackb(data[4:])
-    yield {"file": path, "kind": "days"} | {name: value for name, value in content.items() if name != "sealed"}
-    for start, sequence, drained in content["sealed"]:
+    with _senseless(path, 4):
+        content = msgpack.unpackb(data[4:])
+        sealed = [(start, sequence, drained) for start, sequence, drained in content["sealed"]]
+        fields = {str(name): value for name, value in content.items() if name != "sealed"}
+    yield {"file": path, "kind": "days"} | fields
+    for start, sequence, drained in sealed:
         yield {"sealed_day": start, "sequence": sequence, "drained": drained}
 
 
@@ -259,7 +272,9 @@ def _broker_checkpoint(fs: FileSystem, path: str) -> Iterator[Row]:
     body = data[12:]
     if google_crc32c.value(body) != int.from_bytes(data[8:12], "little"):
         raise CorruptionError(path, 12, "checksum of the broker's checkpoint")
-    found = decode_checkpoint(data, msgpack.unpackb(body)["server_id"])
+    with _senseless(path, 12):
+        server_id = int(msgpack.unpackb(body)["server_id"])
+        found = decode_checkpoint(data, server_id)
     if found is None:
         raise FormatError(path, "written by another version of this program")
     yield {

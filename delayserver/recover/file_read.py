@@ -11,6 +11,7 @@ from delayserver.recover.record_scan import Records, RecordScan
 from store.errors import CorruptionError, FormatError
 from store.file_header import FILE_HEADER_BYTES, FileHeader, decode_file_header, is_unfinished
 from store.filesystem import File
+from store.record import ALIGN
 
 Progress = Callable[[int], None]
 
@@ -166,6 +167,8 @@ class FileRead:
             return True
         try:
             size = file.size()
+            if end % ALIGN:  # damage up to the end of a file that is cut off: no record begins there
+                return size < self._size
             again = RecordScan(file, end, size)
             return size < self._size or bool(next(iter(again), None))
         finally:

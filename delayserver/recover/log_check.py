@@ -265,7 +265,10 @@ class LogCheck:
 
     def _path_of(self, code: int) -> str:
         key = ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)
-        return self._taken.schedule_path(key)
+        try:
+            return self._taken.schedule_path(key)
+        except ValueError:  # a due time beyond the calendar, which no intake lets through
+            return f"{self._taken.path}/schedule_log"
 
     def _report_missing(self) -> None:
         for code, found in self._missing.items():

@@ -1,0 +1,183 @@
+"""Targets of the small files that are replaced whole: identity, sequences, checkpoint, days, the broker's checkpoint, and
+the settings that a person writes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from delayserver.broker.checkpoint import BrokerCheckpoint, decode_checkpoint, encode_checkpoint
+from delayserver.broker.queue import ConsumeQueue, SpilledBlock
+from delayserver.broker.windows import Extent
+from delayserver.config import ConfigError, load_settings
+from ops.fuzz.memory_disk import MemoryDisk
+from ops.fuzz.records import crc_bytes
+from ops.fuzz.target import Target, ensure
+from store import checkpoint as checkpoint_file
+from store.checkpoint import Checkpoint, CoarseDays, DispatchFiles, ScheduleFiles
+from store.days import DayTable, SealedDay
+from store.errors import StoreError
+from store.identity import DataDirectory, read_identity, read_reservation, rebuild_identity
+
+SERVER = 5
+_DAY_MS = 86_400_000
+
+
+def _written(path: str, write: Callable[[MemoryDisk], object]) -> bytes:
+    disk = MemoryDisk({})
+    write(disk)
+    return disk.content(path)
+
+
+def _mend_fixed(data: bytes) -> bytes:
+    """identity and sequences: the checksum of the fields stands in the last four bytes."""
+    if len(data) != 64:
+        return data
+    size = 24 if data[:8] == b"DELAYIDN" else 40
+    return data[:60] + crc_bytes(data[:size])
+
+
+def identity_file() -> bytes:
+    """The file of server 5."""
+    return _written("/d/identity", lambda disk: rebuild_identity(disk, "/d", SERVER))
+
+
+def sequences_file() -> bytes:
+    """A reservation as a new directory has it."""
+    return _written("/d/sequences", lambda disk: DataDirectory.open(disk, "/d", random_server_id=lambda: SERVER))
+
+
+def _check_identity(data: bytes) -> bool:
+    try:
+        server_id = read_identity(MemoryDisk({"/d/identity": data}), "/d")
+    except StoreError:
+        return False
+    ensure(crc_bytes(data[:24]) == data[60:64], "an identity without its checksum")
+    if data[8:16] == bytes((1, 0)) + bytes(6):
+        written = _written("/d/identity", lambda disk: rebuild_identity(disk, "/d", server_id))
+        ensure(written == data, "an identity is written differently")
+    return True
+
+
+def _check_sequences(data: bytes) -> bool:
+    try:
+        read_reservation(MemoryDisk({"/d/sequences": data}), "/d/sequences", SERVER)
+    except StoreError:
+        return False
+    ensure(crc_bytes(data[:40]) == data[60:64], "a reservation without its checksum")
+    return True
+
+
+def checkpoint_bytes() -> bytes:
+    """A checkpoint with a row in every table."""
+    one = np.array([60_000])
+    return checkpoint_file.encode(
+        Checkpoint(
+            SERVER, 500, 10,
+            ScheduleFiles(one, np.zeros(1, np.uint8), np.array([500]), np.array([10]), np.array([4]), np.zeros(1, np.int64)),
+            DispatchFiles(one, np.zeros(1, np.uint8), np.array([300]), np.zeros((1, 16), np.int64), np.zeros(1, np.int64)),
+            CoarseDays(np.array([_DAY_MS]), np.ones(1, np.uint8), np.array([9]), np.array([64])),
+            {"accepted": 10, "delivered": 2}, True, 77,
+        )
+    )  # fmt: skip
+
+
+def _mend_checkpoint(data: bytes) -> bytes:
+    if len(data) < 64:
+        return data
+    body = data[64:]
+    head = data[:24] + len(body).to_bytes(8, "little") + crc_bytes(body)
+    return head + crc_bytes(head) + bytes(24) + body
+
+
+def _check_checkpoint(data: bytes) -> bool:
+    try:
+        found = checkpoint_file.decode(data, "/checkpoint")
+    except StoreError:
+        return False
+    ensure(crc_bytes(data[64:]) == data[32:36], "a checkpoint without its checksum")
+    for table in (found.schedule, found.dispatch, found.coarse_days):
+        ensure(len({len(getattr(table, name)) for name, _, _ in table.columns}) == 1, "columns of different lengths")
+    written = checkpoint_file.encode(found)
+    ensure(checkpoint_file.encode(checkpoint_file.decode(written, "/checkpoint")) == written, "a checkpoint changes")
+    return True
+
+
+def days_file() -> bytes:
+    """A table of days with a sealed and a drained one."""
+    sealed = [SealedDay(_DAY_MS, 9, False), SealedDay(0, 5, True)]
+    return _written("/d/days", lambda disk: DayTable.rebuild(disk, "/d/days", 2 * _DAY_MS, sealed))
+
+
+def _mend_days(data: bytes) -> bytes:
+    return crc_bytes(data[4:]) + data[4:]
+
+
+def _check_days(data: bytes) -> bool:
+    try:
+        table = DayTable.open(MemoryDisk({"/d/days": data}), "/d/days", 0)
+    except StoreError:
+        return False
+    ensure(crc_bytes(data[4:]) == data[:4], "a table of days without its checksum")
+    due_ms, sequence = np.array([0, _DAY_MS, 5 * _DAY_MS]), np.array([1, 9, 10])
+    table.coarse_rows(due_ms, sequence)
+    table.draining()
+    return True
+
+
+def broker_checkpoint_bytes() -> bytes:
+    """A queue in memory, one block of it spilled, a window and a segment."""
+    queue = ConsumeQueue(0, 5)
+    queue.blocks = [SpilledBlock(0, 64, 64, 64)]
+    queue.append(300, 0, 2)
+    return encode_checkpoint(
+        BrokerCheckpoint(SERVER, 3, 500, 300, {(1, 0): queue}, {(SERVER, 60_000): [Extent(64, 500, 1, 9)]}, {0: 77})
+    )
+
+
+def _mend_broker_checkpoint(data: bytes) -> bytes:
+    return b"DELAYBCP" + crc_bytes(data[12:]) + data[12:]
+
+
+def _check_broker_checkpoint(data: bytes) -> bool:
+    found = decode_checkpoint(data, SERVER)
+    if found is None:
+        return False
+    ensure(crc_bytes(data[12:]) == data[8:12], "a checkpoint without its checksum")
+    written = encode_checkpoint(found)
+    again = decode_checkpoint(written, SERVER)
+    ensure(again is not None and encode_checkpoint(again) == written, "a checkpoint of the broker changes")
+    return True
+
+
+_SETTINGS_SEEDS = (
+    b'[listen]\nport = 0\n[storage]\nwindow_ms = 60000\ndurability = "os"\n',
+    b'[[groups]]\nname = "a"\n[[groups.nodes]]\naddress = "h:1"\nweight = 2\n[[routes]]\nsubjects = "*"\ngroups = ["a"]\n',
+)
+
+
+def _check_settings(data: bytes) -> bool:
+    with tempfile.NamedTemporaryFile(suffix=".toml", dir=_memory_folder()) as file:
+        Path(file.name).write_bytes(data)
+        try:
+            load_settings(file.name)
+        except ConfigError:
+            return False
+    return True
+
+
+def _memory_folder() -> str | None:
+    return "/dev/shm" if Path("/dev/shm").is_dir() else None
+
+
+TARGETS = (
+    Target("identity", lambda: [identity_file()], _check_identity, _mend_fixed),
+    Target("sequences", lambda: [sequences_file()], _check_sequences, _mend_fixed),
+    Target("checkpoint", lambda: [checkpoint_bytes()], _check_checkpoint, _mend_checkpoint),
+    Target("days", lambda: [days_file()], _check_days, _mend_days),
+    Target("broker-checkpoint", lambda: [broker_checkpoint_bytes()], _check_broker_checkpoint, _mend_broker_checkpoint),
+    Target("settings", lambda: list(_SETTINGS_SEEDS), _check_settings),
+)
