@@ -51,12 +51,15 @@ class Connection:
     """Serves one transport until it ends."""
 
     __slots__ = (
+        "_decoder",
         "_handlers",
         "_nursery",
+        "_reads",
         "_settings",
         "_slow",
         "_unsent",
         "_unsent_bytes",
+        "_watching",
         "_writing",
         "open",
         "transport",
@@ -70,6 +73,9 @@ class Connection:
         self._unsent_bytes = 0
         self._writing = False
         self._slow = 0
+        self._decoder = FrameDecoder(settings.frame_bytes_max)
+        self._reads = 0
+        self._watching = False
         self._nursery: trio.Nursery | None = None
         self.open = True
 
@@ -78,7 +84,7 @@ class Connection:
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
-                await self._read()
+                await self.transport.feed(self._received)
                 nursery.cancel_scope.cancel()
         except* OSError:
             pass
@@ -90,35 +96,36 @@ class Connection:
         self.open = False
         self.transport.close()
 
-    async def _read(self) -> None:
-        decoder = FrameDecoder(self._settings.frame_bytes_max)
-        while self.open:
-            data = await self._receive(decoder)
-            if not data:
-                return
-            self._handlers.begin_read()
-            try:
-                for payload in decoder.feed(data):
-                    self._handle(payload)
-            except ProtocolError as error:
-                self._refuse(error)
-                return
-            finally:
-                self._handlers.end_read()
+    def _received(self, data: bytes) -> None:
+        self._reads += 1
+        self._handlers.begin_read()
+        try:
+            for payload in self._decoder.feed(data):
+                self._handle(payload)
+        except ProtocolError as error:
+            self._refuse(error)
+        finally:
+            self._handlers.end_read()
+        if self._decoder.buffered_bytes and not self._watching and self.open:
+            assert self._nursery is not None
+            self._watching = True
+            self._nursery.start_soon(self._watch_frame)
 
-    async def _receive(self, decoder: FrameDecoder) -> bytes:
-        if not decoder.buffered_bytes:
-            return await self.transport.receive()
-        with trio.move_on_after(self._settings.idle_frame_timeout_ms / 1000):
-            return await self.transport.receive()
-        self._refuse(MalformedFrame("the rest of a frame did not come in time"))
-        return b""
+    async def _watch_frame(self) -> None:
+        """Give up on a peer that sends a part of a frame and then nothing for too long."""
+        while self._decoder.buffered_bytes:
+            reads = self._reads
+            await trio.sleep(self._settings.idle_frame_timeout_ms / 1000)
+            if self._decoder.buffered_bytes and self._reads == reads:
+                self._refuse(MalformedFrame("the rest of a frame did not come in time"))
+                break
+        self._watching = False
 
     def _refuse(self, error: DelayServerError) -> None:
         """Tell the peer why, then close: behind such an error no frame boundary can be trusted."""
         self._handlers.count_error(error.name)
         self.reply(encode_error(error.request_id, error))
-        self.open = False
+        self.close()
 
     def _handle(self, payload: bytes | memoryview) -> None:
         try:

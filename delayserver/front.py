@@ -52,7 +52,6 @@ class Front:
         self.handlers.on_bug = _log_bug
         self.handlers.begin_read = server.commit.begin_read
         self.handlers.end_read = server.commit.end_read
-        server.commit.alone = lambda: self.connections == 1
         self.connections = 0
         self._add_handlers(server)
 
@@ -143,6 +142,7 @@ class Front:
     async def accept(self, listener: Listener, nursery: trio.Nursery) -> None:
         """Accept and serve connections until the listener closes or the task is cancelled."""
         server = self._server
+        nursery.start_soon(listener.run, server.commit.begin_read, server.commit.end_read)
         while True:
             try:
                 transport = await listener.accept()

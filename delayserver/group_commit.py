@@ -8,14 +8,13 @@ a failed sync is final: all who wait are told, and the server stops.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import trio
 
 from delayserver.clock import Clock
-from delayserver.intake import Rows, fold
 from delayserver.protocol.errors import DelayServerError, DiskFull, QueueFull, ShuttingDown, StorageFailed
 from delayserver.settings import StorageSettings
 from store.batches import CancelBatch, MessageBatch
@@ -24,6 +23,7 @@ from store.errors import DiskFullError, StoreError
 from store.filesystem import FileSystem
 from store.identity import SequenceReservation
 from store.message_log import LogEntry, MessageLog
+from store.message_rows import ROWS_MAX, MessageRows, to_batch
 
 # What one row or one item costs in memory beside its bytes, for the bound on what may gather.
 ROW_OVERHEAD_BYTES = 120
@@ -34,8 +34,7 @@ INLINE_SYNC_US_MAX = 400
 Done = Callable[["Committed | DelayServerError"], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(NamedTuple):
     """A durable item: its rows have the sequences from `first_sequence` on, and were accepted at `accepted_us`."""
 
     first_sequence: int
@@ -43,19 +42,17 @@ class Committed:
     batch: MessageBatch | CancelBatch | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    rows: Rows | None
+class _Item(NamedTuple):
+    rows: MessageRows | None
     batch: ColumnBatch | None
     size_bytes: int
     done: Done
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
+class _Prepared(NamedTuple):
     """A group with its sequences: batches to write, and which item got which."""
 
-    batches: list[ColumnBatch]
+    batches: list[ColumnBatch | MessageRows]
     parts: list[tuple[_Item, int, MessageBatch | CancelBatch | None]]
     size_bytes: int
     now_us: int
@@ -87,8 +84,7 @@ class GroupCommit:
         self._idle.set()
         self.refusal: DelayServerError | None = None
         self.lag_bytes: Callable[[], int] = lambda: 0
-        self.alone: Callable[[], bool] = lambda: False
-        self._reading = False
+        self._reading = 0
         self._lag_fell = trio.Event()
         self.groups = 0
         self.highest_sequence = sequences.next - 1
@@ -100,7 +96,7 @@ class GroupCommit:
 
     # -- handing in
 
-    def submit_rows(self, rows: Rows, done: Done) -> None:
+    def submit_rows(self, rows: MessageRows, done: Done) -> None:
         """Commit rows; `done` is called on the event loop, after the sync. Raises a named error if not taken."""
         size = ROW_OVERHEAD_BYTES * len(rows) + sum(map(len, rows.bodies))
         self._submit(_Item(rows, None, size, done))
@@ -135,17 +131,18 @@ class GroupCommit:
             raise QueueFull("too many sends wait for the disk", retry_after_ms=50)
         self._gathered.append(item)
         self._gathered_bytes += item.size_bytes
-        if len(self._gathered) == 1 and not (self._reading and self.alone()):
+        if not self._reading:
             self._work.set()
 
     def begin_read(self) -> None:
-        """A connection is about to hand in what it read; `end_read` follows in the same step."""
-        self._reading = True
+        """What is handed in from here to `end_read`, which follows in the same step, is one group. These may nest."""
+        self._reading += 1
 
     def end_read(self) -> None:
-        """A lone client's send is committed in the step that read it: nobody else could have joined its group."""
-        self._reading = False
-        if not self._gathered or self._work.is_set():
+        """Commit what was read in this step, where that is quick: whoever is ready is in the group, so nothing is gained
+        by another pass of the event loop."""
+        self._reading -= 1
+        if self._reading or not self._gathered or self._work.is_set():
             return
         small = self._gathered_bytes <= self._settings.inline_sync_bytes_max
         lagging = self.lag_bytes() > self._settings.replay_lag_bytes_max
@@ -250,7 +247,10 @@ class GroupCommit:
     def _committed(self, prepared: _Prepared, entries: list[LogEntry]) -> None:
         self.groups += 1
         for written in prepared.batches:
-            if isinstance(written, MessageBatch):
+            if type(written) is MessageRows:
+                self.highest_sequence = written.last_sequence
+                self.accepted += len(written)
+            elif isinstance(written, MessageBatch):
                 self.highest_sequence = int(written.sequence[-1])
                 self.accepted += len(written) - int(np.count_nonzero(written.origin_sequence))
         # Answers first: the clients go on while the rest of this step is done.
@@ -270,15 +270,16 @@ class GroupCommit:
 
     def _number(
         self, group: list[_Item], now_us: int
-    ) -> tuple[list[ColumnBatch], list[tuple[_Item, int, MessageBatch | CancelBatch | None]]]:
+    ) -> tuple[list[ColumnBatch | MessageRows], list[tuple[_Item, int, MessageBatch | CancelBatch | None]]]:
         """Give out sequences in the order of the records: rows folded into one batch first, then the batches."""
-        batches: list[ColumnBatch] = []
+        batches: list[ColumnBatch | MessageRows] = []
         parts: list[tuple[_Item, int, MessageBatch | CancelBatch | None]] = []
         row_items = [item for item in group if item.rows is not None]
         if row_items:
-            rows = [item.rows for item in row_items if item.rows is not None]
-            first = self._sequences.take(sum(map(len, rows)))
-            batches.append(fold(rows, first, now_us))
+            rows = _joined([item.rows for item in row_items if item.rows is not None])
+            first = self._sequences.take(len(rows))
+            rows.number(first, now_us)
+            batches.append(rows if len(rows) <= ROWS_MAX else to_batch([rows]))
             for item in row_items:
                 assert item.rows is not None
                 parts.append((item, first, None))
@@ -294,7 +295,7 @@ class GroupCommit:
                 parts.append((item, 0, item.batch))
         return batches, parts
 
-    def _write(self, batches: Sequence[ColumnBatch], size_bytes: int) -> list[LogEntry]:
+    def _write(self, batches: Sequence[ColumnBatch | MessageRows], size_bytes: int) -> list[LogEntry]:
         """Append and make durable; called on the event loop or in a thread, never twice at the same time."""
         if self._sequences.needs_extension():
             self._sequences.extend()
@@ -328,6 +329,16 @@ class GroupCommit:
         if self.refusal is None:
             self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
         await self._idle.wait()
+
+
+def _joined(parts: list[MessageRows]) -> MessageRows:
+    """One for all; the parts stay as they are, since each answers its own request."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = MessageRows()
+    for part in parts:
+        rows.extend(part)
+    return rows
 
 
 def _numbered(batch: MessageBatch, first: int, now_us: int) -> MessageBatch:

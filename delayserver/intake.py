@@ -32,27 +32,12 @@ from delayserver.protocol.errors import (
 )
 from delayserver.settings import MessageSettings
 from store.batches import MessageBatch
-from store.columns import integer_column
 from store.errors import DiskFullError, StoreError, TableFullError
 from store.id_index import hash_ids
+from store.message_rows import MessageRows
 from store.names import SUBJECT, Names
 
 _MAP_TYPES = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
-
-
-@dataclass(slots=True)
-class Rows:
-    """Accepted rows of one request in row form, as plain lists: a group commit folds those of many requests at once."""
-
-    due_ms: list[int]
-    subject: list[int]
-    expires_ms: list[int]
-    ids: list[bytes]
-    properties: list[bytes]
-    bodies: list[bytes]
-
-    def __len__(self) -> int:
-        return len(self.due_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,42 +46,6 @@ class Rejection:
 
     index: int
     error: DelayServerError
-
-
-def fold(items: list[Rows], first_sequence: int, accepted_us: int) -> MessageBatch:
-    """One batch of the rows of many requests, in order, with the sequences from `first_sequence` on."""
-    if len(items) == 1:
-        rows = items[0]
-    else:
-        rows = Rows([], [], [], [], [], [])
-        for item in items:
-            rows.due_ms += item.due_ms
-            rows.subject += item.subject
-            rows.expires_ms += item.expires_ms
-            rows.ids += item.ids
-            rows.properties += item.properties
-            rows.bodies += item.bodies
-    count = len(rows.due_ms)
-    columns: dict[str, Any] = {}
-    if any(rows.ids):
-        ids_length = integer_column([len(value) for value in rows.ids], "<u4")
-        blob = b"".join(rows.ids)
-        columns |= {"ids_length": ids_length, "ids": blob, "id_hash": hash_ids(blob, ids_length)}
-    if any(rows.properties):
-        columns["properties_length"] = integer_column([len(value) for value in rows.properties], "<u4")
-        columns["properties"] = b"".join(rows.properties)
-    if any(rows.expires_ms):
-        columns["expires_ms"] = integer_column(rows.expires_ms, "<i8")
-    return MessageBatch.filled(
-        count,
-        sequence=np.arange(first_sequence, first_sequence + count, dtype="<i8"),
-        accepted_us=accepted_us,
-        due_ms=integer_column(rows.due_ms, "<i8"),
-        subject=integer_column(rows.subject, "<u4"),
-        bodies_length=integer_column([len(value) for value in rows.bodies], "<u4"),
-        bodies=rows.bodies[0] if count == 1 else b"".join(rows.bodies),
-        **columns,
-    )
 
 
 class Intake:
@@ -111,13 +60,13 @@ class Intake:
 
     # -- rows
 
-    def rows(self, messages: object) -> tuple[Rows, list[Rejection]]:
+    def rows(self, messages: object) -> tuple[MessageRows, list[Rejection]]:
         """Check messages in row form. Raises InvalidArgument and BatchTooLarge for the whole request."""
         if type(messages) is not list or not messages:
             raise InvalidArgument("messages must be a non-empty list of maps")
         if len(messages) > self._settings.batch_messages_max:
             raise BatchTooLarge(f"{len(messages)} messages; at most {self._settings.batch_messages_max} in one send")
-        rows = Rows([], [], [], [], [], [])
+        rows = MessageRows()
         rejections = []
         now_us = self._clock.now_us()
         oldest_ms = self._oldest_due_ms()
@@ -128,7 +77,7 @@ class Intake:
                 rejections.append(Rejection(index, error))
         return rows, rejections
 
-    def _row(self, rows: Rows, message: object, now_us: int, oldest_ms: int) -> None:
+    def _row(self, rows: MessageRows, message: object, now_us: int, oldest_ms: int) -> None:
         if type(message) is not dict:
             raise InvalidArgument("a message must be a map")
         get = message.get
@@ -148,12 +97,7 @@ class Intake:
         message_id = self.message_id(get("message_id"))
         properties = self.properties(get("properties"))
         subject = self.subject(get("subject"))
-        rows.due_ms.append(due_ms)
-        rows.subject.append(subject)
-        rows.expires_ms.append(expires_ms)
-        rows.ids.append(message_id)
-        rows.properties.append(properties)
-        rows.bodies.append(body)
+        rows.append(due_ms, subject, expires_ms, message_id, properties, body)
 
     def due(self, due_ms: object, delay_ms: object) -> int:
         """Resolve and check the due time of one message. Raises InvalidArgument, TooOld, TooFar."""

@@ -13,7 +13,7 @@ from delayserver.cancellation import Cancellation
 from delayserver.clock import Clock
 from delayserver.connection import Connection
 from delayserver.group_commit import Committed, GroupCommit
-from delayserver.intake import Intake, Rejection, Rows
+from delayserver.intake import Intake, Rejection
 from delayserver.locator import Locator
 from delayserver.lookup import Lookup
 from delayserver.protocol.columns import I64, pack_column, unpack_column, unpack_count
@@ -39,6 +39,7 @@ from delayserver.protocol.receipts import (
     parse_receipts,
 )
 from store.batches import MessageBatch
+from store.message_rows import MessageRows
 from store.names import SUBJECT, Names
 
 
@@ -136,7 +137,7 @@ class Operations:
         else:
             done(Committed(0, 0, None))
 
-    def _row_results(self, rows: Rows, first: int) -> list[dict[str, Any]]:
+    def _row_results(self, rows: MessageRows, first: int) -> list[dict[str, Any]]:
         server, name = self._server, self._names.name
         return [
             {

@@ -86,13 +86,16 @@ class RemoteNode:
 
     async def _read(self, transport: Transport) -> None:
         decoder = FrameDecoder(self._frame_bytes_max)
-        while data := await transport.receive():
+
+        def received(data: bytes) -> None:
             for payload in decoder.feed(data):
                 reply = decode_reply(payload)
                 request = self._waiting.pop(reply.id, None)
                 if request is not None:
                     request.result, request.error = reply.result, reply.error
                     request.done.set()
+
+        await transport.feed(received)
 
     async def _request(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
         if self._transport is None:

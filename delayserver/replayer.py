@@ -21,10 +21,12 @@ from delayserver.clock import Clock
 from delayserver.deduplication import Deduplication
 from delayserver.settings import StorageSettings
 from store.batches import CancelBatch, MessageBatch
+from store.columns import ColumnBatch
 from store.days import DayTable
 from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem
 from store.message_log import LogEntry, MessageLog
+from store.message_rows import MessageRows, to_batch
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.segment import Appended
 from store.windows import window_of
@@ -169,7 +171,7 @@ class Replayer:
         if self._waiters or len(self._queue) != 1 or len(self._queue[0].batch) > LINGER_ROWS_MAX:
             return
         batch = self._queue[0].batch
-        if isinstance(batch, MessageBatch) and int(batch.due_ms.min()) > self._clock.now_ms() + SOON_MS:
+        if not isinstance(batch, CancelBatch) and _due_range(batch)[0] > self._clock.now_ms() + SOON_MS:
             self._hurry = trio.Event()
             with trio.move_on_after(LINGER_MS / 1000):
                 await self._hurry.wait()
@@ -213,10 +215,10 @@ class Replayer:
         if sum([len(entry.batch) for entry in entries]) > INLINE_ROWS_MAX:
             return False
         for entry in entries:
-            if isinstance(entry.batch, MessageBatch):
-                due_ms = int(entry.batch.due_ms.min())
-                start = window_of(due_ms, self._settings.window_ms)
-                same = window_of(int(entry.batch.due_ms.max()), self._settings.window_ms) == start
+            if not isinstance(entry.batch, CancelBatch):
+                first_ms, last_ms = _due_range(entry.batch)
+                start = window_of(first_ms, self._settings.window_ms)
+                same = window_of(last_ms, self._settings.window_ms) == start
                 if not same or ScheduleKey(start, Source.DIRECT) not in self._schedule:
                     return False
         return True
@@ -243,7 +245,7 @@ class Replayer:
         return done
 
     def _place(self, entries: list[LogEntry], done: Round) -> None:
-        messages = [entry.batch for entry in entries if isinstance(entry.batch, MessageBatch)]
+        messages = _columns_of(entries)
         done.cancels = [entry.batch for entry in entries if isinstance(entry.batch, CancelBatch)]
         done.size_bytes = entries[-1].end - entries[0].start
         if messages:
@@ -295,6 +297,30 @@ class Replayer:
                 if sequence <= self.replayed_sequence:
                     event.set()
             self._waiters = [(s, event) for s, event in self._waiters if s > self.replayed_sequence]
+
+
+def _due_range(batch: ColumnBatch | MessageRows) -> tuple[int, int]:
+    if type(batch) is MessageRows:
+        return min(batch.due_ms), max(batch.due_ms)
+    assert isinstance(batch, MessageBatch)
+    return int(batch.due_ms.min()), int(batch.due_ms.max())
+
+
+def _columns_of(entries: list[LogEntry]) -> list[MessageBatch]:
+    """The messages of a round in columns, those that came as rows folded together as far as they stand side by side."""
+    batches: list[MessageBatch] = []
+    rows: list[MessageRows] = []
+    for entry in entries:
+        if type(entry.batch) is MessageRows:
+            rows.append(entry.batch)
+        elif isinstance(entry.batch, MessageBatch):
+            if rows:
+                batches.append(to_batch(rows))
+                rows = []
+            batches.append(entry.batch)
+    if rows:
+        batches.append(to_batch(rows))
+    return batches
 
 
 def _count(batch: MessageBatch, done: Round) -> None:

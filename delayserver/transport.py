@@ -1,5 +1,6 @@
 """The door to the network: what a connection needs of a byte stream, and its real form on a TCP socket.
 
+Bytes that arrive are pushed: `feed` hands them to a callback, so that one task can read many sockets in one step.
 Sending never waits: `send_now` takes what fits into the kernel's buffer, the connection keeps the rest and its bound.
 The simulation has another form of it, so the server runs unchanged on a network that splits, delays and drops.
 """
@@ -13,8 +14,13 @@ from typing import Protocol
 
 import trio
 
+from delayserver.socket_hub import SocketHub
+
 # One read: large enough that a frame of 1,000 messages takes one call, small enough to allocate without thought.
 RECEIVE_BYTES = 256 * 1024
+
+
+Received = Callable[[bytes], None]
 
 
 class Transport(Protocol):
@@ -22,8 +28,9 @@ class Transport(Protocol):
 
     peer: str
 
-    async def receive(self) -> bytes:
-        """The next bytes; empty at the end of the stream. Raises OSError when the connection broke. A checkpoint."""
+    async def feed(self, received: Received) -> None:
+        """Hand over what arrives, never empty, until the end of the stream. Raises OSError when the connection broke or
+        was closed here, and what `received` raises, after which nothing more is read."""
 
     def send_now(self, data: bytes | memoryview) -> int:
         """Hand over what can be taken without waiting; returns the bytes taken. Raises OSError."""
@@ -32,7 +39,7 @@ class Transport(Protocol):
         """Wait until `send_now` can take something again."""
 
     def close(self) -> None:
-        """Close both directions; idempotent. A task that waits in `receive` gets an OSError or the end."""
+        """Close both directions; idempotent. A task that waits in `feed` gets an OSError or the end."""
 
 
 class Listener(Protocol):
@@ -43,6 +50,9 @@ class Listener(Protocol):
     async def accept(self) -> Transport:
         """The next connection."""
 
+    async def run(self, begin_step: Callable[[], None], end_step: Callable[[], None]) -> None:
+        """Read what was accepted, until cancelled; the two enclose what is read in one step of the event loop."""
+
     def close(self) -> None:
         """Stop listening; idempotent."""
 
@@ -51,7 +61,7 @@ Connect = Callable[[str], Awaitable[Transport]]
 
 
 class SocketTransport:
-    """A `Transport` on a connected TCP socket."""
+    """A `Transport` on a connected TCP socket, read by the task that feeds."""
 
     __slots__ = ("_socket", "peer")
 
@@ -61,16 +71,18 @@ class SocketTransport:
         self._socket = connected
         self.peer = peer
 
-    async def receive(self) -> bytes:
-        # Waiting first is also the checkpoint; a request's next bytes are hardly ever there already.
+    async def feed(self, received: Received) -> None:
         while True:
             try:
                 await trio.lowlevel.wait_readable(self._socket)
-                return self._socket.recv(RECEIVE_BYTES)
+                data = self._socket.recv(RECEIVE_BYTES)
             except BlockingIOError:
                 continue
             except (trio.ClosedResourceError, ValueError) as error:
                 raise ConnectionResetError("closed here") from error
+            if not data:
+                return
+            received(data)
 
     def send_now(self, data: bytes | memoryview) -> int:
         try:
@@ -92,10 +104,57 @@ class SocketTransport:
             self._socket.close()
 
 
+class HubTransport(SocketTransport):
+    """A `Transport` on an accepted TCP socket, read by its listener's hub together with the others."""
+
+    __slots__ = ("_ended", "_error", "_hub", "_received")
+
+    def __init__(self, connected: socket.socket, peer: str, hub: SocketHub) -> None:
+        super().__init__(connected, peer)
+        self._hub = hub
+        self._ended = trio.Event()
+        self._error: Exception | None = None
+
+    async def feed(self, received: Received) -> None:
+        if not self._ended.is_set():
+            self._received = received
+            self._hub.add(self._socket.fileno(), self._read)
+            try:
+                await self._ended.wait()
+            finally:
+                self._hub.remove(self._socket.fileno())
+        if self._error is not None:
+            raise self._error
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(RECEIVE_BYTES)
+            if data:
+                self._received(data)
+                return
+        except BlockingIOError:
+            return
+        except Exception as error:  # noqa: BLE001 - raised where `feed` waits; the hub reads on for the others
+            self._error = error
+        self._end()
+
+    def _end(self) -> None:
+        self._hub.remove(self._socket.fileno())
+        self._ended.set()
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            if not self._ended.is_set():
+                self._error = ConnectionResetError("closed here")
+                self._end()
+            super().close()
+
+
 class SocketListener:
     """A `Listener` on TCP."""
 
     def __init__(self, host: str, port: int) -> None:
+        self._hub = SocketHub()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=1024, reuse_port=False)
         self._socket.setblocking(False)
@@ -109,7 +168,13 @@ class SocketListener:
                 connected, name = self._socket.accept()
             except BlockingIOError:
                 continue
-            return SocketTransport(connected, f"{name[0]}:{name[1]}")
+            return HubTransport(connected, f"{name[0]}:{name[1]}", self._hub)
+
+    async def run(self, begin_step: Callable[[], None], end_step: Callable[[], None]) -> None:
+        try:
+            await self._hub.run(begin_step, end_step)
+        finally:
+            self._hub.close()
 
     def close(self) -> None:
         if self._socket.fileno() >= 0:

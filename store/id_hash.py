@@ -16,6 +16,8 @@ _WORD = 8
 _SEED = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLY = np.uint64(0xBF58476D1CE4E5B9)
 _FINISH = np.uint64(0x94D049BB133111EB)
+_BITS = (1 << 64) - 1
+_SEED_ONE = int(_SEED)
 # Masks that keep the first 0 to 8 bytes of a little-endian word.
 _KEEP = np.array([(1 << 8 * count) - 1 for count in range(_WORD + 1)], np.uint64)
 
@@ -62,5 +64,17 @@ def _mix_in(hashes: U64, rows: I64, words: U64) -> None:
 
 
 def hash_id(message_id: bytes) -> int:
-    """The hash of one id."""
-    return int(hash_ids(message_id, np.array([len(message_id)], np.uint32))[0])
+    """The hash of one id: `hash_ids` of it, in plain integers, since a call of numpy costs as much as all of this."""
+    length = len(message_id)
+    if not length:
+        return 0
+    value = _mix_one((length + _SEED_ONE) & _BITS)
+    for start in range(0, length, _WORD):
+        value = _mix_one(((value ^ int.from_bytes(message_id[start : start + _WORD], "little")) + _SEED_ONE) & _BITS)
+    return value or 1
+
+
+def _mix_one(value: int) -> int:
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _BITS
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _BITS
+    return value ^ (value >> 31)

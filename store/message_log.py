@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from store.columns import ColumnBatch
 from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem
 from store.message_log_opening import LogDamage, Opening, SegmentTable, segment_path
+from store.message_rows import MessageRows
 from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FileHeader, ScanReport, Segment
 
 __all__ = ["LogDamage", "LogEntry", "MessageLog"]
@@ -25,13 +26,12 @@ WARM_STEP_BYTES = 1 << 18
 _ZEROS = bytes(WARM_STEP_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class LogEntry:
-    """A batch of the log with its logical start and end offset."""
+class LogEntry(NamedTuple):
+    """A batch of the log with its logical start and end offset; as rows only straight from its append."""
 
     start: int
     end: int
-    batch: ColumnBatch
+    batch: ColumnBatch | MessageRows
 
 
 class MessageLog:
@@ -117,7 +117,7 @@ class MessageLog:
         """Logical offset of the oldest record position kept."""
         return self._table.bases[0] + FILE_HEADER_BYTES
 
-    def append(self, batches: Sequence[ColumnBatch]) -> list[LogEntry]:
+    def append(self, batches: Sequence[ColumnBatch | MessageRows]) -> list[LogEntry]:
         """Write one group without syncing. Raises DiskFullError (nothing appended), StoreError, SyncFailedError."""
         base, segment = self._tail
         if segment.end >= self._segment_bytes:

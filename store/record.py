@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import google_crc32c
 import numpy as np
@@ -106,8 +106,7 @@ def record_bytes(columns_bytes: int, blob_bytes: int) -> int:
     return (HEADER_BYTES + columns_bytes + blob_bytes + ALIGN - 1) // ALIGN * ALIGN
 
 
-@dataclass(frozen=True, slots=True)
-class EncodedRecord:
+class EncodedRecord(NamedTuple):
     """Buffers to write in order, their total, and where the blob block starts within them."""
 
     buffers: list[Buffer]
@@ -126,17 +125,33 @@ def encode_record(batch: ColumnBatch, synced_before: int, offset: int = 0) -> En
         blob_crc = _extend(blob_crc, bytes(blob) if not isinstance(blob, bytes) else blob)
     assert blob_bytes == sum(blob_sizes(batch.schema, {name: getattr(batch, name) for name in _lengths(batch.schema)}))
     first, last = _key_range(batch)
-    tail = _TAIL.pack(
-        batch.schema.kind, batch.schema.version, len(batch), len(columns), _checksum(columns), blob_bytes, blob_crc,
-        place_of(offset), synced_before, first, last,
-    )  # fmt: skip
+    header = encode_header(batch.schema, len(batch), columns, blob_bytes, blob_crc, synced_before, offset, first, last)
     total = record_bytes(len(columns), blob_bytes)
-    buffers: list[Buffer] = [_HEAD.pack(RECORD_MAGIC, _checksum(tail)) + tail + columns, *blobs]
+    buffers: list[Buffer] = [header + columns, *blobs]
     padding = total - HEADER_BYTES - len(columns) - blob_bytes
     if padding:
         buffers.append(bytes(padding))
     assert total <= RECORD_BYTES_MAX and len(batch) <= RECORD_ROWS_MAX, "a record beyond the bound of its readers"
     return EncodedRecord(buffers, total, HEADER_BYTES + len(columns))
+
+
+def encode_header(
+    schema: Schema,
+    count: int,
+    columns: bytes,
+    blob_bytes: int,
+    blob_crc: int,
+    synced_before: int,
+    offset: int,
+    first_sequence: int,
+    last_sequence: int,
+) -> bytes:
+    """The 64 bytes before a column block, of a record to stand at `offset`."""
+    tail = _TAIL.pack(
+        schema.kind, schema.version, count, len(columns), _checksum(columns), blob_bytes, blob_crc,
+        place_of(offset), synced_before, first_sequence, last_sequence,
+    )  # fmt: skip
+    return _HEAD.pack(RECORD_MAGIC, _checksum(tail)) + tail
 
 
 def place_of(offset: int) -> int:

@@ -7,7 +7,7 @@ may read what is below an `end` they were given. Recovery steps and disk assumpt
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from store.columns import ColumnBatch
 from store.errors import CorruptionError, FormatError, StoreError, SyncFailedError
@@ -28,6 +28,7 @@ from store.file_header import (
     is_unfinished,
 )
 from store.filesystem import Buffer, File, FileSystem, directory_of
+from store.message_rows import MessageRows, encode_rows
 from store.record import HEADER_BYTES, BadRecordError, RecordHeader, decode_body, decode_header, encode_record
 from store.scan import SCAN_BYTES, Damage, Scan, ScanReport
 
@@ -53,8 +54,7 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(NamedTuple):
     """Where a batch was written: record start and end, and the start of its blob block, as offsets in the file."""
 
     start: int
@@ -133,7 +133,7 @@ class Segment:
         """Write one record at the end, without syncing. Raises DiskFullError (nothing was appended) and StoreError."""
         return self.append_all([batch])[0]
 
-    def append_all(self, batches: Sequence[ColumnBatch]) -> list[Appended]:
+    def append_all(self, batches: Sequence[ColumnBatch | MessageRows]) -> list[Appended]:
         """Write several records with one call to the disk, without syncing: all of them or none.
 
         Raises DiskFullError, StoreError (nothing was appended), SyncFailedError (an earlier sync failed).
@@ -144,7 +144,10 @@ class Segment:
         places = []
         position = self.end
         for batch in batches:
-            record = encode_record(batch, self.synced, position)
+            if type(batch) is MessageRows:
+                record = encode_rows(batch, self.synced, position)
+            else:
+                record = encode_record(batch, self.synced, position)  # type: ignore[arg-type]
             buffers += record.buffers
             places.append(Appended(position, position + record.total_bytes, position + record.blob_start))
             position += record.total_bytes

@@ -5,6 +5,8 @@ Nothing is delayed, split or lost here; the simulation's network does that. A te
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import trio
 
 # What a kernel takes for a peer that does not read. Small, so that tests reach it.
@@ -51,6 +53,10 @@ class FakeTransport:
         pipe.data.clear()
         pipe.wake()
         return data
+
+    async def feed(self, received: Callable[[bytes], None]) -> None:
+        while data := await self.receive():
+            received(data)
 
     def send_now(self, data: bytes | memoryview) -> int:
         pipe = self._outgoing
@@ -112,6 +118,9 @@ class FakeListener:
 
     async def accept(self) -> FakeTransport:
         return await self._receive.receive()
+
+    async def run(self, _begin_step: Callable[[], None], _end_step: Callable[[], None]) -> None:
+        await trio.sleep_forever()  # every transport is read by its own task
 
     def arrive(self, transport: FakeTransport) -> None:
         """A connection for `accept`."""

@@ -87,6 +87,10 @@ class SimulatedTransport:
             return data[:cut]
         return data
 
+    async def feed(self, received: Callable[[bytes], None]) -> None:
+        while data := await self.receive():
+            received(data)
+
     def send_now(self, data: bytes | memoryview) -> int:
         pipe, network = self._outgoing, self._network
         if self._dead():
@@ -147,6 +151,9 @@ class SimulatedListener:
 
     async def accept(self) -> SimulatedTransport:
         return await self._receive.receive()
+
+    async def run(self, _begin_step: Callable[[], None], _end_step: Callable[[], None]) -> None:
+        await trio.sleep_forever()  # every transport is read by its own task
 
     def arrived(self, transport: SimulatedTransport) -> None:
         """A connection for `accept`."""
