@@ -83,7 +83,9 @@ class GroupCommit:
         self._idle = trio.Event()
         self._idle.set()
         self.refusal: DelayServerError | None = None
-        self.lag_bytes: Callable[[], int] = lambda: 0
+        # The log's end and the replayer's position: their distance is the lag.
+        self._end = log.synced
+        self._replayed = log.synced
         self._reading = 0
         self._lag_fell = trio.Event()
         self.groups = 0
@@ -98,8 +100,7 @@ class GroupCommit:
 
     def submit_rows(self, rows: MessageRows, done: Done) -> None:
         """Commit rows; `done` is called on the event loop, after the sync. Raises a named error if not taken."""
-        size = ROW_OVERHEAD_BYTES * len(rows) + sum(map(len, rows.bodies))
-        self._submit(_Item(rows, None, size, done))
+        self._submit(_Item(rows, None, ROW_OVERHEAD_BYTES * rows.count + rows.blob_bytes, done))
 
     def submit(self, batch: MessageBatch | CancelBatch, done: Done) -> None:
         """Commit a batch as one record (all or nothing, also across a crash); sequences are given here."""
@@ -145,8 +146,7 @@ class GroupCommit:
         if self._reading or not self._gathered or self._work.is_set():
             return
         small = self._gathered_bytes <= self._settings.inline_sync_bytes_max
-        lagging = self.lag_bytes() > self._settings.replay_lag_bytes_max
-        if self._inline or not small or lagging or not self._idle.is_set() or not self._disk_is_quick():
+        if self._inline or not small or self._lagging() or not self._idle.is_set() or not self._disk_is_quick():
             self._work.set()
             return
         group = self._take_group()
@@ -159,9 +159,13 @@ class GroupCommit:
         else:
             self._committed(prepared, entries)
 
-    def lag_fell(self) -> None:
-        """The replayer has moved on: a commit that waits for it looks again."""
+    def replayed(self, position: int) -> None:
+        """The replayer has moved on to this offset of the log: a commit that waits for it looks again."""
+        self._replayed = position
         self._lag_fell.set()
+
+    def _lagging(self) -> bool:
+        return self._end - self._replayed > self._settings.replay_lag_bytes_max
 
     def storage_failed(self, error: StorageFailed) -> None:
         """A sync elsewhere failed for good: refuse everything from now on, and let `run` end the server."""
@@ -190,7 +194,7 @@ class GroupCommit:
                 await self._work.wait()
                 self._idle = trio.Event()
                 self._stop_if_failed()
-            while self.lag_bytes() > self._settings.replay_lag_bytes_max:
+            while self._lagging():
                 self._lag_fell = trio.Event()
                 await self._lag_fell.wait()
             self._committing = self._take_group()
@@ -249,13 +253,15 @@ class GroupCommit:
         for written in prepared.batches:
             if type(written) is MessageRows:
                 self.highest_sequence = written.last_sequence
-                self.accepted += len(written)
+                self.accepted += written.count
             elif isinstance(written, MessageBatch):
                 self.highest_sequence = int(written.sequence[-1])
                 self.accepted += len(written) - int(np.count_nonzero(written.origin_sequence))
         # Answers first: the clients go on while the rest of this step is done.
         for item, first, batch in prepared.parts:
             item.done(Committed(first, prepared.now_us, batch))
+        if entries:
+            self._end = entries[-1].end
         self._publish(entries)
 
     def _disk_is_quick(self) -> bool:
@@ -274,16 +280,18 @@ class GroupCommit:
         """Give out sequences in the order of the records: rows folded into one batch first, then the batches."""
         batches: list[ColumnBatch | MessageRows] = []
         parts: list[tuple[_Item, int, MessageBatch | CancelBatch | None]] = []
-        row_items = [item for item in group if item.rows is not None]
-        if row_items:
-            rows = _joined([item.rows for item in row_items if item.rows is not None])
-            first = self._sequences.take(len(rows))
+        row_parts = [item.rows for item in group if item.rows is not None]
+        if row_parts:
+            rows = _joined(row_parts)
+            first = self._sequences.take(rows.count)
             rows.number(first, now_us)
-            batches.append(rows if len(rows) <= ROWS_MAX else to_batch([rows]))
-            for item in row_items:
-                assert item.rows is not None
-                parts.append((item, first, None))
-                first += len(item.rows)
+            batches.append(rows if rows.count <= ROWS_MAX else to_batch([rows]))
+            for item in group:
+                if item.rows is not None:
+                    parts.append((item, first, None))
+                    first += item.rows.count
+            if len(row_parts) == len(group):
+                return batches, parts
         for item in group:
             if isinstance(item.batch, MessageBatch):
                 first = self._sequences.take(len(item.batch))

@@ -132,7 +132,7 @@ class Operations:
                 results.insert(rejection.index, error_to_map(rejection.error))
             connection.reply(encode_reply(request_id, {"results": results}))
 
-        if len(rows):
+        if rows.count:
             self._commit.submit_rows(rows, done)
         else:
             done(Committed(0, 0, None))

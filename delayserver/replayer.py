@@ -40,10 +40,11 @@ ROUND_BYTES_BEHIND = 16 << 20
 INLINE_ROWS_MAX = 512
 # Batches kept in memory between commit and replay; behind that they are read back from the log.
 QUEUE_BYTES_MAX = 32 << 20
-# Single sends that are not due soon share a round: it is put off by this much, unless somebody waits for it.
-LINGER_MS = 10
-LINGER_ROWS_MAX = 256
-SOON_MS = 50
+# Single sends that are not due soon share a round: it is put off by this much, unless somebody waits for it or a row
+# that is due soon comes. A round costs as much as a dozen sends, whatever is in it.
+LINGER_MS = 50
+LINGER_ROWS_MAX = 512
+SOON_MS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +99,12 @@ class Replayer:
         self._behind = True
         self._work = trio.Event()
         self._hurry = trio.Event()
+        self._lingering = False
+        self._lingering_rows = 0
         self._waiters: list[tuple[int, trio.Event]] = []
         self.caught_up = trio.Event()
         self.publish: Callable[[Round], None] = lambda _round: None
-        self.on_progress: Callable[[], None] = lambda: None
+        self.on_progress: Callable[[int], None] = lambda _position: None
         self.between_rounds: Callable[[], Awaitable[None]] | None = None
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         # The last sequence that retention removed with a window: without its file there is no other high-water mark.
@@ -122,6 +125,8 @@ class Replayer:
                     break
                 self._queue.append(entry)
                 self._queue_bytes += size
+                if self._lingering and not self._may_linger(entry):
+                    self._hurry.set()
         self._work.set()
 
     @property
@@ -168,13 +173,20 @@ class Replayer:
 
     async def _linger(self) -> None:
         """Let a few more rows gather, unless somebody waits or a row is due soon."""
-        if self._waiters or len(self._queue) != 1 or len(self._queue[0].batch) > LINGER_ROWS_MAX:
+        self._lingering_rows = 0
+        if self._waiters or not self._queue or not all(map(self._may_linger, self._queue)):
             return
-        batch = self._queue[0].batch
-        if not isinstance(batch, CancelBatch) and _due_range(batch)[0] > self._clock.now_ms() + SOON_MS:
-            self._hurry = trio.Event()
-            with trio.move_on_after(LINGER_MS / 1000):
-                await self._hurry.wait()
+        self._hurry, self._lingering = trio.Event(), True
+        with trio.move_on_after(LINGER_MS / 1000):
+            await self._hurry.wait()
+        self._lingering = False
+
+    def _may_linger(self, entry: LogEntry) -> bool:
+        batch = entry.batch
+        self._lingering_rows += len(batch)
+        if self._lingering_rows > LINGER_ROWS_MAX or isinstance(batch, CancelBatch):
+            return False
+        return _due_range(batch)[0] > self._clock.now_ms() + SOON_MS
 
     async def _next_entries(self) -> list[LogEntry]:
         if self._queue:
@@ -291,7 +303,7 @@ class Replayer:
         self.position = done.end
         self.replayed_sequence = max(self.replayed_sequence, done.last_sequence)
         self.bytes_since_checkpoint += done.size_bytes
-        self.on_progress()
+        self.on_progress(self.position)
         if self._waiters:
             for sequence, event in self._waiters:
                 if sequence <= self.replayed_sequence:

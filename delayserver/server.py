@@ -134,8 +134,8 @@ class DelayServer:
         self.commit = GroupCommit(
             opened.log, opened.sequences, self.fs, storage, self.clock, publish=self.replayer.feed
         )
-        self.commit.lag_bytes = lambda: self.replayer.lag_bytes
-        self.replayer.on_progress = self.commit.lag_fell
+        self.commit.replayed(self.replayer.position)
+        self.replayer.on_progress = self.commit.replayed
         start_ms = self.clock.now_ms() // settings.wheel.tick_ms * settings.wheel.tick_ms
         codes = opened.names.intern(BROKER_GROUP, [group.name for group in settings.groups]).tolist()
         self.group_codes = {group.name: code for group, code in zip(settings.groups, codes, strict=True)}
@@ -162,6 +162,7 @@ class DelayServer:
         self.loader.not_done_elsewhere = self.tier.not_done
         self.loader.published_to = lambda: self.replayer.replayed_sequence
         self.loader.maybe_attempted = opened.attempted.maybe
+        self.loader.result_unknown = opened.attempted.unknown
         self.loader.on_corruption = self._report_corruption
         self.replayer.on_corruption = self._report_corruption
         for files in (opened.schedule, opened.dispatch):
@@ -274,6 +275,7 @@ class DelayServer:
             nodes,
             opened.schedule,
             self.recorder,
+            opened.attempted,
             self.fs,
             self._shared_dispatch(),
             server_id,
@@ -404,10 +406,8 @@ class DelayServer:
 
     def _attempts_settled(self) -> bool:
         """Whether no attempt has an unknown result; otherwise the next start must take the end for a crash, and ask."""
-        unsettled = self.opened.attempted.due_before_ms
-        if any(True for _ in self.book.incomplete_before(unsettled)):
-            return False
-        return not any(len(group.queue.uncertain()) or group.spilled for group in self.groups.values())
+        attempted = self.opened.attempted
+        return not attempted.any_unknown and not any(True for _ in self.book.incomplete_before(attempted.due_before_ms))
 
     def close(self) -> None:
         """Close all files."""

@@ -36,7 +36,18 @@ _checksum = google_crc32c.value
 class MessageRows:
     """Accepted messages as lists, one entry a row. `number` gives them their sequences, `first_sequence` on."""
 
-    __slots__ = ("accepted_us", "bodies", "due_ms", "expires_ms", "first_sequence", "ids", "properties", "subject")
+    __slots__ = (
+        "accepted_us",
+        "blob_bytes",
+        "bodies",
+        "count",
+        "due_ms",
+        "expires_ms",
+        "first_sequence",
+        "ids",
+        "properties",
+        "subject",
+    )
 
     def __init__(self) -> None:
         self.due_ms: list[int] = []
@@ -47,14 +58,16 @@ class MessageRows:
         self.bodies: list[bytes] = []
         self.first_sequence = 0
         self.accepted_us = 0
+        self.count = 0
+        self.blob_bytes = 0
 
     def __len__(self) -> int:
-        return len(self.due_ms)
+        return self.count
 
     @property
     def last_sequence(self) -> int:
         """The sequence of the last row."""
-        return self.first_sequence + len(self.due_ms) - 1
+        return self.first_sequence + self.count - 1
 
     def append(
         self, due_ms: int, subject: int, expires_ms: int, message_id: bytes, properties: bytes, body: bytes
@@ -66,6 +79,8 @@ class MessageRows:
         self.ids.append(message_id)
         self.properties.append(properties)
         self.bodies.append(body)
+        self.count += 1
+        self.blob_bytes += len(message_id) + len(properties) + len(body)
 
     def extend(self, other: MessageRows) -> None:
         """Add the rows of another."""
@@ -75,6 +90,8 @@ class MessageRows:
         self.ids += other.ids
         self.properties += other.properties
         self.bodies += other.bodies
+        self.count += other.count
+        self.blob_bytes += other.blob_bytes
 
     def number(self, first_sequence: int, accepted_us: int) -> None:
         """Give the rows their sequences and the time of their acceptance."""
@@ -123,7 +140,7 @@ def to_batch(parts: Sequence[MessageRows]) -> MessageBatch:
 
 def encode_rows(rows: MessageRows, synced_before: int, offset: int) -> EncodedRecord:
     """The record of numbered rows, to stand at `offset`: byte for byte what `encode_record` makes of their columns."""
-    count = len(rows.due_ms)
+    count = rows.count
     if count == 1:
         message_id, properties, body = rows.ids[0], rows.properties[0], rows.bodies[0]
         columns = _ONE_ROW_DIRECTORY + _ONE_ROW.pack(
