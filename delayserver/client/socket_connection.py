@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import select
 import socket
+import struct
 import time
 from typing import Final
 
@@ -15,6 +16,9 @@ from delayserver.protocol.frames import Reply
 
 _RECEIVE_BYTES: Final = 64 * 1024
 _RECEIVE_BYTES_LARGE: Final = 1024 * 1024  # while a large reply is under way: fewer system calls
+# A connection that answered this short a time ago is not asked whether it is still there.
+_FRESH_S: Final = 0.01
+_timeval = struct.Struct("@ll").pack
 
 
 class SocketConnection:
@@ -26,7 +30,10 @@ class SocketConnection:
         except OSError as exc:
             raise ConnectionLost(f"cannot connect to {host_and_port[0]}:{host_and_port[1]}: {exc}") from exc
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._timeout_s = connect_timeout_s
+        # The kernel keeps the time: a timeout of Python's costs a further system call for each send and receive.
+        self._socket.settimeout(None)
+        self._timeout_s = 0.0
+        self._answered_s = 0.0
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._replies = ReplyStream()
@@ -39,7 +46,7 @@ class SocketConnection:
 
     def quiet(self) -> bool:
         """Whether nothing has arrived while nothing was asked; otherwise the server has closed or is confused."""
-        return not self._poll.poll(0)
+        return time.monotonic() - self._answered_s < _FRESH_S or not self._poll.poll(0)
 
     def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
         """Send a request's frame and wait for its reply. Raises `ConnectionLost`,
@@ -48,14 +55,18 @@ class SocketConnection:
         deadline_s = time.monotonic() + timeout_s
         try:
             self._set_timeout(timeout_s)
-            self._socket.sendall(frame)
+            sent = self._socket.send(frame)
+            while sent < len(frame):
+                self._set_timeout(deadline_s - time.monotonic())
+                sent += self._socket.send(memoryview(frame)[sent:])
             while True:
                 size = _RECEIVE_BYTES_LARGE if self._replies.decoder.buffered_bytes else _RECEIVE_BYTES
                 for reply in self._replies.feed(self._socket.recv(size)):
                     if reply.id == request_id:
+                        self._answered_s = time.monotonic()
                         return reply
-                self._set_timeout(max(deadline_s - time.monotonic(), 0.001))
-        except TimeoutError as exc:
+                self._set_timeout(deadline_s - time.monotonic())
+        except (TimeoutError, BlockingIOError) as exc:
             self.close()
             raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
         except OSError as exc:
@@ -68,5 +79,10 @@ class SocketConnection:
 
     def _set_timeout(self, timeout_s: float) -> None:
         if timeout_s != self._timeout_s:
-            self._socket.settimeout(timeout_s)
+            if timeout_s <= 0:
+                raise TimeoutError
+            seconds, rest = divmod(timeout_s, 1.0)
+            value = _timeval(int(seconds), max(int(rest * 1_000_000), 1 if seconds < 1 else 0))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
             self._timeout_s = timeout_s
