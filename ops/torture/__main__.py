@@ -7,7 +7,7 @@ import json
 import sys
 import tempfile
 
-from ops.torture.harness import Plan, Torture
+from ops.torture.harness import Plan, StateRefused, Torture
 from ops.torture.server import ServerFailed
 
 
@@ -20,6 +20,9 @@ def main() -> int:
         "--directory", help="where the data goes for the time of the run (default: as the system has it)"
     )
     parser.add_argument("--run-seconds", type=float, default=1.2, help="longest time between a start and its kill")
+    parser.add_argument(
+        "--state", default="", help="save the run in this folder every ten kills; the same command goes on from there"
+    )
     parser.add_argument("--record", help="write what was asked, answered and received to this file, a line each")
     options = parser.parse_args()
 
@@ -31,8 +34,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="delayserver-torture-", dir=options.directory) as directory:
         log = open(options.record, "a", encoding="utf-8") if options.record else None  # noqa: SIM115  closed below
         try:
-            plan = Plan(options.kills, options.seed, directory, options.run_seconds)
+            plan = Plan(options.kills, options.seed, directory, options.run_seconds, state=options.state)
             report = Torture(plan, say, log).run()
+        except StateRefused as error:
+            sys.exit(str(error))
         except ServerFailed as error:
             print(json.dumps({"passed": False, "violations": [f"the server did not come back: {error}"]}))
             return 1

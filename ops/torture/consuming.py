@@ -8,7 +8,7 @@ from datetime import timedelta
 from delayserver.client import Client, Delivery
 from delayserver.protocol.errors import DelayServerError
 from ops.torture.producing import LOST, SUBJECT, TIMEOUT_S
-from ops.torture.record import Record, Sent
+from ops.torture.record import Instance, Record
 
 GROUP = "torture"
 NACK_DELAY_MS = 150
@@ -21,12 +21,12 @@ class Consumer:
         self._record = record
         self._chance = chance
         self.client = Client(address, timeout_s=TIMEOUT_S, retries=0)
-        self._held: list[tuple[Delivery, Sent]] = []
+        self._held: list[tuple[Delivery, Instance]] = []
 
     def step(self, wait_s: float = 0.0, subject: str = SUBJECT, *, drain: bool = False) -> int:
         """Pull once and settle some of it; returns how many deliveries came. `drain` settles all of it, by acks."""
         deliveries = self.client.pull(subject, GROUP, 300, wait_s)
-        known = [(delivery, sent) for delivery in deliveries if (sent := self._record.arrived(delivery)) is not None]
+        known = [(delivery, one) for delivery in deliveries if (one := self._record.arrived(delivery)) is not None]
         if drain:
             self._ack(known, subject)
             return len(known)
@@ -36,7 +36,7 @@ class Consumer:
             self._ack(held, SUBJECT)
         return len(known)
 
-    def _settle(self, known: list[tuple[Delivery, Sent]]) -> None:
+    def _settle(self, known: list[tuple[Delivery, Instance]]) -> None:
         what = self._chance.random()
         if not known:
             return
@@ -48,26 +48,26 @@ class Consumer:
         else:
             self._ack(known, SUBJECT)
 
-    def _ack(self, known: list[tuple[Delivery, Sent]], subject: str) -> None:
+    def _ack(self, known: list[tuple[Delivery, Instance]], subject: str) -> None:
         if not known:
             return
-        messages = [sent for _, sent in known]
-        self._record.acking(messages)
+        instances = [instance for _, instance in known]
+        self._record.acking(instances)
         result = self.client.ack(subject, GROUP, [delivery for delivery, _ in known])
         if result.unknown:
             self._record.violate(f"{result.unknown} of {len(known)} fresh deliveries could not be acked")
-        self._record.acked(messages)
+        self._record.acked(instances)
 
-    def _hand_back(self, known: list[tuple[Delivery, Sent]]) -> None:
-        messages = [sent for _, sent in known]
-        self._record.handing_back(messages, NACK_DELAY_MS)
+    def _hand_back(self, known: list[tuple[Delivery, Instance]]) -> None:
+        instances = [instance for _, instance in known]
+        retries = self._record.handing_back(instances, NACK_DELAY_MS)
         deliveries = [delivery for delivery, _ in known]
         try:
-            self.client.nack(SUBJECT, GROUP, deliveries, timedelta(milliseconds=NACK_DELAY_MS))
+            result = self.client.nack(SUBJECT, GROUP, deliveries, timedelta(milliseconds=NACK_DELAY_MS))
         except LOST:
             raise
         except DelayServerError:
-            self._held += known  # refused: they are still ours
-            for sent in messages:
-                sent.again_from_us = 0
-        self._record.handed_back(messages)
+            return  # whether it happened nobody knows: they stay leased, and the next crash shows it
+        if result.unknown:
+            self._record.violate(f"{result.unknown} of {len(known)} fresh deliveries could not be handed back")
+        self._record.handed_back(instances, retries)

@@ -6,11 +6,15 @@ client does: asks again for what was not answered. At the end it drains the serv
 
 from __future__ import annotations
 
+import hashlib
+import pickle
 import random
+import shutil
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, TextIO
 
 from delayserver.client import Client
@@ -18,7 +22,7 @@ from delayserver.protocol.errors import DelayServerError
 from ops.torture.consuming import Consumer
 from ops.torture.producing import LOST, Producer
 from ops.torture.record import Fate, Record
-from ops.torture.server import TorturedServer
+from ops.torture.server import ROOT, TorturedServer
 from ops.torture.verdict import drain, judge
 
 # One in so many kills comes while the server starts, and one in so many soon after a clean stop.
@@ -56,6 +60,10 @@ class Plan:
     consumers: int = 2
     pause_s: float = 0.002
     lookups: int = 3000
+    state: str = ""
+    """Folder that a run is saved in and goes on from; empty: it is not saved."""
+    save_every: int = 10
+    """Kills between two saved states: a state is a copy of all of the data, so not after each one."""
 
 
 @dataclass(slots=True)
@@ -76,6 +84,8 @@ class Report:
     duplicates: dict[str, int] = field(default_factory=dict)
     copies_suppressed: int = 0
     restart_s_max: float = 0.0
+    restart_cpu_s_max: float = 0.0
+    code: str = ""
     status: dict[str, int] = field(default_factory=dict)
     violations_total: int = 0
     violations: list[str] = field(default_factory=list)
@@ -85,6 +95,23 @@ class Report:
         return asdict(self)
 
 
+class StateRefused(Exception):
+    """The folder of a saved run holds another one."""
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def code_digest() -> str:
+    """Twelve hex digits over the sources of the service: a run proves something of one state of them only."""
+    digest = hashlib.sha256()
+    for folder in ("delayserver", "store", "wheel"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
 class Torture:
     """One run. `say` gets the line of progress."""
 
@@ -92,28 +119,67 @@ class Torture:
         self._plan = plan
         self._say = say
         self._chance = random.Random(plan.seed)
-        self._record = Record(lambda: time.time_ns() // 1000, log)
+        self._record = Record(_now_us, log)
         self._report = Report()
         config = f"{plan.directory}/delayserver.toml"
         with open(config, "w", encoding="utf-8") as file:
             file.write(CONFIG)
         self._server = TorturedServer(plan.directory, config)
+        self._report.code = code_digest()
+        if plan.state:
+            self._go_on(log)
 
     def run(self) -> Report:
-        """All kills, the drain and the verdict."""
+        """All kills that are still to come, the drain and the verdict."""
+        before_s = self._report.seconds
         started_s = time.monotonic()
         try:
-            for kill in range(1, self._plan.kills + 1):
+            for kill in range(self._report.kills + 1, self._plan.kills + 1):
                 self._one_life(kill)
                 self._report.kills = kill
-                self._say(self._progress(kill, time.monotonic() - started_s))
+                self._report.seconds = round(before_s + time.monotonic() - started_s, 1)
+                self._say(self._progress(kill, self._report.seconds))
                 if self._record.violations_total > 100:
                     break
+                if self._plan.state and kill % self._plan.save_every == 0:
+                    self._save()
             self._judge()
         finally:
             self._server.clean_up()
-        self._report.seconds = round(time.monotonic() - started_s, 1)
+        self._report.seconds = round(before_s + time.monotonic() - started_s, 1)
         return self._report
+
+    # -- a run in several sittings
+
+    def _go_on(self, log: TextIO | None) -> None:
+        """Take up a saved run. Raises StateRefused where it was another one."""
+        state = Path(self._plan.state)
+        if not (state / "run.pickle").exists():
+            return
+        with open(state / "run.pickle", "rb") as file:
+            seed, report, record, chance = pickle.load(file)
+        if (seed, report.code) != (self._plan.seed, self._report.code):
+            raise StateRefused(
+                f"{state} holds a run of another seed ({seed}) or of other code: remove it, or go on there"
+            )
+        self._report, self._record = report, record
+        self._record.go_on(_now_us, log)
+        self._chance.setstate(chance)
+        shutil.copytree(state / "data", f"{self._plan.directory}/data")
+
+    def _save(self) -> None:
+        """The server is dead, so its data and the record belong together. A stop in between leaves the state before."""
+        state = Path(self._plan.state)
+        new, old = state.with_name(state.name + ".new"), state.with_name(state.name + ".old")
+        shutil.rmtree(new, ignore_errors=True)
+        shutil.copytree(f"{self._plan.directory}/data", new / "data")
+        with open(new / "run.pickle", "wb") as file:
+            pickle.dump((self._plan.seed, self._report, self._record, self._chance.getstate()), file)
+        shutil.rmtree(old, ignore_errors=True)
+        if state.exists():
+            state.rename(old)
+        new.rename(state)
+        shutil.rmtree(old, ignore_errors=True)
 
     # -- one life of the server
 
@@ -145,6 +211,7 @@ class Torture:
         started_s = time.monotonic()
         self._server.start()
         self._report.restart_s_max = round(max(self._report.restart_s_max, time.monotonic() - started_s), 2)
+        self._report.restart_cpu_s_max = round(max(self._report.restart_cpu_s_max, self._server.cpu_s()), 2)
 
     # -- the end
 
@@ -154,7 +221,9 @@ class Torture:
         chance = random.Random(self._plan.seed)
         consumer = Consumer(record, self._server.address, chance)
         client = Client(self._server.address, timeout_s=120.0)
-        Producer(record, self._server.address, chance).resolve()
+        producer = Producer(record, self._server.address, chance)
+        producer.resolve()
+        producer.client.close()
         drain(record, consumer, EMPTY_PULLS_MAX)
         status = judge(record, client, sample=self._plan.lookups)
         client.close()

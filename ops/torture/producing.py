@@ -186,24 +186,28 @@ class Producer:
     def resolve(self) -> None:
         """Find out what became of the requests that were not answered: as a client does, by asking again."""
         self._resolve_reschedules()
-        asked = [sent for sent in self._record.of(Fate.ASKED) if sent.message_id]
+        asked = [sent for sent in self._record.unanswered(Fate.ASKED) if sent.message_id]
         for start in range(0, len(asked), 1000):
             part = asked[start : start + 1000]
+            for sent in part:
+                sent.asked_again = True
             results = self.client.send_many([_message(sent) for sent in part])
             for sent, result in zip(part, results, strict=True):
                 if not isinstance(result, DelayServerError):
                     self._record.copies_unknown += 1  # of two copies one is suppressed, if the first one was taken
                     self._record.accepted([sent], [result.receipt])
-        ending = [sent for sent in self._record.of(Fate.ENDING) if not sent.replaced_by]
+        ending = [sent for sent in self._record.unanswered(Fate.ENDING) if not sent.replaced_by]
         for start in range(0, len(ending), 1000):
             self.submit_cancel(ending[start : start + 1000])
 
     def _resolve_reschedules(self) -> None:
         """Atomic: the old one is cancelled and the new one accepted, or neither."""
-        for old in [sent for sent in self._record.of(Fate.ENDING) if sent.replaced_by]:
+        for old in [sent for sent in self._record.unanswered(Fate.ENDING) if sent.replaced_by]:
             new = self._record.sent[old.replaced_by]
-            moved = self.client.lookup(old.receipt).outcome == Outcome.CANCELLED
-            if moved:
+            outcome = self.client.lookup(old.receipt).outcome
+            if outcome == Outcome.UNKNOWN:
+                self._record.violate(f"{old.number} was accepted, and after its reschedule it is unknown")
+            if outcome == Outcome.CANCELLED:
                 self._record.ended(old, Outcome.CANCELLED)
                 new.fate = Fate.ACCEPTED
                 if new.message_id:

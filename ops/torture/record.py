@@ -9,9 +9,9 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TextIO
+from typing import Any, TextIO
 
 from delayserver.client import Delivery
 from delayserver.protocol.outcomes import Outcome
@@ -36,6 +36,35 @@ class Fate(IntEnum):
 
 
 @dataclass(slots=True)
+class Instance:
+    """One delivery of a message as the broker keeps it: the message itself, or a retry of it, which has a sequence of its
+    own. It may be handed out again only after a crash, and only until its ack or its nack was answered."""
+
+    sent: Sent
+    sequence: int
+    arrived_in_run: int
+    acking: bool = False
+    """An ack was sent that nobody answered yet: it may come again or not."""
+    acked: bool = False
+    handing_back: bool = False
+    """A nack was sent that nobody answered yet."""
+    handed_back: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Answered, so durable: it must not come again."""
+        return self.acked or self.handed_back
+
+
+@dataclass(slots=True)
+class Retry:
+    """A nack: one more instance may come, due not before `from_us`; once `answered`, it must."""
+
+    from_us: int
+    answered: bool = False
+
+
+@dataclass(slots=True)
 class Sent:
     """One message as its sender and its receiver saw it. The body is the number."""
 
@@ -50,22 +79,19 @@ class Sent:
     replaced_by: int = 0
     """The number of the message that was to take its place in a reschedule."""
     replaces: int = 0
+    run: int = 1
+    """The life of the server in which it was asked for last: what nobody answered then, nobody will."""
     arrivals: int = 0
-    arrived_in_run: int = 0
-    acked: bool = False
-    acking: bool = False
-    """An ack was sent that nobody answered yet: it may come again."""
-    again_from_us: int = 0
-    """It was handed back (nack): it comes again, not before this."""
-    handing_back: bool = False
-    """A nack was sent that nobody answered yet."""
-    instances: int = 1
-    """One more for each nack that the server died over: the delivery may be open still, and its repeat be stored as well."""
-    acks: int = 0
+    asked_again: bool = False
+    """It was sent twice, because nobody answered: its receipt may be the one of the suppressed copy."""
+    instances: dict[int, Instance] = field(default_factory=dict)
+    """By sequence, in the order of their first arrival."""
+    retries: list[Retry] = field(default_factory=list)
+    """Nacks whose instance has not come yet."""
 
 
 class Record:
-    """All messages of a run. Used by several threads; each method is one step."""
+    """All messages of a run. Used by several threads; each method is one step. Can be pickled between two lives."""
 
     def __init__(self, now_us: Callable[[], int], log: TextIO | None = None) -> None:
         self._lock = threading.RLock()
@@ -81,6 +107,17 @@ class Record:
         self.violations_total = 0
         self.copy_receipts: dict[str, int] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_log", "now_us")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._lock = threading.RLock()
+
+    def go_on(self, now_us: Callable[[], int], log: TextIO | None) -> None:
+        """After it was read back: the clock and the log of the new process."""
+        self.now_us, self._log = now_us, log
+
     # -- what the sender does
 
     def new(self, subject: str, due_ms: int, *, with_id: bool = True, expires_ms: int = 0) -> Sent:
@@ -88,7 +125,7 @@ class Record:
         with self._lock:
             number = len(self.sent) + 1
             message_id = f"m{number}" if with_id else ""
-            sent = self.sent[number] = Sent(number, subject, message_id, due_ms, expires_ms)
+            sent = self.sent[number] = Sent(number, subject, message_id, due_ms, expires_ms, run=self.run)
             self._write("ask", number, subject, due_ms, expires_ms)
             return sent
 
@@ -112,7 +149,7 @@ class Record:
         """A cancel or reschedule of them is about to be sent."""
         with self._lock:
             for sent in messages:
-                sent.fate = Fate.ENDING
+                sent.fate, sent.run = Fate.ENDING, self.run
                 self._write("ending", sent.number)
 
     def ended(self, sent: Sent, outcome: Outcome) -> None:
@@ -132,7 +169,7 @@ class Record:
 
     # -- what the receiver sees
 
-    def arrived(self, delivery: Delivery) -> Sent | None:
+    def arrived(self, delivery: Delivery) -> Instance | None:
         """A delivery; None for one that nobody sent."""
         with self._lock:
             now_us = self.now_us()
@@ -140,83 +177,100 @@ class Record:
             if sent is None:
                 self.violate(f"a message arrived that nobody sent: {delivery.body[:40]!r}")
                 return None
-            self._write("arrived", sent.number, delivery.attempt)
+            self._write("arrived", sent.number, delivery.sequence, delivery.due_ms, delivery.attempt)
             self._check_time(sent, delivery, now_us)
             if sent.fate in (Fate.ENDED, Fate.REFUSED):
                 self.violate(f"{sent.number} arrived though it was answered {sent.fate.name.lower()}")
-            if sent.arrivals:
-                self._check_repeat(sent)
+            instance = sent.instances.get(delivery.sequence)
+            if instance is None:
+                instance = sent.instances[delivery.sequence] = self._first_of(sent, delivery)
             else:
-                self.arrived_total += 1
+                self._check_repeat(instance)
             sent.arrivals += 1
-            sent.acking = False
-            sent.arrived_in_run = self.run
-            sent.again_from_us = 0
-            return sent
+            instance.arrived_in_run = self.run
+            # What nobody answered before the crash has not happened, or it could not have come.
+            instance.acking = instance.handing_back = False
+            return instance
 
     def _check_time(self, sent: Sent, delivery: Delivery, now_us: int) -> None:
-        if delivery.dispatched_us < sent.due_ms * 1000 or now_us < sent.due_ms * 1000:
+        """By the delivery's own due time, which is the message's or, for a retry, a later one."""
+        first = max(sent.due_ms, delivery.due_ms) * 1000
+        if delivery.dispatched_us < first or now_us < first or delivery.due_ms < sent.due_ms:
             self.violate(
-                f"{sent.number} was early: due {sent.due_ms}, dispatched {delivery.dispatched_us}, now {now_us}"
-            )
-        if now_us < sent.again_from_us:
-            self.violate(
-                f"{sent.number} came again {sent.again_from_us - now_us} us before the delay of its nack was over"
+                f"{sent.number} was early: due {sent.due_ms} (this delivery {delivery.due_ms}), "
+                f"dispatched {delivery.dispatched_us}, now {now_us}"
             )
 
-    def _check_repeat(self, sent: Sent) -> None:
-        if sent.acks >= sent.instances:
-            self.violate(f"{sent.number} came again after its ack")
-        elif sent.again_from_us:
-            self.duplicates["handed back"] += 1
-        elif sent.instances > 1:
-            self.duplicates["nack without an answer"] += 1
-        elif sent.arrived_in_run == self.run:
-            self.violate(f"{sent.number} came twice without a crash, a nack or a timeout")
+    def _first_of(self, sent: Sent, delivery: Delivery) -> Instance:
+        """The message itself, or what a nack made of it: each nack is good for one instance, and not before its time."""
+        if not sent.instances:
+            self.arrived_total += 1
+            if sent.receipt and not sent.asked_again and int(sent.receipt[-12:], 16) != delivery.sequence:
+                self.violate(f"{sent.number} ({sent.receipt}) arrived as sequence {delivery.sequence}")
+            return Instance(sent, delivery.sequence, self.run)
+        fitting = [retry for retry in sent.retries if retry.from_us <= delivery.due_ms * 1000]
+        if fitting:
+            retry = max(fitting, key=lambda retry: retry.from_us)
+            sent.retries.remove(retry)
+            self.duplicates["handed back" if retry.answered else "handed back, without an answer"] += 1
+        elif sent.retries:
+            soonest = min(retry.from_us for retry in sent.retries)
+            self.violate(f"{sent.number} came again {soonest - delivery.due_ms * 1000} us before the delay of its nack")
         else:
-            self.duplicates["ack without an answer" if sent.acking else "not acked before a crash"] += 1
+            self.violate(f"{sent.number} came as a second instance ({delivery.sequence}) that no nack asked for")
+        return Instance(sent, delivery.sequence, self.run)
 
-    def acking(self, messages: Sequence[Sent]) -> None:
+    def _check_repeat(self, instance: Instance) -> None:
+        """Only a crash brings the same instance again, and only until it was settled."""
+        number = instance.sent.number
+        if instance.settled:
+            self.violate(f"{number} came again after its {'ack' if instance.acked else 'nack'} was answered")
+        elif instance.arrived_in_run == self.run:
+            self.violate(f"{number} came twice without a crash, a nack or a timeout")
+        elif instance.acking:
+            self.duplicates["ack without an answer"] += 1
+        elif instance.handing_back:
+            self.duplicates["nack without an answer"] += 1
+        else:
+            self.duplicates["not acked before a crash"] += 1
+
+    def acking(self, instances: Sequence[Instance]) -> None:
         """An ack of them is about to be sent."""
-        for sent in messages:
-            sent.acking = True
+        with self._lock:
+            for instance in instances:
+                instance.acking = True
 
-    def acked(self, messages: Sequence[Sent]) -> None:
+    def acked(self, instances: Sequence[Instance]) -> None:
         """The ack was answered."""
         with self._lock:
-            for sent in messages:
-                sent.acked = True
-                sent.acks += 1
-                self._write("acked", sent.number)
+            for instance in instances:
+                instance.acking, instance.acked = False, True
+                self._write("acked", instance.sent.number, instance.sequence)
 
-    def handing_back(self, messages: Sequence[Sent], delay_ms: int) -> None:
-        """A nack of them is about to be sent."""
+    def handing_back(self, instances: Sequence[Instance], delay_ms: int) -> list[Retry]:
+        """A nack of them is about to be sent; what it is good for, in the same order."""
         with self._lock:
-            from_us = self.now_us() + delay_ms * 1000
-            for sent in messages:
-                sent.again_from_us = from_us
-                sent.handing_back = True
-                self._write("handing_back", sent.number)
+            # The server adds the delay to its own now, which is not before this one.
+            retries = [Retry(self.now_us() + delay_ms * 1000) for _ in instances]
+            for instance, retry in zip(instances, retries, strict=True):
+                instance.handing_back = True
+                instance.sent.retries.append(retry)
+                self._write("handing_back", instance.sent.number, instance.sequence, retry.from_us)
+            return retries
 
-    def handed_back(self, messages: Sequence[Sent]) -> None:
-        """The nack was answered."""
+    def handed_back(self, instances: Sequence[Instance], retries: Sequence[Retry]) -> None:
+        """The nack was answered: the instances are settled, and their retries will come."""
         with self._lock:
-            for sent in messages:
-                sent.handing_back = False
-                self._write("handed_back", sent.number)
+            for instance, retry in zip(instances, retries, strict=True):
+                instance.handing_back, instance.handed_back, retry.answered = False, True, True
+                self._write("handed_back", instance.sent.number, instance.sequence)
 
     # -- the server
 
     def crashed(self) -> None:
-        """The server was killed: whatever was not acked may come again."""
+        """The server was killed, or stopped: leases do not outlive a process, so what was not settled comes again."""
         with self._lock:
             self.run += 1
-            for sent in self.sent.values():
-                if sent.handing_back:
-                    # It may have happened or not: then the message is there again at once.
-                    sent.handing_back = False
-                    sent.instances += 1
-                    sent.again_from_us = 1
             self._write("crashed", self.run)
 
     def violate(self, text: str) -> None:
@@ -238,23 +292,41 @@ class Record:
         with self._lock:
             return [sent for sent in self.sent.values() if sent.fate in fates]
 
+    def unanswered(self, fate: Fate) -> list[Sent]:
+        """The messages of this fate whose request was cut off by a crash: no other thread waits for its answer."""
+        with self._lock:
+            return [sent for sent in self.sent.values() if sent.fate == fate and sent.run < self.run]
+
     def missing(self) -> list[Sent]:
         """What must arrive and has not."""
         return [sent for sent in self.of(Fate.ACCEPTED) if not sent.arrivals and not sent.expires_ms]
 
     def unsettled(self) -> list[Sent]:
-        """What arrived and is not acked: it comes again. An ack without an answer may have been taken; and what was
-        handed back may expire before it comes again."""
+        """What must come again: instances that nobody settled, and the retries of answered nacks.
+
+        Not where an ack or a nack was sent and not answered: it may have been taken. Not where the message expires: a
+        retry that is past that time is expired instead.
+        """
+        with self._lock:
+            return [sent for sent in self.sent.values() if sent.arrivals and not sent.expires_ms and _is_open(sent)]
+
+    def open(self) -> list[Sent]:
+        """What may still come: anything not settled, and not known to be refused or cancelled."""
         with self._lock:
             return [
                 sent
                 for sent in self.sent.values()
-                if sent.arrivals and not (sent.acked or sent.acking or sent.expires_ms)
+                if sent.fate not in (Fate.REFUSED, Fate.ENDED)
+                and not (
+                    sent.instances
+                    and all(instance.settled for instance in sent.instances.values())
+                    and not sent.retries
+                )
             ]
 
-    def open(self) -> list[Sent]:
-        """What may still come: not acked, and not known to be refused or cancelled."""
-        with self._lock:
-            return [
-                sent for sent in self.sent.values() if not sent.acked and sent.fate not in (Fate.REFUSED, Fate.ENDED)
-            ]
+
+def _is_open(sent: Sent) -> bool:
+    waiting = any(
+        not (instance.settled or instance.acking or instance.handing_back) for instance in sent.instances.values()
+    )
+    return waiting or any(retry.answered for retry in sent.retries)

@@ -48,6 +48,12 @@ class TorturedServer:
         ready = json.loads(line)
         self.address = f"{ready['host']}:{ready['port']}"
 
+    def cpu_s(self) -> float:
+        """Processor time of the process so far: on a busy machine a start may wait for long and do little."""
+        assert self._process is not None
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def kill(self) -> None:
         """SIGKILL, as a crash of the process."""
         self._end(signal.SIGKILL)

@@ -85,30 +85,37 @@ def _judge_lookups(record: Record, client: Client, retired: bool, sample: int | 
 
 
 def _true_outcomes(sent: Sent) -> tuple[Outcome, ...]:
-    """What lookup may say at the end. A message that was asked for twice has the receipt of the suppressed copy."""
+    """What lookup may say at the end. A message that was asked for twice may have the receipt of the suppressed copy."""
+    copy = (Outcome.DEDUPLICATED,) if sent.asked_again else ()
     if sent.fate == Fate.ENDED:
-        return (Outcome.CANCELLED, Outcome.DEDUPLICATED)
+        return (Outcome.CANCELLED, *copy)
     if sent.arrivals:
-        return (Outcome.DELIVERED, Outcome.DEDUPLICATED)
-    return (Outcome.EXPIRED, Outcome.DEDUPLICATED) if sent.expires_ms else ()
+        return (Outcome.DELIVERED, *copy)
+    return (Outcome.EXPIRED, *copy) if sent.expires_ms else ()
 
 
 def _judge_status(record: Record, status: dict[str, Any]) -> None:
-    """The balance of the server against the one from outside. What was asked and not answered makes it a range."""
+    """The balance of the server against the one from outside.
+
+    What makes a number a range: requests that nobody answered and that cannot be asked again (no id: `asked`; a cancel
+    whose answer is lost: `ending`; a copy: `copies_unknown`), each of which happened or not.
+    """
     arrived = sum(1 for sent in record.sent.values() if sent.arrivals)
     ended = len(record.of(Fate.ENDED))
     ending = len([sent for sent in record.of(Fate.ENDING) if not sent.arrivals])
     asked = len([sent for sent in record.of(Fate.ASKED) if not sent.arrivals])
     expiring = len([sent for sent in record.sent.values() if sent.expires_ms and not sent.arrivals])
+    expired = len([sent for sent in record.of(Fate.ACCEPTED) if sent.expires_ms and not sent.arrivals])
     _in_range(record, status, "delivered", arrived, arrived)
     _in_range(record, status, "cancelled", ended, ended + ending)
     _in_range(record, status, "deduplicated", record.copies, record.copies + record.copies_unknown)
-    _in_range(record, status, "expired", 0, expiring)
+    # Accepted, not arrived, not cancelled: one that may expire has done so, any other is lost (`drain` says which).
+    _in_range(record, status, "expired", expired, expiring)
     _in_range(record, status, "pending", 0, 0)
     _in_range(record, status, "early", 0, 0)
     _in_range(record, status, "dead_lettered", 0, 0)
-    least = arrived + ended + record.copies
-    _in_range(record, status, "accepted", least, least + record.copies_unknown + expiring + asked + ending)
+    least = arrived + ended + record.copies + expired
+    _in_range(record, status, "accepted", least, least + record.copies_unknown + expiring - expired + asked + ending)
     outcomes = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "pending")
     if status["accepted"] != sum(status[name] for name in outcomes):
         record.violate(f"the balance does not hold: {[(name, status[name]) for name in ('accepted', *outcomes)]}")

@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from delayserver.client import Delivery
 from delayserver.protocol.outcomes import Outcome
-from ops.torture.record import Record
+from ops.torture.harness import Plan, StateRefused, Torture
+from ops.torture.record import Fate, Instance, Record
 
 ROOT = Path(__file__).parents[3]
 NOW_US = 1_800_000_000_000_000
@@ -42,32 +44,44 @@ def test_a_server_killed_again_and_again_under_load_keeps_every_promise(tmp_path
     assert report["status"]["pending"] == 0
 
 
-def delivery(number: int, *, dispatched_us: int = NOW_US) -> Delivery:
+def delivery(
+    number: int, *, sequence: int = 0, due_ms: int = DUE_MS, dispatched_us: int = NOW_US, attempt: int = 1
+) -> Delivery:
     return Delivery(
         message_id=f"m{number}",
         subject="s",
-        sequence=number,
+        sequence=sequence or number,
         server_id="000000000001",
-        due_ms=DUE_MS,
+        due_ms=due_ms,
         accepted_us=0,
         dispatched_us=dispatched_us,
-        attempt=1,
+        attempt=attempt,
         body=b"%d" % number,
         properties={},
         delivery=number,
     )
 
 
+def receipt(number: int) -> str:
+    return f"000000000001-{DUE_MS:012x}-{number:012x}"
+
+
 @pytest.fixture
 def record() -> Record:
     made = Record(lambda: NOW_US)
-    made.accepted([made.new("s", DUE_MS)], ["receipt"])
+    made.accepted([made.new("s", DUE_MS)], [receipt(1)])
     return made
+
+
+def arrive(record: Record, number: int = 1, **more: int) -> Instance:
+    instance = record.arrived(delivery(number, **more))
+    assert instance is not None
+    return instance
 
 
 def test_what_was_accepted_and_did_not_come_is_missing(record: Record) -> None:
     assert [sent.number for sent in record.missing()] == [1]
-    record.arrived(delivery(1))
+    arrive(record)
     assert record.missing() == []
     assert record.violations == []
 
@@ -77,38 +91,110 @@ def test_an_early_arrival_is_a_violation(record: Record) -> None:
     assert "was early" in record.violations[0]
 
 
+def test_a_retry_that_is_dispatched_before_its_own_due_time_is_early(record: Record) -> None:
+    [retry] = record.handing_back([arrive(record)], 1)
+    record.arrived(delivery(1, sequence=9, due_ms=retry.from_us // 1000, dispatched_us=NOW_US))
+    assert "was early" in record.violations[0]
+
+
 def test_a_cancelled_message_that_arrives_is_a_violation_in_either_order(record: Record) -> None:
     record.ended(record.sent[1], Outcome.CANCELLED)
     record.arrived(delivery(1))
     assert "arrived though it was answered ended" in record.violations[0]
     other = record.new("s", DUE_MS)
-    record.accepted([other], ["receipt"])
+    record.accepted([other], [receipt(2)])
     record.arrived(delivery(2))
     record.ended(other, Outcome.CANCELLED)
     assert "had arrived and its cancel was answered cancelled" in record.violations[1]
 
 
 def test_a_message_that_comes_again_after_its_ack_is_a_violation_whatever_crashed(record: Record) -> None:
-    sent = record.arrived(delivery(1))
-    assert sent is not None
-    record.acking([sent])
-    record.acked([sent])
+    instance = arrive(record)
+    record.acking([instance])
+    record.acked([instance])
     record.crashed()
     record.arrived(delivery(1))
     assert "came again after its ack" in record.violations[0]
 
 
-def test_a_repeat_is_explained_by_a_crash_before_its_ack_or_by_a_nack_and_by_nothing_else(record: Record) -> None:
-    record.arrived(delivery(1))
+def test_a_delivery_that_comes_again_after_its_nack_is_a_violation_whatever_crashed(record: Record) -> None:
+    instance = arrive(record)
+    record.handed_back([instance], record.handing_back([instance], 0))
     record.crashed()
     record.arrived(delivery(1))
-    record.handing_back([record.sent[1]], 0)
-    record.handed_back([record.sent[1]])
-    record.arrived(delivery(1))
+    assert "came again after its nack" in record.violations[0]
+
+
+def test_a_repeat_is_explained_by_a_crash_before_its_ack_or_by_a_nack_and_by_nothing_else(record: Record) -> None:
+    arrive(record)
+    record.crashed()
+    instance = arrive(record)
+    record.handed_back([instance], record.handing_back([instance], -200))
+    arrive(record, sequence=9)
     assert dict(record.duplicates) == {"not acked before a crash": 1, "handed back": 1}
     assert record.violations == []
-    record.arrived(delivery(1))
+    record.arrived(delivery(1, sequence=9))
     assert "came twice without a crash" in record.violations[0]
+
+
+def test_a_nack_is_good_for_one_more_instance_and_not_for_two(record: Record) -> None:
+    instance = arrive(record)
+    record.handing_back([instance], -200)  # and the server dies over it: the delivery and its retry may both come
+    record.crashed()
+    arrive(record)
+    arrive(record, sequence=9)
+    assert dict(record.duplicates) == {"nack without an answer": 1, "handed back, without an answer": 1}
+    assert record.violations == []
+    record.arrived(delivery(1, sequence=10))
+    assert "that no nack asked for" in record.violations[0]
+
+
+def test_a_retry_due_before_the_delay_of_its_nack_is_a_violation(record: Record) -> None:
+    record.handing_back([arrive(record)], 150)
+    record.arrived(delivery(1, sequence=9))
+    assert "before the delay of its nack" in record.violations[0]
+
+
+def test_the_retry_of_an_answered_nack_must_come(record: Record) -> None:
+    instance = arrive(record)
+    retries = record.handing_back([instance], -200)
+    record.crashed()
+    assert record.unsettled() == []  # it may have happened or not
+    record.handed_back([instance], retries)
+    assert [sent.number for sent in record.unsettled()] == [1]
+    again = arrive(record, sequence=9)
+    assert [sent.number for sent in record.unsettled()] == [1]
+    record.acked([again])
+    assert record.unsettled() == []
+
+
+def test_a_message_under_another_sequence_than_its_receipt_says_is_a_violation(record: Record) -> None:
+    record.arrived(delivery(1, sequence=7))
+    assert "arrived as sequence 7" in record.violations[0]
+
+
+def test_a_request_of_this_life_is_not_taken_for_one_that_a_crash_cut_off(record: Record) -> None:
+    asked = record.new("s", DUE_MS)
+    assert record.unanswered(Fate.ASKED) == []
+    record.crashed()
+    assert record.unanswered(Fate.ASKED) == [asked]
+
+
+def test_a_saved_run_goes_on_where_it_was_and_refuses_other_code(tmp_path: Path) -> None:
+    plan = Plan(2, 5, str(tmp_path / "first"), run_s_max=0.2, state=str(tmp_path / "state"), save_every=1)
+    (tmp_path / "first").mkdir()
+    first = Torture(plan, lambda _line: None)
+    first.run()
+    saved = (tmp_path / "state" / "run.pickle").read_bytes()
+    (tmp_path / "second").mkdir()
+    again = Torture(replace(plan, kills=3, directory=str(tmp_path / "second")), lambda _line: None)
+    report = again.run()
+    assert (report.kills, report.violations) == (3, [])
+    assert report.sent > 0 and report.passed
+    (tmp_path / "state" / "run.pickle").write_bytes(saved.replace(report.code.encode(), b"0" * 12))
+    (tmp_path / "third").mkdir()
+    with pytest.raises(StateRefused, match="other code"):
+        Torture(replace(plan, directory=str(tmp_path / "third")), lambda _line: None)
 
 
 def test_a_message_that_nobody_sent_is_a_violation(record: Record) -> None:
