@@ -15,7 +15,7 @@ from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LO
 from ops.audit.completeness import CompletenessQuestion, CompletenessReport, Evidence
 from ops.audit.directories import ServerDirectory, find_directories, read_names, read_retired
 from ops.audit.latency import LatencyQuestion, LatencyReport
-from ops.audit.latency_cells import Range
+from ops.audit.log_frames import Range
 from ops.audit.selection import DUE_MAX, DUE_MIN
 from store.errors import StoreError
 from store.filesystem import FileSystem
@@ -51,7 +51,7 @@ class Audit:
 
         def attempt() -> tuple[Result, list[str]]:
             captured = self._capture(found, [DISPATCH_LOG])[DISPATCH_LOG]
-            report = LatencyReport(self.spark, captured, read_names(self.fs, found), question)
+            report = LatencyReport(self.spark, captured, question)
             try:
                 return use(report), captured.vanished(self.fs)
             finally:

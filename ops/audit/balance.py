@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
 from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG, Captured
-from ops.audit.latency_cells import Range, read_log
+from ops.audit.log_frames import Range, read_log
 
 # Counters of six bits each in one signed number: 63 rows of a kind are told apart, and no message has as many.
 _BITS = 6

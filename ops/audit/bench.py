@@ -22,7 +22,7 @@ from ops.audit.audit import Audit
 from ops.audit.bench_data import BenchDirectory, write_directory
 from ops.audit.completeness import CompletenessQuestion
 from ops.audit.latency import LatencyQuestion
-from ops.audit.latency_cells import Range
+from ops.audit.log_frames import Range
 from ops.audit.session import start_session
 from ops.bench.figures import Options, Run, WrongResult, expect, rounded
 from ops.bench.machine import describe_machine, load_average

@@ -13,7 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from ops.audit.capture import Captured, Part
 from ops.audit.directories import ServerDirectory
-from ops.audit.latency_cells import Range, read_log
+from ops.audit.log_frames import Range, read_log
 from ops.audit.part_reader import PartReader
 from store.batches import I64, ProgressBatch
 from store.columns import ColumnBatch

@@ -21,7 +21,7 @@ from delayserver.cli.output import print_json
 from delayserver.units import parse_duration_ms
 
 if TYPE_CHECKING:
-    from ops.audit.latency_cells import Range
+    from ops.audit.log_frames import Range
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 JSON, HTML, PARQUET = ".json", ".html", ".parquet"
@@ -53,7 +53,7 @@ class Request:
 
     def chosen(self) -> Range:
         """The rows asked for."""
-        from ops.audit.latency_cells import Range
+        from ops.audit.log_frames import Range
 
         return Range(self.from_ms, self.to_ms, self.subjects)
 

@@ -22,8 +22,9 @@ from ops.audit.balance import COUNTS, ENDS, PROBLEMS, Horizon, states
 from ops.audit.broker_log import BrokerSide
 from ops.audit.capture import Captured
 from ops.audit.directories import Retired, with_names
-from ops.audit.latency import HOUR_MS, instant
-from ops.audit.latency_cells import Range, corrupt_ranges
+from ops.audit.latency import instant
+from ops.audit.latency_cells import HOUR_MS
+from ops.audit.log_frames import Range, corrupt_ranges
 from store.names import Names
 
 # Evidence is for a person who traces it; the counts are complete.

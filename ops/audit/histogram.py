@@ -1,49 +1,82 @@
-"""Lateness in buckets whose bounds grow by one per cent, and percentiles from them, as Spark expressions.
+"""Times in buckets whose bounds grow by one per cent, and percentiles from counts by bucket.
 
-A percentile is the smallest bucket bound (or the largest value seen in that bucket, if that is less) that at least this
-share of all values does not exceed. So it is never below the exact value, and at most 1 % above it.
+A percentile is the largest value of the bucket that the share falls into: the largest one seen in it, or its bound. So it
+is never below the exact value, and at most 1 % above it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from pyspark.sql import Column, DataFrame, Window
+import numpy as np
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 GROWTH = 1.01
 ERROR = "at most 1 % above the exact value, never below it"
 # In thousandths, so that the rank is exact.
 POINTS = {"p50": 500, "p90": 900, "p99": 990, "p999": 999}
+_LOG_GROWTH = math.log(GROWTH)
 
 
-def bucket_of(value_us: Column) -> Column:
-    """The bucket of a time in microseconds; what is not late at all is in bucket 0."""
-    logarithm = F.ceil(F.log(value_us.cast("double")) / F.lit(math.log(GROWTH)))
-    return F.when(value_us <= 0, 0).otherwise(logarithm + 1).cast("int")
+def buckets_of(value_us: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The bucket of each time in microseconds, i64[n]; what took no time at all is in bucket 0, 1 µs in bucket 1."""
+    exponents = np.log(np.maximum(value_us, 1)) / _LOG_GROWTH
+    return np.where(value_us > 0, np.ceil(exponents).astype(np.int64) + 1, 0)
+
+
+def bound_us(bucket: int) -> int:
+    """The largest whole time that falls into a bucket."""
+    return math.floor(GROWTH ** (bucket - 1)) if bucket else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """How many values fell into a bucket, and the largest of them (or a bound of it)."""
+
+    bucket: int
+    count: int
+    max_us: int
+
+
+def points_of(buckets: Iterable[Bucket]) -> dict[str, int]:
+    """The `POINTS` of counted buckets, in microseconds; empty where nothing was counted."""
+    ordered = sorted(buckets, key=lambda one: one.bucket)
+    total, reached = sum([one.count for one in ordered]), 0
+    points: dict[str, int] = {}
+    for one in ordered:
+        reached += one.count
+        for name, share in POINTS.items():
+            if name not in points and reached * 1000 >= total * share:
+                points[name] = max(one.max_us, 0)
+    return points
 
 
 def percentiles(cells: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """One row a key with count, early, within, max_us and p50_us to p999_us.
+    """One row a key with count, early, within, max_us and p50_us to p999_us, computed by Spark: for many keys.
 
     `cells` has the keys, bucket, count, early, within (the SLO) and max_us of each bucket.
     """
-    by_bucket = cells.groupBy(*keys, "bucket").agg(
-        F.sum("count").alias("count"),
-        F.sum("early").alias("early"),
-        F.sum("within").alias("within"),
-        F.max("max_us").alias("max_us"),
+    by_bucket = cells.groupBy(*keys, "bucket").agg(*_sums())
+    whole = Window.partitionBy(*keys)
+    ranked = by_bucket.withColumns(
+        {
+            "reached": F.sum("count").over(whole.orderBy("bucket")),
+            "total": F.sum("count").over(whole),
+        }
     )
-    whole = Window.partitionBy(*keys) if keys else Window.partitionBy(F.lit(0))
-    ranked = by_bucket.withColumn("reached", F.sum("count").over(whole.orderBy("bucket"))).withColumn(
-        "total", F.sum("count").over(whole)
-    )
-    # The largest value of the bucket is at most its bound, and it is one that was measured.
     value = F.greatest(F.col("max_us"), F.lit(0))
     picks = [
         F.min(F.when(F.col("reached") * 1000 >= F.col("total") * share, value)).alias(f"{name}_us")
         for name, share in POINTS.items()
     ]
-    sums = [F.sum(name).alias(name) for name in ("count", "early", "within")]
-    return ranked.groupBy(*keys).agg(*sums, F.max("max_us").alias("max_us"), *picks)
+    return ranked.groupBy(*keys).agg(*_sums(), *picks)
+
+
+def _sums() -> list[Any]:
+    """Aggregates that make cells of cells."""
+    return [F.sum(name).alias(name) for name in ("count", "early", "within")] + [F.max("max_us").alias("max_us")]

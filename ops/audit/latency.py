@@ -5,26 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cached_property
 from typing import Any
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
-from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
 from ops.audit.capture import Captured
-from ops.audit.directories import with_names
 from ops.audit.histogram import ERROR, POINTS, percentiles
-from ops.audit.latency_cells import MINUTE_MS, STAGES, Range, corrupt_ranges, latency_cells
+from ops.audit.latency_cells import BY, HOUR_MS, KEYS, MINUTE, SUBJECT
+from ops.audit.latency_source import read_cells
+from ops.audit.latency_totals import LatencyTotals, read_totals
+from ops.audit.log_frames import Range
 from ops.audit.outages import find_outages
-from store.names import Names
 
-HOUR_MS = 3_600_000
 WORST_ROWS = 10
 # Two days of minutes; a curve with more points says no more on a screen.
 POINTS_MAX = 2880
 # A JSON list is for reading; more groups than this belong into a table (`--out report.parquet`).
 BY_ROWS_MAX = 100_000
+# Cells that are there whatever the question was; hours are made of minutes.
+_KINDS: dict[tuple[str, ...], str] = {("subject",): SUBJECT, ("minute",): MINUTE, ("hour",): MINUTE}
+_WORST, _MOST = ("p99_us", "max_us"), ("count",)
 DIMENSIONS = ("subject", "broker_group", "minute", "hour", "server_id")
 
 
@@ -41,50 +44,43 @@ class LatencyQuestion:
 class LatencyReport:
     """The cells of one audit, kept by Spark until `close`, and the figures made of them."""
 
-    def __init__(
-        self, spark: SparkSession, dispatch: Captured, names: Mapping[int, Names], question: LatencyQuestion
-    ) -> None:
-        self._spark = spark
-        self._dispatch = dispatch
+    def __init__(self, spark: SparkSession, dispatch: Captured, question: LatencyQuestion) -> None:
         self._question = question
-        cells = latency_cells(spark, dispatch, question.chosen, round(question.slo_ms * 1000))
-        named = with_names(spark, cells, dict(names)).withColumns(
-            {
-                "hour_ms": F.col("minute_ms") - F.pmod(F.col("minute_ms"), F.lit(HOUR_MS)),
-                "server_id": F.lower(F.lpad(F.hex("server"), 12, "0")),
-            }
-        )
-        self._cells = named.persist(StorageLevel.MEMORY_AND_DISK)
-        self._measured = self._cells.where(F.col("max_us").isNotNull())
-        self._deliveries = self._measured.where(~F.col("internal"))
+        by = () if question.by in _KINDS else question.by
+        cells = read_cells(spark, dispatch, question.chosen, round(question.slo_ms * 1000), by)
+        self._cells = cells.persist(StorageLevel.MEMORY_AND_DISK)
+        self._groups: dict[tuple[str, ...], DataFrame] = {}
 
     def close(self) -> None:
         """Give the memory back."""
-        self._cells.unpersist()
+        for frame in (self._cells, *self._groups.values()):
+            frame.unpersist()
+
+    @cached_property
+    def _totals(self) -> LatencyTotals:
+        """What is added up on the driver, in one query."""
+        return read_totals(self._cells)
 
     def to_map(self) -> dict[str, Any]:
         """The report as JSON has it."""
-        head = self._headline(self._deliveries)
+        totals, by = self._totals, self._question.by
+        head = _figures(totals.headline(internal_too=False))
         return {
             **head,
             "percentile_error": ERROR,
             "slo": self._slo(head),
-            "mean_ms": self._mean_ms(),
-            "stages_ms": self._stages(),
-            "attempts": self._attempts(),
-            "outcomes": self._outcomes(),
-            "all_deliveries": self._headline(self._measured),
-            "by": self.by(self._question.by),
-            "worst_minutes": self._worst("minute"),
-            "worst_subjects": self._worst("subject"),
-            "thundering_minutes": self._thundering(),
-            "outages": find_outages(self._measured),
-            "corrupt": corrupt_ranges(self._spark, [self._dispatch]),
+            "mean_ms": totals.mean_ms(),
+            "stages_ms": totals.stages_ms(),
+            "attempts": totals.attempts(),
+            "outcomes": totals.outcomes(),
+            "all_deliveries": _figures(totals.headline(internal_too=True)),
+            "by": self.by(by),
+            "worst_minutes": self._first("minute", _WORST),
+            "worst_subjects": self._first("subject", _WORST),
+            "thundering_minutes": self._first("minute", _MOST),
+            "outages": find_outages(totals.trouble),
+            "corrupt": totals.corrupt_ranges(),
         }
-
-    def _headline(self, cells: DataFrame) -> dict[str, Any]:
-        row = percentiles(cells, ()).first()
-        return _figures(row.asDict()) if row is not None else _figures({})
 
     def _slo(self, head: Mapping[str, Any]) -> dict[str, Any]:
         """The share within the target, and how much of the error budget the others used up."""
@@ -98,42 +94,24 @@ class LatencyReport:
             "budget_used": missed / allowed if allowed else None,
         }
 
-    def _mean_ms(self) -> float | None:
-        row = self._deliveries.agg(F.sum("sum_us").alias("sum"), F.sum("count").alias("count")).first()
-        return row["sum"] / row["count"] / 1000 if row is not None and row["count"] else None
-
-    def _stages(self) -> dict[str, Any]:
-        """Mean and maximum of each stage; the means of the first four add up to the mean lateness."""
-        wanted = [F.sum("count").alias("count")]
-        for stage in STAGES:
-            wanted += [F.sum(f"{stage}_sum_us").alias(f"{stage}_sum"), F.max(f"{stage}_max_us").alias(f"{stage}_max")]
-        row = self._deliveries.agg(*wanted).first()
-        if row is None or not row["count"]:
-            return {}
-        count = row["count"]
-        return {
-            stage: {"mean": row[f"{stage}_sum"] / count / 1000, "max": row[f"{stage}_max"] / 1000} for stage in STAGES
-        }
-
-    def _attempts(self) -> dict[str, Any]:
-        rows = self._deliveries.groupBy("attempts").agg(F.sum("count").alias("count")).orderBy("attempts").collect()
-        return {
-            "by_count": {str(row["attempts"]): row["count"] for row in rows},
-            "retried": sum([row["count"] for row in rows if row["attempts"] > 1]),
-        }
-
-    def _outcomes(self) -> dict[str, int]:
-        rows = (
-            self._cells.where(~F.col("internal")).groupBy("outcome_code").agg(F.sum("count").alias("count")).collect()
-        )
-        counts = {row["outcome_code"]: row["count"] for row in rows}
-        ends = (Outcome.DELIVERED, Outcome.CANCELLED, Outcome.DEAD_LETTERED, Outcome.EXPIRED, Outcome.DEDUPLICATED)
-        return {OUTCOME_LABELS[code]: counts.get(int(code), 0) for code in ends}
-
     def by_frame(self, dimensions: Sequence[str]) -> DataFrame:
-        """One row for each combination of the dimensions, with the figures in microseconds."""
-        keys = [f"{name}_ms" if name in ("minute", "hour") else name for name in dimensions]
-        return percentiles(self._deliveries, keys).orderBy(*keys)
+        """One row for each combination of the dimensions, with the figures in microseconds. They are those of the question,
+        or one of subject, minute and hour."""
+        keys = [KEYS.get(name, name) for name in dimensions]
+        return self._grouped(dimensions).orderBy(*keys)
+
+    def _grouped(self, dimensions: Sequence[str]) -> DataFrame:
+        """Figures by group; kept, since most are asked for more than once."""
+        wanted = tuple(dimensions)
+        if wanted not in self._groups:
+            kind = _KINDS.get(wanted, BY)
+            assert kind != BY or wanted == self._question.by, f"{wanted} were not counted"
+            cells = self._cells.where(F.col("kind") == kind)
+            if wanted == ("hour",) and kind == MINUTE:
+                cells = cells.withColumn("hour_ms", F.col("minute_ms") - F.pmod(F.col("minute_ms"), F.lit(HOUR_MS)))
+            frame = percentiles(cells, [KEYS.get(name, name) for name in wanted])
+            self._groups[wanted] = frame.persist(StorageLevel.MEMORY_AND_DISK)
+        return self._groups[wanted]
 
     def by(self, dimensions: Sequence[str]) -> list[dict[str, Any]]:
         """`by_frame` as JSON has it. Raises ValueError where that would be too long to read."""
@@ -147,26 +125,20 @@ class LatencyReport:
             )
         return [_group(row.asDict(), dimensions) | _figures(row.asDict()) for row in rows]
 
-    def _worst(self, dimension: str) -> list[dict[str, Any]]:
-        key = "minute_ms" if dimension == "minute" else dimension
-        rows = percentiles(self._deliveries, [key]).orderBy(F.desc("p99_us"), F.desc("max_us"), key).limit(WORST_ROWS)
-        return [_group(row.asDict(), [dimension]) | _figures(row.asDict()) for row in rows.collect()]
-
-    def _thundering(self) -> list[dict[str, Any]]:
-        """The minutes with most deliveries due, and how late they were."""
-        rows = percentiles(self._deliveries, ["minute_ms"]).orderBy(F.desc("count"), "minute_ms").limit(WORST_ROWS)
-        return [_group(row.asDict(), ["minute"]) | _figures(row.asDict()) for row in rows.collect()]
+    def _first(self, dimension: str, order: tuple[str, ...]) -> list[dict[str, Any]]:
+        """The first minutes or subjects by these columns, largest first."""
+        ordered = self._grouped((dimension,)).orderBy(*[F.desc(name) for name in order], KEYS[dimension])
+        rows = ordered.limit(WORST_ROWS).collect()
+        return [_group(row.asDict(), [dimension]) | _figures(row.asDict()) for row in rows]
 
     def over_time(self) -> tuple[str, list[dict[str, Any]]]:
         """("minute" or "hour", figures by it): the finer one that can still be drawn."""
-        minutes = self._deliveries.select("minute_ms").distinct().count()
-        dimension = "minute" if minutes <= POINTS_MAX else "hour"
+        dimension = "minute" if self._grouped(("minute",)).count() <= POINTS_MAX else "hour"
         return dimension, self.by([dimension])
 
     def distribution(self) -> list[dict[str, int]]:
         """Count and largest lateness (microseconds) of each bucket, ascending: the CDF."""
-        rows = self._deliveries.groupBy("bucket").agg(F.sum("count").alias("count"), F.max("max_us").alias("max_us"))
-        return [row.asDict() for row in rows.orderBy("bucket").collect()]
+        return [{"count": one.count, "max_us": one.max_us} for one in self._totals.buckets(internal_too=False)]
 
 
 def instant(ms: int) -> str:
@@ -186,6 +158,3 @@ def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
         "within": row.get("within") or 0,
         "lateness_ms": {name: None if value is None else value / 1000 for name, value in points.items()},
     }
-
-
-assert HOUR_MS % MINUTE_MS == 0

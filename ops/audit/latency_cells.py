@@ -1,22 +1,31 @@
-"""One pass over dispatch_log: every outcome row falls into a cell, and all figures of the report are sums over cells.
+"""Outcome rows as cells: what a latency report needs of them, counted where they are read. Pure numpy.
 
-A cell is server, subject, broker group, due minute, outcome, internal or not, attempts and bucket of lateness. There are
-far fewer cells than rows, whatever the figures are then grouped by.
+Millions of rows become some thousand cells, and every figure of the report is a sum over cells of one kind:
+
+    WHOLE    by internal or not and bucket of lateness; of delivered rows, as the next three are
+    MINUTE   by due minute and bucket, without internal rows
+    SUBJECT  by subject and bucket, without internal rows
+    BY       by the dimensions of the question and bucket, without internal rows
+    OUTCOME  by outcome, internal or not, delivered or not, and attempts; with the sums of the stage times
+    STAGE    by stage and bucket of its time; of delivered rows that are not internal
+    TROUBLE  by broker group and due minute, of delivered rows that had to wait for their group
+
+So a cell is a group of one figure, never of two at once: minutes times subjects would be nearly as many as there are rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from pyspark.sql import Column, DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.protocol.outcomes import Outcome
-from ops.audit.capture import Captured
-from ops.audit.histogram import bucket_of
+from ops.audit.grouping import Table, concatenated
+from ops.audit.histogram import buckets_of
 
-MINUTE_MS = 60_000
+MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 # Whoever waits this long for a broker group, with attempts that failed or none possible, marks it as in trouble.
 TROUBLE_US = 1_000_000
 # Attempts beyond this are counted together: their number tells nothing more.
@@ -26,97 +35,137 @@ STAGES = ("load", "wheel", "queue", "handoff", "settle")
 took it from the queue (back-off is in here); until it was handed to the broker. These four add up to the lateness.
 `settle` is the broker's answer, after the hand-off."""
 
-_COLUMNS = (
-    "server", "sequence", "due_ms", "accepted_us", "loaded_us", "released_us", "queued_us", "dispatched_us", "settled_us",
-    "origin_sequence", "subject_code", "broker_group_code", "attempts", "redelivery", "outcome_code",
+WHOLE, MINUTE, SUBJECT, BY = "whole", "minute", "subject", "by"
+OUTCOME, STAGE, TROUBLE = "outcome", "stage", "trouble"
+KEYS = {"subject": "subject", "broker_group": "broker_group", "minute": "minute_ms", "hour": "hour_ms"}
+"""Columns of the cells by the dimension that they stand for; `server_id` is the same for all rows of a part."""
+
+COLUMNS = (
+    "due_ms", "accepted_us", "loaded_us", "released_us", "queued_us", "dispatched_us", "settled_us",
+    "origin_sequence", "subject", "broker_group", "attempts", "redelivery", "outcome",
 )  # fmt: skip
-_KEYS = ("server", "subject_code", "broker_group_code", "minute_ms", "outcome_code", "internal", "attempts", "bucket")
-# Neighbouring files share a task up to this size: starting one costs more than reading a small file.
-PACK_BYTES = 32 << 20
+"""Stored columns that cells are made of."""
+
+Columns = Mapping[str, NDArray[Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
-    """Due times [from_ms, to_ms) and the subjects of a report; None: all of them."""
+class CellCounter:
+    """Counts rows of the dispatch log of one server. `slo_us`: lateness within the objective. `by`: the dimensions of the
+    question, empty where they need no cells of their own."""
 
-    from_ms: int | None = None
-    to_ms: int | None = None
-    subjects: tuple[str, ...] = ()
+    def __init__(self, slo_us: int, by: Sequence[str]) -> None:
+        self._slo_us = slo_us
+        self._by = [KEYS[name] for name in by if name in KEYS] if by else None
+        self._late: list[Table] = []
+        self._others: dict[str, list[Table]] = {OUTCOME: [], STAGE: [], TROUBLE: []}
 
-    def options(self) -> dict[str, str]:
-        """As options of our formats."""
-        given = {"from": self.from_ms, "to": self.to_ms}
-        options = {name: str(value) for name, value in given.items() if value is not None}
-        return options | ({"subjects": ",".join(self.subjects)} if self.subjects else {})
+    def add(self, rows: Columns) -> None:
+        """Count rows: arrays of one length, by the names of `COLUMNS`."""
+        if not len(rows["due_ms"]):
+            return
+        rows = _times(rows)
+        self._others[OUTCOME].append(_outcomes(rows).grouped())
+        late = _where(rows, rows["delivered"])
+        if len(late["late_us"]):
+            self._late.append(self._lateness(late).grouped())
+            self._others[STAGE].append(_stages(late))
+        trouble = (late["attempts"] > 1) | (late["queue_us"] >= TROUBLE_US)
+        if trouble.any():
+            self._others[TROUBLE].append(_troubles(_where(late, trouble)).grouped())
+
+    def cells(self) -> dict[str, Table]:
+        """The cells by kind, of those kinds that have any."""
+        found = {kind: concatenated(tables).grouped() for kind, tables in self._others.items() if tables}
+        if self._late:
+            late = concatenated(self._late)
+            found[WHOLE] = late.by("internal", "bucket").grouped()
+            own = late.where(~late.keys["internal"])
+            found[MINUTE] = own.by("minute_ms", "bucket").grouped()
+            found[SUBJECT] = own.by("subject", "bucket").grouped()
+            if self._by is not None:
+                found[BY] = own.by(*self._by, "bucket").grouped()
+        return found
+
+    def _lateness(self, rows: Columns) -> Table:
+        late_us = rows["late_us"]
+        keys = dict.fromkeys(
+            ("subject", "minute_ms", *[name for name in self._by or () if name != "hour_ms"], "internal")
+        )
+        found = {name: rows[name] for name in keys}
+        if "hour_ms" in (self._by or ()):
+            found["hour_ms"] = rows["minute_ms"] - rows["minute_ms"] % HOUR_MS
+        return Table(
+            {**found, "bucket": buckets_of(late_us)},
+            {
+                "count": np.ones(len(late_us), np.int64),
+                "early": (late_us < 0).astype(np.int64),
+                "within": (late_us <= self._slo_us).astype(np.int64),
+            },
+            {"max_us": late_us},
+        )
 
 
-def read_log(spark: SparkSession, captured: Captured, columns: tuple[str, ...], chosen: Range) -> DataFrame:
-    """The rows of a captured log; corruption is passed over (`corrupt_ranges` reports it)."""
-    options = chosen.options() | {
-        "columns": ",".join(columns),
-        "capture": captured.encode(),
-        "corrupt": "skip",
-        "pack_bytes": str(PACK_BYTES),
+def _where(rows: Columns, wanted: NDArray[np.bool_]) -> Columns:
+    return rows if wanted.all() else {name: column[wanted] for name, column in rows.items()}
+
+
+def _times(rows: Columns) -> dict[str, NDArray[Any]]:
+    """The rows with their lateness and stage times in microseconds; what was not delivered has zeros."""
+    outcome, dispatched_us = rows["outcome"], rows["dispatched_us"]
+    delivered = (outcome == int(Outcome.DELIVERED)) & (dispatched_us > 0)
+    internal = (rows["origin_sequence"] != 0) | (rows["redelivery"] > 0)
+    due_us = np.maximum(rows["due_ms"] * 1000, rows["accepted_us"])
+    in_wheel_us = np.maximum(due_us, rows["loaded_us"])
+    times = {
+        "late_us": dispatched_us - due_us,
+        "load_us": in_wheel_us - due_us,
+        "wheel_us": rows["released_us"] - in_wheel_us,
+        "queue_us": rows["queued_us"] - rows["released_us"],
+        "handoff_us": dispatched_us - rows["queued_us"],
+        "settle_us": rows["settled_us"] - dispatched_us,
     }
-    return spark.read.format(f"delay_{captured.log}").options(**options).load()
+    if not delivered.all():
+        times = {name: np.where(delivered, time, 0) for name, time in times.items()}
+    return {
+        **times,
+        "subject": rows["subject"],
+        "broker_group": rows["broker_group"],
+        "minute_ms": rows["due_ms"] - rows["due_ms"] % MINUTE_MS,
+        "outcome": outcome,
+        "attempts": rows["attempts"],
+        "delivered": delivered,
+        # A copy names its original there, and is a message of its own.
+        "internal": internal & (outcome != int(Outcome.DEDUPLICATED)),
+        "released_us": rows["released_us"],
+        "dispatched_us": dispatched_us,
+    }
 
 
-def corrupt_ranges(spark: SparkSession, captured: Iterable[Captured]) -> list[dict[str, object]]:
-    """The corrupt report of captured logs: server_id, file, start, stop, detail. Reads checksums, moves no rows."""
-    logs = list(captured)
-    # A part says all of itself, so one read serves the files of all logs.
-    together = Captured(logs[0].log, tuple([part for one in logs for part in one.parts]))
-    options = {"corrupt": "report", "capture": together.encode(), "pack_bytes": str(PACK_BYTES)}
-    rows = spark.read.format(f"delay_{together.log}").options(**options).load().collect()
-    return [row.asDict() for row in sorted(rows, key=lambda row: (row.file, row.start))]
-
-
-def latency_cells(spark: SparkSession, dispatch: Captured, chosen: Range, slo_us: int) -> DataFrame:
-    """The cells, with count, early, within (the SLO), sums and maxima in microseconds."""
-    rows = _measured(read_log(spark, dispatch, _COLUMNS, chosen))
-    late, delivered = F.col("late_us"), F.col("delivered")
-    sums = [F.sum(F.col(f"{stage}_us").cast("double")).alias(f"{stage}_sum_us") for stage in STAGES]
-    maxima = [F.max(f"{stage}_us").alias(f"{stage}_max_us") for stage in STAGES]
-    return rows.groupBy(*_KEYS).agg(
-        F.count(F.lit(1)).alias("count"),
-        F.sum((delivered & (late < 0)).cast("long")).alias("early"),
-        F.sum((delivered & (late <= slo_us)).cast("long")).alias("within"),
-        F.max(late).alias("max_us"),
-        F.sum(late.cast("double")).alias("sum_us"),
-        *sums,
-        *maxima,
-        F.sum((F.col("attempts") > 1).cast("long")).alias("retried"),
-        F.min(F.when(F.col("trouble"), F.col("released_us"))).alias("trouble_from_us"),
-        F.max(F.when(F.col("trouble"), F.col("dispatched_us"))).alias("trouble_to_us"),
-        F.sum(F.col("trouble").cast("long")).alias("troubled"),
+def _outcomes(rows: Columns) -> Table:
+    keys = {name: rows[name] for name in ("outcome", "internal", "delivered")}
+    # As doubles: a day of microseconds, times a billion messages, is more than 64 bits hold.
+    sums = {f"{stage}_sum_us": rows[f"{stage}_us"].astype(np.float64) for stage in STAGES}
+    return Table(
+        {**keys, "attempts": np.minimum(rows["attempts"], ATTEMPTS_MAX)},
+        {"count": np.ones(len(rows["attempts"]), np.int64), "sum_us": rows["late_us"].astype(np.float64), **sums},
+        {f"{stage}_max_us": rows[f"{stage}_us"] for stage in STAGES},
     )
 
 
-def _measured(rows: DataFrame) -> DataFrame:
-    """Times of each row. What was not delivered has none."""
-    is_copy = F.col("outcome_code") == int(Outcome.DEDUPLICATED)
-    internal = ((F.col("origin_sequence") != 0) | (F.col("redelivery") > 0)) & ~is_copy
-    delivered = (F.col("outcome_code") == int(Outcome.DELIVERED)) & (F.col("dispatched_us") > 0)
-    due_us = F.greatest(F.col("due_ms") * 1000, F.col("accepted_us"))
-    rows = rows.withColumns(
-        {"internal": internal, "delivered": delivered, "due_us": due_us, "minute_ms": _minute(F.col("due_ms"))}
+def _troubles(rows: Columns) -> Table:
+    attempts = rows["attempts"]
+    return Table(
+        {name: rows[name] for name in ("broker_group", "minute_ms")},
+        {"count": np.ones(len(attempts), np.int64), "retried": (attempts > 1).astype(np.int64)},
+        {"attempts_max": np.minimum(attempts, ATTEMPTS_MAX), "trouble_to_us": rows["dispatched_us"]},
+        {"trouble_from_us": rows["released_us"]},
     )
-    in_wheel_us = F.greatest(F.col("due_us"), F.col("loaded_us"))
-    stages = {
-        "load": in_wheel_us - F.col("due_us"),
-        "wheel": F.col("released_us") - in_wheel_us,
-        "queue": F.col("queued_us") - F.col("released_us"),
-        "handoff": F.col("dispatched_us") - F.col("queued_us"),
-        "settle": F.col("settled_us") - F.col("dispatched_us"),
-    }
-    times = {f"{stage}_us": F.when(F.col("delivered"), time) for stage, time in stages.items()}
-    late = F.when(F.col("delivered"), F.col("dispatched_us") - F.col("due_us"))
-    rows = rows.withColumns(times | {"late_us": late})
-    waited = (F.col("attempts") > 1) | (F.col("queue_us") >= TROUBLE_US)
-    bucket = F.when(F.col("delivered"), bucket_of(F.col("late_us"))).otherwise(-1)
-    attempts = F.least(F.col("attempts"), F.lit(ATTEMPTS_MAX))
-    return rows.withColumns({"trouble": F.col("delivered") & waited, "bucket": bucket, "attempts": attempts})
 
 
-def _minute(due_ms: Column) -> Column:
-    return due_ms - F.pmod(due_ms, F.lit(MINUTE_MS))
+def _stages(rows: Columns) -> Table:
+    own = ~rows["internal"]
+    counts = [np.bincount(buckets_of(rows[f"{stage}_us"][own])) for stage in STAGES]
+    buckets = [np.flatnonzero(count) for count in counts]
+    stage = np.repeat(np.arange(len(STAGES)), [len(found) for found in buckets])
+    found = [count[bucket] for count, bucket in zip(counts, buckets, strict=True)]
+    return Table({"stage": stage, "bucket": np.concatenate(buckets)}, {"count": np.concatenate(found)})

@@ -6,16 +6,10 @@ attempt was made during back-off. Long waits alone are a queue that was too long
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
-
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
-
-# Stretches are found by due minute and joined here; a day of one group has at most 1440 of them.
-_ROWS_MAX = 200_000
 
 
 @dataclass(slots=True)
@@ -27,26 +21,18 @@ class _Stretch:
     attempts_max: int
 
 
-def find_outages(cells: DataFrame) -> list[dict[str, Any]]:
-    """Outages of all servers and groups: from, to, duration_ms, delayed, retried, attempts_max; by their start."""
-    troubled = (
-        cells.where(F.col("troubled") > 0)
-        .groupBy("server_id", "broker_group", "minute_ms")
-        .agg(
-            F.min("trouble_from_us").alias("start_us"),
-            F.max("trouble_to_us").alias("stop_us"),
-            F.sum("troubled").alias("rows"),
-            F.sum("retried").alias("retried"),
-            F.max("attempts").alias("attempts_max"),
-        )
-        .orderBy("server_id", "broker_group", "start_us")
-        .limit(_ROWS_MAX)
-        .collect()
-    )
+def find_outages(troubles: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Outages of all servers and groups: from, to, duration_ms, delayed, retried, attempts_max; by their start.
+
+    `troubles` are the cells of that kind: a row for each server, broker group and due minute.
+    """
+    troubled = sorted(troubles, key=lambda row: row["trouble_from_us"])
     by_group: dict[tuple[str, str], list[_Stretch]] = {}
     for row in troubled:
-        stretch = _Stretch(row["start_us"], row["stop_us"], row["rows"], row["retried"], row["attempts_max"])
-        by_group.setdefault((row["server_id"], row["broker_group"]), []).append(stretch)
+        stretch = _Stretch(
+            row["trouble_from_us"], row["trouble_to_us"], row["count"], row["retried"], row["attempts_max"]
+        )
+        by_group.setdefault((row["server_id"], row["broker_group"] or ""), []).append(stretch)
     found = [
         {
             "server_id": server_id,

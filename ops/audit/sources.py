@@ -127,9 +127,10 @@ SOURCES: tuple[type[LogSource], ...] = (DispatchLogSource, ScheduleLogSource, Me
 
 def register(spark: SparkSession) -> None:
     """Make the formats known to a session, the one for writing included."""
+    from ops.audit.latency_source import LatencyCellSource
     from ops.audit.sink import DelayServerSink
 
-    every: tuple[type[DataSource], ...] = (*SOURCES, DelayServerSink)
+    every: tuple[type[DataSource], ...] = (*SOURCES, LatencyCellSource, DelayServerSink)
     for source in every:
         spark.dataSource.register(source)
 

@@ -21,7 +21,8 @@ from ops.audit.audit import Audit  # noqa: E402 - behind the check that Spark is
 from ops.audit.command import report  # noqa: E402
 from ops.audit.completeness import CompletenessQuestion  # noqa: E402
 from ops.audit.latency import LatencyQuestion, instant  # noqa: E402
-from ops.audit.latency_cells import ATTEMPTS_MAX, Range  # noqa: E402
+from ops.audit.latency_cells import ATTEMPTS_MAX  # noqa: E402
+from ops.audit.log_frames import Range  # noqa: E402
 from store.filesystem import RealFileSystem  # noqa: E402
 from tests.ops.audit.browser import Browser  # noqa: E402
 from tests.ops.audit.quick_spark import quick_session  # noqa: E402

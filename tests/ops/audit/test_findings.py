@@ -21,7 +21,7 @@ from ops.audit.audit import Audit  # noqa: E402
 from ops.audit.command import report  # noqa: E402
 from ops.audit.completeness import CompletenessQuestion  # noqa: E402
 from ops.audit.latency import LatencyQuestion  # noqa: E402
-from ops.audit.latency_cells import Range  # noqa: E402
+from ops.audit.log_frames import Range  # noqa: E402
 from store.errors import FormatError  # noqa: E402
 from store.filesystem import RealFileSystem  # noqa: E402
 from tests.ops.audit.hand_made import START_MS, HandMade  # noqa: E402

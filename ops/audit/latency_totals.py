@@ -1,0 +1,110 @@
+"""The figures of a latency report that are about all messages: a few thousand rows, added up on the driver."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
+from ops.audit.fields import CORRUPT_FIELDS
+from ops.audit.histogram import Bucket, bound_us, points_of
+from ops.audit.latency_cells import OUTCOME, STAGE, STAGES, TROUBLE, WHOLE
+from ops.audit.latency_source import CORRUPT
+
+_KINDS = (WHOLE, OUTCOME, STAGE, TROUBLE, CORRUPT)
+_ENDS = (Outcome.DELIVERED, Outcome.CANCELLED, Outcome.DEAD_LETTERED, Outcome.EXPIRED, Outcome.DEDUPLICATED)
+Rows = Sequence[Mapping[str, Any]]
+
+
+def read_totals(cells: DataFrame) -> LatencyTotals:
+    """One query for all kinds."""
+    rows = [row.asDict() for row in cells.where(F.col("kind").isin(*_KINDS)).collect()]
+    return LatencyTotals(*[[row for row in rows if row["kind"] == kind] for kind in _KINDS])
+
+
+@dataclass(frozen=True)
+class LatencyTotals:
+    """Cells by kind, of which there are few however many rows there were."""
+
+    late: Rows
+    outcome: Rows
+    stage: Rows
+    trouble: Rows
+    corrupt: Rows
+
+    def buckets(self, *, internal_too: bool) -> list[Bucket]:
+        """Lateness of messages, or of all deliveries; ascending."""
+        counts: Counter[int] = Counter()
+        largest: dict[int, int] = {}
+        for row in self.late:
+            if internal_too or not row["internal"]:
+                bucket = row["bucket"]
+                counts[bucket] += row["count"]
+                largest[bucket] = max(row["max_us"], largest.get(bucket, row["max_us"]))
+        return [Bucket(bucket, counts[bucket], largest[bucket]) for bucket in sorted(counts)]
+
+    def headline(self, *, internal_too: bool) -> dict[str, Any]:
+        """count, early, within, max_us and the percentiles in microseconds."""
+        rows = [row for row in self.late if internal_too or not row["internal"]]
+        points = {f"{name}_us": value for name, value in points_of(self.buckets(internal_too=internal_too)).items()}
+        counts = {name: sum([row[name] for row in rows]) for name in ("count", "early", "within")}
+        return {**counts, **points, "max_us": max([row["max_us"] for row in rows], default=None)}
+
+    def mean_ms(self) -> float | None:
+        """Mean lateness of messages."""
+        rows = self._delivered()
+        count = sum([row["count"] for row in rows])
+        return sum([row["sum_us"] for row in rows]) / count / 1000 if count else None
+
+    def stages_ms(self) -> dict[str, dict[str, float]]:
+        """Mean, p50, p99 and maximum of each stage; the means of the first four add up to the mean lateness."""
+        rows = self._delivered()
+        count = sum([row["count"] for row in rows])
+        if not count:
+            return {}
+        found = {}
+        for index, stage in enumerate(STAGES):
+            max_us = max([row[f"{stage}_max_us"] for row in rows])
+            points = points_of(
+                Bucket(row["bucket"], row["count"], min(bound_us(row["bucket"]), max_us))
+                for row in self.stage
+                if row["stage"] == index
+            )
+            found[stage] = {
+                "mean": sum([row[f"{stage}_sum_us"] for row in rows]) / count / 1000,
+                "p50": points["p50"] / 1000,
+                "p99": points["p99"] / 1000,
+                "max": max_us / 1000,
+            }
+        return found
+
+    def attempts(self) -> dict[str, Any]:
+        """Messages by their number of attempts."""
+        counts: Counter[int] = Counter()
+        for row in self._delivered():
+            counts[row["attempts"]] += row["count"]
+        return {
+            "by_count": {str(attempts): counts[attempts] for attempts in sorted(counts)},
+            "retried": sum([count for attempts, count in counts.items() if attempts > 1]),
+        }
+
+    def outcomes(self) -> dict[str, int]:
+        """Messages by what became of them."""
+        counts: Counter[int] = Counter()
+        for row in self.outcome:
+            if not row["internal"]:
+                counts[row["outcome"]] += row["count"]
+        return {OUTCOME_LABELS[code]: counts[int(code)] for code in _ENDS}
+
+    def corrupt_ranges(self) -> list[dict[str, Any]]:
+        """server_id, file, start, stop and detail of the damage met, by file."""
+        rows = [{field.name: row[field.name] for field in CORRUPT_FIELDS} for row in self.corrupt]
+        return sorted(rows, key=lambda row: (row["file"], row["start"]))
+
+    def _delivered(self) -> list[Mapping[str, Any]]:
+        return [row for row in self.outcome if row["delivered"] and not row["internal"]]
