@@ -16,6 +16,7 @@ import trio
 from numpy.typing import NDArray
 from sortedcontainers import SortedSet
 
+from delayserver.attempted import Attempted
 from delayserver.broker_node import DeliveryError, NodeHealth, choose
 from delayserver.clock import LOOK_AGAIN_MS, Clock
 from delayserver.delivery import Shipment, outcomes, read_batch, shipments, take_rows
@@ -30,6 +31,8 @@ from wheel.due_rows import DueRows
 
 # Reading up to this many bytes stays on the event loop; they are in the page cache nearly always.
 INLINE_READ_BYTES_MAX = 256 * 1024
+# While a single attempt shows whether a node is back, the next one waits in steps of this.
+PROBE_LOOK_MS = 5
 # A circuit that is open keeps only this many rows in memory.
 FAILING_QUEUE_ROWS_MAX = 65_536
 
@@ -56,6 +59,7 @@ class BrokerGroup:
         nodes: list[NodeHealth],
         schedule: ScheduleLog,
         recorder: OutcomeRecorder,
+        attempted: Attempted,
         fs: FileSystem,
         settings: DispatchSettings,
         server_id: int,
@@ -75,6 +79,7 @@ class BrokerGroup:
         self.on_dropped: Callable[[DueRows], None] = lambda _rows: None
         self._schedule = schedule
         self._recorder = recorder
+        self._attempted = attempted
         self._inline = fs.inline
         self._settings = settings
         self._server_id = server_id
@@ -84,14 +89,18 @@ class BrokerGroup:
         self._stopping = False
         # One worker of a group at a time: a round of the event loop holds one batch of each group, not one a worker.
         self._turn = trio.Lock()
-        self._work = trio.Event()
+        self._idle = trio.lowlevel.ParkingLot()
+        self._pausing = False
 
     # -- rows in
 
     def push(self, rows: DueRows) -> None:
         """Take rows that are due. Past the bound the last ones leave memory and their windows are noted."""
         self.queue.push(rows)
-        self._work.set()
+        self._bound()
+
+    def _bound(self) -> None:
+        self._idle.unpark()
         bound = FAILING_QUEUE_ROWS_MAX if self.failing else self._settings.queue_rows_max
         if len(self.queue) > bound:
             for dropped in self.queue.drop_behind(bound):
@@ -140,19 +149,30 @@ class BrokerGroup:
             if self._stopping:
                 await trio.sleep_forever()
             if not len(self.queue):
-                self._work = trio.Event()
                 self.on_room()
-                if not len(self.queue):
-                    await self._work.wait()
+                await self._idle.park()
                 continue
             await self._recorder.wait_for_room()
             node = choose(self.nodes, self._clock.monotonic_us())
             if node is None:
-                await self._nobody_ready()
+                await self._pause()
                 continue
             rows = self.queue.take(self._settings.batch_messages_max, self._settings.batch_bytes_max)
+            if len(self.queue):
+                self._idle.unpark()  # one was woken for all that came; the next one takes what is left
             if rows is not None:
                 await self._deliver(node, rows)
+
+    async def _pause(self) -> None:
+        """One worker looks for all: the others are woken when there is something to take again."""
+        if self._pausing:
+            await self._idle.park()
+            return
+        self._pausing = True
+        try:
+            await self._nobody_ready()
+        finally:
+            self._pausing = False
 
     async def _nobody_ready(self) -> None:
         """Every node pauses: fail over to the next group of the route, or wait for the first pause to end."""
@@ -162,7 +182,7 @@ class BrokerGroup:
         soonest_us = min(node.closed_until_us for node in self.nodes)
         # Pauses are durations: a step of the wall clock makes none longer.
         pause_ms = (soonest_us - self._clock.monotonic_us()) / 1000
-        await self._clock.sleep_ms(min(max(pause_ms, 1), LOOK_AGAIN_MS))
+        await self._clock.sleep_ms(min(max(pause_ms, PROBE_LOOK_MS), LOOK_AGAIN_MS))
 
     def _hand_on(self) -> bool:
         """Give rows to the next groups of their routes; whether any went. The queue is gone through once, so that rows
@@ -228,23 +248,27 @@ class BrokerGroup:
             return
         batch = batch.with_columns(dispatched_us=dispatched_us)
         rows.payload["attempts"] += 1
+        began_us, probe = self._clock.monotonic_us(), node.begin()
         try:
             with trio.fail_after(self._settings.deliver_timeout_ms / 1000):
                 answer = await node.broker.deliver(batch, uncertain=shipment.uncertain)
         except DeliveryError as error:
-            self._failed(node, rows, str(error), known=error.known)
+            self._failed(node, rows, str(error), began_us, known=error.known)
             return
         except trio.TooSlowError:
-            self._failed(node, rows, "no answer in time", known=False)
+            self._failed(node, rows, "no answer in time", began_us, known=False)
             return
+        finally:
+            node.end(probe)
         async with self._turn:
-            self._answered(node, rows, answer, queued_us, dispatched_us)
+            self._answered(node, rows, answer, queued_us, dispatched_us, began_us)
 
-    def _failed(self, node: NodeHealth, rows: DueRows, reason: str, *, known: bool) -> None:
+    def _failed(self, node: NodeHealth, rows: DueRows, reason: str, began_us: int, *, known: bool) -> None:
         self.counters.attempts_failed += 1
-        node.failed(reason, self._clock.monotonic_us())
+        node.failed(reason, self._clock.monotonic_us(), began_us)
         if not known:
             rows.payload["uncertain"] = 1
+            self._attempted.note(rows.sequence)
         self._retry(rows)
 
     def _retry(self, rows: DueRows) -> None:
@@ -265,14 +289,20 @@ class BrokerGroup:
                 )
                 rows = take_rows(rows, np.flatnonzero(~dead))
         self.queue.push_front(rows)
-        self._work.set()
+        self._bound()
 
     def _answered(
-        self, node: NodeHealth, rows: DueRows, answer: NDArray[np.uint8], queued_us: int, dispatched_us: int
+        self,
+        node: NodeHealth,
+        rows: DueRows,
+        answer: NDArray[np.uint8],
+        queued_us: int,
+        dispatched_us: int,
+        began_us: int,
     ) -> None:
         refused = answer == int(DeliverOutcome.REFUSED)
         if refused.any():
-            node.failed("refused by the node", self._clock.monotonic_us())
+            node.failed("refused by the node", self._clock.monotonic_us(), began_us)
             self._retry(take_rows(rows, np.flatnonzero(refused)))
             rows = take_rows(rows, np.flatnonzero(~refused))
             answer = answer[~refused]
@@ -280,6 +310,7 @@ class BrokerGroup:
                 return
         else:
             node.succeeded()
+        self._attempted.settled(rows.sequence)
         self.counters.delivered += len(rows)
         self.counters.duplicates_suppressed += int((answer == int(DeliverOutcome.DUPLICATE)).sum())
         lateness_us = dispatched_us - np.maximum(rows.due_ms * 1000, rows.payload["accepted_us"])

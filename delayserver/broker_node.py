@@ -52,10 +52,22 @@ class NodeHealth:
         self.closed_until_us = 0
         self.last_error = ""
         self.share = 0.0  # of smooth weighted round robin
+        self._failed_us = 0
+        self._probing = False
 
     def ready(self, now_us: int) -> bool:
-        """Whether the node may be tried now."""
-        return now_us >= self.closed_until_us
+        """Whether the node may be tried now. After a failure by one attempt alone: it shows whether the node is back."""
+        return now_us >= self.closed_until_us and not (self.failures and self._probing)
+
+    def begin(self) -> bool:
+        """An attempt begins; whether it is the one that shows."""
+        probe = self.failures > 0
+        self._probing |= probe
+        return probe
+
+    def end(self, probe: bool) -> None:
+        """The attempt ended, as was said before."""
+        self._probing &= not probe
 
     @property
     def open_circuit(self) -> bool:
@@ -68,11 +80,17 @@ class NodeHealth:
         self.closed_until_us = 0
         self.last_error = ""
 
-    def failed(self, reason: str, now_us: int) -> None:
-        """An attempt failed: pause, twice as long each time, spread by jitter so that servers do not come in step."""
-        self.failures += 1
+    def failed(self, reason: str, now_us: int, began_us: int) -> None:
+        """An attempt failed: pause, twice as long each time, spread by jitter so that servers do not come in step.
+
+        Attempts that ran side by side fail together: one that began before the last failure says nothing new.
+        """
         self.failures_total += 1
         self.last_error = reason
+        if self.failures and began_us <= self._failed_us:
+            return
+        self.failures += 1
+        self._failed_us = now_us
         pause_ms = self._settings.backoff_ms_min * 2 ** min(self.failures - 1, 30)
         pause_ms = min(pause_ms, self._settings.backoff_ms_max)
         self.closed_until_us = now_us + int(pause_ms * 1000 * (0.5 + self._random() / 2))

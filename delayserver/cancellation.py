@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import trio
-from numpy.typing import NDArray
 
+from delayserver.attempted import Attempted
 from delayserver.broker_group import BrokerGroup
 from delayserver.clock import Clock
 from delayserver.group_commit import Committed, GroupCommit
@@ -38,18 +37,6 @@ from wheel.keys import Key
 INLINE_MESSAGES_MAX = 32
 # Promises that the message never arrives. Each rests on its outcome row alone, so it is not told before that is durable.
 NEVER_DELIVERED = np.array([Outcome.EXPIRED, Outcome.DEAD_LETTERED], dtype=np.uint8)
-
-
-@dataclass(frozen=True, slots=True)
-class Attempted:
-    """What may have been delivered before this start without a record of it: due before, and accepted before."""
-
-    due_before_ms: int
-    sequence_before: int
-
-    def maybe(self, sequence: I64, due_ms: I64) -> NDArray[np.bool_]:
-        """True where an attempt with an unknown result may exist, bool[n]."""
-        return (due_ms < self.due_before_ms) & (sequence < self.sequence_before)
 
 
 class Cancellation:
@@ -188,11 +175,11 @@ class Cancellation:
     def _take_out(self, message: I64, due_ms: I64) -> U8:
         """One step: whatever runs or may have run is too late, the rest leaves wheel and queues and is held."""
         answer = np.full(len(message), int(Outcome.CANCELLED), dtype=np.uint8)
-        answer[self._attempted.maybe(message, due_ms)] = int(Outcome.TOO_LATE)
+        answer[self._attempted.maybe(message, due_ms) | self._attempted.unknown(message)] = int(Outcome.TOO_LATE)
         for group in self._groups:
-            for running in (group.in_flight(), group.queue.uncertain()):
-                if len(running):
-                    answer[np.isin(message, running)] = int(Outcome.TOO_LATE)
+            running = group.in_flight()
+            if len(running):
+                answer[np.isin(message, running)] = int(Outcome.TOO_LATE)
         mine = np.flatnonzero(answer == int(Outcome.CANCELLED))
         if len(mine):
             held = np.unique(message[mine])

@@ -168,7 +168,7 @@ class Dispatcher:
             order = order[mine[order]]
             group.spilled.discard(window)
             room = max(self._loader.room, 1)
-            rows = candidates.take(order)
+            rows = self._loader.mark_unknown(candidates.take(order))
             if len(order):
                 group.push(DueRows(rows.due_ms[:room], rows.sequence[:room], rows.rows[:room]))
             if len(order) > room:

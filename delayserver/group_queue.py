@@ -52,26 +52,16 @@ class GroupQueue:
         return taken[0] if len(taken) == 1 else DueRows.concatenate(taken)
 
     def drop_behind(self, rows_max: int) -> list[DueRows]:
-        """Drop the last rows past a bound, and return them. Those whose last attempt has an unknown result stay: only
-        memory knows of it, and there are no more of them than attempts had rows."""
+        """Drop the last rows past a bound, and return them."""
         dropped: list[DueRows] = []
-        kept: list[DueRows] = []
         while self._chunks and self._rows > rows_max:
             chunk = self._chunks.pop()
             keep = max(len(chunk) - (self._rows - rows_max), 0)
-            tail = chunk.slice(keep, len(chunk))
-            self._rows -= len(tail)
-            uncertain = tail.payload["uncertain"] != 0
-            if uncertain.any():
-                kept.append(DueRows(tail.due_ms[uncertain], tail.sequence[uncertain], tail.payload[uncertain]))
-                tail = DueRows(tail.due_ms[~uncertain], tail.sequence[~uncertain], tail.payload[~uncertain])
-            if len(tail):
-                dropped.append(tail)
+            dropped.append(chunk.slice(keep, len(chunk)))
+            self._rows -= len(chunk) - keep
             if keep:
                 # Copied, so that the dropped rows do not stay in memory behind a view.
                 self._chunks.append(DueRows.concatenate([chunk.slice(0, keep)]))
-        for rows in reversed(kept):
-            self.push(rows)
         return dropped
 
     def remove(self, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:

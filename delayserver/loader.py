@@ -85,6 +85,9 @@ class Loader:
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         self.not_done_elsewhere: Callable[[int, NDArray[np.int64]], NDArray[np.bool_]] = _all
         self.maybe_attempted: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.bool_]] = _none
+        self.result_unknown: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = lambda rows: np.zeros(
+            len(rows), dtype=bool
+        )
         self.not_dispatched: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = lambda rows: np.ones(
             len(rows), dtype=bool
         )
@@ -155,7 +158,7 @@ class Loader:
                     undone &= self.not_done_elsewhere(window_ms, loaded.sequence)
                     # What was released already may be loaded once more after an eviction, or by a refill: it has left.
                     undone &= self.not_dispatched(loaded.sequence)
-                    self._add(loaded.take(np.flatnonzero(undone)))
+                    self._add(self.mark_unknown(loaded.take(np.flatnonzero(undone))))
         except CorruptionError as error:
             self.on_corruption(error)
             self._cursors.abandon_load(ticket)
@@ -195,6 +198,11 @@ class Loader:
             np.concatenate([part[2] for part in parts]),
             copies,
         )
+
+    def mark_unknown(self, loaded: LoadedRows) -> LoadedRows:
+        """The same rows; those that left memory after an attempt without an answer are uncertain again."""
+        loaded.rows["uncertain"][self.result_unknown(loaded.sequence)] = 1
+        return loaded
 
     def _index(self, key: ScheduleKey, end: int, from_key: Key, to_key: Key) -> ScheduleIndex:
         """What can be served is: damage is reported, and the records around it are loaded (rule 11)."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from delayserver.cancellation import Attempted
+from delayserver.attempted import Attempted
 from delayserver.chance import random_server_id
 from delayserver.checkpointing import dispatch_marks, schedule_marks
 from delayserver.clock import Clock

@@ -169,12 +169,37 @@ async def test_past_its_bound_a_queue_drops_rows_from_memory_and_delivers_each_o
     for _ in range(40):
         await host.sleep_ms(25)
         held = max(held, host.server.dispatcher.rows_held)
-    assert held <= 100 + 2 * 50
+    assert held <= 100 + host.settings.dispatch.workers * 50
     assert host.server.status.to_map()["groups"]["fake"]["dropped_from_memory"] >= 1_900
     fake.up = True
     await host.until(lambda: len(fake.stored) >= 2_000, within_ms=20_000)
     await host.settled()
     assert len(set(fake.stored)) == len(fake.stored) == 2_000
+    host.check_balance(pending=0)
+
+
+async def test_all_workers_of_a_group_work_and_their_common_failure_counts_once(boot: Boot) -> None:
+    host = boot(faked_settings(dispatch=QUICK | {"workers": 4, "backoff_ms_min": 100, "breaker_failures": 2}))
+    await host.start()
+    client, fake = await host.client(), host.fake()
+    fake.gate, fake.up = trio.Event(), False
+    (group,) = host.server.groups.values()
+    for number in range(6):
+        await client.put(str(number), host.now_ms)
+        await host.sleep_ms(10)
+    assert (group.running, len(group.queue)) == (4, 2)
+    fake.gate.set()
+    await host.until(lambda: not group.running)
+    node = group.nodes[0]
+    assert (node.failures, node.failures_total, node.open_circuit) == (1, 4, False)
+    fake.gate = trio.Event()
+    await host.sleep_ms(300)
+    assert (group.running, node.failures) == (1, 1)  # one attempt shows whether the node is back
+    fake.up = True
+    fake.gate.set()
+    await host.until(lambda: len(fake.stored) == 6)
+    assert len(set(fake.stored)) == 6
+    await host.settled()
     host.check_balance(pending=0)
 
 
@@ -253,8 +278,8 @@ def test_the_pause_after_failures_doubles_with_jitter_up_to_its_bound() -> None:
         node = NodeHealth(None, 1, settings, lambda chance=chance: chance)  # type: ignore[arg-type,misc]
         pauses = []
         for count in range(1, 12):
-            node.failed("down", 0)
-            pauses.append(node.closed_until_us / 1_000)
+            node.failed("down", count, count)
+            pauses.append((node.closed_until_us - count) / 1_000)
             assert node.open_circuit == (count >= 3)
             assert not node.ready(0)
         assert pauses[:6] == pytest.approx([low * 100 * 2**i for i in range(6)], rel=0.02)
@@ -270,11 +295,11 @@ def test_smooth_round_robin_spreads_by_weight_over_the_ready_nodes() -> None:
     taken = [nodes.index(node) for _ in range(14) if (node := choose(nodes, 0))]
     assert Counter(taken) == {0: 10, 1: 2, 2: 2}
     assert "0, 0, 0, 0, 0" not in str(taken)[1:-1], "the heavy one is not asked in one run"
-    nodes[0].failed("x", 0)
+    nodes[0].failed("x", 0, 0)
     light = [choose(nodes, 1) for _ in range(4)]
     assert {nodes.index(node) for node in light if node is not None} == {1, 2}
     for node in nodes:
-        node.failed("x", 0)
+        node.failed("x", 0, 0)
     assert choose(nodes, 1) is None
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import trio
 
 from delayserver.protocol.columns import U8, pack_column, unpack_column
@@ -13,6 +15,7 @@ from delayserver.protocol.frames import encode_request
 from delayserver.protocol.outcomes import Outcome
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Client, Host, faked_settings, small_settings
+from wheel.keys import Key
 
 Boot = Callable[..., Host]
 
@@ -366,3 +369,83 @@ async def test_expired_is_told_only_when_it_is_durable(boot: Boot) -> None:
     await host.sleep_ms(1_000)
     assert await client.lookup(receipt) == ["expired"]
     assert host.fake().texts == ["first"]
+
+
+async def unanswered(host: Host, count: int) -> list[str]:
+    """Messages whose attempts all end without an answer; their receipts."""
+    client = await host.client()
+    fake = host.fake()
+    fake.up, fake.known_failures = False, False
+    due_ms = host.now_ms + 100
+    receipts = [(await client.put(f"m{number}", due_ms))["receipt"] for number in range(count)]
+    await host.until(lambda: fake.attempts != [], within_ms=2_000)
+    await host.until(lambda: not any(group.running for group in host.server.groups.values()))
+    return receipts
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+async def test_an_attempt_without_an_answer_is_not_forgotten_by_a_step_of_the_clock(boot: Boot, evicted: bool) -> None:
+    """The row goes back from the queue to the wheel, and perhaps out of memory altogether."""
+    host = boot(faked_settings(dispatch={"backoff_ms_min": 1_000, "backoff_ms_max": 1_000, "breaker_failures": 50}))
+    await host.start()
+    (receipt,) = await unanswered(host, 1)
+    host.clock.step(-10_000)
+    await host.until(lambda: len(host.server.wheel) == 1, within_ms=3_000, what="the row is put back")
+    if evicted:
+        host.server.loader.evict_after(Key(0, 0))
+        assert len(host.server.wheel) == 0
+        host.server.loader.wake()
+        await host.until(lambda: len(host.server.wheel) == 1, within_ms=3_000, what="the row is loaded again")
+    client = await host.client()
+    assert await client.cancel(receipt) == ["too_late"]
+    host.fake().up = True
+    await host.until(lambda: host.fake().stored != [], within_ms=15_000)
+    assert host.fake().uncertain == set(host.fake().stored)
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_an_attempt_without_an_answer_is_not_forgotten_when_the_queue_is_too_small_for_its_rows(
+    boot: Boot,
+) -> None:
+    host = boot(
+        faked_settings(
+            dispatch={
+                "queue_rows_max": 4,
+                "batch_messages_max": 8,
+                "workers": 4,
+                "backoff_ms_min": 1_000,
+                "backoff_ms_max": 1_000,
+                "breaker_failures": 50,
+            }
+        )
+    )
+    await host.start()
+    client, fake = await host.client(), host.fake()
+    fake.up, fake.known_failures, fake.gate = False, False, trio.Event()
+    (group,) = host.server.groups.values()
+    receipts = []
+    for rounds in (1, 2):
+        rows = [{"subject": "s", "body": "m", "due_ms": host.now_ms} for _ in range(4)]
+        receipts += [row["receipt"] for row in await client.send(*rows)]
+        await host.until(partial(lambda wanted: group.running == wanted, rounds), within_ms=2_000)
+    fake.gate.set()
+    await host.until(lambda: not group.running)
+    await client.put("one more", host.now_ms)
+    await host.until(lambda: len(group.queue) <= 4, what="rows leave memory")
+    assert await client.cancel(*receipts) == ["too_late"] * 8
+    host.fake().up = True
+    await host.until(lambda: len(host.fake().stored) == 9, within_ms=15_000)
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_a_clean_stop_is_no_settlement_of_an_attempt_whose_row_left_the_queue(boot: Boot) -> None:
+    host = boot(faked_settings(dispatch={"backoff_ms_min": 1_000, "backoff_ms_max": 1_000, "breaker_failures": 50}))
+    await host.start()
+    (receipt,) = await unanswered(host, 1)
+    host.clock.step(-10_000)
+    await host.until(lambda: len(host.server.wheel) == 1, within_ms=3_000, what="the row is put back")
+    await host.stop()
+    await host.start()
+    assert await (await host.client()).cancel(receipt) == ["too_late"]
