@@ -19,7 +19,7 @@ from delayserver.broker.delivering import (
     positions_of,
     window_keys,
 )
-from delayserver.broker.queue import ConsumeQueue
+from delayserver.broker.queue import ConsumeQueue, QueueKey
 from delayserver.broker.state import BrokerState
 from delayserver.broker.windows import Extent, Window
 from store.batches import U8, StoredBatch
@@ -54,18 +54,40 @@ class Arrivals:
                 return Delivered(outcome, [], self._state.store.end)
             if duplicates:
                 batch = batch.take(np.flatnonzero(~present))
-        return self._store(window, batch, outcome, now_us)
+        arrived: dict[QueueKey, None] = {}
+        self._store(window, batch, np.flatnonzero(outcome == STORED), outcome, arrived, now_us)
+        return Delivered(outcome, list(arrived), self._state.store.end)
 
-    def _store(self, window: Window, batch: StoredBatch, outcome: U8, now_us: int) -> Delivered:
+    def _store(
+        self,
+        window: Window,
+        batch: StoredBatch,
+        rows: NDArray[np.intp],
+        outcome: U8,
+        arrived: dict[QueueKey, None],
+        now_us: int,
+    ) -> bool:
+        """Store a batch, or as much of it as the disk has room for, by halves; `rows` are its places in `outcome`.
+
+        Whether all of it was stored. A batch that is larger than what is left must not be refused whole for ever.
+        """
+        try:
+            arrived |= dict.fromkeys(self._append(window, batch, now_us))
+        except DiskFullError:
+            half = len(batch) // 2
+            if half and self._store(window, batch.slice(0, half), rows[:half], outcome, arrived, now_us):
+                return self._store(window, batch.slice(half, len(batch)), rows[half:], outcome, arrived, now_us)
+            outcome[rows[half:]] = REFUSED
+            return False
+        return True
+
+    def _append(self, window: Window, batch: StoredBatch, now_us: int) -> list[QueueKey]:
+        """Store a batch as one record; the queues that got something. Raises DiskFullError: nothing was stored."""
         state = self._state
         batch, runs = grouped(batch)
         queues = [state.queue(run.key) for run in runs]
         batch = batch.with_columns(position=positions_of(runs, [queue.end for queue in queues]))
-        try:
-            start, end = state.store.append(batch)
-        except DiskFullError:
-            outcome[outcome == STORED] = REFUSED
-            return Delivered(outcome, [], state.store.end)
+        start, end = state.store.append(batch)
         for run, queue in zip(runs, queues, strict=True):
             queue.append(start, run.row_start, run.row_count)
         self.delivered += len(batch)
@@ -73,7 +95,7 @@ class Arrivals:
         self._known.add(window, batch)
         state.segment_newest_us[state.store.base_of(start)] = now_us
         self._spill(queues)
-        return Delivered(outcome, [run.key for run in runs], end)
+        return [run.key for run in runs]
 
     def _present(self, window: Window, batch: StoredBatch) -> NDArray[np.bool_]:
         keys = delivery_keys(batch.sequence, batch.redelivery)
