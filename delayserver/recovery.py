@@ -147,7 +147,10 @@ def count_accepted(schedule: ScheduleLog, days: DayTable, ledger: Ledger) -> tup
     for key in schedule.keys():
         if key.source == Source.FROM_DAY and days.is_draining(key.start_ms):
             continue  # the day's file still has all of its rows
-        origin = schedule.read_columns(key, ("origin_sequence",))["origin_sequence"]
+        columns = schedule.read_columns(key, ("sequence", "origin_sequence"))
+        origin = columns["origin_sequence"]
+        if key.source != Source.DAY and ledger.has(key.start_ms):
+            origin = origin[columns["sequence"] > int(ledger.window(key.start_ms).last_sequence.max())]
         rows += len(origin)
         internal += int(np.count_nonzero(origin))
     return rows - internal + int(ledger.totals().accepted.sum()), internal

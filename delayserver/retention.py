@@ -18,7 +18,7 @@ from delayserver.settings import StorageSettings
 from delayserver.window_book import WindowBook
 from store.batches import I64, U32, LedgerBatch
 from store.dispatch_log import DispatchKey, DispatchLog
-from store.errors import DiskFullError
+from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem
 from store.ledger import Ledger
 from store.message_log import MessageLog
@@ -68,6 +68,8 @@ class Retention:
         retired = ledger.windows()
         self._retired_until_ms = int(retired[-1][0]) + settings.window_ms if len(retired) else 0
         self._segments_seen: dict[int, int] = {}
+        self._damaged: set[int] = set()
+        self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         self.durable_position: Callable[[], int] = lambda: 0
         self.is_draining: Callable[[int], bool] = lambda _start_ms: False
         self.on_retired: Callable[[list[int]], None] = lambda _windows: None
@@ -101,11 +103,18 @@ class Retention:
         return max(self._schedule.last_sequence(ScheduleKey(start_ms, source)) for source in _FINE)
 
     def retired_totals(self) -> I64:
-        """Outcome counts i64[16] of what was retired."""
+        """Outcome counts i64[16] of what was retired, without those that files still tell: a late message can keep a
+        window's files past its entry in the ledger, and past a crash."""
         totals = np.zeros(16, dtype=np.int64)
         counts = self._ledger.totals()
         for name, code in _COLUMNS.items():
             totals[int(code)] = int(getattr(counts, name).sum())
+        for key in self._dispatch.keys():
+            if not key.coarse and self._ledger.has(key.start_ms):
+                outcomes = self._dispatch.outcomes(key, damages=[])
+                twice = outcomes.sequence <= self.retired_up_to(key.start_ms)
+                twice &= (outcomes.origin_sequence == 0) | (outcomes.outcome == int(Outcome.DEDUPLICATED))
+                totals -= np.bincount(outcomes.outcome[twice], minlength=16)
         return totals
 
     async def run(self) -> None:
@@ -131,13 +140,10 @@ class Retention:
             collect()
         else:
             await trio.to_thread.run_sync(collect)
-        done = [start for start in done if self._last_sequence(start) <= self.retired_up_to(start)]
-        for start in done:
-            self._remove(start)
-        self.on_retired(done)
+        self.on_retired([start for start in done if self._ledger.has(start) and self._remove(start)])
 
     def _may_go(self, start_ms: int) -> bool:
-        if self.is_draining(start_ms):
+        if self.is_draining(start_ms) or start_ms in self._damaged:
             return False  # more of its messages are on their way from the day's file
         return self._book.is_complete(start_ms) and not self._cursors.is_loading(start_ms)
 
@@ -146,6 +152,10 @@ class Retention:
         for start in starts:
             try:
                 self._ledger.append(self._count(start))
+            except CorruptionError as error:
+                self._damaged.add(start)  # what cannot be counted is not removed
+                self.on_corruption(error)
+                continue
             except DiskFullError:
                 return  # the others keep their files, and a later pass comes back to them
             self._retired_until_ms = max(self._retired_until_ms, start + self._settings.window_ms)
@@ -188,17 +198,20 @@ class Retention:
             **counts,
         )
 
-    def _remove(self, start_ms: int) -> None:
+    def _remove(self, start_ms: int) -> bool:
+        """Remove what the ledger counts; whether it was all. A message that came after the entry keeps the files."""
+        retired_to = self.retired_up_to(start_ms)
         for source in _FINE:
             key = ScheduleKey(start_ms, source)
-            if key in self._schedule:
-                self._schedule.remove(key)
+            if key in self._schedule and not self._schedule.remove(key, retired_to):
+                return False
         if DispatchKey(start_ms, False) in self._dispatch:
             self._dispatch.remove(DispatchKey(start_ms, False))
         self._recorder.forget(DispatchKey(start_ms, False))
         self._deduplication.forget(ScheduleKey(start_ms, Source.DIRECT))
         self._cursors.forget(start_ms)
         self._book.forget(start_ms)
+        return True
 
     def retire_message_log(self) -> None:
         """Remove segments that a checkpoint has passed and that were sealed longer ago than their retention."""

@@ -181,6 +181,7 @@ class DelayServer:
             self.clock,
         )
         self.retention.is_draining = opened.days.is_draining
+        self.retention.on_corruption = self._report_corruption
         self.replayer.retired_up_to = self.retention.retired_up_to
         self.retention.finish_interrupted()
         self._count_totals(opened)

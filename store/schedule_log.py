@@ -260,10 +260,15 @@ class ScheduleLog:
 
     # The end
 
-    def remove(self, key: ScheduleKey) -> None:
-        """Remove a file, durably. Raises KeyError."""
+    def remove(self, key: ScheduleKey, last_sequence: int | None = None) -> bool:
+        """Remove a file, durably; with `last_sequence` only if no later message came to it. Whether it was removed.
+
+        May run beside an append in another thread. Raises KeyError.
+        """
+        if not self._files.remove(key, last_sequence):
+            return False
         self._finder.forget(key)
-        self._files.remove(key)
+        return True
 
     def close(self) -> None:
         """Close all files; what was not synced may be lost."""

@@ -55,6 +55,8 @@ class WindowFiles(Generic[Key]):
         self._dirty: dict[Key, None] = {}
         self._files_of_day: Counter[str] = Counter()
         self._sync_lock = threading.Lock()
+        # An append and the removal of a file exclude each other: a record must not go into a file that is gone.
+        self._writing = threading.Lock()
 
     # Appending
 
@@ -63,6 +65,10 @@ class WindowFiles(Generic[Key]):
 
         Raises DiskFullError (nothing was appended), StoreError.
         """
+        with self._writing:
+            return self._append(key, batch)
+
+    def _append(self, key: Key, batch: ColumnBatch) -> Appended:
         state = self.states.get(key)
         if state is None:
             state = self._create(key)
@@ -248,8 +254,18 @@ class WindowFiles(Generic[Key]):
             self._dirty.pop(key, None)
             self._files_of_day[state.path.rpartition("/")[0]] -= 1
 
-    def remove(self, key: Key) -> None:
-        """Remove a file, durably: one that came back after a crash could be taken for one with pending messages."""
+    def remove(self, key: Key, last_sequence: int | None = None) -> bool:
+        """Remove a file, durably: one that came back after a crash could be taken for one with pending messages.
+
+        With `last_sequence` only if nothing later stands in it; whether it was removed. Nothing can come in between.
+        """
+        with self._writing:
+            if last_sequence is not None and self.states[key].last_sequence > last_sequence:
+                return False
+            self._remove(key)
+        return True
+
+    def _remove(self, key: Key) -> None:
         state = self.states[key]
         folder = state.path.rpartition("/")[0]
         self.forget(key, state)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+import trio
+
+from delayserver.replayer import Round
+from store.batches import MessageBatch
 from store.dispatch_log import DispatchKey
+from store.schedule_log import ScheduleKey, Source
 from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]
@@ -73,6 +79,56 @@ async def test_the_balance_holds_at_every_crash_while_a_window_is_retired(boot: 
         assert (status["accepted"], status["delivered"], status["deduplicated"]) == (6, 4, 1), operations
         assert not status["corruption"]
         await host.kill()
+
+
+@pytest.mark.parametrize("checkpoint", ["kept", "lost"])
+async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_nothing_counts_twice(
+    boot: Boot, checkpoint: str
+) -> None:
+    host = boot(settings())
+    server = await host.start()
+    client = await host.client()
+    due_ms = host.now_ms
+    await client.put("early", due_ms, message_id="one")
+    await host.sleep_ms(5_000)
+    held = trio.Event()
+    server.replayer.between_rounds = held.wait  # replay is slow, and comes back when the window is past its retention
+    server.replayer.wake()
+    await host.sleep_ms(100)
+    late = (await client.put("late", due_ms, message_id="two"))["receipt"]
+    window = ScheduleKey(due_ms // MINUTE_MS * MINUTE_MS, Source.DIRECT)
+    enter = server.retention._enter
+
+    def enter_beside_replay(starts: list[int]) -> None:
+        enter(starts)
+        log = server.opened.log
+        (entry,) = log.read(server.replayer.position, log.synced, 1 << 20)
+        assert isinstance(entry.batch, MessageBatch)
+        server.replayer.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
+
+    server.retention._enter = enter_beside_replay  # type: ignore[method-assign]
+    host.clock.step(30 * MINUTE_MS)
+    await host.until(lambda: server.opened.schedule.rows(window) == 2, within_ms=12_000)
+    assert server.opened.ledger.has(window.start_ms)
+    await host.sleep_ms(100)
+    await host.kill()
+    if checkpoint == "lost":
+        host.disk.remove("/data/checkpoint")
+    await host.start()
+    await host.sleep_ms(2_000)
+    assert host.fake().texts == ["early", "late"]
+    await host.settled()
+    status = host.check_balance(pending=0)
+    assert (status["accepted"], status["delivered"]) == (2, 2)
+    await host.sleep_ms(12_000)
+    assert await (await host.client()).lookup(late) == ["retired"]
+    assert not host.server.opened.schedule.keys()
+    status = host.check_balance(pending=0)
+    assert (status["accepted"], status["delivered"]) == (2, 2)
+    await host.kill()
+    await host.start()
+    status = host.check_balance(pending=0)
+    assert (status["accepted"], status["delivered"]) == (2, 2)
 
 
 async def test_message_log_is_retired_only_behind_a_checkpoint_and_after_its_time(boot: Boot) -> None:

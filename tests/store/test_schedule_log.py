@@ -394,6 +394,18 @@ def swap(disk: FakeDisk, one: str, other: str) -> None:
         disk.replace(source, target)
 
 
+def test_a_file_is_removed_only_up_to_what_its_remover_has_seen() -> None:
+    disk = FakeDisk()
+    log, rows = filled(disk, [4])
+    seen = log.last_sequence(KEY)
+    log.append(KEY, messages(seen + 1, 1))
+    assert not log.remove(KEY, seen)
+    assert len(whole(log)) == len(rows) + 1
+    assert log.remove(KEY, seen + 1) and KEY not in log
+    log.append(KEY, messages(seen + 2, 1))
+    assert whole(log).sequence.tolist() == [seen + 2]
+
+
 def test_names_that_are_not_ours_are_told() -> None:
     disk = FakeDisk()
     filled(disk, [1])
