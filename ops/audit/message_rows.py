@@ -134,17 +134,18 @@ def _ids(rows: MessageRows, given: Sequence[str | None], campaign: str) -> list[
     if all(given):
         return [str(text) for text in given]
     salt = campaign.encode()
-    due, index, offsets = rows.due_ms.tolist(), rows.subject_index.tolist(), rows.offsets.tolist()
     heads = [blake2b(salt + b"\0" + name.encode() + b"\0", digest_size=_ID_BYTES) for name in rows.subjects]
-    ids = []
-    for row, text in enumerate(given):
-        if text:
-            ids.append(text)
-            continue
-        digest = heads[index[row]].copy()
-        digest.update(due[row].to_bytes(8, "little", signed=True))
-        if rows.properties is not None and rows.properties[row]:
-            digest.update(repr(sorted(rows.properties[row].items())).encode())  # type: ignore[union-attr]
-        digest.update(rows.bodies[offsets[row] : offsets[row + 1]])
-        ids.append(digest.hexdigest())
-    return ids
+    due, index, offsets = rows.due_ms.astype("<i8").tobytes(), rows.subject_index.tolist(), rows.offsets.tolist()
+    bodies, properties = rows.bodies, rows.properties
+    digests = []
+    # The one step per row: a digest of 128 bits that two rows share only if they are the same.
+    for row, (head, start, stop) in enumerate(zip(index, offsets, offsets[1:], strict=False)):
+        digest = heads[head].copy()
+        digest.update(due[8 * row : 8 * row + 8])
+        if properties is not None and properties[row]:
+            digest.update(repr(sorted(properties[row].items())).encode())  # type: ignore[union-attr]
+        digest.update(bodies[start:stop])
+        digests.append(digest.digest())
+    digits = b"".join(digests).hex()
+    made = [digits[start : start + 2 * _ID_BYTES] for start in range(0, len(digits), 2 * _ID_BYTES)]
+    return [text or derived for text, derived in zip(given, made, strict=True)] if any(given) else made

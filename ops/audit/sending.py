@@ -1,9 +1,17 @@
-"""Sends message rows to one server in requests that it takes, again where it asks to wait; one request at a time."""
+"""Sends message rows to one server in requests that it takes, and again where it asks to wait.
+
+While requests are under way, the next rows are read and their ids derived: a round trip and a sync of the server's disk
+cost a task nothing as long as it is busy itself.
+"""
 
 from __future__ import annotations
 
 import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 import numpy as np
 
@@ -13,6 +21,8 @@ from ops.audit.message_rows import MessageRows
 
 # How long a server that is full may be waited for before the task fails, and Spark tries it elsewhere or later.
 _BUSY_S_MAX = 120.0
+# Batches that wait behind the one under way: enough that the thread never runs dry, few enough to hold in memory.
+_WAITING_MAX = 2
 # A request takes at most this share of the largest frame, so that ids and properties fit beside the bodies.
 _FRAME_SHARE = 4
 
@@ -29,18 +39,42 @@ class Sent:
 
 
 class Sender:
-    """One connection. `fail`: a row that is refused for good raises ValueError; otherwise it is counted."""
+    """One connection, used by one thread of its own. `fail`: a row that is refused for good raises ValueError; otherwise
+    it is counted. Leaving its `with` block drops the rows that wait, lets a request that is under way end, and closes."""
 
     def __init__(self, client: Client, *, fail: bool) -> None:
         self._client = client
         self._fail = fail
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="delayserver-send")
+        self._under_way: deque[Future[Sent]] = deque()
+        self._sent = Sent(0, 0)
 
-    def send(self, rows: MessageRows) -> Sent:
-        """Send all rows; they are durable when this returns. Raises named errors of the client."""
-        if not len(rows):
-            return Sent(0, 0)
-        limits = self._client.connect().limits
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._client.close()
+
+    def send(self, rows: MessageRows) -> None:
+        """Send rows after those before them; waits while too many are under way. Raises what an earlier one raised."""
+        self._under_way.append(self._thread.submit(self._all, rows))
+        while len(self._under_way) > _WAITING_MAX:
+            self._sent += self._under_way.popleft().result()
+
+    def flush(self) -> Sent:
+        """Wait until all rows are durable, and count them. Raises named errors of the client."""
+        while self._under_way:
+            self._sent += self._under_way.popleft().result()
+        return self._sent
+
+    def _all(self, rows: MessageRows) -> Sent:
         total = Sent(0, 0)
+        if not len(rows):
+            return total
+        limits = self._client.connect().limits
         start = 0
         while start < len(rows):
             room = int(rows.offsets[start]) + limits.frame_bytes_max // _FRAME_SHARE

@@ -1,10 +1,11 @@
 """Scheduling from Spark: sends a DataFrame as delay messages, in parallel by partition.
 
+    send(campaign, servers="10.0.0.1:20801,10.0.0.2:20801")
     campaign.write.format("delayserver").option("servers", "10.0.0.1:20801,10.0.0.2:20801").mode("append").save()
 
-Columns: `subject` (or option `subject` for all), `body` (binary or text), `due_ms` (milliseconds) or `due` (timestamp),
-and if wanted `message_id`, `properties` (map of text), `expires_ms`. Spark's default mode, create, means nothing
-here: say append.
+The second is what the first does. Columns: `subject` (or option `subject` for all), `body` (binary or text), `due_ms`
+(milliseconds) or `due` (timestamp), and if wanted `message_id`, `properties` (map of text), `expires_ms`. Spark refuses its
+default mode for every source that is written in Python, before it asks us: so say append.
 
 A task that Spark runs again sends the same ids, and the server suppresses the copies. Where there is no id it is derived
 from subject, due time, body, properties and the option `campaign`: rows that are the same in all of these are one message.
@@ -13,18 +14,31 @@ from subject, due time, body, properties and the option `campaign`: rows that ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSourceWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from delayserver.client import Client
 from delayserver.client.core import parse_address
 from ops.audit.message_rows import COLUMNS, MessageRows, rows_of
-from ops.audit.sending import Sender, Sent
+from ops.audit.sending import Sender
 
 FAIL, SKIP = "fail", "skip"
+
+
+def send(frame: DataFrame, servers: str | Sequence[str], **options: str) -> None:
+    """Send every row of a DataFrame as a message; all are durable when this returns.
+
+    `servers`: HOST:PORT, several of them with commas or as a list. `options` are those of the format: subject, campaign,
+    rejected. Raises what Spark raises where a task fails for good; then call it again, and copies are suppressed.
+    """
+    addresses = servers if isinstance(servers, str) else ",".join(servers)
+    frame.sparkSession.dataSource.register(DelayServerSink)
+    frame.write.format("delayserver").options(servers=addresses, **options).mode("append").save()
 
 
 class DelayServerSink(DataSource):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed
@@ -91,17 +105,15 @@ class DelayServerWriter(DataSourceArrowWriter):  # type: ignore[misc,unused-igno
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """One task. Raises the named errors of the client; ValueError for a rejected row where `rejected` is fail."""
-        total = Sent(0, 0)
-        clients = [Client(server, timeout_s=60.0, retries=8) for server in self._options.servers]
-        senders = [Sender(client, fail=self._options.rejected == FAIL) for client in clients]
-        try:
+        fail = self._options.rejected == FAIL
+        with ExitStack() as stack:
+            clients = [Client(server, timeout_s=60.0, retries=8) for server in self._options.servers]
+            senders = [stack.enter_context(Sender(client, fail=fail)) for client in clients]
             for batch in iterator:
                 for place, rows in self._shares(rows_of(batch, self._options.subject, self._options.campaign)):
-                    total += senders[place].send(rows)
-        finally:
-            for client in clients:
-                client.close()
-        return Written(total.accepted, total.rejected)
+                    senders[place].send(rows)
+            sent = [sender.flush() for sender in senders]
+        return Written(sum([one.accepted for one in sent]), sum([one.rejected for one in sent]))
 
     def _shares(self, rows: MessageRows) -> Iterator[tuple[int, MessageRows]]:
         count = len(self._options.servers)

@@ -15,7 +15,9 @@ from tests.ops.audit.needs_spark import require_pyspark
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 require_pyspark()
 
-from tests.ops.audit.quick_spark import quick_session  # noqa: E402 - behind the check that Spark is there
+import ops.audit.sink  # noqa: E402 - behind the check that Spark is there
+from ops.audit.sink import send  # noqa: E402
+from tests.ops.audit.quick_spark import quick_session  # noqa: E402
 from tests.ops.audit.server_process import ServerProcess, free_port  # noqa: E402
 
 
@@ -55,8 +57,7 @@ def _status(servers: list[ServerProcess]) -> list[dict[str, Any]]:
 
 
 def _send(frame: Any, servers: list[ServerProcess], **options: str) -> None:
-    addresses = ",".join([server.address for server in servers])
-    frame.write.format("delayserver").option("servers", addresses).options(**options).mode("append").save()
+    send(frame, [server.address for server in servers], **options)
 
 
 def test_a_campaign_sent_twice_is_one_campaign(spark: Any, servers: list[ServerProcess]) -> None:
@@ -126,3 +127,13 @@ def test_columns_that_make_no_message_are_refused_at_once(
     frame = spark.range(1).selectExpr(*columns.split(", "))
     with pytest.raises(Exception, match=reason):
         frame.write.format("delayserver").option("servers", "127.0.0.1:1").mode("append").save()
+
+
+def test_spark_refuses_its_default_mode_with_the_words_that_readme_quotes(spark: Any) -> None:
+    rows = spark.sql("select 's' as subject, 'x' as body, 1L as due_ms")
+    with pytest.raises(Exception, match="UNSUPPORTED_DATA_SOURCE_SAVE_MODE") as refused:
+        rows.write.format("delayserver").option("servers", "127.0.0.1:1").save()
+    words = " ".join((Path(ops.audit.sink.__file__).parent / "README.md").read_text().split())
+    assert str(refused.value).partition(" SQLSTATE")[0] in words
+    with pytest.raises(Exception, match="not taken back"):
+        rows.write.format("delayserver").option("servers", "127.0.0.1:1").mode("overwrite").save()
