@@ -235,8 +235,11 @@ class BrokerGroup:
             read = partial(read_batch, self._schedule, shipment, self._server_id)
             size = int(rows.payload["bodies_length"].sum())
             small = self._inline or size <= INLINE_READ_BYTES_MAX
-            async with self._turn:
-                batch = read() if small else await trio.to_thread.run_sync(read)
+            if small and not len(self.queue) and not self._turn.locked():
+                batch = read()  # no flood: taking the turn would only cost a pass of the event loop
+            else:
+                async with self._turn:
+                    batch = read() if small else await trio.to_thread.run_sync(read)
         except (CorruptionError, FileNotFoundError, KeyError) as error:
             # The rows stay pending on disk; what can be served goes on being served.
             self.on_corruption(error)

@@ -26,7 +26,7 @@ from delayserver.group_commit import GroupCommit
 from delayserver.intake import Intake
 from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count, unpack_ragged
 from delayserver.protocol.errors import DelayServerError, DiskFull, InvalidArgument, StorageFailed
-from delayserver.protocol.frames import Request
+from delayserver.protocol.frames import Request, encode_reply
 from delayserver.protocol.receipts import derived_message_id
 from delayserver.settings import BrokerSettings
 from store.batches import StoredBatch
@@ -54,7 +54,7 @@ class EmbeddedNode:
         """Consumers may see a message before the sync; `delivered` is said only after it."""
         try:
             delivered = self._broker.deliver(batch, uncertain, self._clock.now_us())
-            self._pulls.arrived(delivered.arrived)
+            self._pulls.arrived(delivered.arrived, len(batch))
             await self._commit.durable()
         except DiskFullError as error:
             raise DeliveryError(str(error), known=False) from error
@@ -98,8 +98,8 @@ class BrokerService:
 
     # -- pull
 
-    async def pull(self, _connection: Connection, request: Request) -> dict[str, Any]:
-        """The operation `pull`."""
+    async def pull(self, connection: Connection, request: Request) -> dict[str, Any] | None:
+        """The operation `pull`; messages are answered where they are handed out, the rest here."""
         arguments = request.arguments
         subject, group = self._subject_and_group(arguments)
         ack = arguments.get("ack")
@@ -109,16 +109,25 @@ class BrokerService:
             self._ack(subject, group, ack)
             # The reply does not wait for it: a crash in between hands those messages out again.
             self.commit.soon()
-        pulled = await self.pulls.pull(
+
+        def answer(pulled: PulledBatch) -> None:
+            self._leases.set()
+            connection.reply(encode_reply(request.id, self._reply(arguments, pulled)))
+            answered.append(True)
+
+        answered: list[bool] = []
+        await self.pulls.pull(
             subject,
             group,
             _bounded(arguments, "max_messages", 1, self._settings.pull_messages_max, 1),
             _bounded(arguments, "max_bytes", 1, 1 << 62, 8 << 20),
             _bounded(arguments, "wait_ms", 0, self._settings.wait_ms_max, 0),
             _bounded(arguments, "ack_timeout_ms", 1, 86_400_000, self._settings.ack_timeout_ms),
+            answer,
         )
-        if pulled is not None:
-            self._leases.set()
+        return None if answered else self._reply(arguments, None)
+
+    def _reply(self, arguments: dict[str, Any], pulled: PulledBatch | None) -> dict[str, Any]:
         if arguments.get("columns"):
             return self._as_columns(arguments["subject"], pulled)
         return {"messages": self._as_rows(arguments["subject"], pulled) if pulled is not None else []}
@@ -249,7 +258,7 @@ class BrokerService:
             delivered = self.broker.deliver(batch, uncertain, self._clock.now_us())
         except DiskFullError as error:
             raise DiskFull(str(error), retry_after_ms=1000) from error
-        self.pulls.arrived(delivered.arrived)
+        self.pulls.arrived(delivered.arrived, len(batch))
         try:
             await self.commit.durable()
         except StoreError as error:

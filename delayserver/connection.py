@@ -25,7 +25,8 @@ from delayserver.settings import ListenSettings
 from delayserver.transport import Transport
 
 QuickHandler = Callable[["Connection", Request], None]
-SlowHandler = Callable[["Connection", Request], Awaitable[dict[str, Any]]]
+# The result, or None where the handler has replied.
+SlowHandler = Callable[["Connection", Request], Awaitable[dict[str, Any] | None]]
 
 # Slow requests (pulls, lookups) of one connection at the same time; each is a task of a few KiB.
 SLOW_REQUESTS_MAX = 1024
@@ -38,8 +39,6 @@ class Handlers:
         self.quick = dict(quick)
         self.slow = dict(slow)
         self.errors: dict[str, int] = {}
-        self.begin_read: Callable[[], None] = lambda: None
-        self.end_read: Callable[[], None] = lambda: None
         self.on_bug: Callable[[str, BaseException], None] = lambda _operation, _error: None
 
     def count_error(self, name: str) -> None:
@@ -98,14 +97,11 @@ class Connection:
 
     def _received(self, data: bytes) -> None:
         self._reads += 1
-        self._handlers.begin_read()
         try:
             for payload in self._decoder.feed(data):
                 self._handle(payload)
         except ProtocolError as error:
             self._refuse(error)
-        finally:
-            self._handlers.end_read()
         if self._decoder.buffered_bytes and not self._watching and self.open:
             assert self._nursery is not None
             self._watching = True
@@ -157,7 +153,9 @@ class Connection:
 
     async def _serve_slow(self, handler: SlowHandler, request: Request) -> None:
         try:
-            self.reply(encode_reply(request.id, await handler(self, request)))
+            result = await handler(self, request)
+            if result is not None:
+                self.reply(encode_reply(request.id, result))
         except DelayServerError as error:
             self.fail(request.id, error)
         except Exception as error:  # noqa: BLE001 - as above

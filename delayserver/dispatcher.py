@@ -90,8 +90,7 @@ class Dispatcher:
             if next_due_ms is None:
                 await self._wake.wait()
                 continue
-            with trio.move_on_after(self._clock.wait_s(next_due_ms * 1000)):
-                await self._wake.wait()
+            await self._clock.wait_until(next_due_ms * 1000, self._wake)
 
     def _release(self, group: BrokerGroup, rows: DueRows) -> None:
         rows.payload["released_us"] = self._clock.now_us()

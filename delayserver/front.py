@@ -50,8 +50,6 @@ class Front:
         self._server = server
         self.handlers = Handlers({}, {})
         self.handlers.on_bug = _log_bug
-        self.handlers.begin_read = server.commit.begin_read
-        self.handlers.end_read = server.commit.end_read
         self.connections = 0
         self._add_handlers(server)
 
@@ -142,7 +140,7 @@ class Front:
     async def accept(self, listener: Listener, nursery: trio.Nursery) -> None:
         """Accept and serve connections until the listener closes or the task is cancelled."""
         server = self._server
-        nursery.start_soon(listener.run, server.commit.begin_read, server.commit.end_read)
+        nursery.start_soon(listener.run, server.commit.begin_step, server.commit.end_step)
         while True:
             try:
                 transport = await listener.accept()

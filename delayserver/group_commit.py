@@ -86,7 +86,7 @@ class GroupCommit:
         # The log's end and the replayer's position: their distance is the lag.
         self._end = log.synced
         self._replayed = log.synced
-        self._reading = 0
+        self._in_step = False
         self._lag_fell = trio.Event()
         self.groups = 0
         self.highest_sequence = sequences.next - 1
@@ -132,21 +132,21 @@ class GroupCommit:
             raise QueueFull("too many sends wait for the disk", retry_after_ms=50)
         self._gathered.append(item)
         self._gathered_bytes += item.size_bytes
-        if not self._reading:
+        if not self._in_step:
             self._work.set()
 
-    def begin_read(self) -> None:
-        """What is handed in from here to `end_read`, which follows in the same step, is one group. These may nest."""
-        self._reading += 1
+    def begin_step(self) -> None:
+        """What is handed in from here to `end_step`, which follows without a pause, is one group."""
+        self._in_step = True
 
-    def end_read(self) -> None:
+    def end_step(self) -> None:
         """Commit what was read in this step, where that is quick: whoever is ready is in the group, so nothing is gained
         by another pass of the event loop."""
-        self._reading -= 1
-        if self._reading or not self._gathered or self._work.is_set():
+        self._in_step = False
+        if not self._gathered or self._work.is_set():
             return
         small = self._gathered_bytes <= self._settings.inline_sync_bytes_max
-        if self._inline or not small or self._lagging() or not self._idle.is_set() or not self._disk_is_quick():
+        if not small or self._lagging() or not self._idle.is_set() or not self._disk_is_quick():
             self._work.set()
             return
         group = self._take_group()

@@ -47,7 +47,8 @@ class SocketHub:
                 end_step()
 
     def close(self) -> None:
-        """Close; the sockets stay open."""
+        """Close; the sockets stay open, and nobody reads them any more."""
+        self._readers.clear()
         if not self._epoll.closed:
             trio.lowlevel.notify_closing(self._epoll)
             self._epoll.close()

@@ -7,7 +7,7 @@ pull served in a round, and so does every other group that has something to get.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import trio
 
@@ -22,21 +22,29 @@ from store.errors import StoreError
 # Pulls served at once, without a turn of the serving task, before the next turn: a lone consumer is spared the hop, and
 # a crowd that comes in one turn of the event loop is still put in order.
 _AT_ONCE_PER_TURN = 8
+# Arrivals up to here are handed on in their own step; of a flood a pull takes more when it waits for its turn.
+_AT_ONCE_ROWS_MAX = 256
+
+
+Answer = Callable[[PulledBatch], None]
 
 
 class _Waiter:
     """One waiting pull."""
 
-    __slots__ = ("ack_timeout_ms", "error", "max_bytes", "max_messages", "patient", "pulled", "served")
+    __slots__ = ("ack_timeout_ms", "answer", "error", "max_bytes", "max_messages", "patient", "pulled", "served")
 
-    def __init__(self, max_messages: int, max_bytes: int, ack_timeout_ms: int | None, patient: bool) -> None:
+    def __init__(
+        self, max_messages: int, max_bytes: int, ack_timeout_ms: int | None, patient: bool, answer: Answer | None
+    ) -> None:
         self.max_messages = max_messages
         self.max_bytes = max_bytes
         self.ack_timeout_ms = ack_timeout_ms
         self.served = trio.Event()
         self.patient = patient
+        self.answer = answer
         self.pulled: PulledBatch | None = None
-        self.error: StoreError | None = None
+        self.error: Exception | None = None
 
 
 class PullService:
@@ -60,20 +68,27 @@ class PullService:
         max_bytes: int,
         wait_ms: int,
         ack_timeout_ms: int | None = None,
+        answer: Answer | None = None,
     ) -> PulledBatch | None:
         """Messages as soon as there are any; None after `wait_ms` without. What a cancelled pull was not handed stays
-        where it is. Raises QueueFull when too many pulls wait, StoreError where the disk fails."""
+        where it is. Raises QueueFull when too many pulls wait, StoreError where the disk fails.
+
+        With `answer` the messages go there, in the very step in which they are handed out, and None is returned: a
+        waiting consumer is spared a pass of the event loop. What it raises is raised here."""
         await trio.lowlevel.checkpoint_if_cancelled()
         key = (subject, group)
         tried = False
         if self._at_once > 0 and not self._ready and not self._waiters.get(key):
             pulled = self._pull_at_once(key, max_messages, max_bytes, ack_timeout_ms)
+            if pulled is not None and answer is not None:
+                answer(pulled)
+                return None
             if pulled is not None or wait_ms <= 0:
                 return pulled
             tried = True
         if self.waiting >= self._broker.limits.waiting_pulls_max:
             raise QueueFull("too many pulls wait already; pull again later, or raise waiting_pulls_max")
-        waiter = _Waiter(max_messages, max_bytes, ack_timeout_ms, wait_ms > 0)
+        waiter = _Waiter(max_messages, max_bytes, ack_timeout_ms, wait_ms > 0, answer)
         if not tried:
             self._make_ready(key)
         return await self._wait(key, waiter, wait_ms)
@@ -102,10 +117,10 @@ class PullService:
                 self._leave(key, waiter)
         if waiter.error is not None:
             raise waiter.error
-        return waiter.pulled
+        return waiter.pulled if waiter.answer is None else None
 
-    def arrived(self, keys: Iterable[QueueKey]) -> None:
-        """Queues have something new (`Delivered.arrived`): wake who waits for it."""
+    def arrived(self, keys: Iterable[QueueKey], rows: int) -> None:
+        """Queues have something new (`Delivered.arrived`), so many rows together: wake who waits for it."""
         for subject, target_group in keys:
             groups = self._groups_of.get(subject)
             if not groups:
@@ -115,6 +130,10 @@ class PullService:
                     self._make_ready((subject, group))
             elif target_group in groups:
                 self._make_ready((subject, target_group))
+        if len(self._ready) == 1 and self._at_once > 0 and rows <= _AT_ONCE_ROWS_MAX:
+            # Nobody to be fair to: the one that waits is served in the step that brought the messages.
+            self._at_once -= 1
+            self._serve(self._ready.popitem()[0])
 
     def acked(self, subject: int, group: int) -> None:
         """A group has acked: one that had too much outstanding may go on."""
@@ -159,7 +178,12 @@ class PullService:
         waiter.served.set()
         self._leave(key, waiter)
         if key in self._waiters:
-            self._ready[key] = None
+            self._make_ready(key)
+        if waiter.answer is not None and waiter.pulled is not None:
+            try:
+                waiter.answer(waiter.pulled)
+            except Exception as error:  # noqa: BLE001 - raised where the pull waits
+                waiter.error = error
         return 0 if waiter.pulled is None else len(waiter.pulled.batch.bodies)
 
     def _answer_impatient(self, key: GroupKey, line: deque[_Waiter]) -> None:

@@ -31,8 +31,9 @@ class SimulatedClock:
     async def sleep_ms(self, duration_ms: float) -> None:
         await trio.sleep(duration_ms / 1000)
 
-    async def sleep_until_us(self, wall_us: int) -> None:
-        await trio.sleep(self.wait_s(wall_us))
+    async def wait_until(self, wall_us: int, event: trio.Event) -> None:
+        with trio.move_on_after(self.wait_s(wall_us)):
+            await event.wait()
 
     def step(self, delta_ms: int) -> None:
         """Somebody sets the wall clock, or a suspend ends: timers do not notice."""

@@ -57,6 +57,9 @@ class SimulatedTransport:
         self._incoming = incoming
         self._outgoing = outgoing
         self._closed = False
+        self._reads = 0
+        # Of an accepted one: half of what it reads is a step of the listener, as with real sockets.
+        self.listener: SimulatedListener | None = None
 
     async def receive(self) -> bytes:
         await trio.lowlevel.checkpoint()
@@ -89,7 +92,11 @@ class SimulatedTransport:
 
     async def feed(self, received: Callable[[bytes], None]) -> None:
         while data := await self.receive():
-            received(data)
+            self._reads += 1
+            if self.listener is not None and self._reads % 2:
+                self.listener.in_step(received, data)
+            else:
+                received(data)
 
     def send_now(self, data: bytes | memoryview) -> int:
         pipe, network = self._outgoing, self._network
@@ -146,18 +153,30 @@ class SimulatedListener:
         self.dead = dead
         self.address = (host, port)
         self._network = network
+        self._begin_step: Callable[[], None] = lambda: None
+        self._end_step: Callable[[], None] = lambda: None
         self._send, self._receive = trio.open_memory_channel[SimulatedTransport](4096)
         self.accepted: list[SimulatedTransport] = []
 
     async def accept(self) -> SimulatedTransport:
         return await self._receive.receive()
 
-    async def run(self, _begin_step: Callable[[], None], _end_step: Callable[[], None]) -> None:
+    async def run(self, begin_step: Callable[[], None], end_step: Callable[[], None]) -> None:
+        self._begin_step, self._end_step = begin_step, end_step
         await trio.sleep_forever()  # every transport is read by its own task
+
+    def in_step(self, received: Callable[[bytes], None], data: bytes) -> None:
+        """Hand over what was read as a step of its own."""
+        self._begin_step()
+        try:
+            received(data)
+        finally:
+            self._end_step()
 
     def arrived(self, transport: SimulatedTransport) -> None:
         """A connection for `accept`."""
         self.accepted = [known for known in self.accepted if not known._closed]
+        transport.listener = self
         self.accepted.append(transport)
         self._send.send_nowait(transport)
 

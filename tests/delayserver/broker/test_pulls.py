@@ -39,8 +39,9 @@ class TrioTime:
     async def sleep_ms(self, duration_ms: float) -> None:
         await trio.sleep(duration_ms / 1000)
 
-    async def sleep_until_us(self, wall_us: int) -> None:
-        await trio.sleep(max(0, wall_us - self.now_us()) / 1_000_000)
+    async def wait_until(self, wall_us: int, event: trio.Event) -> None:
+        with trio.move_on_after(self.wait_s(wall_us)):
+            await event.wait()
 
 
 class Node:
@@ -63,7 +64,7 @@ class Node:
             bodies=b"x" * count,
         )
         self.sequence += count
-        self.pulls.arrived(self.broker.deliver(batch, False, 0).arrived)
+        self.pulls.arrived(self.broker.deliver(batch, False, 0).arrived, count)
 
     async def pull(self, subject: int, count: int = 100, wait_ms: int = 60_000) -> int:
         pulled = await self.pulls.pull(subject, GROUP, count, 1 << 20, wait_ms)

@@ -1,0 +1,136 @@
+"""Real sockets behind one task: everything comes, an end and a failure are those of one connection, steps enclose."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+
+from delayserver.transport import HubTransport, SocketListener, Transport
+
+
+@asynccontextmanager
+async def listening(begin: Callable[[], None], end: Callable[[], None]) -> AsyncIterator[SocketListener]:
+    listener = SocketListener("127.0.0.1", 0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listener.run, begin, end)
+        yield listener
+        nursery.cancel_scope.cancel()
+    listener.close()
+
+
+async def pair(listener: SocketListener) -> tuple[socket.socket, Transport]:
+    near = socket.create_connection(listener.address)
+    far = await listener.accept()
+    assert isinstance(far, HubTransport)
+    return near, far
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        with trio.fail_after(30):
+            await test()
+
+    trio.run(bounded)
+
+
+def test_what_arrives_is_handed_over_between_the_bounds_of_a_step() -> None:
+    seen: list[object] = []
+
+    async def check() -> None:
+        async with listening(lambda: seen.append("begin"), lambda: seen.append("end")) as listener:
+            near, far = await pair(listener)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(far.feed, seen.append)
+                near.sendall(b"one")
+                while "end" not in seen:
+                    await trio.sleep(0.001)
+                near.close()
+            far.close()
+        first = seen.index(b"one")
+        assert seen[first - 1 : first + 2] == ["begin", b"one", "end"]
+
+    run(check)
+
+
+def test_many_connections_get_all_of_their_bytes_and_their_ends() -> None:
+    async def check() -> None:
+        async with listening(lambda: None, lambda: None) as listener:
+            received: dict[int, bytes] = {}
+            accepted: list[Transport] = []
+            async with trio.open_nursery() as nursery:
+                for number in range(100):
+                    near, far = await pair(listener)
+                    accepted.append(far)
+
+                    def note(data: bytes, number: int = number) -> None:
+                        received[number] = received.get(number, b"") + data
+
+                    nursery.start_soon(far.feed, note)
+                    near.sendall(b"%d " % number * 50)
+                    near.close()
+            for far in accepted:
+                far.close()
+        assert received == {number: b"%d " % number * 50 for number in range(100)}
+
+    run(check)
+
+
+def test_what_a_receiver_raises_ends_its_own_connection_only() -> None:
+    async def check() -> None:
+        async with listening(lambda: None, lambda: None) as listener:
+            near, far = await pair(listener)
+            other_near, other_far = await pair(listener)
+            got: list[bytes] = []
+
+            def fail(_data: bytes) -> None:
+                raise RuntimeError("a bug")
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(other_far.feed, got.append)
+                near.sendall(b"x")
+                with pytest.raises(RuntimeError, match="a bug"):
+                    await far.feed(fail)
+                far.close()
+                other_near.sendall(b"y")
+                other_near.close()
+            assert got == [b"y"]
+            near.close()
+            other_far.close()
+
+    run(check)
+
+
+def test_closing_ends_the_feed_also_in_the_middle_of_a_step_and_before_it_began() -> None:
+    async def check() -> None:
+        async with listening(lambda: None, lambda: None) as listener:
+            near, far = await pair(listener)
+            near.sendall(b"x")
+            with pytest.raises(ConnectionResetError):
+                await far.feed(lambda _data: far.close())
+            near.close()
+            near, far = await pair(listener)
+            far.close()
+            with pytest.raises(ConnectionResetError):
+                await far.feed(lambda _data: None)
+            near.close()
+
+    run(check)
+
+
+def test_connections_outlive_a_listener_that_stopped_reading() -> None:
+    async def check() -> None:
+        async with trio.open_nursery() as nursery:
+            async with listening(lambda: None, lambda: None) as listener:
+                near, far = await pair(listener)
+                nursery.start_soon(far.feed, lambda _data: None)
+                await trio.sleep(0.01)
+            # A stop ends both at once, in any order.
+            nursery.cancel_scope.cancel()
+        far.close()
+        near.close()
+
+    run(check)
