@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +20,17 @@ from tests.ops.audit.needs_spark import require_pyspark
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 require_pyspark()
 
+from delayserver.protocol.receipts import parse_receipt  # noqa: E402
 from delayserver.units import format_duration  # noqa: E402
 from ops.audit.audit import Audit  # noqa: E402 - behind the check that Spark is there
 from ops.audit.command import report  # noqa: E402
 from ops.audit.completeness import CompletenessQuestion  # noqa: E402
-from ops.audit.latency import LatencyQuestion, instant  # noqa: E402
+from ops.audit.latency import LatencyQuestion, LatencyReport, instant  # noqa: E402
 from ops.audit.latency_cells import ATTEMPTS_MAX  # noqa: E402
 from ops.audit.log_frames import Range  # noqa: E402
 from store.filesystem import RealFileSystem  # noqa: E402
 from tests.ops.audit.browser import Browser  # noqa: E402
+from tests.ops.audit.plain_rows import OutcomeRow, outcome_rows, store_records  # noqa: E402
 from tests.ops.audit.quick_spark import quick_session  # noqa: E402
 from tests.ops.audit.story import Seen, Story  # noqa: E402
 
@@ -58,7 +64,11 @@ def lateness(spark: Any, seen: Seen) -> dict[str, Any]:
 def _lateness(spark: Any, seen: Seen, chosen: Range) -> dict[str, Any]:
     audit = Audit(spark, RealFileSystem(), seen.directories[:1], lambda _line: None)
     question = LatencyQuestion(chosen, by=("subject", "hour"), slo_ms=100)
-    return audit.latency(question, lambda made: made.to_map())
+
+    def use(made: LatencyReport) -> dict[str, Any]:
+        return made.to_map() | {"series": made.over_time(), "buckets": made.distribution()}
+
+    return audit.latency(question, use)
 
 
 def test_the_balance_is_what_clients_counted(seen: Seen, balance: dict[str, Any]) -> None:
@@ -82,6 +92,8 @@ def test_every_subject_and_hour_balances(seen: Seen, balance: dict[str, Any]) ->
         assert {end: row[end] for end in ENDS} == ends, row["subject"]
         assert row["pending"] == row["accepted"] - sum(ends.values())
     for row in balance["by_hour"]:
+        ended = sum([n for (_, due, _), n in seen.ends.items() if instant(due) == row["hour"]])
+        assert row["pending"] == row["accepted"] - ended
         for end in ENDS:
             known = sum([n for (_, due, kind), n in seen.ends.items() if (instant(due), kind) == (row["hour"], end)])
             assert row[end] == known, (row["hour"], end)
@@ -115,7 +127,11 @@ def test_lateness_is_what_the_deliveries_carry(seen: Seen, lateness: dict[str, A
     within = sum([late <= 100_000 for late in exact_us])
     assert lateness["slo"]["attained"] == within / len(exact_us)
     assert lateness["slo"]["missed"] == len(exact_us) - within
+    assert lateness["slo"]["budget_used"] == pytest.approx((len(exact_us) - within) / (len(exact_us) * 0.001))
     assert lateness["mean_ms"] == pytest.approx(sum(exact_us) / len(exact_us) / 1000)
+    everything_us = seen.lateness_us(seen.deliveries + seen.redeliveries)
+    _assert_percentiles(lateness["all_deliveries"]["lateness_ms"], everything_us)
+    assert lateness["outcomes"] == {end: seen.total(end) for end in ENDS}
 
 
 def _assert_percentiles(found_ms: dict[str, float], exact_us: list[int]) -> None:
@@ -139,23 +155,91 @@ def test_each_subject_has_its_own_figures(seen: Seen, lateness: dict[str, Any]) 
         _assert_percentiles(row["lateness_ms"], seen.lateness_us(groups[row["subject"], row["hour"]]))
 
 
-def test_the_stages_add_up_to_the_lateness(lateness: dict[str, Any]) -> None:
+def _by(deliveries: list[Any], key: Callable[[Any], Any]) -> dict[Any, list[Any]]:
+    groups: dict[Any, list[Any]] = {}
+    for delivery in deliveries:
+        groups.setdefault(key(delivery), []).append(delivery)
+    return groups
+
+
+def _minute(delivery: Any) -> str:
+    return instant(delivery.due_ms - delivery.due_ms % 60_000)
+
+
+def test_the_worst_and_the_fullest_are_those_that_clients_saw(seen: Seen, lateness: dict[str, Any]) -> None:
+    minutes = _by(seen.deliveries, _minute)
+    subjects = _by(seen.deliveries, lambda delivery: delivery.subject)
+    assert len(minutes) <= 10 and len(subjects) <= 10, "short enough that the worst ten are all"
+    for name, groups in (("minute", minutes), ("subject", subjects)):
+        rows = lateness[f"worst_{name}s"]
+        assert {row[name] for row in rows} == set(groups)
+        p99s_ms = [row["lateness_ms"]["p99"] for row in rows]
+        assert p99s_ms == sorted(p99s_ms, reverse=True)
+        for row in rows:
+            assert row["count"] == len(groups[row[name]])
+            _assert_percentiles(row["lateness_ms"], seen.lateness_us(groups[row[name]]))
+    fullest = sorted([(-len(found), minute) for minute, found in minutes.items()])
+    assert [(-row["count"], row["minute"]) for row in lateness["thundering_minutes"]] == fullest
+
+
+def test_the_pictures_are_drawn_from_what_clients_saw(seen: Seen, lateness: dict[str, Any]) -> None:
+    over, series = lateness["series"]
+    minutes = _by(seen.deliveries, _minute)
+    assert over == "minute"
+    assert {row["minute"]: row["count"] for row in series} == {minute: len(found) for minute, found in minutes.items()}
+    exact_us = seen.lateness_us(seen.deliveries)
+    reached = 0
+    for bucket in lateness["buckets"]:
+        reached += bucket["count"]
+        assert reached == sum([late <= bucket["max_us"] for late in exact_us])
+    assert reached == len(exact_us)
+
+
+@pytest.fixture(scope="module")
+def rows(seen: Seen) -> list[OutcomeRow]:
+    """The rows of messages that were delivered, read by the store alone; they are those that clients saw."""
+    found = [row for row in outcome_rows(seen.directories[0]) if row.delivered and not row.internal]
+    saw = sorted([(d.sequence, d.accepted_us, d.dispatched_us) for d in seen.deliveries])
+    assert sorted([(row.sequence, row.accepted_us, row.dispatched_us) for row in found]) == saw
+    return found
+
+
+def test_each_stage_is_what_its_rows_say(rows: list[OutcomeRow], lateness: dict[str, Any]) -> None:
     stages = lateness["stages_ms"]
+    exact_us = [row.stages_us() for row in rows]
+    assert set(stages) == set(exact_us[0])
+    for stage, found in stages.items():
+        times_us = sorted([one[stage] for one in exact_us])
+        assert found["mean"] == pytest.approx(sum(times_us) / len(times_us) / 1000)
+        assert found["max"] == times_us[-1] / 1000
+        for name, share in (("p50", 0.5), ("p99", 0.99)):
+            exact_ms = times_us[math.ceil(len(times_us) * share) - 1] / 1000
+            assert exact_ms <= found[name] <= exact_ms * 1.01, (stage, name)
     assert sum([stages[name]["mean"] for name in ("load", "wheel", "queue", "handoff")]) == pytest.approx(
         lateness["mean_ms"]
     )
 
 
-def test_attempts_and_the_outage_are_seen(seen: Seen, lateness: dict[str, Any]) -> None:
-    several: Counter[str] = Counter()
+def test_attempts_and_the_outage_are_seen(seen: Seen, rows: list[OutcomeRow], lateness: dict[str, Any]) -> None:
+    # Of `remote.a` clients asked how many attempts each took; nothing else was ever without a broker.
+    counts: Counter[str] = Counter({"1": len(seen.deliveries) - seen.attempts.total()})
     for attempts, count in seen.attempts.items():
-        several[str(min(attempts, ATTEMPTS_MAX))] += count
-    by_count = Counter(lateness["attempts"]["by_count"])
-    assert {key: n for key, n in by_count.items() if key != "1"} == {key: n for key, n in several.items() if key != "1"}
-    (outage,) = lateness["outages"]
-    assert outage["broker_group"] == "remote"
-    assert outage["retried"] == sum([n for attempts, n in seen.attempts.items() if attempts > 1])
-    assert 0 < outage["duration_ms"] / 1000 < seen.down_s[1] - seen.down_s[0] + 5
+        counts[str(min(attempts, ATTEMPTS_MAX))] += count
+    assert lateness["attempts"]["by_count"] == counts
+    retried = sum([n for attempts, n in seen.attempts.items() if attempts > 1])
+    assert lateness["attempts"]["retried"] == retried > 0
+    (outage,) = [one for one in lateness["outages"] if one["broker_group"] == "remote"]
+    assert lateness["outages"] == [outage]
+    assert outage["retried"] == retried
+    assert outage["attempts_max"] == min(max(seen.attempts), ATTEMPTS_MAX)
+    remote = {d.sequence: d for d in seen.deliveries if d.subject == "remote.a"}
+    waited = [row for row in rows if row.sequence in remote and (row.attempts > 1 or row.stages_us()["queue"] >= 1e6)]
+    assert outage["delayed"] == len(waited)
+    begin, end = [datetime.fromisoformat(outage[name]).timestamp() for name in ("from", "to")]
+    assert end == pytest.approx(max([remote[row.sequence].dispatched_us for row in waited]) / 1e6, abs=0.002)
+    assert begin == pytest.approx(min([row.released_us for row in waited]) / 1e6, abs=0.002)
+    assert outage["duration_ms"] / 1000 == pytest.approx(end - begin, abs=0.002)
+    assert seen.down_s[0] < begin < seen.down_s[1] < end, "it began while the node was down, and ended when it was back"
 
 
 def test_the_server_and_the_audit_agree(spark: Any, seen: Seen, balance: dict[str, Any]) -> None:
@@ -166,6 +250,49 @@ def test_the_server_and_the_audit_agree(spark: Any, seen: Seen, balance: dict[st
     assert second["lateness_ms"]["max"] == seen.status["lateness_ms"]["max"]
     for name in ("p50", "p90", "p99", "p999"):
         assert second["lateness_ms"][name] == pytest.approx(seen.status["lateness_ms"][name], rel=0.03, abs=0.002)
+
+
+def _copies(seen: Seen, folder: Path) -> tuple[str, ...]:
+    return tuple([shutil.copytree(path, folder / str(index)).as_posix() for index, path in enumerate(seen.directories)])
+
+
+def _broker_balance(spark: Any, directories: tuple[str, ...]) -> dict[str, Any]:
+    audit = Audit(spark, RealFileSystem(), directories, lambda _line: None)
+    question = CompletenessQuestion(Range(), int(time.time() * 1000))
+    return audit.completeness(question, broker_log=True, use=lambda made: made.to_map())
+
+
+def test_what_a_broker_lost_is_named(spark: Any, seen: Seen, balance: dict[str, Any], tmp_path: Path) -> None:
+    copies = _copies(seen, tmp_path)
+    records = store_records(copies[0])
+    kept, lost = records[:-2], {key for record in records[-2:] for key in record.keys}
+    assert records[-1].path == records[-2].path and lost
+    os.truncate(records[-2].path, records[-2].offset)
+    found = _broker_balance(spark, copies)
+    messages = sorted({sequence for _, sequence in lost} - {sequence for one in kept for _, sequence in one.keys})
+    assert found["not_stored"] == len(messages)
+    assert [row["sequence"] for row in found["evidence"]["not_stored"]] == messages[:100]
+    seen_too = {(delivery.due_ms, delivery.sequence) for delivery in seen.deliveries + seen.redeliveries}
+    for row in found["evidence"]["not_stored"]:
+        receipt = parse_receipt(row["receipt"])
+        assert (receipt.due_ms, receipt.sequence) in seen_too, "clients had it, and the store has it no more"
+    assert found["broker"]["stored"] == balance["broker"]["stored"] - sum([len(one.keys) for one in records[-2:]])
+    assert [found[name] for name in ("accepted", *ENDS)] == [balance[name] for name in ("accepted", *ENDS)]
+
+
+def test_what_retention_gave_back_is_not_called_lost(
+    spark: Any, seen: Seen, balance: dict[str, Any], tmp_path: Path
+) -> None:
+    copies = _copies(seen, tmp_path)
+    records = store_records(copies[0])
+    gone = [one for one in records if one.path == records[0].path]
+    assert len(gone) < len(records), "the store has several segments"
+    Path(records[0].path).unlink()
+    found = _broker_balance(spark, copies)
+    assert found["not_stored"] == 0
+    assert found["broker"]["checked_from_us"] > min([delivery.dispatched_us for delivery in seen.deliveries])
+    assert found["broker"]["stored"] == balance["broker"]["stored"] - sum([len(one.keys) for one in gone])
+    assert found["broker"]["unacked"] == balance["broker"]["unacked"], "what is gone was acked"
 
 
 def test_the_commands_write_what_the_reports_say(
