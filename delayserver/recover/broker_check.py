@@ -147,7 +147,9 @@ class BrokerCheck:
                 try:
                     columns = mine.columns(StoredBatch, ("sequence", "server_id", "redelivery"))
                 except MalformedColumnsError as error:
-                    self._findings.add(CORRUPT, path, mine.offsets[0], f"columns that contradict each other: {error}")
+                    self._findings.add(
+                        CORRUPT, path, int(mine.offsets[0]), f"columns that contradict each other: {error}"
+                    )
                     continue
                 keys = columns["server_id"].astype(np.uint64) << np.uint64(16)
                 keys = mix(mix(keys ^ columns["redelivery"]) ^ columns["sequence"].astype(np.uint64) * _REDELIVERY)

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from delayserver.recover.capture import Capture
 from delayserver.recover.findings import CORRUPT, MISPLACED, MISSING, TORN, UNREADABLE, Findings
-from delayserver.recover.record_scan import Records, RecordScan
+from delayserver.recover.record_scan import RecordScan
+from delayserver.recover.records import Records
 from store.errors import CorruptionError, FormatError
 from store.file_header import FILE_HEADER_BYTES, FileHeader, decode_file_header, is_unfinished
 from store.filesystem import File
@@ -117,27 +120,23 @@ class FileRead:
             if self.rows_at_mark < 0:
                 self._count_to_mark(records)
             self.rows += records.rows
-            if records.lasts:
-                self.last_sequence = records.lasts[-1]
+            self.last_sequence = int(records.lasts[-1])
             yield records
             self._progress(scan.report.end - position)
             position = scan.report.end
         self._progress(self._size - position)
         self.end = scan.report.end
+        if self.end == self._expected.synced:
+            self.rows_at_mark = self.rows
         self.gaps = [(after, before if before > 0 else 1 << 62) for after, before in scan.damaged_between]
         self._report(scan, findings)
 
     def _count_to_mark(self, records: Records) -> None:
         """Rows up to the offset that the checkpoint speaks of, where a record ends right there."""
         mark = self._expected.synced
-        rows = self.rows
-        for offset, count in zip(records.offsets, records.counts, strict=True):
-            if offset >= mark:
-                self.rows_at_mark = rows
-                return
-            rows += count
-        if not records.offsets or records.offsets[-1] < mark <= records.offsets[-1] + 1:
-            self.rows_at_mark = rows
+        place = int(np.searchsorted(records.offsets, mark))
+        if place < len(records):
+            self.rows_at_mark = self.rows + int(records.counts[:place].sum())
 
     def _report(self, scan: RecordScan, findings: Findings) -> None:
         known = self._expected.synced

@@ -18,7 +18,7 @@ from delayserver.recover.file_read import Expected, FileRead, Progress
 from delayserver.recover.findings import CONTRADICTORY, CORRUPT, MISSING, ORPHANED, Findings
 from delayserver.recover.fingerprint import Fingerprints
 from delayserver.recover.outcome_rows import OutcomeRows
-from delayserver.recover.record_scan import Records
+from delayserver.recover.records import Records
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import NAMES, Range, Rows, Visit, Visited
 from store.batches import I64, KIND_CANCELS, KIND_MESSAGES, KIND_NAMES, CancelBatch, MessageBatch
@@ -38,9 +38,9 @@ def first_kept_sequence(taken: Capture) -> int:
     for part, expected in log_parts(taken):
         read = FileRead(taken, part.path, part.size, expected, quiet, lambda _bytes: None)
         for records in read.records(blobs=False, quiet=True):
-            for kind, first in zip(records.kinds, records.firsts, strict=True):
-                if kind == KIND_MESSAGES:
-                    return first
+            mine = records.of_kind(KIND_MESSAGES)
+            if len(mine):
+                return int(mine.firsts[0])
     return NOTHING_KEPT
 
 
@@ -135,12 +135,16 @@ class LogCheck:
                     columns = mine.columns(CancelBatch, ("sequence", "due_ms"))
                     self._cancels(part, columns["sequence"], columns["due_ms"], mine.row_offsets())
             except MalformedColumnsError as error:
-                self._findings.add(CORRUPT, read.path, mine.offsets[0], f"columns that contradict each other: {error}")
+                self._findings.add(
+                    CORRUPT, read.path, int(mine.offsets[0]), f"columns that contradict each other: {error}"
+                )
         self._note_placeholders(records)
         known = (KIND_MESSAGES, KIND_CANCELS, KIND_NAMES)
-        strange = [offset for offset, kind in zip(records.offsets, records.kinds, strict=True) if kind not in known]
-        if strange:
-            self._findings.add(CORRUPT, read.path, strange[0], "records of a kind that has no place in message_log")
+        strange = records.offsets[~np.isin(records.kinds, known)]
+        if len(strange):
+            self._findings.add(
+                CORRUPT, read.path, int(strange[0]), "records of a kind that has no place in message_log"
+            )
 
     def _note_placeholders(self, records: Records) -> None:
         """A record of names stands where `repair` took a corrupt range out; replay passes over it. What stood there is
@@ -149,7 +153,8 @@ class LogCheck:
             if KIND_MESSAGES in records.kinds:
                 self._last_logged = max(self._last_logged, self.highest_sequence)
             return
-        for kind, first, last in zip(records.kinds, records.firsts, records.lasts, strict=True):
+        columns = (records.kinds.tolist(), records.firsts.tolist(), records.lasts.tolist())
+        for kind, first, last in zip(*columns, strict=True):
             if kind == KIND_NAMES:
                 self.gaps.append((self._last_logged, NOTHING_KEPT))
             elif kind == KIND_MESSAGES:

@@ -78,14 +78,14 @@ def read_outcomes(read: FileRead, start_ms: int, stop_ms: int, findings: Finding
     for records in read.records():
         mine = records.of_kind(OutcomeBatch.schema.kind)
         if len(mine) != len(records):
-            findings.add(CORRUPT, read.path, records.offsets[0], "records that are no outcomes in a dispatch file")
+            findings.add(CORRUPT, read.path, int(records.offsets[0]), "records that are no outcomes in a dispatch file")
         if not len(mine):
             continue
         try:
             parts.append(mine.columns(OutcomeBatch, NAMES))
             offsets.append(mine.row_offsets())
         except MalformedColumnsError as error:
-            findings.add(CORRUPT, read.path, mine.offsets[0], f"columns that contradict each other: {error}")
+            findings.add(CORRUPT, read.path, int(mine.offsets[0]), f"columns that contradict each other: {error}")
     if not parts:
         return OutcomeRows.empty(read.path)
     columns = {name: np.concatenate([part[name] for part in parts]) for name in NAMES}

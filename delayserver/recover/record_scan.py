@@ -7,16 +7,14 @@ wrong. Many records are given at once, so that whoever decodes their columns doe
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 import google_crc32c
-import numpy as np
 
-from store.batches import I64
-from store.column_blocks import Columns, decode_blocks
-from store.columns import ColumnBatch, MalformedColumnsError
+from delayserver.recover.checksum_fold import RUN_BYTES_MAX
+from delayserver.recover.record_run import find_run
+from delayserver.recover.records import Records, RecordsBuilder
 from store.errors import FormatError
 from store.filesystem import File
 from store.record import BATCHES, HEADER_BYTES, RECORD_BYTES_MAX, RECORD_MAGIC, RECORD_ROWS_MAX, record_bytes
@@ -25,62 +23,17 @@ from store.segment import FILE_HEADER_BYTES
 
 # One read of the disk: large enough for its speed, small enough to stay in the cache of the processor's third level.
 READ_BYTES = 4 << 20
+# Records up to this size are verified many at once; beyond it the checksums themselves are most of the work.
+SMALL_BYTES_MAX = 4 << 10
+# So far it goes record by record where a run has none or has damage, before a run is tried again.
+_ONE_BY_ONE_BYTES = RUN_BYTES_MAX // 4
 # Records given at once. The columns of so many rows or blocks are some ten megabytes.
 CHUNK_ROWS_MAX = 1 << 18
 CHUNK_RECORDS_MAX = 1 << 15
 _HEADER = struct.Struct("<IIHHIIIQIIQqq")
+_LENGTHS = struct.Struct("<IIQ")  # of the columns, their checksum, of the blob
 _checksum = google_crc32c.value
 _VERSIONS = {kind: batch.schema.version for kind, batch in BATCHES.items()}
-
-
-@dataclass(slots=True)
-class Records:
-    """Verified records, one entry each: position in the file, kind, rows, first and last sequence, column block, and
-    where the blob block starts and how long it is."""
-
-    offsets: list[int] = field(default_factory=list)
-    kinds: list[int] = field(default_factory=list)
-    counts: list[int] = field(default_factory=list)
-    firsts: list[int] = field(default_factory=list)
-    lasts: list[int] = field(default_factory=list)
-    blocks: list[bytes] = field(default_factory=list)
-    blob_offsets: list[int] = field(default_factory=list)
-    blob_bytes: list[int] = field(default_factory=list)
-    rows: int = 0
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    def of_kind(self, kind: int) -> Records:
-        """Only the records of one kind."""
-        if all(found == kind for found in self.kinds):
-            return self
-        part = Records()
-        for place, found in enumerate(self.kinds):
-            if found == kind:
-                part.offsets.append(self.offsets[place])
-                part.kinds.append(kind)
-                part.counts.append(self.counts[place])
-                part.firsts.append(self.firsts[place])
-                part.lasts.append(self.lasts[place])
-                part.blocks.append(self.blocks[place])
-                part.blob_offsets.append(self.blob_offsets[place])
-                part.blob_bytes.append(self.blob_bytes[place])
-                part.rows += self.counts[place]
-        return part
-
-    def columns(self, batch_type: type[ColumnBatch], names: Sequence[str]) -> Columns:
-        """The named columns of all rows. Raises MalformedColumnsError; all records must be of this kind."""
-        lengths = [f"{name}_length" for name in batch_type.schema.blobs]
-        columns = decode_blocks(batch_type.schema, self.blocks, self.counts, [*names, *lengths])
-        total = sum([int(columns[name].sum(dtype=np.int64)) for name in lengths])
-        if total != sum(self.blob_bytes):
-            raise MalformedColumnsError("lengths do not add up to the blobs")
-        return columns
-
-    def row_offsets(self) -> I64:
-        """The offset of each row's record, i64[rows]."""
-        return np.repeat(np.array(self.offsets, np.int64), self.counts)
 
 
 class RecordScan:
@@ -103,12 +56,13 @@ class RecordScan:
         self.newer = ""
         self.damaged_between: list[tuple[int, int]] = []
         self._last_sequence = 0
+        self._no_run_before = 0
 
     def __iter__(self) -> Iterator[Records]:
-        records = Records()
+        records = RecordsBuilder()
         position = self._start
         while position < self._stop:
-            reached = self._read_one(position, records)
+            reached = self._read_run(position, records) or self._read_one(position, records)
             if reached is None:
                 following = self._judge(position)
                 if following is None:
@@ -116,11 +70,10 @@ class RecordScan:
                 position = following
                 continue
             position = self.report.end = reached
-            if records.rows >= CHUNK_ROWS_MAX or len(records) >= CHUNK_RECORDS_MAX:
-                yield records
-                records = Records()
-        if len(records):
-            yield records
+            if records.rows >= CHUNK_ROWS_MAX or records.records >= CHUNK_RECORDS_MAX:
+                yield records.take()
+        if records.records:
+            yield records.take()
 
     def _bytes(self, position: int, length: int) -> int:
         """Make sure that the buffer holds these bytes; returns where in it they start."""
@@ -131,7 +84,37 @@ class RecordScan:
             self._buffer_start, begin = position, 0
         return begin
 
-    def _read_one(self, position: int, records: Records) -> int | None:
+    def _read_run(self, position: int, records: RecordsBuilder) -> int | None:
+        """Verify the small records from `position` on together and add them; returns the end of the last one.
+
+        None where the next record is no small one, or where something in the run is not right.
+        """
+        if position < self._no_run_before or self._stop - position < 2 * HEADER_BYTES:
+            return None
+        begin = self._bytes(position, HEADER_BYTES)
+        if len(self._buffer) - begin < HEADER_BYTES:
+            return None
+        columns_bytes, _, blob_bytes = _LENGTHS.unpack_from(self._buffer, begin + 16)
+        if columns_bytes + blob_bytes > SMALL_BYTES_MAX:
+            return None
+        buffer = self._file.pread(position, min(RUN_BYTES_MAX, self._stop - position))
+        run = find_run(buffer, position)
+        if run is None:
+            self._no_run_before = position + _ONE_BY_ONE_BYTES
+            return None
+        records.add_run(run, buffer, position)
+        self._went_on(int(run.firsts[0]), int(run.lasts[-1]), run.synced)
+        return position + int(run.ends[-1])
+
+    def _went_on(self, first: int, last: int, synced: int) -> None:
+        self.report.synced = max(self.report.synced, synced)
+        place = len(self.damaged_between) - 1
+        while place >= 0 and self.damaged_between[place][1] < 0:
+            self.damaged_between[place] = (self.damaged_between[place][0], first)
+            place -= 1
+        self._last_sequence = last
+
+    def _read_one(self, position: int, records: RecordsBuilder) -> int | None:
         """Verify the record at `position` and add it; returns its end, or None where there is no valid record."""
         if position + HEADER_BYTES > self._stop:
             return None
@@ -157,19 +140,8 @@ class RecordScan:
             return None
         if self._blobs and not self._blob_is_whole(buffer, blob_start, blob_bytes, blob_crc, begin + size):
             return None
-        records.offsets.append(position)
-        records.kinds.append(kind)
-        records.counts.append(count)
-        records.firsts.append(first)
-        records.lasts.append(last)
-        records.blocks.append(block)
-        records.blob_offsets.append(position + HEADER_BYTES + columns_bytes)
-        records.blob_bytes.append(blob_bytes)
-        records.rows += count
-        self.report.synced = max(self.report.synced, synced)
-        if self.damaged_between and self.damaged_between[-1][1] < 0:
-            self.damaged_between[-1] = (self.damaged_between[-1][0], first)
-        self._last_sequence = last
+        records.add(position, kind, count, first, last, block, blob_bytes)
+        self._went_on(first, last, synced)
         return position + size
 
     def _blob_is_whole(self, buffer: bytes, start: int, length: int, crc: int, end: int) -> bool:
@@ -191,8 +163,7 @@ class RecordScan:
             return None
         self.report.synced = max(self.report.synced, report.synced)
         self.report.damages += report.damages
-        if report.damages:
-            self.damaged_between.append((self._last_sequence, -1))
+        self.damaged_between += [(self._last_sequence, -1)] * len(report.damages)
         if following is not None:
             return int(following[0].offset)
         self.report.end = report.end

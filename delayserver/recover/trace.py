@@ -18,7 +18,7 @@ from delayserver.recover.dump import outcome_name, put_blob
 from delayserver.recover.file_read import Expected, FileRead
 from delayserver.recover.findings import Findings
 from delayserver.recover.log_check import log_parts
-from delayserver.recover.record_scan import Records
+from delayserver.recover.records import Records
 from delayserver.recover.whole_rows import read_blobs
 from store.batches import (
     KIND_CANCELS,

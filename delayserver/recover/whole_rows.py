@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from delayserver.recover.capture import Capture
-from delayserver.recover.record_scan import Records
+from delayserver.recover.records import Records
 from store.batches import I64, MessageBatch
 from store.errors import CorruptionError
 from store.file_header import FILE_HEADER_BYTES

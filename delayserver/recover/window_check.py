@@ -19,7 +19,7 @@ from delayserver.recover.file_read import Expected, FileRead, Progress
 from delayserver.recover.findings import CONTRADICTORY, CORRUPT, MISPLACED, Findings
 from delayserver.recover.fingerprint import Fingerprints, row_hashes
 from delayserver.recover.outcome_rows import OutcomeRows, read_outcomes
-from delayserver.recover.record_scan import Records
+from delayserver.recover.records import Records
 from delayserver.recover.units import ALL_OF_IT, Units, unit_code
 from store.batches import I64, U8, U32, U64, MessageBatch
 from store.columns import MalformedColumnsError
@@ -230,14 +230,14 @@ class WindowCheck:
         mine = records.of_kind(MessageBatch.schema.kind)
         if len(mine) != len(records):
             self._findings.add(
-                CORRUPT, read.path, records.offsets[0], "records that are no messages in a schedule file"
+                CORRUPT, read.path, int(records.offsets[0]), "records that are no messages in a schedule file"
             )
         if not len(mine):
             return None
         try:
             columns = mine.columns(MessageBatch, NAMES)
         except MalformedColumnsError as error:
-            self._findings.add(CORRUPT, read.path, mine.offsets[0], f"columns that contradict each other: {error}")
+            self._findings.add(CORRUPT, read.path, int(mine.offsets[0]), f"columns that contradict each other: {error}")
             return None
         return Rows(**{name: columns[name] for name in NAMES}, offset=mine.row_offsets())
 
