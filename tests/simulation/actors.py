@@ -11,9 +11,11 @@ import trio
 
 from delayserver.protocol.errors import DelayServerError
 from tests.simulation.client import Client, Lost
+from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 from tests.simulation.model import ACCEPTED, Model, Sent
 from tests.simulation.settings import ACK_TIMEOUT_MS, DELAY_MS_MAX, HOUR_MS
+from tests.simulation.timeliness import LATE_US_MAX, Timeliness
 
 SUBJECTS = ("orders", "bills.late", "remote.mail")
 REMOTE_SUBJECTS = ("remote.mail",)
@@ -43,8 +45,17 @@ class Producer:
     """Sends and changes its mind."""
 
     def __init__(
-        self, client: Client, model: Model, clock: Any, chance: Random, note: Callable[..., None], rows_max: int
+        self,
+        client: Client,
+        model: Model,
+        clock: Any,
+        chance: Random,
+        note: Callable[..., None],
+        rows_max: int,
+        brokers: dict[str, list[str]],
     ) -> None:
+        """`brokers`: the addresses that the consumers of each subject pull from."""
+        self._brokers = brokers
         self._client = client
         self._model = model
         self._clock = clock
@@ -60,12 +71,18 @@ class Producer:
         try:
             if kind < 0.55 or not self.rows:
                 await (self._send_rows() if self._chance.random() < 0.6 else self._send_columns())
-            elif kind < 0.72:
+            elif kind < 0.70:
                 await self._cancel()
-            elif kind < 0.82:
+            elif kind < 0.80:
                 await self._reschedule()
-            else:
+            elif kind < 0.93:
                 await self._look_up()
+            elif kind < 0.97:
+                await self._status()
+            elif kind < 0.985:
+                await self._route()
+            else:
+                await self._redispatch()
         except Lost as error:
             self._note(self._client.name, "no answer", why=str(error))
         except DelayServerError as error:
@@ -115,6 +132,10 @@ class Producer:
                 self._settle_refused(row, result["error"])
             else:
                 self._model.accepted(row, result["sequence"], result["receipt"], result["due_ms"])
+                if row.message_id is None:
+                    row.derived_id = result["message_id"]
+                elif result["message_id"] != row.message_id:
+                    self._model.fail(f"accepted with the id {result['message_id']}", row)
         self._note(self._client.name, "sent", sequences=[row.sequence for row in rows])
 
     async def _ask(self, rows: list[Sent], arguments: dict[str, Any]) -> dict[str, Any]:
@@ -198,11 +219,11 @@ class Producer:
                 identity.cancels_open -= 1
         self._note(self._client.name, "cancel answered", outcomes=outcomes)
         for row, outcome in zip(rows, outcomes, strict=True):
-            self._model.cancel_answered(row, outcome, self._clock.peak_us // 1000)
+            self._model.cancel_answered(row, outcome, self._clock.peak_us // 1000, self._clock.now_us())
 
     async def _ask_cancel(self, rows: list[Sent]) -> list[str]:
-        if self._chance.random() < 0.5:
-            reply = await self._client.request("cancel", {"receipts": [row.receipt for row in rows]})
+        if self._chance.random() < 0.6:
+            reply = await self._client.request("cancel", named(self._model, rows, self._chance))
             return [result["outcome"] for result in reply["results"]]
         count = len(rows)
         reply = await self._client.request(
@@ -230,6 +251,10 @@ class Producer:
         new = self._model.new_row(old.subject, due_ms, old.message_id, 0, rescheduled=True)
         self._note(self._client.name, "reschedule", token=old.token, new=new.token, due_ms=due_ms)
         item = {"receipt": old.receipt, "due_ms": due_ms, "body": new.body, "expires_ms": 0}
+        message_id = self._model.by_id(old)
+        if message_id and self._chance.random() < 0.4:
+            del item["receipt"]
+            item |= {"subject": old.subject, "message_id": message_id, "message_due_ms": old.due_ms}
         identity.cancels_open += 1
         try:
             reply = await self._client.request("reschedule", {"items": [item]})
@@ -256,16 +281,38 @@ class Producer:
                 self._model.refused(new)
         elif result["outcome"] == "cancelled":
             self._model.accepted(new, result["sequence"], result["new_receipt"], result["due_ms"])
-            self._model.cancel_answered(old, "cancelled", self._clock.peak_us // 1000)
+            self._model.cancel_answered(old, "cancelled", self._clock.peak_us // 1000, self._clock.now_us())
             self.rows.append(new)
         else:
             self._model.refused(new)
-            self._model.cancel_answered(old, result["outcome"], self._clock.peak_us // 1000)
+            self._model.cancel_answered(old, result["outcome"], self._clock.peak_us // 1000, self._clock.now_us())
 
     async def _look_up(self) -> None:
         rows = self._some(self._chance.choice([1, 3, 10]))
         if rows:
-            await look_up(self._client, self._model, self._clock, rows)
+            await look_up(self._client, self._model, self._clock, rows, named(self._model, rows, self._chance))
+
+    async def _status(self) -> None:
+        asked = self._model.asking()
+        status = await self._client.request("status", {})
+        self._model.check_status(status, asked, self._clock.peak_us // 1000)
+
+    async def _route(self) -> None:
+        subject = self._chance.choice(SUBJECTS)
+        reply = await self._client.request("route", {"subject": subject})
+        addresses = sorted(node["address"] for node in reply["nodes"])
+        if addresses != self._brokers[subject]:
+            raise SimulationFailure(f"{subject} is routed to {reply}, its brokers are {self._brokers[subject]}")
+
+    async def _redispatch(self) -> None:
+        """As an operator does whose broker lost something; half of them only look."""
+        from_ms = self._clock.now_ms() - int(10 ** (3 + self._chance.random() * 4))
+        arguments = {"from_ms": from_ms, "to_ms": self._clock.now_ms(), "dry_run": self._chance.random() < 0.5}
+        self._note(self._client.name, "redispatch", **arguments)
+        if not arguments["dry_run"]:
+            self._model.redispatched(from_ms, arguments["to_ms"])
+        reply = await self._client.request("redispatch", arguments)
+        self._note(self._client.name, "redispatched", **reply)
 
 
 OUTCOMES = [
@@ -284,13 +331,26 @@ OUTCOMES = [
 ]
 
 
-async def look_up(client: Client, model: Model, clock: Any, rows: list[Sent]) -> None:
+def named(model: Model, rows: list[Sent], chance: Random) -> dict[str, Any]:
+    """Arguments that name messages: by receipts, or by ids where each has one that names it alone."""
+    ids = [model.by_id(row) for row in rows]
+    if not all(ids) or chance.random() < 0.5:
+        return {"receipts": [row.receipt for row in rows]}
+    messages = zip(rows, ids, strict=True)
+    return {"messages": [{"subject": row.subject, "message_id": id_, "due_ms": row.due_ms} for row, id_ in messages]}
+
+
+async def look_up(
+    client: Client, model: Model, clock: Any, rows: list[Sent], arguments: dict[str, Any] | None = None
+) -> None:
     """Ask for rows that were accepted, and let the model judge the answers."""
-    reply = await client.request("lookup", {"receipts": [row.receipt for row in rows]})
+    reply = await client.request("lookup", arguments or {"receipts": [row.receipt for row in rows]})
     for row, result in zip(rows, reply["results"], strict=True):
         if "error" in result:
-            model.fail(f"lookup of an own receipt answered {result}", row)
-        model.looked_up(row, result["outcome"], clock.peak_us // 1000)
+            model.fail(f"lookup of an own message answered {result}", row)
+        model.looked_up(row, result["outcome"], clock.peak_us // 1000, clock.now_us())
+        if result["outcome"] != "retired":
+            model.described(row, result, clock.peak_us)
 
 
 class Consumer:
@@ -306,8 +366,13 @@ class Consumer:
         note: Callable[..., None],
         subject: str,
         group: str,
+        timely: Timeliness,
+        looks: Callable[[], None],
     ) -> None:
-        """`host` is the broker it pulls from, `server` the one whose clock says what was early."""
+        """`host` is the broker it pulls from, `server` the one whose clock says what was early. `looks` is called at
+        every pull that brought something: a moment as good as any to look at memory."""
+        self._timely = timely
+        self._looks = looks
         self._server = server
         self._client = client
         self._model = model
@@ -358,13 +423,14 @@ class Consumer:
             ),
         )
         rows = [self._arrived(message, asked_us, life, steps) for message in messages]
+        self._looks()
         await self._answer(rows, [message["delivery"] for message in messages])
         return len(rows)
 
-    def _arrived(self, message: dict[str, Any], asked_us: int, life: int, steps: int) -> Sent:
+    def _arrived(self, message: dict[str, Any], asked_us: int, life: int, steps: int) -> Sent | None:
         clock, by = self._host.clock, self._server.clock
         retry = bool(message["delivery"] >> 62 & 1)
-        return self._model.arrived(
+        row = self._model.arrived(
             self._group,
             self._host.name,
             message | {"retry": retry},
@@ -375,13 +441,20 @@ class Consumer:
             until_us=asked_us + ACK_TIMEOUT_MS * 1000,
             steps=steps,
         )
+        if row is not None and not retry and row.state == ACCEPTED:
+            due_ms, accepted_us, dispatched_us = message["due_ms"], message["accepted_us"], message["dispatched_us"]
+            late_us = self._timely.lateness_us(self._subject, due_ms, accepted_us, dispatched_us)
+            if late_us is not None and late_us > LATE_US_MAX:
+                self._model.fail(f"dispatched {late_us / 1e6:.3f} s late in a world that was well", row)
+        return row
 
-    async def _answer(self, rows: list[Sent], deliveries: list[int]) -> None:
+    async def _answer(self, handed: list[Sent | None], deliveries: list[int]) -> None:
         kind = 1.0 if self.careful else self._chance.random()
+        rows = [row for row in handed if row is not None]
         if kind < 0.04:
             self._note(self._client.name, "forgets", tokens=[row.token for row in rows])
             return
-        count = len(rows)
+        count = len(deliveries)
         arguments: dict[str, Any] = {
             "subject": self._subject,
             "group": self._group,

@@ -12,10 +12,17 @@ from delayserver.front import SERVER
 from delayserver.server import DelayServer
 from delayserver.settings import Settings
 from store.errors import DiskFullError, StoreError
-from tests.fakes.disk import FakeDisk, SimulatedCrash
+from tests.fakes.disk import FakeDisk, FakeFile, SimulatedCrash
 from tests.simulation.clocks import WallClock
 from tests.simulation.failures import ServerBroken
 from tests.simulation.network import Network, SimulatedListener
+
+
+class SimulatedDisk(FakeDisk):
+    """Says nothing of the process that runs the simulation: the length of its id would be part of the seed."""
+
+    def lock(self, path: str, content: bytes) -> FakeFile:
+        return super().lock(path, b"a simulated process\n")
 
 
 class Host:
@@ -37,7 +44,7 @@ class Host:
         self.address = f"{name}:{port}"
         self.settings = settings
         self.clock = clock
-        self.disk = FakeDisk()
+        self.disk = SimulatedDisk()
         self.role = role
         self.server: DelayServer | None = None
         self.lives = 0
@@ -46,7 +53,7 @@ class Host:
         self.up = trio.Event()
         self.down = trio.Event()
         self.died_of = ""
-        self.unsafe_lives: list[int] = []
+        self.on_change: Callable[[], None] = lambda: None
         self._network = network
         self._chance = chance
         self._note = note
@@ -144,6 +151,7 @@ class Host:
     def _ready(self, _host: str, _port: int) -> None:
         self._note(self.name, "ready", life=self.lives)
         self.up.set()
+        self.on_change()
 
     def _explain(self, error: BaseException) -> None:
         """A crash that was asked for, a death of the disk's making, or a bug."""
@@ -181,6 +189,7 @@ class Host:
         self._scope = None
         self.deaths += 1
         self.down.set()
+        self.on_change()
 
 
 def _leaves(error: BaseException) -> list[BaseException]:

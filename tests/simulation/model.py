@@ -11,9 +11,12 @@ from dataclasses import asdict, dataclass, field
 
 from tests.simulation.failures import SimulationFailure
 
+ENDS = ("delivered", "cancelled", "expired", "deduplicated", "dead_lettered")
 UNKNOWN, ACCEPTED, REFUSED = "unknown", "accepted", "refused"
 # Expiry is looked at when a row leaves its queue; then the message is read, in a worker thread, and dispatched.
 READ_US_MAX = 50_000
+# This long after a consumer got a message, in a world that is well, its outcome is known to who asks.
+OUTCOME_US_MAX = 2_000_000
 
 
 @dataclass(slots=True)
@@ -30,6 +33,8 @@ class Sent:
     sequence: int = 0
     receipt: str = ""
     rescheduled: bool = False
+    derived_id: str = ""
+    """The id that the server made, of a row sent without one."""
 
     def brief(self) -> str:
         """For traces: without the body."""
@@ -78,6 +83,12 @@ class Identity:
     deliveries: int = 0
     patience: int = 15
     last_answer: str = ""
+    redispatched: bool = False
+    """Somebody asked for a redispatch of its time: from then on it may come again, under other sequences."""
+    seen_us: int = 0
+    """When a consumer first got it, and `settled`: the final answer that was given in `settled_life` of the server."""
+    settled: str = ""
+    settled_life: int = 0
 
     @property
     def accepted(self) -> int:
@@ -109,6 +120,14 @@ class Identity:
         return any(copy.expires_ms for copy in self.copies)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Counts, and messages that were accepted, when somebody began to ask for the status."""
+
+    counts: dict[str, int]
+    certain: list[Identity]
+
+
 class Model:
     """Books and verdicts."""
 
@@ -122,7 +141,10 @@ class Model:
         self._note = note
         self._next_token = 1
         self.highest_sequence = 0
-        self.internal_unknown = 0
+        self.counts: dict[str, int] = {}
+        # Told by the world: the life of the server, and for how long all has been well for a subject.
+        self.life: Callable[[], int] = lambda: 0
+        self.well_for_us: Callable[[str], int] = lambda _subject: 0
 
     # -- asked
 
@@ -154,6 +176,17 @@ class Model:
         """What is delivered once for this row."""
         return self.identities[self._key(row)]
 
+    def by_id(self, row: Sent) -> str:
+        """The id that names this message and no other, "" if there is none: a rescheduled one keeps its id."""
+        if row.message_id is None:
+            return row.derived_id
+        same = [
+            other
+            for other in self.rows.values()
+            if other.rescheduled and (other.subject, other.message_id) == (row.subject, row.message_id)
+        ]
+        return "" if row.rescheduled or any(other.due_ms == row.due_ms for other in same) else row.message_id
+
     # -- answered
 
     def accepted(self, row: Sent, sequence: int, receipt: str, due_ms: int) -> None:
@@ -173,7 +206,7 @@ class Model:
             self.fail("refused, but it had arrived", row)
         row.state = REFUSED
 
-    def cancel_answered(self, row: Sent, outcome: str, peak_ms: int) -> None:
+    def cancel_answered(self, row: Sent, outcome: str, peak_ms: int, now_us: int) -> None:
         """`cancelled` is a promise; the other answers are checked against what was seen."""
         identity = self.identity(row)
         if outcome in ("cancelled", "already_cancelled"):
@@ -183,11 +216,12 @@ class Model:
                 self.fail("already_cancelled, but nobody cancelled it", row)
             identity.cancelled = True
         else:
-            self.looked_up(row, outcome, peak_ms)
+            self.looked_up(row, outcome, peak_ms, now_us)
 
-    def looked_up(self, row: Sent, outcome: str, peak_ms: int) -> None:
+    def looked_up(self, row: Sent, outcome: str, peak_ms: int, now_us: int) -> None:
         """An answer of lookup, or of a cancel that did not cancel."""
         identity = self.identity(row)
+        self._check_settled(row, identity, outcome, now_us)
         if outcome != "deduplicated":
             identity.last_answer = outcome
         if outcome == "unknown":
@@ -214,6 +248,40 @@ class Model:
         if outcome == "dead_lettered":
             self.fail("dead-lettered without a policy for it", row)
 
+    def _check_settled(self, row: Sent, identity: Identity, outcome: str, now_us: int) -> None:
+        """What has an outcome keeps it as long as the server lives, and what was handed out soon has one."""
+        open_ = outcome in ("pending", "in_flight", "retrying")
+        if open_ and identity.settled and identity.settled_life == self.life():
+            self.fail(f"answered {outcome}, but it was {identity.settled} before", row)
+        if open_ and identity.seen_us:
+            seen_for_us = now_us - identity.seen_us
+            if seen_for_us > OUTCOME_US_MAX and self.well_for_us(row.subject) > seen_for_us:
+                self.fail(f"answered {outcome}, {seen_for_us / 1e6:.1f} s after a consumer got it", row)
+        if outcome in ("delivered", "expired", "cancelled", "dead_lettered"):
+            final = identity.settled if identity.settled_life == self.life() else ""
+            if final and final != outcome:
+                self.fail(f"answered {outcome}, but it was {final} before", row)
+            identity.settled, identity.settled_life = outcome, self.life()
+
+    def described(self, row: Sent, result: dict[str, object], peak_us: int) -> None:
+        """The other fields of an answer of lookup: whose they are, and that they are possible."""
+        identity = self.identity(row)
+        if result.get("subject", row.subject) != row.subject or result.get("due_ms", row.due_ms) != row.due_ms:
+            self.fail(f"looked up as {result}", row)
+        copies = {copy.receipt for copy in identity.copies if copy.state == ACCEPTED}
+        if not identity.unknown and {result["receipt"], result.get("original_receipt", row.receipt)} - copies:
+            self.fail(f"looked up as {result}, its receipts are {sorted(copies)}", row)
+        dispatched_us = result.get("dispatched_us", 0)
+        assert isinstance(dispatched_us, int)
+        if dispatched_us and not (row.due_ms or 0) * 1000 <= dispatched_us <= peak_us:
+            self.fail(f"looked up as dispatched at {dispatched_us}, the clock has shown at most {peak_us}", row)
+
+    def redispatched(self, from_ms: int, to_ms: int) -> None:
+        """Asked for: what is due in this range may come again."""
+        for row in self.rows.values():
+            if row.due_ms is None or from_ms <= row.due_ms < to_ms:
+                self.identity(row).redispatched = True
+
     # -- seen
 
     def arrived(
@@ -227,8 +295,9 @@ class Model:
         life: int,
         until_us: int,
         steps: int,
-    ) -> Sent:
-        """A consumer was handed a message by the broker at `place`. Checks all that can be said about it at once."""
+    ) -> Sent | None:
+        """A consumer was handed a message by the broker at `place`. Checks all that can be said about it at once. None
+        for one that a redispatch brought again."""
         body = fields["body"]
         assert isinstance(body, bytes)
         token = int(body[1 : body.index(b".")]) if body[:1] == b"m" and b"." in body else 0
@@ -239,8 +308,10 @@ class Model:
         due_ms, dispatched_us = fields["due_ms"], fields["dispatched_us"]
         assert isinstance(due_ms, int)
         assert isinstance(dispatched_us, int)
-        self._check_row(row, fields)
         retry = bool(fields["retry"])
+        again = identity.redispatched and fields["sequence"] not in self._sequences_of(identity)
+        if not again:
+            self._check_row(row, fields)
         if dispatched_us < due_ms * 1000 or peak_us < due_ms * 1000:
             self.fail(f"early: due {due_ms}, dispatched {dispatched_us}, the clock has shown at most {peak_us}", row)
         if dispatched_us > peak_us:
@@ -251,12 +322,16 @@ class Model:
             self.fail("it was answered `cancelled` and arrived all the same", row)
         if identity.expired:
             self.fail("it was `expired` and arrived all the same", row)
-        if row.expires_ms and dispatched_us > row.expires_ms * 1000 + READ_US_MAX and not retry and not self.disturbed:
+        late = row.expires_ms and dispatched_us > row.expires_ms * 1000 + READ_US_MAX
+        if late and not (retry or again or self.disturbed):
             self.fail(f"dispatched at {dispatched_us}, after its expiry {row.expires_ms}", row)
         identity.arrived_tokens.add(token)
         if len(identity.arrived_tokens) > 1:
             self.fail(f"copies {sorted(identity.arrived_tokens)} of one message arrived", row)
+        if again and not retry:
+            return None
         identity.deliveries += 1
+        identity.seen_us = identity.seen_us or wall_us
         hands = f"{group}@{place}"
         self._check_again(row, identity, hands, wall_us, life, steps, retry)
         known = identity.arrived.get(hands)
@@ -283,8 +358,14 @@ class Model:
                 self.fail(f"{place} has it twice, at {known.position} and {position}, without a crash", row)
         known.position, known.life = position, life
 
+    def _sequences_of(self, identity: Identity) -> set[object]:
+        """Those that its deliveries may carry; that of a copy without an answer is whatever nobody else has."""
+        known: set[object] = {copy.sequence for copy in identity.copies if copy.state == ACCEPTED}
+        return known
+
     def _check_row(self, row: Sent, fields: dict[str, object]) -> None:
-        if row.due_ms is None:
+        if row.due_ms is None and not fields["retry"]:
+            # Sent with a delay, and the answer was lost. A redelivery has a due time of its own.
             row.due_ms = fields["due_ms"]  # type: ignore[assignment]
         elif fields["retry"] is False and fields["due_ms"] != row.due_ms:
             self.fail(f"due {row.due_ms}, arrived as {fields['due_ms']}", row)
@@ -299,7 +380,7 @@ class Model:
         self, row: Sent, identity: Identity, hands: str, wall_us: int, life: int, steps: int, retry: bool
     ) -> None:
         before = identity.arrived.get(hands)
-        if before is None:
+        if before is None or identity.redispatched:
             return
         places = {known.partition("@")[2] for known in identity.arrived}
         if (life > 1 or len(places) > 1) and (retry or before.retry):
@@ -360,6 +441,26 @@ class Model:
         ]
         return min(waiting, default=None)
 
+    def asking(self) -> Asked:
+        """What is known when `status` is asked for: the answer may be older than what other answers said meanwhile."""
+        certain = [identity for identity in self.identities.values() if identity.accepted and not identity.may_expire]
+        return Asked(dict(self.counts), certain)
+
+    def check_status(self, status: dict[str, int], asked: Asked, peak_ms: int) -> None:
+        """What must hold of any answer to `status`: the balance, counts that never fall, not even over a crash, and that
+        what is not due yet is pending. `peak_ms`: the latest time the clock has shown."""
+        ends = sum(status[name] for name in ENDS)
+        self._within("accepted - all outcomes - pending", status["accepted"] - ends - status["pending"], 0, 0)
+        for name in ("accepted", *ENDS):
+            self._within(name, status[name], asked.counts.get(name, 0), 1 << 62)
+            self.counts[name] = max(self.counts.get(name, 0), status[name])
+        certain = sum(
+            not identity.cancel_possible and min(copy.due_ms or 0 for copy in identity.copies) > peak_ms
+            for identity in asked.certain
+        )
+        self._within("pending", status["pending"], certain, 1 << 62)
+        self._within("early", status["early"], 0, 0)
+
     def check_running(self, status: dict[str, int]) -> None:
         """What must hold at any time when no request is under way."""
         everything = list(self.identities.values())
@@ -381,7 +482,7 @@ class Model:
         cancelled = sum(identity.cancelled for identity in everything)
         maybe = sum(identity.maybe_cancelled and not identity.cancelled for identity in everything)
         self._within("cancelled", status["cancelled"], cancelled, cancelled + maybe)
-        ends = sum(status[name] for name in ("delivered", "cancelled", "expired", "deduplicated", "dead_lettered"))
+        ends = sum(status[name] for name in ENDS)
         self._within("accepted - all outcomes", status["accepted"] - ends, 0, 0)
         copies = sum(max(identity.accepted - 1, 0) for identity in everything)
         copies_most = sum(max(identity.accepted + identity.unknown - 1, 0) for identity in everything)

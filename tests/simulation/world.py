@@ -9,6 +9,7 @@ import trio
 from delayserver.front import BROKER
 from tests.simulation import settings as settings_of
 from tests.simulation.actors import REMOTE_SUBJECTS, SUBJECTS, Consumer, Producer, look_up
+from tests.simulation.bounds import Bounds
 from tests.simulation.client import Client, DelayServerError, Lost
 from tests.simulation.clocks import SimulatedTime, WallClock
 from tests.simulation.failures import SimulationFailure
@@ -16,12 +17,15 @@ from tests.simulation.files import check_files
 from tests.simulation.host import Host
 from tests.simulation.model import ACCEPTED, Model
 from tests.simulation.network import Network, Weather
+from tests.simulation.timeliness import LATE_US_MAX, Timeliness
 from tests.simulation.trace import Trace
 
 # A seed that needs more simulated hops than this to deliver everything is stuck.
 HOPS_MAX = 400
 # Asked for after a start: a lookup is the dearest of the requests.
 LOOKUPS_MAX = 40
+# The most messages of one request.
+ROWS_AT_ONCE = 40
 # How exact the sleeps of a host are: most seeds have coarse ones, and cost half.
 TIMER_US = (1, 100_000, 100_000, 100_000)
 
@@ -60,7 +64,17 @@ class World:
         for host in (self.host, *self.nodes):
             host.disk.inline = self.chance.random() < 0.5
             host.clock.granularity_us = self.chance.choice(TIMER_US)
+        dispatch = settings.dispatch
+        self.timely = Timeliness(self.clock, dispatch.deliver_timeout_ms + dispatch.backoff_ms_max, self._well)
+        self.model.life = lambda: self.host.lives
+        self.model.well_for_us = self.timely.well_for_us
+        self.host.on_change = self.timely.changed
+        for node in self.nodes:
+            node.on_change = self.timely.fault
         self.groups = ["one"] if self.chance.random() < 0.6 else ["one", "two"]
+        own = [self.host.address]
+        remote = sorted(node.address for node in self.nodes) or own
+        brokers = {subject: remote if subject in REMOTE_SUBJECTS else own for subject in SUBJECTS}
         self.producers = [
             Producer(
                 Client(self.network, self.host.address, f"producer-{index}"),
@@ -68,7 +82,8 @@ class World:
                 self.clock,
                 Random(f"{seed}:producer:{index}"),
                 self.note,
-                self.chance.choice([3, 10, 40]),
+                self.chance.choice([3, 10, ROWS_AT_ONCE]),
+                brokers,
             )
             for index in range(2)
         ]
@@ -82,13 +97,33 @@ class World:
                 self.note,
                 subject,
                 group,
+                self.timely,
+                self._look_at_bounds,
             )
             for host in (self.host, *self.nodes)
             for subject in (SUBJECTS if host is self.host else REMOTE_SUBJECTS)
             for group in self.groups
         ]
         self.checker = Client(self.network, self.host.address, "checker")
-        self.quiet = False
+        self.looked_late = False
+        self.bounds = Bounds(ROWS_AT_ONCE * len(self.producers), len(self.producers) + len(self.consumers) + 1)
+
+    def _well(self, subject: str) -> bool:
+        """Whether nothing keeps a message of this subject from its broker, as far as the world knows."""
+        host = self.host
+        if not host.alive or host.disk.capacity_bytes is not None or subject not in REMOTE_SUBJECTS or not self.nodes:
+            return host.alive and host.disk.capacity_bytes is None
+        network = self.network
+        return network.weather == Weather() and not any(
+            not node.alive
+            or node.disk.capacity_bytes is not None
+            or node.address in network.silent | network.unreachable | network.slow_s.keys()
+            for node in self.nodes
+        )
+
+    def _look_at_bounds(self) -> None:
+        for host in (self.host, *self.nodes):
+            self.bounds.look(host, self.note)
 
     # -- the script
 
@@ -140,20 +175,22 @@ class World:
             check_files(self.host, server.status.to_map())
 
     async def _ask_for_all(self) -> None:
+        asked = self.model.asking()
         try:
             status = await self.checker.request("status", {})
         except (Lost, DelayServerError) as error:
             self.note("checker", "no answer", why=str(error))
             return
+        self.model.check_status(status, asked, self.clock.peak_us // 1000)
         self.note("checker", "status", **{name: status[name] for name in BALANCE})
         self.model.check_running(status)
         rows = [row for row in self.model.rows.values() if row.state == ACCEPTED]
         # Those that nobody has seen yet are the ones that can be lost; of the others a few.
         waiting = [row for row in rows if not self.model.identity(row).arrived_tokens]
-        asked = waiting[-LOOKUPS_MAX:] + self.chance.sample(rows, min(len(rows), 5))
-        if asked:
+        rows = waiting[-LOOKUPS_MAX:] + self.chance.sample(rows, min(len(rows), 5))
+        if rows:
             try:
-                await look_up(self.checker, self.model, self.clock, asked)
+                await look_up(self.checker, self.model, self.clock, rows)
             except (Lost, DelayServerError) as error:
                 self.note("checker", "no answer", why=str(error))
 
@@ -177,6 +214,7 @@ class World:
             if not self.host.alive:
                 return
             await producer.act()
+            self._look_at_bounds()
             await trio.sleep(producer_pause(self.chance))
 
     async def _fault(self) -> None:
@@ -211,17 +249,20 @@ class World:
                 short_write=chance.choice([0, 0.3]),
             )
             self.model.disturbed = True
+            self.timely.fault()
             self.note("fault", "weather", weather=self.network.weather)
         elif kind < 0.64:
             step_s = chance.choice([-1, 1]) * 10 ** (chance.random() * 4.5)
             self.note("fault", "clock step", seconds=round(step_s, 3))
             self.model.disturbed = True
             self.clock.step(int(step_s * 1e6))
+            self.timely.changed()
         elif kind < 0.70:
             room = chance.choice([0, 10, 100, 300]) * 1024
             self.note("fault", "disk fills up", room_bytes=room)
             self.model.disturbed = True
             host.disk.capacity_bytes = host.disk.used_bytes + room
+            self.timely.fault()
 
     def _start_nodes(self) -> None:
         for node in self.nodes:
@@ -238,6 +279,7 @@ class World:
         kind = chance.choice(["down", "crash", "slow", "silent", "unreachable", "full", "sync fails", "well", "well"])
         self.note("fault", f"{node.name} {kind}")
         self.model.disturbed = True
+        self.timely.fault()
         if kind == "down" and node.alive:
             node.crash(power=chance.random() < 0.5)
             return
@@ -260,6 +302,7 @@ class World:
         self.network.silent.discard(node.address)
         self.network.unreachable.discard(node.address)
         node.disk.capacity_bytes = None
+        self.timely.fault()
 
     async def _recover(self) -> None:
         """Let a crash that was asked for come, and start again what is down."""
@@ -277,6 +320,7 @@ class World:
         if self.chance.random() < 0.5:
             self._leap(10 ** (self.chance.random() * 5))
         host.disk.capacity_bytes = None
+        self.timely.fault()
         if self.chance.random() < 0.25:
             operations = int(10 ** (self.chance.random() * 2))
             power = self.chance.random() < 0.75
@@ -288,6 +332,7 @@ class World:
         self.note("world", "time leaps", seconds=round(seconds, 3))
         self.model.disturbed = True
         self.time.leap(seconds)
+        self.timely.changed()
 
     async def _pass_time(self) -> None:
         chance = self.chance
@@ -306,6 +351,7 @@ class World:
             self.note("world", "suspended", seconds=round(step_s, 3))
             self.model.disturbed = True
             self.clock.step(int(step_s * 1e6))
+            self.timely.changed()
             await trio.sleep(0.6)
         else:
             await trio.sleep(chance.choice([0.1, 1.0, 4.0]))
@@ -317,6 +363,7 @@ class World:
         self.note("world", "calm")
         self.network.weather = Weather()
         self.host.disk.capacity_bytes = None
+        self.timely.fault()
         self.host.disk.no_more_faults()
         for node in self.nodes:
             self._heal(node)
@@ -359,10 +406,32 @@ class World:
         ]
         if overdue:
             await look_up(self.checker, self.model, self.clock, [copy for _, copy in overdue])
+        await self._check_late()
         for identity, copy in overdue:
             identity.patience -= 1
             if identity.patience < 0 and identity in self.model.open_identities(self.groups):
                 self.model.fail("lost: accepted, due, and it does not arrive", copy)
+
+    async def _check_late(self) -> None:
+        """In fine time nothing that is due stays where it is: asked once, of those that no consumer has seen yet."""
+        now_ms = self.clock.now_ms()
+        unseen = [
+            (identity, copy)
+            for identity in self.model.open_identities(self.groups)
+            for copy in identity.copies
+            if not identity.arrived and copy.state == ACCEPTED and copy.due_ms is not None and copy.due_ms < now_ms
+        ]
+        if not unseen or self.looked_late:
+            return
+        self.looked_late = True
+        until_s = self.time.now_s + self.timely.pause_us / 1e6 + 2 * LATE_US_MAX / 1e6
+        while self.time.now_s < until_s and not all(identity.arrived for identity, _ in unseen):
+            await trio.sleep(0.5)
+        await look_up(self.checker, self.model, self.clock, [copy for _, copy in unseen])
+        for identity, copy in unseen:
+            waits = identity.last_answer in ("pending", "in_flight", "retrying")
+            if not identity.arrived and waits and self.timely.well_for_us(copy.subject) > LATE_US_MAX:
+                self.model.fail("overdue in a world that is well, and it is not dispatched", copy)
 
     def _open_text(self) -> str:
         return "; ".join(str(identity.copies) for identity in self.model.open_identities(self.groups)[:3])

@@ -1,0 +1,70 @@
+"""Rule 8, asserted: what a live server holds in memory against what its settings allow, looked at again and again.
+
+Every bound is made of settings alone. Where the server goes beyond a bound on purpose, by one step of its work, that step
+stands here with its reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from delayserver.server import DelayServer
+from tests.simulation.failures import SimulationFailure
+from tests.simulation.host import Host
+
+# Files in use are never closed: the pieces of work of a server that may each hold one beyond the table's bound.
+FILES_IN_USE_MAX = 8
+DAMAGES_MAX = 1000
+
+
+class Bounds:
+    """Looks at servers while they run, and remembers how close they came."""
+
+    def __init__(self, rows_at_once: int, clients: int) -> None:
+        """`rows_at_once`: the most rows that all clients together send at the same time; `clients`: how many there are."""
+        # A group commit and a round of replay hold one request of every client.
+        self._burst = rows_at_once
+        self._clients = clients
+        self.highest: dict[str, float] = {}
+        self.looks = 0
+
+    def look(self, host: Host, note: Callable[..., None]) -> None:
+        """Compare all. Raises SimulationFailure."""
+        server = host.server
+        if server is None or not host.alive or host.disk.dead:
+            return
+        self.looks += 1
+        for name, value, bound in self._held(server):
+            self.highest[name] = max(self.highest.get(name, 0.0), value / max(bound, 1))
+            if value > bound:
+                note("bounds", "FAILURE", host=host.name, name=name, value=value, bound=bound)
+                raise SimulationFailure(f"{host.name} holds {value} {name}, its settings allow {bound}")
+        server.wheel.check_invariants()
+        server.cursors.check_invariants()
+
+    def _held(self, server: DelayServer) -> Iterator[tuple[str, int, int]]:
+        settings = server.settings
+        wheel, dispatch, storage = settings.wheel, settings.dispatch, settings.storage
+        attempts = dispatch.workers * dispatch.batch_messages_max
+        held = server.dispatcher.rows_held
+        # What is due already is not dropped: it has a place in the queues, which have their own bound. So one burst may
+        # come on top, and one row, since a load always brings at least one.
+        groups = sum(min(attempts, group.rows_held) for group in server.groups.values())
+        yield "rows in wheel, queues and flight", len(server.wheel) + held, wheel.rows_max + self._burst + groups + 1
+        for group in server.groups.values():
+            # Rows of failed attempts come back to the front whatever stands behind them.
+            yield f"rows in the queue of {group.name}", len(group.queue), dispatch.queue_rows_max + attempts
+            yield f"rows in flight to {group.name}", len(group.in_flight()), attempts
+            yield f"windows to read again for {group.name}", len(group.spilled), max(len(server.book), 1)
+        yield "outcomes not written", server.recorder.rows_waiting, dispatch.outcome_rows_max + attempts + self._burst
+        yield "bytes to replay", server.replayer.lag_bytes, storage.replay_lag_bytes_max + storage.group_bytes_max
+        dispatch_files = max(storage.open_files_max // 8, 8)
+        schedule_files = storage.open_files_max - dispatch_files
+        opened = server.opened
+        yield "open schedule files", opened.schedule.open_file_count(), schedule_files + FILES_IN_USE_MAX
+        yield "open dispatch files", opened.dispatch.open_file_count(), dispatch_files + FILES_IN_USE_MAX
+        yield "bytes in the broker's cache", server.broker._state.store.cache_bytes, settings.broker.cache_bytes_max
+        yield "waiting pulls", server.pulls.waiting, min(settings.broker.waiting_pulls_max, self._clients)
+        yield "connections", server.front.connections, settings.listen.connections_max
+        yield "names of subjects and groups", len(opened.names), settings.message.subjects_max
+        yield "damages", len(opened.damages), DAMAGES_MAX
