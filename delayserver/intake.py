@@ -70,18 +70,21 @@ class Intake:
         rejections = []
         now_us = self._clock.now_us()
         oldest_ms = self._oldest_due_ms()
+        latest_ms = now_us // 1000 + self._settings.delay_ms_max
         for index, message in enumerate(messages):
             try:
-                self._row(rows, message, now_us, oldest_ms)
+                self._row(rows, message, now_us, oldest_ms, latest_ms)
             except DelayServerError as error:
                 rejections.append(Rejection(index, error))
         return rows, rejections
 
-    def _row(self, rows: MessageRows, message: object, now_us: int, oldest_ms: int) -> None:
+    def _row(self, rows: MessageRows, message: object, now_us: int, oldest_ms: int, latest_ms: int) -> None:
         if type(message) is not dict:
             raise InvalidArgument("a message must be a map")
         get = message.get
-        due_ms = self._due(get("due_ms"), get("delay_ms"), now_us, oldest_ms)
+        due_ms, delay_ms = get("due_ms"), get("delay_ms")
+        if type(due_ms) is not int or delay_ms is not None or not oldest_ms <= due_ms <= latest_ms:
+            due_ms = self._due(due_ms, delay_ms, now_us, oldest_ms)
         body = get("body")
         if type(body) is str:
             body = body.encode()
@@ -94,10 +97,15 @@ class Intake:
             expires_ms = 0
         elif type(expires_ms) is not int or not 0 <= expires_ms < 1 << 62:
             raise InvalidArgument("expires_ms must be a time in milliseconds since 1970, or 0 for never")
-        message_id = self.message_id(get("message_id"))
-        properties = self.properties(get("properties"))
-        subject = self.subject(get("subject"))
-        rows.append(due_ms, subject, expires_ms, message_id, properties, body)
+        message_id, properties = get("message_id"), get("properties")
+        rows.append(
+            due_ms,
+            self.subject(get("subject")),
+            expires_ms,
+            b"" if message_id is None else self.message_id(message_id),
+            b"" if properties is None else self.properties(properties),
+            body,
+        )
 
     def due(self, due_ms: object, delay_ms: object) -> int:
         """Resolve and check the due time of one message. Raises InvalidArgument, TooOld, TooFar."""

@@ -141,15 +141,13 @@ class Operations:
         server, name = self._server, self._names.name
         return [
             {
-                "receipt": format_receipt(server, due_ms, sequence),
-                "message_id": message_id.decode() if message_id else derived_message_id(server, sequence),
-                "subject": name(subject),
-                "due_ms": due_ms,
-                "sequence": sequence,
+                "receipt": format_receipt(server, rows.due_ms[row], first + row),
+                "message_id": rows.ids[row].decode() if rows.ids[row] else derived_message_id(server, first + row),
+                "subject": name(rows.subject[row]),
+                "due_ms": rows.due_ms[row],
+                "sequence": first + row,
             }
-            for sequence, (due_ms, subject, message_id) in enumerate(
-                zip(rows.due_ms, rows.subject, rows.ids, strict=True), first
-            )
+            for row in range(rows.count)
         ]
 
     def _send_columns(self, connection: Connection, request: Request) -> None:

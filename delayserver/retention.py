@@ -68,6 +68,8 @@ class Retention:
         retired = ledger.windows()
         self._retired_until_ms = int(retired[-1][0]) + settings.window_ms if len(retired) else 0
         self._segments_seen: dict[int, int] = {}
+        self._asked_ms = -1
+        self._oldest_by_age_ms = 0
         self._damaged: set[int] = set()
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         self.durable_position: Callable[[], int] = lambda: 0
@@ -76,8 +78,11 @@ class Retention:
 
     def oldest_due_ms(self) -> int:
         """Due times before this are refused (`too_old`): their window may be gone, and with it what tells copies."""
-        by_age = window_of(self._clock.now_ms() - self._settings.retention_ms, self._settings.window_ms)
-        return max(by_age, self._retired_until_ms)
+        now_ms = self._clock.now_ms()
+        if now_ms != self._asked_ms:
+            self._asked_ms = now_ms
+            self._oldest_by_age_ms = window_of(now_ms - self._settings.retention_ms, self._settings.window_ms)
+        return max(self._oldest_by_age_ms, self._retired_until_ms)
 
     def is_retired(self, start_ms: int, sequence: int) -> bool:
         """Whether a message of this window may have been retired with it."""

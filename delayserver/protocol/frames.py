@@ -8,8 +8,7 @@ errors of `delayserver.protocol.errors` go out.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgpack
 
@@ -39,8 +38,7 @@ _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 _unpackb = msgpack.unpackb
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One request: ``id`` is matched by the reply,
     ``arguments`` are not checked yet beyond being a map with text keys.
     """
@@ -50,8 +48,7 @@ class Request:
     arguments: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     """One reply: exactly one of ``result`` and ``error`` is set. ``id`` 0 speaks about the connection,
     which then closes.
     """
@@ -89,6 +86,12 @@ class FrameDecoder:
         """
         if self._broken is not None:
             raise self._broken
+        if (
+            not self._partial
+            and HEADER_BYTES <= len(data) < _VIEW_BYTES_MIN
+            and _read_header(data)[0] + HEADER_BYTES == len(data) <= self._frame_bytes_max
+        ):
+            return [data[HEADER_BYTES:]]  # one small frame and nothing else: the usual request
         payloads: list[Payload] = []
         offset = 0
         if self._partial:
@@ -169,7 +172,8 @@ def decode_request(payload: Payload) -> Request:
     if type(value) is not list or len(value) != 3:
         raise MalformedFrame("a request is an array of three: id, operation, arguments")
     request_id, operation, arguments = value
-    _check_id(request_id, 1)
+    if type(request_id) is not int or not 1 <= request_id <= REQUEST_ID_MAX:
+        _check_id(request_id, 1)
     if type(operation) is not str:
         raise MalformedFrame("a request's operation is text", request_id=request_id)
     return Request(request_id, operation, _check_map(arguments, "arguments", request_id))
