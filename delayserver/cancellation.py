@@ -10,7 +10,7 @@ A message whose attempts are all known to have failed may be cancelled: nobody h
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 
 import numpy as np
@@ -29,6 +29,7 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.replayer import Replayer
 from store.batches import I64, U8, CancelBatch, MessageBatch
 from store.dispatch_log import DispatchKey
+from store.errors import CorruptionError
 from store.filesystem import FileSystem
 from store.windows import window_of, window_starts
 from wheel.keys import Key
@@ -152,14 +153,22 @@ class Cancellation:
             files: dict[DispatchKey, list[int]] = {}
             for start in np.unique(starts[located.found]).tolist():
                 files.setdefault(self._recorder.key_of(start), []).append(start)
-            indexes = {key: await stack.enter_async_context(self._recorder.pinned(key)) for key in files}
+            indexes = {}
+            for key in files:
+                # Where the outcomes are damaged nobody knows whether an attempt was made: `too_late`.
+                with suppress(CorruptionError):
+                    indexes[key] = await stack.enter_async_context(self._recorder.pinned(key))
             if not self._recorder.any_held(message):
                 break
             await self._recorder.wait_released()  # another cancel of one of these is on its way: it decides first
         answer = np.zeros(len(message), dtype=np.uint8)
         for key, windows in files.items():
             rows = np.flatnonzero(located.found & np.isin(starts, windows))
-            answer[rows] = self._recorder.outcome_of(key, indexes[key], message[rows])
+            index = indexes.get(key)
+            if index is None:
+                answer[rows] = int(Outcome.TOO_LATE)
+            else:
+                answer[rows] = self._recorder.outcome_of(key, index, message[rows])
         answer[answer == int(Outcome.CANCELLED)] = int(Outcome.ALREADY_CANCELLED)
         open_rows = np.flatnonzero(located.found & (answer == 0))
         if len(open_rows):

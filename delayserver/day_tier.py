@@ -8,6 +8,7 @@ ask here for them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 
 import numpy as np
@@ -18,14 +19,16 @@ from delayserver.clock import Clock
 from delayserver.deduplication import Deduplication
 from delayserver.loader import suppressed_outcomes
 from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.protocol.outcomes import Outcome
 from delayserver.replayer import Replayer, Round
 from delayserver.settings import StorageSettings
 from store.batches import MessageBatch, OutcomeBatch
-from store.days import DayTable
+from store.days import DayTable, SealedDay
 from store.dispatch_log import DispatchKey, DispatchLog
-from store.errors import DiskFullError
+from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem
 from store.outcome_index import OutcomeIndex
+from store.scan import Damage
 from store.schedule_index import index_rows
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.windows import DAY_MS, day_of, window_starts
@@ -61,6 +64,12 @@ class DayTier:
         self._clock = clock
         self._outcomes: dict[int, OutcomeIndex] = {}
         self.positions: dict[int, int] = {}
+        # Days with damage stay draining, their files kept: others go on, and so does what was drained of them.
+        self._held: set[int] = set()
+        self._drained_again: set[int] = set()
+        # Days whose coarse outcomes cannot be read, up to the sequence at which they were sealed.
+        self._unknown: dict[int, int] = {}
+        self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         self.publish_drained: Callable[[Round], None] = lambda _round: None
         self.moved_already = np.zeros(16, dtype=np.int64)
 
@@ -77,18 +86,47 @@ class DayTier:
         for left in [key for key in self._dispatch.keys() if key.coarse and self._days.is_drained(key.start_ms)]:
             self._remove_day(left.start_ms)
         for day in self._days.draining():
-            written = self._coarse_outcomes(day.start_ms)
-            self._outcomes[day.start_ms] = _index_of(written)
+            written = self._take_outcomes(day)
             for start in np.unique(window_starts(written.due_ms, self._settings.window_ms)).tolist():
-                fine = self._dispatch.outcomes(DispatchKey(start, False))
+                fine = self._fine_outcomes(start)
                 both = np.isin(written.sequence, fine.sequence)
                 self.moved_already += np.bincount(written.outcome[both], minlength=16)
 
     def _coarse_outcomes(self, start_ms: int) -> OutcomeBatch:
         return self._dispatch.outcomes(DispatchKey(start_ms, True))
 
+    def _fine_outcomes(self, start_ms: int) -> OutcomeBatch:
+        try:
+            return self._dispatch.outcomes(DispatchKey(start_ms, False))
+        except CorruptionError as error:
+            self.on_corruption(error)
+            return OutcomeBatch.filled(0)
+
+    def _take_outcomes(self, day: SealedDay) -> OutcomeBatch:
+        """Remember what messages of a sealed day got; where that is damaged, the day is held back: somebody may have been
+        told that one of them is cancelled."""
+        try:
+            written = self._coarse_outcomes(day.start_ms)
+        except CorruptionError as error:
+            self._unknown[day.start_ms] = day.sequence
+            self._hold(day.start_ms, error)
+            return OutcomeBatch.filled(0)
+        self._outcomes[day.start_ms] = _index_of(written)
+        return written
+
+    def _hold(self, start_ms: int, error: CorruptionError) -> None:
+        self._held.add(start_ms)
+        self.on_corruption(error)
+
+    def _drainable(self) -> list[SealedDay]:
+        return [day for day in self._days.draining() if day.start_ms not in self._held]
+
     def outcomes(self, start_ms: int, sequences: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Outcome codes u8[n] that messages of a draining day got while they were coarse; 0 for none."""
+        """Outcome codes u8[n] that messages of a draining day got while they were coarse; 0 for none, `too_late` where
+        damage hides them."""
+        sealed_at = self._unknown.get(day_of(start_ms))
+        if sealed_at is not None:
+            return np.where(sequences <= sealed_at, int(Outcome.TOO_LATE), 0).astype(np.uint8)
         index = self._outcomes.get(day_of(start_ms))
         return np.zeros(len(sequences), dtype=np.uint8) if index is None else index.lookup(sequences)
 
@@ -100,7 +138,7 @@ class DayTier:
     async def run(self) -> None:
         """Look now and then whether a day comes near; cancelled from outside."""
         while True:
-            if self._days.draining() or self.fine_until_ms() > self._days.fine_until_ms:
+            if self._drainable() or self.fine_until_ms() > self._days.fine_until_ms:
                 self._replayer.between_rounds = self.step
                 self._replayer.wake()
             await self._clock.sleep_ms(CHECK_INTERVAL_MS)
@@ -110,7 +148,7 @@ class DayTier:
         try:
             if self.fine_until_ms() > self._days.fine_until_ms:
                 await self._seal()
-            draining = self._days.draining()
+            draining = self._drainable()
             if draining:
                 await self._drain(draining[0].start_ms)
             else:
@@ -125,21 +163,43 @@ class DayTier:
         starts = [key.start_ms for key in self._schedule.keys() if key.source == Source.DAY]
         self._days.seal(self.fine_until_ms(), self._replayer.replayed_sequence, starts)
         for day in self._days.draining():
-            if day.start_ms not in self._outcomes:
-                self._outcomes[day.start_ms] = _index_of(self._coarse_outcomes(day.start_ms))
+            if day.start_ms not in self._outcomes and day.start_ms not in self._unknown:
+                self._take_outcomes(day)
 
     async def _drain(self, start_ms: int) -> None:
         key = ScheduleKey(start_ms, Source.DAY)
         position = self.positions.get(start_ms, 0)
         read = partial(self._read, key, position)
-        batch, position = read() if self._inline else await trio.to_thread.run_sync(read)
+        try:
+            batch, position = read() if self._inline else await trio.to_thread.run_sync(read)
+        except CorruptionError as error:
+            self._hold(start_ms, error)
+            return
         if batch is not None:
             done = await self._replayer.place_drained(batch)
             self.publish_drained(done)
             await self._record_lost_copies(done)
             self.positions[start_ms] = position
-            return
-        await self._finish(start_ms)
+        elif self._all_drained(key):
+            await self._finish(start_ms)
+
+    def _all_drained(self, key: ScheduleKey) -> bool:
+        """Whether the minutes have every row of the day. If not, once more from the beginning: damage is met again, and
+        reported, and what a minute lost is put there once more."""
+        drained = sum([self._schedule.rows(minute) for minute in self._minutes(key.start_ms)])
+        missing = self._schedule.rows(key) - drained
+        if missing <= 0:
+            return True
+        if key.start_ms in self._drained_again:
+            detail = f"{missing} messages of the day did not reach their minutes; the file is kept"
+            self._hold(key.start_ms, CorruptionError(self._schedule.path(key), 0, detail))
+        self._drained_again.add(key.start_ms)
+        self.positions.pop(key.start_ms, None)
+        return False
+
+    def _minutes(self, start_ms: int) -> list[ScheduleKey]:
+        keys = self._schedule.keys_between(start_ms, start_ms + DAY_MS)
+        return [key for key in keys if key.source == Source.FROM_DAY]
 
     async def _record_lost_copies(self, done: Round) -> None:
         """A crash can lose the outcome row of a suppressed copy; a window that is loaded already does not look again."""
@@ -148,30 +208,37 @@ class DayTier:
             if not len(copies):
                 continue
             rows = index_rows(placed.batch, placed.appended.blob_start).take(copies)
-            async with self._recorder.pinned(DispatchKey(placed.key.start_ms, False)) as index:
-                lost = index.missing(rows.sequence) & self.not_done(placed.key.start_ms, rows.sequence)
-                if lost.any():
-                    self._recorder.record(suppressed_outcomes(rows.take(np.flatnonzero(lost)), self._clock.now_us()))
+            with suppress(CorruptionError):  # reported; as long as the outcomes cannot be read, none is added
+                async with self._recorder.pinned(DispatchKey(placed.key.start_ms, False)) as index:
+                    lost = np.flatnonzero(
+                        index.missing(rows.sequence) & self.not_done(placed.key.start_ms, rows.sequence)
+                    )
+                    self._recorder.record(suppressed_outcomes(rows.take(lost), self._clock.now_us()))
 
     def _read(self, key: ScheduleKey, position: int) -> tuple[MessageBatch | None, int]:
         batches = []
         rows = 0
         if key in self._schedule:
-            for header, batch in self._schedule.batches(key, position or None, self._schedule.end(key)):
+            damages: list[Damage] = []
+            end = self._schedule.end(key)
+            for header, batch in self._schedule.batches(key, position or None, end, damages=damages):
                 batches.append(batch)
                 rows += len(batch)
                 position = header.end
                 if rows >= DRAIN_ROWS:
                     break
+            for damage in damages:
+                self.on_corruption(CorruptionError(self._schedule.path(key), damage.start, damage.detail))
         return (MessageBatch.concatenate(batches) if batches else None), position
 
     async def _finish(self, start_ms: int) -> None:
         """All rows are in minutes: move the outcomes, sync, and only then say so and remove the day's files."""
-        await self._move_outcomes(start_ms)
-        keys = [
-            key for key in self._schedule.keys_between(start_ms, start_ms + DAY_MS) if key.source == Source.FROM_DAY
-        ]
-        sync = partial(self._schedule.sync, keys)
+        try:
+            await self._move_outcomes(start_ms)
+        except CorruptionError as error:
+            self._hold(start_ms, error)
+            return
+        sync = partial(self._schedule.sync, self._minutes(start_ms))
         if self._inline:
             sync()
         else:

@@ -6,10 +6,13 @@ Runs wherever the replayer places rows; nobody else touches the indexes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from store.batches import I64, MessageBatch
 from store.days import DayTable
+from store.errors import CorruptionError
 from store.id_index import (
     Confirm,
     IdIndex,
@@ -33,6 +36,8 @@ class Deduplication:
     def __init__(self, schedule: ScheduleLog, days: DayTable) -> None:
         self._schedule = schedule
         self._days = days
+        # Told of damage that was passed over; called in the thread that places rows.
+        self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         self._indexes = IdIndexCache(INDEX_BYTES_MAX, self._load)
 
     def mark(self, key: ScheduleKey, rows: MessageBatch) -> MessageBatch:
@@ -57,7 +62,7 @@ class Deduplication:
 
     def _confirm(self, key: ScheduleKey, rows: MessageBatch) -> Confirm:
         def read(sequences: I64) -> StoredIds:
-            return read_stored_ids(self._schedule, self._files(key), sequences)
+            return read_stored_ids(self._schedule, self._files(key), sequences, self._told)
 
         return confirm_by_bytes(rows, read)
 
@@ -68,7 +73,10 @@ class Deduplication:
         return [file for file in files if file in self._schedule]
 
     def _load(self, key: ScheduleKey) -> IdIndex:
-        return load_id_index(self._schedule, self._files(key))
+        return load_id_index(self._schedule, self._files(key), self._told)
+
+    def _told(self, error: CorruptionError) -> None:
+        self.on_corruption(error)
 
     def drained_into(self, start_ms: int) -> None:
         """Rows of a drained day were put into this window: its index is to be read again."""

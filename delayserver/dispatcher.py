@@ -23,6 +23,7 @@ from delayserver.settings import WheelSettings
 from store.dispatch_log import DispatchKey
 from store.errors import CorruptionError
 from store.filesystem import FileSystem
+from store.outcome_index import OutcomeIndex
 from wheel.due_rows import DueRows
 from wheel.keys import KEY_HIGHEST, KEY_LOWEST
 
@@ -150,28 +151,30 @@ class Dispatcher:
     async def _refill_group(self, group: BrokerGroup) -> None:
         window = group.spilled[0]
         ends = self._loader.ends(window)
-        async with self._recorder.pinned(DispatchKey(window, False)) as index:
-            read = partial(self._loader.read, window, ends, KEY_LOWEST, KEY_HIGHEST)
-            try:
+        read = partial(self._loader.read, window, ends, KEY_LOWEST, KEY_HIGHEST)
+        try:
+            async with self._recorder.pinned(DispatchKey(window, False)) as index:
                 loaded = read() if self._inline else await trio.to_thread.run_sync(read)
-            except CorruptionError as error:
-                self._loader.on_corruption(error)
-                group.spilled.discard(window)
-                return
-            # From here on one step: nothing can be released, delivered or cancelled between the checks and the push.
-            wanted = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)
-            wanted &= self._routed_to(group, loaded)
-            candidates = loaded.take(np.flatnonzero(wanted))
-            mine = ~self._in_memory(candidates)
-            order = np.lexsort((candidates.sequence, candidates.due_ms))
-            order = order[mine[order]]
+                # From here on one step: nothing can be released, delivered or cancelled between the checks and the push.
+                self._push_back(group, window, loaded, index)
+        except CorruptionError as error:
+            self._loader.on_corruption(error)
             group.spilled.discard(window)
-            room = max(self._loader.room, 1)
-            rows = self._loader.mark_unknown(candidates.take(order))
-            if len(order):
-                group.push(DueRows(rows.due_ms[:room], rows.sequence[:room], rows.rows[:room]))
-            if len(order) > room:
-                group.spilled.add(window)
+
+    def _push_back(self, group: BrokerGroup, window: int, loaded: LoadedRows, index: OutcomeIndex) -> None:
+        wanted = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)
+        wanted &= self._loader.not_done_elsewhere(window, loaded.sequence) & self._routed_to(group, loaded)
+        candidates = loaded.take(np.flatnonzero(wanted))
+        mine = ~self._in_memory(candidates)
+        order = np.lexsort((candidates.sequence, candidates.due_ms))
+        order = order[mine[order]]
+        group.spilled.discard(window)
+        room = max(self._loader.room, 1)
+        rows = self._loader.mark_unknown(candidates.take(order))
+        if len(order):
+            group.push(DueRows(rows.due_ms[:room], rows.sequence[:room], rows.rows[:room]))
+        if len(order) > room:
+            group.spilled.add(window)
 
     def _routed_to(self, group: BrokerGroup, loaded: LoadedRows) -> NDArray[np.bool_]:
         mask: NDArray[np.bool_] = self._wheel.codes(loaded.rows["subject"]) == group.code

@@ -14,6 +14,7 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.retention import Retention
 from store.batches import OutcomeBatch
 from store.dispatch_log import DispatchLog
+from store.errors import CorruptionError
 from store.names import Names
 from store.windows import window_of
 
@@ -77,12 +78,16 @@ class Lookup:
             return Found(Outcome.DEDUPLICATED, message, subject)
         while True:
             key = self._recorder.key_of(due_ms)
-            async with self._recorder.pinned(key) as index:
-                if not self._recorder.any_held(located.message):
-                    code = int(self._recorder.outcome_of(key, index, located.message)[0])
-                    break
+            try:
+                async with self._recorder.pinned(key) as index:
+                    if not self._recorder.any_held(located.message):
+                        code = int(self._recorder.outcome_of(key, index, located.message)[0])
+                        break
+            except CorruptionError:  # reported; what became of it is not known
+                code = int(Outcome.TOO_LATE)
+                break
             await self._recorder.wait_released()
-        if not code:
+        if code in (0, int(Outcome.TOO_LATE)):
             return Found(self._in_memory(message, due_ms), message, subject)
         await self._cancellation.durable(located.message, np.array([code], dtype=np.uint8))
         row = self._row(due_ms, message)

@@ -23,7 +23,7 @@ from delayserver.settings import DispatchSettings
 from store.batches import OutcomeBatch
 from store.days import DayTable
 from store.dispatch_log import DispatchKey, DispatchLog
-from store.errors import DiskFullError
+from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem
 from store.outcome_index import OutcomeIndex
 from store.windows import day_of, window_of, window_starts
@@ -60,6 +60,7 @@ class OutcomeRecorder:
         self.durable_totals = np.zeros(16, dtype=np.int64)
         self.on_recorded: Callable[[OutcomeBatch], None] = lambda _batch: None
         self.on_durable: Callable[[set[DispatchKey]], None] = lambda _keys: None
+        self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         self.disk_full = False
 
     @property
@@ -250,6 +251,9 @@ class OutcomeRecorder:
             for part in captured:
                 index.add(part.sequence, part.outcome)
             self._indexes[key] = index
+        except CorruptionError as error:
+            self.on_corruption(error)
+            raise
         finally:
             del self._loading[key]
         self._evict()

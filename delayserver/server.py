@@ -103,7 +103,9 @@ class DelayServer:
         self.recorder = OutcomeRecorder(
             opened.dispatch, opened.days, self.fs, settings.dispatch, storage.window_ms, self.clock
         )
+        self.recorder.on_corruption = self._report_corruption
         self.deduplication = Deduplication(opened.schedule, opened.days)
+        self.deduplication.on_corruption = self._report_corruption
         self.replayer = Replayer(
             opened.log,
             opened.schedule,
@@ -127,6 +129,7 @@ class DelayServer:
             storage,
             self.clock,
         )
+        self.tier.on_corruption = self._report_corruption
         self.tier.open()
         drains = opened.checkpoint.coarse_days
         self.tier.positions = dict(zip(drains.start_ms.tolist(), drains.drain_offset.tolist(), strict=True))

@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 
 from store.batches import I64, U32, U64, MessageBatch
 from store.columns import gather_ragged
+from store.errors import CorruptionError
 from store.id_hash import hash_id, hash_ids, mix
 from store.index_cache import IndexCache
+from store.scan import Damage
 from store.schedule_log import ScheduleKey, ScheduleLog
 from store.sorted_table import SortedTable
 
@@ -32,6 +34,7 @@ __all__ = [
     "read_stored_ids",
 ]
 
+_IDENTIFYING = ("sequence", "due_ms", "origin_sequence", "duplicate_of", "id_hash", "subject")
 Confirm = Callable[[I64, I64], NDArray[np.bool_]]
 _SUBJECT_FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
@@ -163,23 +166,44 @@ def _same_ids(left: StoredIds, rows: I64, right: StoredIds, sequences: I64) -> N
     return same
 
 
-def read_stored_ids(log: ScheduleLog, keys: Iterable[ScheduleKey], sequences: I64) -> StoredIds:
-    """What identifies these messages, as far as they are in these files. Raises CorruptionError."""
-    parts = [log.read_ids(key, sequences) for key in keys]
+def read_stored_ids(
+    log: ScheduleLog, keys: Iterable[ScheduleKey], sequences: I64, told: Callable[[CorruptionError], None]
+) -> StoredIds:
+    """What identifies these messages, as far as these files can tell; `told` hears of damage that was passed over."""
+    parts = []
+    for key in keys:
+        damages: list[Damage] = []
+        try:
+            parts.append(log.read_ids(key, sequences, damages=damages))
+        except CorruptionError as error:  # it cannot be read at all
+            told(error)
+        _tell(log, key, damages, told)
     part = MessageBatch.concatenate(parts) if parts else MessageBatch.filled(0)
     order = np.argsort(part.sequence, kind="stable")
     part = part.take(order)
     return StoredIds(part.sequence, part.due_ms, part.subject, part.ids_length, part.ids)
 
 
-def load_id_index(log: ScheduleLog, keys: Iterable[ScheduleKey]) -> IdIndex:
+def _tell(log: ScheduleLog, key: ScheduleKey, damages: list[Damage], told: Callable[[CorruptionError], None]) -> None:
+    for damage in damages:
+        told(CorruptionError(log.path(key), damage.start, damage.detail))
+
+
+def load_id_index(log: ScheduleLog, keys: Iterable[ScheduleKey], told: Callable[[CorruptionError], None]) -> IdIndex:
     """The index of the originals in these files, from their columns: no ids and no bodies are read.
 
-    Copies and internal records are left out. Raises CorruptionError.
+    Copies and internal records are left out. What is damaged is no original any more: it could not be delivered instead
+    of its copy. `told` hears of it.
     """
     index = IdIndex()
     for key in keys:
-        columns = log.read_columns(key, ("sequence", "due_ms", "origin_sequence", "duplicate_of", "id_hash", "subject"))
+        damages: list[Damage] = []
+        try:
+            columns = log.read_columns(key, _IDENTIFYING, damages=damages)
+        except CorruptionError as error:  # it cannot be read at all
+            told(error)
+            continue
+        _tell(log, key, damages, told)
         own = (columns["origin_sequence"] == 0) & (columns["duplicate_of"] == 0)
         some = np.flatnonzero(own & (columns["id_hash"] != 0))
         keys_of_ids = id_keys(columns["id_hash"][some], columns["subject"][some], columns["due_ms"][some])

@@ -18,7 +18,7 @@ from store.record_reader import RecordReader
 from store.record_rows import RecordRows, collect_rows
 from store.schedule_index import ScheduleIndex, blob_places, build_index
 from store.schedule_key import ScheduleKey
-from store.segment import Appended, Segment
+from store.segment import Appended, Damage, Segment
 from store.sequence_map import SequenceMap
 from store.window_files import WindowFiles
 
@@ -85,11 +85,18 @@ class ScheduleFinder:
                 table.add(header.first_sequence, header.last_sequence, header.offset, header.end)
             return table.stretches(sequences)
 
-    def _rows_near(self, key: ScheduleKey, segment: Segment, sequences: I64, names: Sequence[str]) -> RecordRows | None:
+    def _rows_near(
+        self,
+        key: ScheduleKey,
+        segment: Segment,
+        sequences: I64,
+        names: Sequence[str],
+        damages: list[Damage] | None = None,
+    ) -> RecordRows | None:
         """All rows of the stretches that may hold the sequences, ascending."""
         parts = []
         for start, stop in self._stretches(key, segment, sequences).tolist():
-            records = RecordReader(segment.file, start, stop, blobs=False, damages=None)
+            records = RecordReader(segment.file, start, stop, blobs=False, damages=damages)
             parts.append(collect_rows(records, segment.path, MessageBatch, names))
         if not parts:
             return None
@@ -137,15 +144,17 @@ class ScheduleFinder:
         found: I64 = columns["sequence"][hits[np.array(same)]]
         return found
 
-    def read_rows(self, key: ScheduleKey, sequences: I64, blobs: Sequence[str]) -> MessageBatch:
+    def read_rows(
+        self, key: ScheduleKey, sequences: I64, blobs: Sequence[str], damages: list[Damage] | None = None
+    ) -> MessageBatch:
         """Whole rows with the named blobs; a blob that is left out has length 0 on every row."""
         names = tuple(name for name, _ in MessageBatch.schema.fields)
         sequences = np.unique(sequences)
         if key not in self._files.states or not len(sequences):
             return MessageBatch.filled(0)
         with self._files.reading(key) as segment:
-            rows = self._rows_near(key, segment, sequences, names)
-            if rows is None:
+            rows = self._rows_near(key, segment, sequences, names, damages)
+            if rows is None or not len(rows.columns["sequence"]):
                 return MessageBatch.filled(0)
             place, mask = _locate(rows.columns["sequence"], sequences)
             place = place[mask]

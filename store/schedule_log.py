@@ -254,9 +254,9 @@ class ScheduleLog:
         """The whole messages with these sequences, ascending; those that are not in the file are left out."""
         return self._finder.read_rows(key, np.asarray(sequences, np.int64), MessageBatch.schema.blobs)
 
-    def read_ids(self, key: ScheduleKey, sequences: I64) -> MessageBatch:
+    def read_ids(self, key: ScheduleKey, sequences: I64, *, damages: list[Damage] | None = None) -> MessageBatch:
         """Like `read_rows`, but with the ids only: properties and bodies are empty."""
-        return self._finder.read_rows(key, np.asarray(sequences, np.int64), ("ids",))
+        return self._finder.read_rows(key, np.asarray(sequences, np.int64), ("ids",), damages)
 
     # The end
 

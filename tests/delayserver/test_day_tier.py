@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import UTC, datetime
 
 import pytest
 
 from delayserver.server import DelayServer
 from delayserver.settings import Settings
+from store.record import HEADER_BYTES, decode_header
 from store.schedule_log import Source
 from tests.fakes.host import Client, Host, faked_settings
 
@@ -144,6 +146,25 @@ async def test_a_record_after_the_seal_goes_to_its_minute_while_the_day_drains(
     assert host.check_balance()["deduplicated"] == 2
 
 
+async def test_what_was_cancelled_in_a_day_stays_so_when_its_rows_leave_memory_while_it_drains(boot: Boot) -> None:
+    host = boot(coarse_settings(dispatch={"queue_rows_max": 2, "backoff_ms_min": 10, "backoff_ms_max": 50}))
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.stop()
+    host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
+    drain_slowly(host, 30_000)
+    host.fake().up = False
+    await host.start()
+    await host.sleep_ms(3_000)
+    assert host.server.opened.days.draining()
+    host.fake().up = True
+    await host.until(lambda: len(host.fake().stored) >= 18, within_ms=20_000)
+    assert host.server.opened.days.draining()
+    await host.sleep_ms(60_000)
+    await host.settled()
+    check_done(host)
+
+
 async def test_the_copy_of_a_coarse_message_is_suppressed_after_the_day_was_drained(boot: Boot) -> None:
     host = boot(coarse_settings())
     await host.start()
@@ -258,3 +279,76 @@ async def test_a_minute_is_not_retired_while_its_day_drains(boot: Boot, monkeypa
     await host.kill()
     await host.start()
     assert host.check_balance(pending=0)["delivered"] == 6
+
+
+def damage_record(host: Host, log: str, place: int) -> str:
+    """Flip a bit in the columns of a record of a day's file; its path."""
+    (path,) = [path for path in host.disk.files(f"/data/{log}") if path.endswith("/day.log")]
+    found, position, data = [], 64, host.disk.content(path)
+    while position < len(data):
+        found.append(position)
+        position = decode_header(data[position : position + HEADER_BYTES], position).end
+    host.disk.flip_bit(path, found[place] + HEADER_BYTES + 20)
+    return path
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_damaged_record_of_a_day_holds_back_its_own_rows_only_and_the_file_is_kept(
+    boot: Boot, restart: bool
+) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = await put_far(host, client)
+    for body in ("damaged", "98"):
+        await client.put(body, start_ms + HOUR_MS)
+        await host.settled()
+    following = (await client.put("next day", start_ms + DAY_MS + HOUR_MS))["receipt"]
+    await host.settled()
+    await host.sleep_ms(2_000)
+    path = damage_record(host, f"schedule_log/{path_of_day(start_ms)}", -2)
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(70_000)
+    assert sources(host)[Source.FROM_DAY] == 22
+    if restart:
+        await host.kill()
+        await host.start()
+        await host.sleep_ms(70_000)
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.until(lambda: len(host.fake().stored) == 19, within_ms=120_000)
+    await host.settled()
+    status = host.check_balance(pending=2)
+    assert "damaged" not in host.fake().texts
+    assert any(path in text for text in status["corruption"])
+    assert host.disk.exists(path)
+    host.clock.step(start_ms + DAY_MS + HOUR_MS - 2_000 - host.now_ms)
+    await host.until(lambda: "next day" in host.fake().texts, within_ms=120_000)
+    assert await (await host.client()).lookup(following) == ["delivered"]
+
+
+def path_of_day(start_ms: int) -> str:
+    return datetime.fromtimestamp(start_ms / 1000, UTC).strftime("%Y-%m-%d")
+
+
+async def test_where_outcomes_of_a_day_are_damaged_nothing_of_it_is_delivered_and_all_else_is(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = await put_far(host, client)
+    other = (await client.put("other", start_ms + HOUR_MS))["receipt"]
+    await host.settled()
+    await host.sleep_ms(2_000)
+    path = damage_record(host, f"dispatch_log/{path_of_day(start_ms)}", 0)
+    await host.kill()
+    await host.start()
+    client = await host.client()
+    assert await client.cancel(other) == ["too_late"]
+    assert await client.lookup(other) == ["pending"]
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(70_000)
+    await client.put("fresh", start_ms + HOUR_MS)
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.sleep_ms(120_000)
+    assert host.fake().texts == ["fresh"]
+    assert await client.cancel(other) == ["too_late"]
+    assert any(path in text for text in host.server.status.to_map()["corruption"])

@@ -9,7 +9,9 @@ import trio
 
 from store.errors import CorruptionError, LockedError, StoreError
 from store.filesystem import write_atomically
+from store.record import HEADER_BYTES, decode_header
 from store.schedule_log import ScheduleKey, Source
+from store.segment import FILE_DISPATCH, FileHeader
 from tests.fakes.host import Host, faked_settings, small_settings, texts
 
 Boot = Callable[..., Host]
@@ -164,6 +166,77 @@ async def test_damage_in_message_log_behind_the_checkpoint_hurts_nobody(boot: Bo
     await host.sleep_ms(6_000)
     assert set(await (await host.client()).lookup(*receipts)) == {"delivered"}
     host.check_balance(pending=0)
+
+
+async def test_a_damaged_record_does_not_keep_new_messages_with_ids_from_its_window(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms // 60_000 * 60_000 + 90_000
+    for number in range(3):
+        await client.put(str(number), due_ms, message_id=f"id{number}")
+        await host.settled()
+    await host.stop()
+    (path,) = [path for path in host.disk.files("/data/schedule_log") if path.endswith(".direct.log")]
+    position = decode_header(host.disk.content(path)[64 : 64 + HEADER_BYTES], 64).end
+    host.disk.flip_bit(path, position + HEADER_BYTES + 20)
+    await host.start()
+    client = await host.client()
+    for number in range(4):
+        await client.put(f"again {number}", due_ms, message_id=f"id{number}")
+    await host.settled()
+    await host.sleep_ms(120_000)
+    # The copy of the damaged one is the only one that can be delivered, and so it is.
+    assert sorted(host.fake().texts) == ["0", "2", "again 1", "again 3"]
+    status = host.check_balance(pending=1)
+    assert any(path in text for text in status["corruption"])
+
+
+async def test_swapped_window_files_are_told_and_hold_back_their_windows_only(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1_000}))
+    await host.start()
+    client = await host.client()
+    start_ms = host.now_ms // 60_000 * 60_000 + 60_000
+    receipts = [(await client.put(f"m{i}", start_ms + i * 60_000))["receipt"] for i in range(4)]
+    await host.settled()
+    await host.stop()
+    one, other, *_ = [path for path in host.disk.files("/data/schedule_log") if path.endswith(".direct.log")]
+    for source, target in ((one, one + ".tmp"), (other, one), (one + ".tmp", other)):
+        host.disk.replace(source, target)
+    await host.start()
+    client = await host.client()
+    await client.put("fresh", start_ms + 10)
+    await host.sleep_ms(300_000)
+    assert sorted(host.fake().texts) == ["fresh", "m2", "m3"]
+    status = host.check_balance(pending=2)
+    for path in (one, other):
+        assert any(path in text and "window starts at" in text for text in status["corruption"])
+    assert await client.lookup(*receipts[2:]) == ["delivered"] * 2
+    await host.stop()
+    await host.start()
+    assert any(one + ".misplaced" in text for text in host.server.status.to_map()["corruption"])
+
+
+async def test_what_became_of_messages_is_not_guessed_where_their_outcomes_bear_the_wrong_name(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = host.now_ms // 60_000 * 60_000 + 60_000
+    cancelled = (await client.put("cancelled", start_ms + 60_000))["receipt"]
+    pending = (await client.put("pending", start_ms + 60_000))["receipt"]
+    await client.put("other", start_ms + 120_000)
+    assert await client.cancel(cancelled) == ["cancelled"]
+    await host.settled()
+    await host.stop()
+    (path,) = [path for path in host.disk.files("/data/dispatch_log") if path.endswith(".log")]
+    host.disk.overwrite(path, 0, FileHeader(FILE_DISPATCH, host.server.opened.directory.server_id, 0).encode())
+    await host.start()
+    client = await host.client()
+    await host.sleep_ms(300_000)
+    assert host.fake().texts == ["other"]
+    assert await client.cancel(pending) == ["too_late"]
+    assert await client.lookup(pending) == ["pending"]
+    assert any(path in text for text in host.server.status.to_map()["corruption"])
 
 
 async def test_delivered_without_a_record_of_it_the_broker_is_asked_and_the_consumer_sees_it_once(boot: Boot) -> None:

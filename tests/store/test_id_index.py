@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from store.batches import I64, MessageBatch
+from store.errors import CorruptionError
 from store.id_index import (
     IdIndex,
     IdIndexCache,
@@ -28,6 +29,11 @@ Identity = tuple[bytes, int, int]
 IDENTITIES = st.lists(
     st.tuples(st.sampled_from([b"", b"a", b"b", b"ab", b"ba"]), st.integers(1, 2), st.integers(5, 6)), max_size=10
 )
+
+
+def unexpected(error: CorruptionError) -> None:
+    """For files without damage."""
+    raise error
 
 
 def batch_of(rows: list[Identity], first_sequence: int) -> MessageBatch:
@@ -61,7 +67,7 @@ def test_copies_are_told_as_a_dictionary_would_even_if_all_hashes_collide(
         if not rows:
             continue
         batch = batch_of(rows, sequence)
-        confirm = confirm_by_bytes(batch, lambda sequences: read_stored_ids(log, [KEY], sequences))
+        confirm = confirm_by_bytes(batch, lambda sequences: read_stored_ids(log, [KEY], sequences, unexpected))
         duplicate_of = index.probe_and_add(keys_of(batch), batch.sequence, confirm)
         expected = []
         for number, row in zip(batch.sequence.tolist(), rows, strict=True):
@@ -72,11 +78,11 @@ def test_copies_are_told_as_a_dictionary_would_even_if_all_hashes_collide(
         sequence += len(rows)
         index.check_invariants()
     assert len(index) == len(originals)
-    rebuilt = load_id_index(log, [KEY])
+    rebuilt = load_id_index(log, [KEY], unexpected)
     assert len(rebuilt) == len(index)
     if originals and not collide:
         asked = batch_of(list(originals), 10_000)
-        confirm = confirm_by_bytes(asked, lambda sequences: read_stored_ids(log, [KEY], sequences))
+        confirm = confirm_by_bytes(asked, lambda sequences: read_stored_ids(log, [KEY], sequences, unexpected))
         assert rebuilt.probe(keys_of(asked), confirm).tolist() == list(originals.values())
 
 
@@ -85,7 +91,7 @@ def test_a_candidate_whose_record_is_gone_is_no_original() -> None:
     batch = batch_of([(b"a", 1, 5)], 50)
     keys = id_keys(batch.id_hash, batch.subject, batch.due_ms)
     index.add(keys, np.array([3]))
-    confirm = confirm_by_bytes(batch, lambda sequences: read_stored_ids(log, [KEY], sequences))
+    confirm = confirm_by_bytes(batch, lambda sequences: read_stored_ids(log, [KEY], sequences, unexpected))
     assert index.probe_and_add(keys, batch.sequence, confirm).tolist() == [0]
 
 
@@ -110,7 +116,22 @@ def test_copies_and_internal_records_are_left_out_of_a_rebuilt_index() -> None:
     batch = messages(1, 500, due_ms=KEY.start_ms)
     log.append(KEY, batch)
     own = (batch.duplicate_of == 0) & (batch.origin_sequence == 0) & (batch.ids_length > 0)
-    assert 0 < len(load_id_index(log, [KEY])) == int(own.sum()) < 500
+    assert 0 < len(load_id_index(log, [KEY], unexpected)) == int(own.sum()) < 500
+
+
+def test_what_is_damaged_is_told_and_is_no_original_any_more() -> None:
+    disk = FakeDisk()
+    log = ScheduleLog(disk, "/schedule_log", 7, 60_000)
+    rows = [(b"a", 1, 5), (b"b", 1, 5), (b"c", 1, 5)]
+    places = [log.append(KEY, batch_of([row], 1 + index)) for index, row in enumerate(rows)]
+    disk.flip_bit(log.path(KEY), places[1].start + 70)
+    told: list[CorruptionError] = []
+    index = load_id_index(log, [KEY], told.append)
+    assert (len(index), [error.offset for error in told]) == (2, [places[1].start])
+    stored = read_stored_ids(log, [KEY], np.array([1, 2, 3]), told.append)
+    assert stored.sequence.tolist() == [1, 3] and bytes(stored.ids) == b"ac"
+    assert len(read_stored_ids(log, [KEY], np.array([2]), told.append).sequence) == 0
+    assert {error.offset for error in told} == {places[1].start}
 
 
 @given(st.lists(st.binary(max_size=40), max_size=30))
