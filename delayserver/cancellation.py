@@ -169,6 +169,10 @@ class Cancellation:
                 answer[rows] = int(Outcome.TOO_LATE)
             else:
                 answer[rows] = self._recorder.outcome_of(key, index, message[rows])
+            if not key.coarse and self.is_retired(key.start_ms, 0):
+                # The window went with its outcomes since the message was located.
+                gone = [row for row in rows.tolist() if self.is_retired(key.start_ms, int(message[row]))]
+                answer[gone] = int(Outcome.RETIRED)
         answer[answer == int(Outcome.CANCELLED)] = int(Outcome.ALREADY_CANCELLED)
         open_rows = np.flatnonzero(located.found & (answer == 0))
         if len(open_rows):

@@ -87,6 +87,8 @@ class Lookup:
                 code = int(Outcome.TOO_LATE)
                 break
             await self._recorder.wait_released()
+        if code == 0 and self._retention.is_retired(window_of(due_ms, self._window_ms), message):
+            return Found(Outcome.RETIRED)  # since it was located
         if code in (0, int(Outcome.TOO_LATE)):
             return Found(self._in_memory(message, due_ms), message, subject)
         await self._cancellation.durable(located.message, np.array([code], dtype=np.uint8))

@@ -7,8 +7,9 @@ from collections.abc import Callable
 import pytest
 import trio
 
+from delayserver.locator import Located
 from delayserver.replayer import Round
-from store.batches import MessageBatch
+from store.batches import I64, MessageBatch
 from store.dispatch_log import DispatchKey
 from store.schedule_log import ScheduleKey, Source
 from tests.fakes.host import Host, faked_settings
@@ -79,6 +80,31 @@ async def test_the_balance_holds_at_every_crash_while_a_window_is_retired(boot: 
         assert (status["accepted"], status["delivered"], status["deduplicated"]) == (6, 4, 1), operations
         assert not status["corruption"]
         await host.kill()
+
+
+@pytest.mark.parametrize("operation", ["cancel", "lookup"])
+async def test_a_window_that_goes_between_the_search_and_the_answer_is_retired_and_a_cancel_of_it_is_no_new_one(
+    boot: Boot, operation: str
+) -> None:
+    host = boot(settings())
+    server = await host.start()
+    client = await host.client()
+    receipts = [(await client.put(str(number), host.now_ms + 500))["receipt"] for number in range(3)]
+    assert await client.cancel(receipts[0]) == ["cancelled"]
+    await host.sleep_ms(1_000)
+    locate = server.cancellation.locate
+
+    async def locate_and_retire(sequence: I64, due_ms: I64) -> Located:
+        found = await locate(sequence, due_ms)
+        await server.retention.retire_windows()
+        return found
+
+    server.cancellation.locate = locate_and_retire  # type: ignore[method-assign]
+    host.clock.step(30 * MINUTE_MS)
+    ask = client.cancel if operation == "cancel" else client.lookup
+    assert await ask(*receipts) == ["retired"] * 3
+    await host.settled()
+    assert host.check_balance(pending=0)["cancelled"] == 1
 
 
 @pytest.mark.parametrize("checkpoint", ["kept", "lost"])
