@@ -23,6 +23,7 @@ from delayserver.client import Client, Delivery, Message, SendResult
 from delayserver.protocol.errors import DelayServerError, DiskFull
 from delayserver.protocol.outcomes import Outcome
 from delayserver.settings import GroupSettings, NodeSettings
+from tests.crash.command_line import require
 from tests.crash.process import KIB, ServerUnderTest, small_settings
 
 ROOT = Path(__file__).parents[2]
@@ -67,12 +68,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount = tmp_path / "disk"
     mount.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=16m", "delayserver-test", str(mount)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("a full disk needs mount, which is not installed")
-    if done.returncode:
-        pytest.skip(f"a full disk needs the right to mount a tmpfs: {done.stderr.strip()}")
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    require(not done.returncode, f"the right to mount a tmpfs ({done.stderr.strip()})")
     yield mount
     subprocess.run(["umount", "-l", str(mount)], check=True)
 
