@@ -157,11 +157,21 @@ class BrokerGroup:
             if node is None:
                 await self._pause()
                 continue
-            rows = self.queue.take(self._settings.batch_messages_max, self._settings.batch_bytes_max)
+            rows = self._take()
             if len(self.queue):
                 self._idle.unpark()  # one was woken for all that came; the next one takes what is left
             if rows is not None:
                 await self._deliver(node, rows)
+
+    def _take(self) -> DueRows | None:
+        """The next batch: what is due, or else what becomes due next, so that nobody waits for a later one."""
+        rows = self.queue.take(self._settings.batch_messages_max, self._settings.batch_bytes_max)
+        if rows is not None:
+            later = rows.due_ms > max(self._clock.now_ms(), int(rows.due_ms.min()))
+            if later.any():
+                self.queue.push_front(take_rows(rows, np.flatnonzero(later)))
+                rows = take_rows(rows, np.flatnonzero(~later))
+        return rows
 
     async def _pause(self) -> None:
         """One worker looks for all: the others are woken when there is something to take again."""
@@ -197,8 +207,7 @@ class BrokerGroup:
         return went
 
     async def _deliver(self, node: NodeHealth, rows: DueRows) -> None:
-        queued_us = self._clock.now_us()
-        rows = self._without_expired(rows, queued_us)
+        rows = self._without_expired(rows, self._clock.now_us())
         if not len(rows):
             return
         parts = {}
@@ -209,7 +218,7 @@ class BrokerGroup:
             self._in_flight[self._attempts] = shipment.rows.sequence
         try:
             for attempt, shipment in parts.items():
-                await self._attempt(node, shipment, queued_us)
+                await self._attempt(node, shipment)
                 del self._in_flight[attempt]
         finally:
             for attempt in parts:
@@ -229,8 +238,10 @@ class BrokerGroup:
         )
         return take_rows(rows, np.flatnonzero(~expired))
 
-    async def _attempt(self, node: NodeHealth, shipment: Shipment, queued_us: int) -> None:
+    async def _attempt(self, node: NodeHealth, shipment: Shipment) -> None:
         rows = shipment.rows
+        due_us = int(rows.due_ms.max()) * 1000
+        queued_us = max(self._clock.now_us(), due_us)
         try:
             read = partial(read_batch, self._schedule, shipment, self._server_id)
             size = int(rows.payload["bodies_length"].sum())
@@ -245,8 +256,10 @@ class BrokerGroup:
             self.on_corruption(error)
             return
         dispatched_us = self._clock.now_us()
-        early = rows.due_ms > dispatched_us // 1000
-        if early.any():  # the clock stepped back since the wheel released them
+        if dispatched_us < due_us:
+            await self._clock.sleep_until_us(due_us)  # ready a moment before: now the moment itself
+            dispatched_us = self._clock.now_us()
+        if self._stopping or dispatched_us < due_us:  # the clock stepped back since the wheel released them
             self.put_back(rows)
             return
         batch = batch.with_columns(dispatched_us=dispatched_us)

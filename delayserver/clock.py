@@ -17,7 +17,7 @@ from delayserver.fine_timer import FineTimer
 # The bound on how late a clock step or a resume is noticed.
 LOOK_AGAIN_MS = 500
 # The last stretch of a wait, which the kernel's timer takes over from the event loop's milliseconds.
-FINE_WAIT_S = 0.0012
+FINE_WAIT_S = 0.002
 
 
 class Clock(Protocol):
@@ -38,18 +38,20 @@ class Clock(Protocol):
     async def sleep_ms(self, duration_ms: float) -> None:
         """Wait by monotonic time."""
 
-    async def wait_until(self, wall_us: int, event: trio.Event) -> None:
-        """Wait until the wall clock shows `wall_us`, the event is set (in the last millisecond that goes unnoticed), or
-        LOOK_AGAIN_MS passed: callers look again. For one task at a time."""
+    async def sleep_until_us(self, wall_us: int) -> None:
+        """Wait, to the microsecond where the system can, until the wall clock shows `wall_us`, or until LOOK_AGAIN_MS
+        passed: callers look again."""
 
 
 class SystemClock:
     """The machine's clock."""
 
     def __init__(self) -> None:
-        self._timer: FineTimer | None = None
+        # As many as waited at the same time.
+        self._timers: list[FineTimer] = []
         with contextlib.suppress(OSError):
-            self._timer = FineTimer()
+            self._timers.append(FineTimer())
+        self._fine = bool(self._timers)
 
     def now_us(self) -> int:
         return time.time_ns() // 1000
@@ -66,13 +68,18 @@ class SystemClock:
     def wait_s(self, wall_us: int) -> float:
         return min(max(wall_us - self.now_us(), 0), LOOK_AGAIN_MS * 1000) / 1_000_000
 
-    async def wait_until(self, wall_us: int, event: trio.Event) -> None:
+    async def sleep_until_us(self, wall_us: int) -> None:
         wait_s = self.wait_s(wall_us)
-        if self._timer is None or wait_s > FINE_WAIT_S:
+        if not self._fine:
+            await trio.sleep(wait_s)
+            return
+        if wait_s > FINE_WAIT_S:
             # The event loop's waits end up to a millisecond late, so this one ends before the last stretch.
-            with trio.move_on_after(wait_s if self._timer is None else wait_s - FINE_WAIT_S):
-                await event.wait()
-        if self._timer is not None and not event.is_set():
-            left_us = wall_us - self.now_us()
-            if 0 < left_us <= 2_000_000 * FINE_WAIT_S:
-                await self._timer.sleep_us(left_us)
+            await trio.sleep(wait_s - FINE_WAIT_S)
+            wait_s = self.wait_s(wall_us)
+        if 0 < wait_s <= 2 * FINE_WAIT_S:
+            timer = self._timers.pop() if self._timers else FineTimer()
+            try:
+                await timer.sleep_us(int(wait_s * 1_000_000))
+            finally:
+                self._timers.append(timer)

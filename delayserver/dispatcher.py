@@ -1,4 +1,7 @@
-"""Takes rows from the wheel when they are due and hands them to the queues of their broker groups, slice by slice.
+"""Takes rows from the wheel just before they are due and hands them to the queues of their broker groups, slice by slice.
+
+The moment before is for reading their bodies and for the passes of the event loop: a group has a batch ready when it is
+due, and hands it over then and never before.
 
 A hot second is taken in slices with a checkpoint between them, so it does not hold up the others. Rows of a group that
 is down leave memory past a bound; `refill` reads them again from disk when the group can take them.
@@ -26,6 +29,9 @@ from store.filesystem import FileSystem
 from store.outcome_index import OutcomeIndex
 from wheel.due_rows import DueRows
 from wheel.keys import KEY_HIGHEST, KEY_LOWEST
+
+# How long before its due time a row leaves the wheel.
+AHEAD_MS = 2
 
 
 class Dispatcher:
@@ -80,7 +86,7 @@ class Dispatcher:
         while True:
             self._wake = trio.Event()
             released = False
-            for code, rows in self._wheel.advance(self._clock.now_ms(), self._slice_rows):
+            for code, rows in self._wheel.advance(self._clock.now_ms() + AHEAD_MS, self._slice_rows):
                 self._release(self._groups[code], rows)
                 released = True
                 await trio.lowlevel.checkpoint()
@@ -91,10 +97,11 @@ class Dispatcher:
             if next_due_ms is None:
                 await self._wake.wait()
                 continue
-            await self._clock.wait_until(next_due_ms * 1000, self._wake)
+            with trio.move_on_after(self._clock.wait_s((next_due_ms - AHEAD_MS) * 1000)):
+                await self._wake.wait()
 
     def _release(self, group: BrokerGroup, rows: DueRows) -> None:
-        rows.payload["released_us"] = self._clock.now_us()
+        rows.payload["released_us"] = np.maximum(rows.due_ms * 1000, self._clock.now_us())
         self.released_to[group.code] = max(self.released_to[group.code], int(rows.due_ms[-1]))
         group.push(rows)
 

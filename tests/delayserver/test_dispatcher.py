@@ -26,6 +26,42 @@ async def test_nothing_is_handed_over_before_it_is_due_and_all_within_a_millisec
     assert fake.texts == sorted(fake.texts, key=int)
 
 
+async def test_rows_that_become_due_one_after_the_other_are_handed_over_each_at_its_own_moment(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    for _ in range(10):
+        # Of these the wheel gives out more than one at once.
+        await client.send(
+            *[{"subject": "s", "body": str(due), "due_ms": due} for due in range(host.now_ms, host.now_ms + 4)]
+        )
+        await host.sleep_ms(50)
+    await host.until(lambda: len(host.fake().stored) == 40, within_ms=3_000)
+    fake = host.fake()
+    late_us = [fake.at_us[sequence] - fake.due_ms[sequence] * 1_000 for sequence in fake.stored]
+    # They are taken from the wheel a moment before; none of them may wait for the one behind it.
+    assert min(late_us) >= 0 and max(late_us) < 1_000, late_us
+    assert fake.texts == sorted(fake.texts, key=int)
+
+
+async def test_a_step_back_while_a_batch_waits_for_its_moment_hands_nothing_over_early(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 1_000
+    await client.put("m", due_ms)
+    await host.settled()
+    group = next(iter(host.server.groups.values()))
+    while not group.running:
+        await host.sleep_ms(0.1)
+        assert host.clock.now_us() < due_ms * 1_000, "it must be ready before it is due"
+    host.clock.step(-5_000)
+    await host.sleep_ms(4_000)
+    assert host.fake().stored == []
+    await host.until(lambda: host.fake().texts == ["m"], within_ms=3_000)
+    assert host.fake().at_us[host.fake().stored[0]] >= due_ms * 1_000
+
+
 async def test_what_is_due_in_the_past_leaves_at_once_and_its_lateness_counts_from_acceptance(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()

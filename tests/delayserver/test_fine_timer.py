@@ -1,4 +1,4 @@
-"""The kernel's timer against the real clock: a wait never ends before its time, and an event ends it where it may."""
+"""The kernel's timer against the real clock: a wait never ends before its time."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 
 import trio
 
-from delayserver.clock import FINE_WAIT_S, SystemClock
+from delayserver.clock import SystemClock
 from delayserver.fine_timer import FineTimer
 
 
@@ -27,21 +27,28 @@ def test_a_wait_ends_at_its_wall_time_and_never_before() -> None:
         for ahead_us in (-5, 200, 1_100, 7_300, 31_007):
             until_us = clock.now_us() + ahead_us
             while clock.now_us() < until_us:
-                await clock.wait_until(until_us, trio.Event())
+                await clock.sleep_until_us(until_us)
             assert clock.now_us() >= until_us
 
     trio.run(wait)
 
 
-def test_an_event_ends_a_wait() -> None:
+def test_many_wait_at_the_same_time_and_a_long_wait_ends_to_be_looked_at_again() -> None:
     async def wait() -> None:
         clock = SystemClock()
-        event = trio.Event()
-        far_us = clock.now_us() + 60_000_000
+        ended: list[int] = []
+
+        async def one(until_us: int) -> None:
+            await clock.sleep_until_us(until_us)
+            assert clock.now_us() >= until_us
+            ended.append(until_us)
+
+        now_us = clock.now_us()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(clock.wait_until, far_us, event)
-            await trio.sleep(0.01)
-            event.set()
-        assert event.is_set() and clock.now_us() < far_us - int(FINE_WAIT_S * 1_000_000)
+            for number in range(20):
+                nursery.start_soon(one, now_us + 500 * number)
+        assert len(ended) == 20
+        await clock.sleep_until_us(now_us + 3_600_000_000)
+        assert clock.now_us() < now_us + 3_600_000_000
 
     trio.run(wait)

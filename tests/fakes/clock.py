@@ -31,9 +31,8 @@ class SimulatedClock:
     async def sleep_ms(self, duration_ms: float) -> None:
         await trio.sleep(duration_ms / 1000)
 
-    async def wait_until(self, wall_us: int, event: trio.Event) -> None:
-        with trio.move_on_after(self.wait_s(wall_us)):
-            await event.wait()
+    async def sleep_until_us(self, wall_us: int) -> None:
+        await trio.sleep(self.wait_s(wall_us))
 
     def step(self, delta_ms: int) -> None:
         """Somebody sets the wall clock, or a suspend ends: timers do not notice."""

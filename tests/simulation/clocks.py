@@ -79,9 +79,8 @@ class WallClock:
         until_us += -until_us % self.granularity_us
         await trio.sleep_until(until_us / 1_000_000)
 
-    async def wait_until(self, wall_us: int, event: trio.Event) -> None:
-        with trio.move_on_after(self.wait_s(wall_us)):
-            await event.wait()
+    async def sleep_until_us(self, wall_us: int) -> None:
+        await trio.sleep(self.wait_s(wall_us))
 
     # What only the simulation does
 

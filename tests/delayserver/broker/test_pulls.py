@@ -39,9 +39,8 @@ class TrioTime:
     async def sleep_ms(self, duration_ms: float) -> None:
         await trio.sleep(duration_ms / 1000)
 
-    async def wait_until(self, wall_us: int, event: trio.Event) -> None:
-        with trio.move_on_after(self.wait_s(wall_us)):
-            await event.wait()
+    async def sleep_until_us(self, wall_us: int) -> None:
+        await trio.sleep(self.wait_s(wall_us))
 
 
 class Node:
