@@ -348,6 +348,7 @@ async def look_up(
     for row, result in zip(rows, reply["results"], strict=True):
         if "error" in result:
             model.fail(f"lookup of an own message answered {result}", row)
+            continue
         model.looked_up(row, result["outcome"], clock.peak_us // 1000, clock.now_us())
         if result["outcome"] != "retired":
             model.described(row, result, clock.peak_us)

@@ -54,6 +54,7 @@ class Host:
         self.down = trio.Event()
         self.died_of = ""
         self.on_change: Callable[[], None] = lambda: None
+        self.on_reports: Callable[[list[str]], None] = lambda _damages: None
         self._network = network
         self._chance = chance
         self._note = note
@@ -184,6 +185,8 @@ class Host:
         if self.died_of and self.died_of != "crash":
             how = f"gave up: {self.died_of}"
         self.disk.no_more_faults()
+        if self.server is not None:
+            self.on_reports(self.server.opened.damages)
         self._note(self.name, how, life=self.lives)
         self.server = None
         self._scope = None

@@ -74,6 +74,7 @@ def run_seed(seed: int) -> Result:
     result.lives = world.host.lives
     result.simulated_h = (world.clock.peak_us - BASE_US) / 3.6e9
     result.rows = len(world.model.rows)
+    result.flips = len(world.damage.flips)
     return result
 
 

@@ -12,6 +12,7 @@ from tests.simulation.actors import REMOTE_SUBJECTS, SUBJECTS, Consumer, Produce
 from tests.simulation.bounds import Bounds
 from tests.simulation.client import Client, DelayServerError, Lost
 from tests.simulation.clocks import SimulatedTime, WallClock
+from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.files import check_files
 from tests.simulation.host import Host
@@ -24,6 +25,8 @@ from tests.simulation.trace import Trace
 HOPS_MAX = 400
 # Asked for after a start: a lookup is the dearest of the requests.
 LOOKUPS_MAX = 40
+# Seeds in which bits flip; the others keep the strict balance.
+FLIPPING_SHARE = 0.125
 # The most messages of one request.
 ROWS_AT_ONCE = 40
 # How exact the sleeps of a host are: most seeds have coarse ones, and cost half.
@@ -37,7 +40,6 @@ class World:
         self.chance = Random(f"{seed}:world")
         self.time = time
         self.note = trace.note
-        self.model = Model(self.note)
         offset_us = self.chance.randrange(86_400) * 1_000_000
         self.clock = WallClock(time, offset_us)
         trace.wall_us = self.clock.now_us
@@ -60,10 +62,14 @@ class World:
         else:
             groups, routes = settings_of.embedded_only()
         settings = settings_of.server_settings(self.chance, groups, routes)
+        self.flipping = Random(f"{seed}:damage").random() < FLIPPING_SHARE
         self.host = Host("server", 1, settings, self.clock, self.network, Random(f"{seed}:host"), self.note)
         for host in (self.host, *self.nodes):
             host.disk.inline = self.chance.random() < 0.5
             host.clock.granularity_us = self.chance.choice(TIMER_US)
+        self.damage = Damage(self.host.disk, Random(f"{seed}:flips"), settings.storage.window_ms, self.note)
+        self.host.on_reports = self.damage.check_reports
+        self.model = Model(self.note, self.damage)
         dispatch = settings.dispatch
         self.timely = Timeliness(self.clock, dispatch.deliver_timeout_ms + dispatch.backoff_ms_max, self._well)
         self.model.life = lambda: self.host.lives
@@ -150,6 +156,8 @@ class World:
             await self.host.up_or_down()
             if self.host.alive:
                 break
+            if self.damage.restore(self.host.died_of):
+                continue
             if self.host.died_of != "crash":
                 raise SimulationFailure(f"the server does not start: {self.host.died_of}")
             self.note("world", "crashed while it started", attempt=attempt)
@@ -163,14 +171,16 @@ class World:
         if self.model.server_id and server_id and server_id != self.model.server_id:
             raise SimulationFailure(f"the server id changed from {self.model.server_id} to {server_id}")
         self.model.server_id = self.model.server_id or server_id
-        if self.host.server is not None and self.host.server.opened.damages:
-            raise SimulationFailure(f"corruption reported without damage: {self.host.server.opened.damages}")
+        if self.host.server is not None:
+            self.damage.check_reports(self.host.server.opened.damages)
         self._compare_files()
         await self._ask_for_all()
 
     def _compare_files(self) -> None:
         """In one step, so that nothing moves in between: the server's counts and what its files hold."""
         server = self.host.server
+        if self.damage.flips:
+            return
         if server is not None and self.host.alive and not self.host.disk.dead and not server.replayer.lag_bytes:
             check_files(self.host, server.status.to_map())
 
@@ -205,6 +215,7 @@ class World:
             for node in self.nodes:
                 nursery.start_soon(self._node_fault, node)
             await trio.sleep(chance.choice([0.01, 0.3, 1.5]))
+        self._flip(0.25)
         await self._recover()
         await self._pass_time()
         await self._recover()
@@ -264,6 +275,13 @@ class World:
             host.disk.capacity_bytes = host.disk.used_bytes + room
             self.timely.fault()
 
+    def _flip(self, share: float) -> None:
+        """In some seeds bits flip, while the server is down and while it runs."""
+        if self.flipping and self.clock.monotonic_us() and self.chance.random() < share:
+            self.model.disturbed = True
+            for _ in range(self.chance.choice([1, 1, 3])):
+                self.damage.flip()
+
     def _start_nodes(self) -> None:
         for node in self.nodes:
             if not node.alive and node.lives == node.deaths:
@@ -319,6 +337,7 @@ class World:
         await host.down.wait()
         if self.chance.random() < 0.5:
             self._leap(10 ** (self.chance.random() * 5))
+        self._flip(0.5)
         host.disk.capacity_bytes = None
         self.timely.fault()
         if self.chance.random() < 0.25:
@@ -382,6 +401,8 @@ class World:
             due = [copy.due_ms for identity in waiting for copy in identity.copies if copy.due_ms is not None]
             if not waiting:
                 break
+            if not self.host.alive:
+                await self._recover()
             # Some due times at once: what the server was not told of in time is late, and must come all the same.
             due = sorted(due)[: self.chance.randrange(1, 9)]
             ahead_s = due[-1] / 1000 - self.clock.now_us() / 1e6 if due else 0
@@ -452,10 +473,20 @@ class World:
             status = await self.checker.request("status", {})
         self.note("checker", "status", **{name: status[name] for name in BALANCE})
         assert self.host.server is not None
-        check_files(self.host, status)
+        if not self.damage.flips:
+            check_files(self.host, status)
         self.model.check_balance(status)
         self.host.stop()
         await self.host.down.wait()
+        for identity in self.model.identities.values():
+            flips = self.model.damaged(identity)
+            if (
+                flips
+                and identity.accepted
+                and not (identity.arrived or identity.cancel_possible or identity.may_expire)
+            ):
+                self.damage.excused.append((flips, f"lost: {identity.copies[0].brief()}"))
+        self.damage.verdict()
 
 
 BALANCE = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "pending", "early")

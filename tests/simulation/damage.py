@@ -1,0 +1,192 @@
+"""Bits that flip at rest, and what may be wrong because of them: nothing but what they hit, and that only if it is named.
+
+A bit is flipped where the file itself says that it was durable (below the highest `synced_before` of its records, and in no
+padding): the last group before a crash cannot be told from a torn one by anybody. Before that it is noted which messages
+the record holds. They may be unavailable, or come twice where their outcome was hit, if the server or the final check
+names the file. Every other message is judged as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from random import Random
+
+from delayserver.recover.capture import capture
+from delayserver.recover.check import Check
+from delayserver.recover.findings import TORN, Finding, Findings
+from delayserver.recover.window_check import Range
+from store.dispatch_log import DispatchKey, DispatchLayout
+from store.file_header import FILE_HEADER_BYTES
+from store.record import HEADER_BYTES, BadRecordError, RecordHeader, decode_header, verify_columns
+from store.schedule_key import ScheduleKey, ScheduleLayout, Source
+from tests.fakes.disk import FakeDisk
+from tests.simulation.failures import SimulationFailure
+
+DAY_MS = 86_400_000
+LOGS = ("/data/message_log/", "/data/schedule_log/", "/data/dispatch_log/")
+# Small files that a start cannot do without: it refuses and names them, and the operator brings them back from a copy.
+TABLES = ("/data/identity", "/data/names.log", "/data/days", "/data/sequences")
+CHECKPOINT = "/data/checkpoint"
+
+
+@dataclass(slots=True)
+class Flip:
+    """One bit, and the sequences of the messages in the record that it hit."""
+
+    path: str
+    offset: int
+    bit: int
+    before: int
+    sequences: frozenset[int]
+    whole: bool
+    """Whether nothing of the file can be trusted: its header was hit, or it tells which messages have an outcome."""
+
+    def stands(self, disk: FakeDisk) -> bool:
+        """Whether the byte is still as the flip left it: files are replaced, cut off and removed."""
+        if self.path not in disk.files(self.path):
+            return False
+        content = disk.content(self.path)
+        return self.offset < len(content) and content[self.offset] == self.before ^ 1 << self.bit
+
+
+class Damage:
+    """Flips bits on one disk, and knows what they explain."""
+
+    def __init__(self, disk: FakeDisk, chance: Random, window_ms: int, note: Callable[..., None]) -> None:
+        self._disk = disk
+        self._chance = chance
+        self._window_ms = window_ms
+        self._outcomes, self._messages = DispatchLayout(window_ms), ScheduleLayout(window_ms)
+        self._note = note
+        self.flips: list[Flip] = []
+        self.reports: set[str] = set()
+        self.excused: list[tuple[list[Flip], str]] = []
+
+    # -- doing it
+
+    def flip(self) -> None:
+        """One bit of some file that has anything durable."""
+        kind = self._chance.random()
+        if kind < 0.12:
+            paths = [path for path in (*TABLES, CHECKPOINT) if path in self._disk.files(path)]
+        else:
+            folder = self._chance.choice(LOGS)
+            paths = [path for path in self._disk.files(folder) if path.endswith(".log")]
+        if not paths:
+            return
+        path = self._chance.choice(paths)
+        content = self._disk.content(path)
+        found = self._place(path, content)
+        if found is None:
+            return
+        offset, sequences = found
+        bit = self._chance.randrange(8)
+        whole = "/dispatch_log/" in path or ("/schedule_log/" in path and offset < FILE_HEADER_BYTES)
+        flip = Flip(path, offset, bit, content[offset], sequences, whole)
+        self._disk.flip_bit(path, offset, bit)
+        self.flips.append(flip)
+        self._note("fault", "bit flips", path=path, offset=offset, bit=bit, sequences=sorted(sequences)[:12])
+
+    def _place(self, path: str, content: bytes) -> tuple[int, frozenset[int]] | None:
+        """An offset with something in it, and the messages that lose it."""
+        if path in (CHECKPOINT, *TABLES) and path != "/data/names.log":
+            return (self._chance.randrange(len(content)), frozenset()) if content else None
+        records = list(_records(content))
+        synced = max([header.synced_before for header in records], default=0)
+        records = [header for header in records if header.end <= synced]
+        if not records:
+            return None
+        if self._chance.random() < 0.1 and "/message_log/" not in path:
+            everything = frozenset().union(*[_sequences(content, header) for header in records])
+            return self._chance.randrange(FILE_HEADER_BYTES), everything
+        header = self._chance.choice(records)
+        length = HEADER_BYTES + header.columns_bytes + header.blob_bytes
+        return header.offset + self._chance.randrange(length), _sequences(content, header)
+
+    def restore(self, why: str) -> bool:
+        """Bring a table back that a start named when it refused; whether there was one."""
+        named = [flip for flip in self.flips if flip.path in TABLES and flip.path in why and flip.stands(self._disk)]
+        for flip in named:
+            self._disk.flip_bit(flip.path, flip.offset, flip.bit)
+            self.flips.remove(flip)
+            self._note("operator", "restores", path=flip.path)
+        return bool(named)
+
+    # -- judging
+
+    def explains(self, sequences: set[int], due_ms: list[int]) -> list[Flip]:
+        """The flips that may be the cause of what is wrong with a message. A dispatch file that lost some of its outcomes
+        does not tell any more which: nothing of its window or day may be delivered until it is repaired."""
+        return [
+            flip
+            for flip in self.flips
+            if flip.sequences & sequences or (flip.whole and any(self._in_file(flip.path, due) for due in due_ms))
+        ]
+
+    def _in_file(self, path: str, due_ms: int) -> bool:
+        """Whether messages with this due time, or their outcomes, lie in the file."""
+        window, day = due_ms - due_ms % self._window_ms, due_ms - due_ms % DAY_MS
+        names = [self._outcomes.name(DispatchKey(window, False)), self._outcomes.name(DispatchKey(day, True))]
+        names += [self._messages.name(ScheduleKey(window, source)) for source in (Source.DIRECT, Source.FROM_DAY)]
+        names.append(self._messages.name(ScheduleKey(day, Source.DAY)))
+        return any(path.endswith("/" + name) for name in names)
+
+    def check_reports(self, texts: list[str]) -> None:
+        """What the server says about damage must be about files that were damaged."""
+        for text in texts:
+            if not any(flip.path in text for flip in self.flips):
+                raise SimulationFailure(f"corruption reported without damage: {text}")
+        self.reports |= set(texts)
+
+    def verdict(self) -> None:
+        """At the end, with the server down: the check must find what still stands, and nothing but that; and whatever was
+        excused must have been named by somebody."""
+        findings = [finding for finding in recover_check(self._disk, self._window_ms) if finding.kind != TORN]
+        if not self.flips and findings:
+            raise SimulationFailure(f"recover check finds {findings[:3]} where nothing was damaged")
+        named = self.reports | {finding.file for finding in findings}
+        for flip in self.flips:
+            if flip.stands(self._disk) and not any(flip.path in text for text in named):
+                raise SimulationFailure(f"nobody names the damage in {flip.path} at {flip.offset}")
+        for flips, what in self.excused:
+            if not any(flip.path in text for flip in flips for text in named):
+                paths = sorted({flip.path for flip in flips})
+                raise SimulationFailure(
+                    f"{what}; bits flipped in {paths} may be the cause, but nobody names any of them"
+                )
+
+
+def recover_check(disk: FakeDisk, window_ms: int) -> list[Finding]:
+    """What `delayserver recover check` finds in the data directory."""
+    findings = Findings()
+    taken = capture(disk, "/data", findings)
+    taken.window_ms = window_ms  # it reads that off the names of windows, of which none may be left
+    try:
+        Check(taken, Range(), findings, lambda *_: None, lambda *_: None).run()
+    finally:
+        taken.close()
+    return list(findings)
+
+
+def _records(content: bytes) -> Iterator[RecordHeader]:
+    offset = FILE_HEADER_BYTES
+    while True:
+        try:
+            header = decode_header(content, offset, offset)
+            verify_columns(header, _columns(content, header))
+        except BadRecordError:
+            return
+        yield header
+        offset = header.end
+
+
+def _columns(content: bytes, header: RecordHeader) -> bytes:
+    start = header.offset + HEADER_BYTES
+    return content[start : start + header.columns_bytes]
+
+
+def _sequences(content: bytes, header: RecordHeader) -> frozenset[int]:
+    columns = verify_columns(header, _columns(content, header))
+    names = [name for name in ("sequence", "replaces_sequence", "origin_sequence", "duplicate_of") if name in columns]
+    return frozenset(int(value) for name in names for value in columns[name] if value)
