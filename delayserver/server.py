@@ -49,8 +49,9 @@ from delayserver.settings import DispatchSettings, GroupSettings, Settings, for_
 from delayserver.status import Status
 from delayserver.transport import Connect, Listener, connect_socket
 from delayserver.window_book import WindowBook
+from store.errors import CorruptionError
 from store.filesystem import FileSystem, RealFileSystem
-from store.names import BROKER_GROUP
+from store.names import BROKER_GROUP, CONSUMER_GROUP, SUBJECT
 from wheel.cursors import LoadCursors
 from wheel.hashed_wheel import HashedWheel
 
@@ -199,6 +200,7 @@ class DelayServer:
         settings = self.settings
         server_id = opened.directory.server_id
         limits = settings.broker
+        self._notice_lost_broker(opened)
         self.broker = Broker.open(
             self.fs,
             f"{opened.directory.path}/broker",
@@ -258,6 +260,16 @@ class DelayServer:
         )
         self.checkpointing.clock_showed(opened.checkpoint.written_us)
         self.retention.durable_position = lambda: self.checkpointing.durable_position
+
+    def _notice_lost_broker(self, opened: Opened) -> None:
+        """A directory that has had a message or a consumer has had a broker too; that of a new one is made now."""
+        path = f"{opened.directory.path}/broker"
+        if len(opened.names.codes(SUBJECT)) + len(opened.names.codes(CONSUMER_GROUP)) and not self.fs.listdir(path):
+            detail = (
+                "the broker's files are missing; it begins empty: what was delivered and not consumed is lost to consumers "
+                "until `delayserver recover redispatch` delivers it again, and every group starts anew"
+            )
+            self._report_corruption(CorruptionError(path, 0, detail))
 
     def _build_group(self, group: GroupSettings, code: int, opened: Opened) -> BrokerGroup:
         server_id = opened.directory.server_id

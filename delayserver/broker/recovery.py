@@ -19,11 +19,15 @@ from delayserver.broker.store import BrokerStore, StoredColumns
 from delayserver.broker.windows import Extent, WindowTable
 from store.errors import CorruptionError
 from store.filesystem import FileSystem, read_whole
+from store.record import HEADER_BYTES
+from store.segment import FILE_HEADER_BYTES
 
 
 def recover_broker(fs: FileSystem, directory: str, server_id: int, limits: BrokerLimits, now_us: int) -> BrokerState:
-    """Open or create. Raises FormatError for files of another server, StoreError where the disk fails."""
+    """Open or create. Raises FormatError for files of another server, CorruptionError where files are missing without which
+    messages would silently be lost or come again, StoreError where the disk fails."""
     fs.make_directory(directory)
+    _refuse_lost_files(fs, directory)
     checkpoint = _read_checkpoint(fs, f"{directory}/checkpoint", server_id)
     # A lost checkpoint must not bring an epoch back that old delivery ids still carry; the time will not.
     epoch = checkpoint.epoch + 1 if checkpoint else now_us // 1_000_000
@@ -51,6 +55,37 @@ def recover_broker(fs: FileSystem, directory: str, server_id: int, limits: Broke
     _read_progress(state)
     state.recovered_ends = {key: queue.end for key, queue in state.queues.items()}
     return state
+
+
+def _refuse_lost_files(fs: FileSystem, directory: str) -> None:
+    """The store and the progress log are there before the first checkpoint, and before a message or an ack. Whether to go
+    on without one of them is for a person to say, by one of the steps in the error."""
+    store, progress, checkpoint = f"{directory}/store", f"{directory}/progress.log", f"{directory}/checkpoint"
+    has_store = any(name.endswith(".log") for name in fs.listdir(store))
+    has_progress = fs.exists(progress)
+    if not has_store and (fs.exists(checkpoint) or (has_progress and fs.size(progress) > FILE_HEADER_BYTES)):
+        detail = (
+            "the store is missing, and with it all that was delivered and not consumed yet. Put it back; or remove "
+            f"all of {directory}, start with an empty broker, and let `delayserver recover redispatch` deliver again"
+        )
+        raise CorruptionError(store, 0, detail)
+    if not has_progress and (fs.exists(checkpoint) or _has_messages(fs, store)):
+        detail = (
+            "the progress log is missing, and with it what every consumer group has acked. Put it back; or make an empty "
+            "file of this name: then every group gets once more all that the store keeps"
+        )
+        raise CorruptionError(progress, 0, detail)
+
+
+def _has_messages(fs: FileSystem, store: str) -> bool:
+    names = sorted(name for name in fs.listdir(store) if name.endswith(".log"))
+    if len(names) != 1:
+        return len(names) > 1
+    file = fs.open(f"{store}/{names[0]}", write=False)
+    try:
+        return any(file.pread(FILE_HEADER_BYTES, HEADER_BYTES))
+    finally:
+        file.close()
 
 
 def _read_checkpoint(fs: FileSystem, path: str, server_id: int) -> BrokerCheckpoint | None:

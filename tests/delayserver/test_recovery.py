@@ -256,6 +256,25 @@ async def test_delivered_without_a_record_of_it_the_broker_is_asked_and_the_cons
         host.check_balance(pending=0)
 
 
+async def test_a_broker_that_is_gone_is_told_and_a_new_directory_is_no_loss(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    assert not host.server.status.to_map()["corruption"]
+    await (await host.client()).put("m", host.now_ms)
+    await host.sleep_ms(1_000)
+    await host.stop()
+    await host.start()
+    assert not host.server.status.to_map()["corruption"]
+    await host.stop()
+    for path in host.disk.files("/data/broker"):
+        host.disk.remove(path)
+    for folder in ("store", "queue"):
+        host.disk.remove_directory(f"/data/broker/{folder}")
+    await host.start()
+    (text,) = host.server.status.to_map()["corruption"]
+    assert "/data/broker" in text and "redispatch" in text
+
+
 async def test_schedule_files_are_found_by_name_in_utc(boot: Boot) -> None:
     host = boot()
     await host.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from random import Random
 
 import numpy as np
@@ -10,8 +11,8 @@ import pytest
 from delayserver.broker.broker import Broker
 from delayserver.broker.limits import DAY_MS, BrokerLimits
 from store.batches import StoredBatch
-from store.errors import SyncFailedError
-from tests.fakes.disk import FakeDisk
+from store.errors import CorruptionError, SyncFailedError
+from tests.fakes.disk import FakeDisk, SimulatedCrash
 
 NOW_US = 1_900_000_000_000_000
 SERVER, SUBJECT, GROUP = 7, 1, 9
@@ -284,3 +285,46 @@ def test_a_batch_larger_than_what_is_left_of_the_disk_is_stored_as_far_as_it_fit
     assert sorted(odd) == [1, *range(11, 410, 2)]
     broker = open_broker(disk)
     assert broker.status()["delivered"] == 0 and not broker.damages
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+@pytest.mark.parametrize("lost", ["store", "progress.log"])
+def test_a_lost_file_without_which_messages_are_lost_or_come_again_is_named_with_what_to_do(
+    lost: str, checkpoint: bool
+) -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk)
+    broker.deliver(messages(1, 20), False, NOW_US)
+    pulled = broker.pull(SUBJECT, GROUP, 5, 1 << 20, NOW_US)
+    assert pulled is not None
+    broker.ack(SUBJECT, GROUP, pulled.delivery, NOW_US)
+    broker.close()
+    disk.kill()
+    for path in disk.files(f"/data/broker/{lost}"):
+        disk.remove(path)
+    if not checkpoint:
+        disk.remove("/data/broker/checkpoint")
+    for _ in range(2):
+        with pytest.raises(CorruptionError, match=f"/data/broker/{lost}.*missing"):
+            open_broker(disk)
+        disk.kill()
+    if lost == "store":
+        for path in disk.files("/data/broker"):
+            disk.remove(path)
+        assert drain(open_broker(disk)) == []
+    else:
+        disk.open("/data/broker/progress.log", create=True)
+        assert drain(open_broker(disk)) == list(range(1, 21))
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_crash_while_the_files_are_made_is_not_taken_for_their_loss(seed: int) -> None:
+    for operations in range(1, 40):
+        disk = FakeDisk()
+        disk.crash_after(operations)
+        with suppress(SimulatedCrash):
+            open_broker(disk)
+        disk.crash(Random(seed))
+        broker = open_broker(disk)
+        broker.deliver(messages(1, 3), False, NOW_US)
+        assert drain(broker) == [1, 2, 3] and not broker.damages
