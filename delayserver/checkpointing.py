@@ -128,7 +128,6 @@ class Checkpointing:
                 coarse_days=CoarseDays.filled(
                     len(drains),
                     start_ms=np.array(list(drains), dtype=np.int64),
-                    state=file.SEALED,
                     drain_offset=np.array(list(drains.values()), dtype=np.int64),
                 ),
                 totals=totals,

@@ -23,7 +23,6 @@ from store.filesystem import FileSystem, read_whole, write_atomically
 FILE_NAME = "checkpoint"
 FORMAT_VERSION = 1
 OUTCOMES = 16  # columns of the outcome counts: one a code of the protocol, with room for later ones
-COARSE, SEALED, DRAINED = 0, 1, 2  # states of a coarse day, in the order they are passed
 _HEADER = struct.Struct("<8sHHIQQII")
 _HEADER_BYTES = 64
 _MAGIC = b"DELAYCHK"
@@ -79,14 +78,13 @@ class Table:
 @dataclass(frozen=True, slots=True)
 class ScheduleFiles(Table):
     """Files of schedule_log, a row each: start of the window, `source` (which file of the window: the codes of
-    schedule_log), `end` offset counted to, highest sequence in it, rows, and how many of them are internal records."""
+    schedule_log), `end` offset counted to, highest sequence in it, and rows."""
 
     start_ms: I64
     source: U8
     end: I64
     last_sequence: I64
     rows: I64
-    internal_rows: I64
 
     columns: ClassVar[tuple[tuple[str, str, int], ...]] = (
         ("start_ms", "<i8", 1),
@@ -94,7 +92,6 @@ class ScheduleFiles(Table):
         ("end", "<i8", 1),
         ("last_sequence", "<i8", 1),
         ("rows", "<i8", 1),
-        ("internal_rows", "<i8", 1),
     )
 
 
@@ -120,18 +117,14 @@ class DispatchFiles(Table):
 
 @dataclass(frozen=True, slots=True)
 class CoarseDays(Table):
-    """State of each coarse day: COARSE, SEALED (its sequences up to `sealed_sequence` are the day's, later ones the
-    minutes'), DRAINED; `drain_offset` is how far its file is in synced minute files."""
+    """Sealed days on their way to minutes: `drain_offset` is how far the day's file is in synced minute files. What state
+    a day is in stands in the file `days`, which is never behind."""
 
     start_ms: I64
-    state: U8
-    sealed_sequence: I64
     drain_offset: I64
 
     columns: ClassVar[tuple[tuple[str, str, int], ...]] = (
         ("start_ms", "<i8", 1),
-        ("state", "|u1", 1),
-        ("sealed_sequence", "<i8", 1),
         ("drain_offset", "<i8", 1),
     )
 

@@ -77,9 +77,9 @@ def checkpoint_bytes() -> bytes:
     return checkpoint_file.encode(
         Checkpoint(
             SERVER, 500, 10,
-            ScheduleFiles(one, np.zeros(1, np.uint8), np.array([500]), np.array([10]), np.array([4]), np.zeros(1, np.int64)),
+            ScheduleFiles(one, np.zeros(1, np.uint8), np.array([500]), np.array([10]), np.array([4])),
             DispatchFiles(one, np.zeros(1, np.uint8), np.array([300]), np.zeros((1, 16), np.int64), np.zeros(1, np.int64)),
-            CoarseDays(np.array([_DAY_MS]), np.ones(1, np.uint8), np.array([9]), np.array([64])),
+            CoarseDays(np.array([_DAY_MS]), np.array([64])),
             {"accepted": 10, "delivered": 2}, True, 77,
         )
     )  # fmt: skip

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store import checkpoint as checkpoints
-from store.checkpoint import OUTCOMES, SEALED, Checkpoint, CoarseDays, DispatchFiles, ScheduleFiles, Table
+from store.checkpoint import OUTCOMES, Checkpoint, CoarseDays, DispatchFiles, ScheduleFiles, Table
 from store.errors import CorruptionError, FormatError
 from tests.fakes.disk import FakeDisk, SimulatedCrash
 
@@ -34,7 +34,7 @@ def sample(replayed: int = 99) -> Checkpoint:
             2, start_ms=np.array([60_000, 120_000]), source=1, end=np.array([64, 640]), rows=3
         ),
         dispatch=DispatchFiles.filled(3, start_ms=np.arange(3), outcomes=outcomes, internal_rows=2),
-        coarse_days=CoarseDays.filled(1, state=SEALED, sealed_sequence=50),
+        coarse_days=CoarseDays.filled(1, start_ms=86_400_000, drain_offset=640),
         totals={"accepted": 1 << 60, "delivered": 3},
         clean=True,
         written_us=1_700_000_000_000_000,
