@@ -207,7 +207,8 @@ class BrokerGroup:
         return went
 
     async def _deliver(self, node: NodeHealth, rows: DueRows) -> None:
-        rows = self._without_expired(rows, self._clock.now_us())
+        # As of the hand-off: a batch is made ready a moment before it is due.
+        rows = self._without_expired(rows, max(self._clock.now_us(), int(rows.due_ms.max()) * 1000))
         if not len(rows):
             return
         parts = {}
