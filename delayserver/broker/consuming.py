@@ -67,6 +67,7 @@ class Consuming:
     def _hold(self, key: GroupKey, cursor: Cursor, held: Range, deadline_us: int) -> None:
         if held[1] > held[0]:
             cursor.hold(*held, deadline_us)
+            self._state.deadlines.note(key, deadline_us)
             self._state.seen_changed.add(key)
 
     def _take(self, key: GroupKey, retry: bool, cursor: Cursor, budget: PullBudget, span: Range) -> Range | None:

@@ -110,20 +110,31 @@ class Retries:
 
     def expired(self, now_us: int, limit: int) -> list[RetryBatch]:
         """See `Broker.expired_leases`."""
-        batches = []
-        for key, group in self._state.groups.items():
-            if limit <= 0:
-                break
+        batches: list[RetryBatch] = []
+        deadlines = self._state.deadlines
+        seen = []
+        while limit > 0 and (first := deadlines.first(self._deadline_us)) is not None and first[0] <= now_us:
+            key = first[1]
+            deadlines.forget(key)
+            seen.append(key)
+            group = self._state.groups[key]
             found = (group.main.expired(now_us, limit), group.retry.expired(now_us, limit))
-            if found[0] or found[1]:
-                batches.append(self._batch(key, found, now_us // 1000, now_us, 0))
-                limit -= max(1, len(batches[-1]))
+            batches.append(self._batch(key, found, now_us // 1000, now_us, 0))
+            limit -= max(1, len(batches[-1]))
+        for key in seen:  # what is left of them, after all others had their turn
+            deadline_us = self._deadline_us(key)
+            if deadline_us is not None:
+                deadlines.note(key, deadline_us)
         return batches
 
     def next_deadline_us(self) -> int | None:
         """See `Broker.next_lease_deadline_us`."""
-        cursors = [cursor for group in self._state.groups.values() for cursor in (group.main, group.retry)]
-        deadlines = [cursor.next_deadline_us() for cursor in cursors if cursor.lease_ranges]
+        first = self._state.deadlines.first(self._deadline_us)
+        return None if first is None else first[0]
+
+    def _deadline_us(self, key: GroupKey) -> int | None:
+        group = self._state.groups[key]
+        deadlines = [cursor.next_deadline_us() for cursor in (group.main, group.retry)]
         return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
     def _batch(self, key: GroupKey, found: Found, due_ms: int, now_us: int, unknown: int) -> RetryBatch:
@@ -138,6 +149,7 @@ class Retries:
                     done[retry].append((start, reached))
                 if reached < stop:
                     cursor.abandon(reached, stop, due_ms * 1000)
+                    self._state.deadlines.note(key, due_ms * 1000)
         messages = gathered.messages(key[1], due_ms, now_us)
         batch = RetryBatch(*key, messages, tuple(done[0]), tuple(done[1]), unknown)
         self.retried += len(batch)
@@ -173,6 +185,7 @@ class Retries:
         for retry, ranges in ((False, batch.main), (True, batch.retry)):
             for start, stop in ranges:
                 self._state.groups[key].cursor(retry).abandon(start, stop, deadline_us)
+                self._state.deadlines.note(key, deadline_us)
 
 
 @dataclass(slots=True)

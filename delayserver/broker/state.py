@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from delayserver.broker.deadlines import Deadlines
 from delayserver.broker.delivering import grouped_columns
 from delayserver.broker.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.limits import BrokerLimits
@@ -43,6 +44,7 @@ class BrokerState:
     progress_ahead: bool = False
     pending: ProgressRows = field(default_factory=ProgressRows)
     seen_changed: set[GroupKey] = field(default_factory=set)
+    deadlines: Deadlines = field(default_factory=Deadlines)
     damages: list[str] = field(default_factory=list)
     damaged_messages: int = 0
 
