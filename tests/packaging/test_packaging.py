@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import tomllib
 import venv
@@ -134,6 +136,26 @@ def test_installing_theirs_again_leaves_ours_whole(side_by_side: Environment) ->
 def test_installed_metadata_is_that_of_the_project(side_by_side: Environment) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] in side_by_side.run("-m", "delayserver", "--version").stdout
+
+
+@pytest.mark.spark
+def test_the_installed_report_reads_a_data_directory(built: Built, tmp_path: Path) -> None:
+    # Only our distribution is installed; the extra's libraries are those of the interpreter that runs this.
+    environment = Environment(tmp_path / "venv")
+    environment.pip("install", "--quiet", "--no-deps", str(built.wheel))
+    libraries = environment.run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
+    Path(libraries, "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    code = (
+        "import sys; from ops.audit.bench_data import write_directory as write; import store.filesystem as s\n"
+        "print(write(s.RealFileSystem(), sys.argv[1], 1000, bodies=False).messages, write.__code__.co_filename)"
+    )
+    written, _, file = environment.run("-c", code, str(tmp_path / "data")).stdout.strip().partition(" ")
+    assert written == "1000" and file.startswith(libraries)
+    program = str(environment.python.parent / "delayserver")
+    done = run([program, "report", "latency", str(tmp_path / "data"), "--json", "--master", "local[1]"], cwd=tmp_path)
+    figures = json.loads(done.stdout)
+    assert sum(figures["outcomes"].values()) == 1000
+    assert figures["count"] == figures["outcomes"]["delivered"] > 900
 
 
 def test_uninstalling_ours_leaves_theirs_whole_and_an_editable_install_is_guarded(side_by_side: Environment) -> None:

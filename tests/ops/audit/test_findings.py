@@ -93,6 +93,32 @@ def test_servers_are_told_apart_though_their_sequences_are_the_same(spark: Any, 
     assert [(row["subject"], row["lateness_ms"]["max"]) for row in late["by"]] == [("east", 7.0), ("west", 8.0)]
 
 
+@pytest.mark.parametrize(
+    ("by", "groups"),
+    [
+        (("server_id", "minute"), {(f"{7:012x}", "2026-01-01T00:00Z"): 2, (f"{8:012x}", "2026-01-01T00:00Z"): 3}),
+        (("hour", "subject"), {("2026-01-01T00:00Z", "east"): 2, ("2026-01-01T00:00Z", "west"): 3}),
+        (("broker_group",), {("default",): 5}),
+        (("hour",), {("2026-01-01T00:00Z",): 5}),
+        ((), {}),
+    ],
+)
+def test_groups_are_by_any_of_the_dimensions(
+    spark: Any, tmp_path: Path, by: tuple[str, ...], groups: dict[tuple[str, ...], int]
+) -> None:
+    paths = [
+        HandMade(
+            tmp_path / name, server_id=server, subject=name,
+            outcomes=[(index, Outcome.DELIVERED, 1000 * server) for index in range(1, count + 1)],
+        ).write()
+        for server, name, count in ((7, "east", 2), (8, "west", 3))
+    ]  # fmt: skip
+    audit = Audit(spark, RealFileSystem(), tuple(paths), lambda _line: None)
+    found = audit.latency(LatencyQuestion(Range(), by=by), lambda made: made.to_map())
+    assert {tuple([row[name] for name in by]): row["count"] for row in found["by"]} == groups
+    assert (found["count"], len(found["worst_subjects"]), len(found["worst_minutes"])) == (5, 2, 1)
+
+
 def test_retired_windows_count_with_what_the_ledger_says(spark: Any, tmp_path: Path) -> None:
     # The window's files are gone, one message of it is still in message_log, and so is a later one of another window.
     path = HandMade(
