@@ -77,6 +77,11 @@ class Broker:
 
     # Consuming
 
+    def admits(self, subject: int, group: int) -> bool:
+        """Whether this group may pull: it is known, or there is room for one more."""
+        groups = self._state.groups
+        return (subject, group) in groups or len(groups) < self._state.limits.groups_max
+
     def pull(
         self,
         subject: int,

@@ -42,6 +42,9 @@ class BrokerLimits:
     """One reply fits into a frame, whatever the client asks for; a single larger message is still handed out."""
     retry_bytes_max: int = 16 * MIB
     """Messages gathered for the retry pipeline in one step; what is beyond stays leased until the delay has passed."""
+    groups_max: int = 65_536
+    """Consumer groups of all subjects, each about 1 KiB of memory and a few rows of the progress log. A group stays until
+    the broker's files go, so a name made up for every consumer would fill both; beyond it new ones are told `queue_full`."""
     waiting_pulls_max: int = 65_536
     """A waiting pull costs about 1 KiB; beyond it pulls are told `queue_full`."""
     turn_bytes_max: int = 4 * MIB

@@ -76,6 +76,8 @@ class PullService:
         With `answer` the messages go there, in the very step in which they are handed out, and None is returned: a
         waiting consumer is spared a pass of the event loop. What it raises is raised here."""
         await trio.lowlevel.checkpoint_if_cancelled()
+        if not self._broker.admits(subject, group):
+            raise QueueFull("too many consumer groups; use one name for all consumers of a kind, or raise groups_max")
         key = (subject, group)
         tried = False
         if self._at_once > 0 and not self._ready and not self._waiters.get(key):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -196,6 +197,20 @@ async def test_more_waiting_pulls_than_the_bound_are_refused_by_name(node: Node,
         with pytest.raises(QueueFull):
             await node.pull(1)
         nursery.cancel_scope.cancel()
+
+
+async def test_more_consumer_groups_than_the_bound_are_refused_by_name_and_known_ones_go_on(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    few = Node(replace(LIMITS, groups_max=2))
+    nursery.start_soon(few.pulls.run)
+    few.deliver(1, 4)
+    for group in (1, 2, 1):
+        await few.pulls.pull(1, group, 1, 1 << 20, 0)
+    with pytest.raises(QueueFull, match="consumer groups"):
+        await few.pulls.pull(1, 3, 1, 1 << 20, 0)
+    assert await few.pulls.pull(1, 2, 1, 1 << 20, 0) is not None
+    assert len(few.broker.status()["groups"]) == 2
 
 
 async def test_everybody_who_waits_for_a_commit_is_answered_by_one_sync(node: Node, autojump_clock: MockClock) -> None:
