@@ -49,7 +49,7 @@ class BrokerCheck:
         self._root = f"{taken.path}/broker"
         self._parts: list[tuple[str, int, Expected]] = []
         self._synced = 0
-        self._rows = 0
+        self._blocks = 0
 
     def run(self) -> None:
         """Raises nothing: what is wrong goes to the findings."""
@@ -83,6 +83,14 @@ class BrokerCheck:
                 self._findings.add(
                     MISSING, path, size, f"{lost} bytes of the store are missing before the next segment"
                 )
+        blocks = [
+            expected.base + size
+            for _, size, expected in self._segments("queue", FILE_QUEUE, 0)
+            if expected.base is not None
+        ]
+        if max(blocks, default=0) < self._blocks:
+            detail = f"index rows up to {self._blocks} were spilled, the files end at {max(blocks, default=0)}"
+            self._findings.add(MISSING, f"{self._root}/queue", 0, detail)
         progress = f"{self._root}/progress.log"
         if self._taken.fs.exists(f"{self._root}/checkpoint") and not self._taken.fs.exists(progress):
             detail = "progress.log is missing: every consumer group would begin at the oldest message again"
@@ -95,13 +103,15 @@ class BrokerCheck:
         found = None
         try:
             found = decode_checkpoint(read_whole(self._taken.fs, path), self._taken.server_id)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             pass  # reported below like any other that cannot be read
         if found is None:
             detail = "does not verify, or is of another server or version; a start makes it anew from the store"
             self._findings.add(CORRUPT, path, 0, detail)
         else:
             self._synced = found.store_offset
+            # An offset behind an empty log is that of its header.
+            self._blocks = found.blocks_offset if any(queue.blocks for queue in found.queues.values()) else 0
 
     def _segments(self, folder: str, kind: int, synced: int) -> Iterator[tuple[str, int, Expected]]:
         fs, path = self._taken.fs, f"{self._root}/{folder}"

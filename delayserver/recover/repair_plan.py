@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from typing import Any
 
 from delayserver.broker.checkpoint import decode_checkpoint
@@ -98,7 +98,10 @@ def plan_repair(taken: Capture) -> list[Step]:
 
 def _targets(taken: Capture) -> Iterator[_Target]:
     server = taken.server_id
-    for part, expected in log_parts(taken):
+    following = [part.base for part in taken.message_log[1:]]
+    for (part, expected), after in zip_longest(log_parts(taken), following):
+        if after is not None:  # sealed: it must reach to its successor, whatever its own length says
+            expected = replace(expected, synced=after - part.base)  # noqa: PLW2901
         whole = taken.fs.size(part.path)
         header = FileHeader(FILE_MESSAGE_LOG, server, part.base)
         yield _Target(part.path, max(whole, part.size), expected, header, False)
@@ -192,16 +195,17 @@ def _plan_records(target: _Target, scan: RecordScan) -> Iterator[Step]:
     if scan.newer:
         yield Step(Deed.LEAVE, path, report.end, target.size, scan.newer)
         return
-    # A sealed segment goes on to where its successor begins, whatever its own length says.
     stop = expected.synced if expected.sealed else target.size
+    reached = report.end
     for damage in report.damages:
         lost_end = damage.stop >= target.size < expected.synced
+        reached = expected.synced if lost_end else report.end
         yield _range_step(target, damage.start, expected.synced if lost_end else min(damage.stop, stop), damage.detail)
     if not report.damages and target.size < expected.synced and not expected.sealed:
         yield _range_step(target, report.end, expected.synced, "the file ends before what was durable")
     if expected.sealed:
-        if report.end < stop:
-            yield _range_step(target, report.end, stop, report.torn_detail or "the sealed segment ends early")
+        if reached < stop:
+            yield _range_step(target, reached, stop, report.torn_detail or "the sealed segment ends early")
         if target.size > stop:
             yield Step(Deed.CUT_BEHIND, path, stop, target.size, "bytes behind the end of a sealed segment")
     elif report.torn:

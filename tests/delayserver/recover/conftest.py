@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.delayserver.recover.directories import SMALL, Made, copy, make
+from tests.delayserver.recover.directories import SMALL, Made, copy, make, make_aged
 
 
 @pytest.fixture(scope="session")
@@ -22,6 +22,12 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Made:
     """After SIGKILL. Not to be changed."""
     path = tmp_path_factory.mktemp("killed") / "data"
     return make(path, *SMALL, number=signal.SIGKILL)
+
+
+@pytest.fixture(scope="session")
+def aged(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """After a clean stop, with sealed segments, a ledger and a spilled queue. Not to be changed."""
+    return make_aged(tmp_path_factory.mktemp("aged") / "data")
 
 
 @pytest.fixture

@@ -15,8 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.run_blocks import RunBlocks
 from delayserver.cli import main
 from delayserver.client import Client
+from store.batches import RunBatch
+from store.filesystem import RealFileSystem
+from store.ledger import Ledger
 from store.windows import DAY_MS
 
 ROOT = Path(__file__).parents[3]
@@ -113,6 +120,62 @@ SMALL = (
     *("--set", "storage.message_log_segment_bytes=64KiB", "--set", "broker.segment_bytes=64KiB"),
     *("--set", "storage.dispatch_reserve_bytes=64KiB"),
 )
+
+
+# Windows of a second that are retired at once, while message_log keeps its sealed segments.
+AGED = (
+    *SMALL,
+    *(
+        "--set",
+        "storage.window_ms=1s",
+        "--set",
+        "storage.retention_ms=0",
+        "--set",
+        "storage.checkpoint_interval_ms=200",
+    ),
+)
+
+
+def make_aged(path: Path) -> Made:
+    """A directory with several sealed segments, retired windows in the ledger, and a spilled block of a consume queue."""
+    with ServerProcess(path, *AGED) as server, Client(server.address) as client:
+        made = Made(path, server.server_id)
+        now_ms = int(time.time() * 1000)
+        for step in range(4):
+            batch = client.send_columns("aged", [now_ms + 300 * step] * 40, [b"x" * 1000] * 40)
+            made.accepted += len(batch.sequence)
+            client.lookup(batch.receipts()[0])
+        kept = client.send_columns("kept", [now_ms + 3_600_000] * 10, [b"later"] * 10)
+        made.accepted += len(kept.sequence)
+        deadline = time.monotonic() + SECONDS_MAX
+        while _ledger_windows(path, int(server.server_id, 16)) < 2:
+            assert time.monotonic() < deadline, "no window was retired"
+            time.sleep(0.1)
+        server.stop()
+    _spill(path, int(made.server_id, 16))
+    return made
+
+
+def _ledger_windows(path: Path, server_id: int) -> int:
+    ledger = Ledger.open(RealFileSystem(), str(path), server_id, write=False)
+    ledger.close()
+    return len(ledger)
+
+
+def _spill(path: Path, server_id: int) -> None:
+    """Two blocks as a queue of many runs leaves them; none of them is named by the checkpoint."""
+    blocks = RunBlocks.open(RealFileSystem(), f"{path}/broker/queue", server_id, BrokerLimits(), 0)
+    for first in (0, 4):
+        blocks.append(
+            RunBatch.filled(
+                4,
+                position=np.arange(first, first + 4),
+                store_offset=np.array([64, 64, 128, 64]),
+                row_count=np.array([1, 2, 1, 1]),
+            )
+        )
+        blocks.tail().sync()
+    blocks.close()
 
 
 def make(path: Path, *arguments: str, number: int = signal.SIGTERM) -> Made:

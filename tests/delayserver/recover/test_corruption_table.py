@@ -5,8 +5,13 @@ The last columns say what becomes of the directory: `repair` and `rebuild` make 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import google_crc32c
+import msgpack
+import numpy as np
 import pytest
 
 from tests.delayserver.recover import damaging
@@ -120,6 +125,160 @@ def _repaired(made: Made, kind: str, damage: str) -> None:
         return  # the broker's own: a start goes on without what is lost, and says so
     assert (after.code, after.kinds()) == (0, []), after.last["findings"]
     assert after.last["accepted"] == made.accepted
+
+
+# -- what a directory has only after a while: sealed segments, a ledger, spilled index rows
+
+
+def aged_files(root: Path) -> dict[str, Path]:
+    """One of each kind."""
+    return {
+        "sealed segment": sorted((root / "message_log").iterdir())[1],
+        "ledger.log": root / "ledger.log",
+        "broker queue": sorted((root / "broker" / "queue").iterdir())[0],
+    }
+
+
+def expected_aged(kind: str, damage: str) -> set[str]:
+    """The kinds of findings. A ledger that is short of windows leaves messages without an account: `missing`."""
+    if kind == "sealed segment":
+        if damage in CUT:
+            return {"corrupt", "missing"}  # the bytes that do not verify, and those that are not there
+        named = {"missing": {"missing"}, "foreign cluster id": {"unreadable"}, "newer version": {"unreadable"}}
+        return named.get(damage, {"corrupt"})  # what stands behind its end as well: it was whole before its successor
+    found = {"torn"} if damage in TORN_BY_A_CRASH | CUT else {"unreadable"} if damage in NOT_OURS else {"corrupt"}
+    if kind == "broker queue":
+        return set() if damage == "missing" else found  # the checkpoint names none of its blocks
+    if damage == "missing":
+        return {"missing"}
+    return found if damage in TORN_BY_A_CRASH else found | {"missing"}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", ["sealed segment", "ledger.log", "broker queue"])
+def test_damage_of_an_aged_directory_is_named_and_ended(aged: Made, tmp_path: Path, kind: str, damage: str) -> None:
+    made = copy(aged, tmp_path / "data")
+    path = aged_files(made.path)[kind]
+    DAMAGES[damage](path)
+    done = in_process("check", str(made.path), "--json")
+    kinds = set(done.kinds())
+    assert kinds == expected_aged(kind, damage), done.last["findings"]
+    assert done.code == (0 if kinds <= {"torn"} else 1)
+    assert done.last["accepted"] == aged.accepted
+    before = path.read_bytes() if path.exists() else b""
+    assert in_process("repair", str(made.path), "--yes").code == 0
+    if damage in NOT_OURS:
+        assert path.read_bytes() == before, "what cannot be read is never touched"
+        return
+    if (kind, damage) == ("sealed segment", "missing"):
+        return  # its messages are in schedule_log or have their outcome; nothing can bring the record of their arrival back
+    after = in_process("check", str(made.path), "--json")
+    if set(after.kinds()) == {"missing"}:
+        assert in_process("rebuild", str(made.path), "--yes").code == 0
+        after = in_process("check", str(made.path), "--json")
+    if kind == "broker queue" and ("bit" in damage or damage == "zeroed page"):
+        # The broker passes over it; a file header alone can be written anew.
+        assert after.kinds() == ([] if damage == "bit in the file header" else ["corrupt"])
+        return
+    assert (after.code, after.kinds()) == (0, []), after.last["findings"]
+    assert after.last["accepted"] == aged.accepted
+
+
+def test_the_oldest_sealed_segment_may_be_gone_as_retention_takes_it(aged: Made, tmp_path: Path) -> None:
+    made = copy(aged, tmp_path / "data")
+    sorted((made.path / "message_log").iterdir())[0].unlink()
+    done = in_process("check", str(made.path), "--json")
+    assert (done.code, done.kinds(), done.last["accepted"]) == (0, [], aged.accepted)
+
+
+def broker_checkpoint(path: Path, **changed: Any) -> None:
+    """Written anew with other fields and a right checksum."""
+    content = msgpack.unpackb(path.read_bytes()[12:]) | changed
+    body: bytes = msgpack.packb(content)
+    crc: int = google_crc32c.value(body)
+    path.write_bytes(b"DELAYBCP" + crc.to_bytes(4, "little") + body)
+
+
+def overwrite(change: Callable[[bytes], bytes]) -> Damage:
+    """The content of the file as this makes it."""
+
+    def damage(path: Path) -> None:
+        path.write_bytes(change(path.read_bytes()))
+
+    return damage
+
+
+BROKER_CHECKPOINT: dict[str, Damage] = {
+    "bit in the magic": lambda path: damaging.flip(path, 0),
+    "bit in the checksum": lambda path: damaging.flip(path, 9),
+    "bit in the body": lambda path: damaging.flip(path, path.stat().st_size // 2),
+    "torn within the magic": overwrite(lambda data: data[:5]),
+    "torn within the checksum": overwrite(lambda data: data[:10]),
+    "torn within the body": overwrite(lambda data: data[:-3]),
+    "empty": overwrite(lambda data: b""),
+    "zeroed page": overwrite(lambda data: bytes(len(data))),
+    "half of it once more": overwrite(lambda data: data + data[:20]),
+    "foreign cluster id": lambda path: broker_checkpoint(path, server_id=0xABCDEF),
+    "newer version": lambda path: broker_checkpoint(path, version=99),
+    "nothing in it": overwrite(lambda data: b"DELAYBCP" + bytes(4)),
+    "swapped with the server's": lambda path: damaging.swap(path, path.parents[1] / "checkpoint"),
+}
+
+
+@pytest.mark.parametrize("damage", BROKER_CHECKPOINT)
+def test_a_checkpoint_of_the_broker_that_does_not_verify_is_named_and_moved_aside(
+    aged: Made, tmp_path: Path, damage: str
+) -> None:
+    made = copy(aged, tmp_path / "data")
+    BROKER_CHECKPOINT[damage](made.path / "broker" / "checkpoint")
+    done = in_process("check", str(made.path), "--json")
+    about = {finding["kind"] for finding in done.last["findings"] if finding["file"].endswith("broker/checkpoint")}
+    assert (done.code, about) == (1, {"corrupt"}), done.last["findings"]
+    assert in_process("repair", str(made.path), "--yes").code == 0
+    after = in_process("check", str(made.path), "--json")
+    assert (after.code, after.kinds(), after.last["accepted"]) == (0, [], aged.accepted), after.last["findings"]
+
+
+def test_a_missing_checkpoint_of_the_broker_is_as_good_as_none(aged: Made, tmp_path: Path) -> None:
+    made = copy(aged, tmp_path / "data")
+    (made.path / "broker" / "checkpoint").unlink()
+    done = in_process("check", str(made.path), "--json")
+    assert (done.code, done.kinds()) == (0, []), "the store alone rebuilds everything in it"
+
+
+def test_spilled_index_rows_that_the_checkpoint_names_must_be_there(aged: Made, tmp_path: Path) -> None:
+    made = copy(aged, tmp_path / "data")
+    queue = aged_files(made.path)["broker queue"]
+    checkpoint = made.path / "broker" / "checkpoint"
+    rows = np.zeros(0, np.int64).tobytes()
+    named = {"blocks_offset": queue.stat().st_size, "queues": [(1, 0, 0, 0, [(0, 64, 64, 64)], rows, rows, rows, rows)]}
+    broker_checkpoint(checkpoint, **named)
+    assert in_process("check", str(made.path), "--json").kinds() == []
+    queue.unlink()
+    assert in_process("check", str(made.path), "--json").kinds() == ["missing"]
+
+
+@pytest.mark.parametrize("room", ["message_log", "broker/store"])
+def test_swapped_segments_are_misplaced(aged: Made, tmp_path: Path, room: str) -> None:
+    made = copy(aged, tmp_path / "data")
+    first, second = sorted((made.path / room).iterdir())[:2]
+    damaging.swap(first, second)
+    done = in_process("check", str(made.path), "--json")
+    misplaced = {finding["file"] for finding in done.last["findings"] if finding["kind"] == "misplaced"}
+    assert done.code == 1 and misplaced == {str(first), str(second)}
+    assert in_process("repair", str(made.path), "--yes").code == 0
+    if room == "message_log":
+        after = in_process("check", str(made.path), "--json")
+        assert (after.code, after.last["findings"]) == (0, [])
+
+
+@pytest.mark.parametrize("pair", [("ledger.log", "names.log"), ("ledger.log", "broker/progress.log")])
+def test_tables_that_changed_places_are_named(aged: Made, tmp_path: Path, pair: tuple[str, str]) -> None:
+    made = copy(aged, tmp_path / "data")
+    damaging.swap(made.path / pair[0], made.path / pair[1])
+    done = in_process("check", str(made.path), "--json")
+    named = {finding["file"] for finding in done.last["findings"] if finding["kind"] in ("misplaced", "unreadable")}
+    assert done.code == 1 and named == {str(made.path / name) for name in pair}, done.last["findings"]
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "identity", "sequences", "days"])
