@@ -123,6 +123,11 @@ class BrokerGroup:
         """Attempts in flight."""
         return len(self._in_flight)
 
+    @property
+    def idle_workers(self) -> int:
+        """Workers that have nothing to do."""
+        return self._idle.statistics().tasks_waiting
+
     def stop(self) -> None:
         """Begin no further attempt; those in flight go on."""
         self._stopping = True

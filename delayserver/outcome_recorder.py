@@ -93,7 +93,8 @@ class OutcomeRecorder:
     async def wait_for_room(self) -> None:
         """Return when the disk keeps up with what was decided (bound of memory)."""
         while self._rows > self._settings.outcome_rows_max:
-            self._room = trio.Event()
+            if self._room.is_set():  # otherwise others wait for this one already
+                self._room = trio.Event()
             await self._room.wait()
 
     def unwritten(self) -> list[OutcomeBatch]:

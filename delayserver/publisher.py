@@ -5,6 +5,8 @@ One call is one step on the event loop. So is the loader's `begin_load`; between
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +20,8 @@ from delayserver.rows import make_rows
 from delayserver.settings import WheelSettings
 from delayserver.window_book import WindowBook
 from store.batches import CancelBatch, OutcomeBatch
+from store.dispatch_log import DispatchKey
+from store.errors import CorruptionError
 from store.schedule_index import ScheduleIndex, index_rows
 from store.schedule_log import Source
 from wheel.cursors import LoadCursors
@@ -47,6 +51,7 @@ class Publisher:
         self._clock = clock
         self.accepted = 0
         self.internal = 0
+        self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         # While a start replays what a crash left, outcomes of cancels and of copies wait here: dispatch_log may have kept
         # them though the crash took the schedule file or the checkpoint, and each must be recorded once.
         self.recovered: list[OutcomeBatch] | None = []
@@ -139,15 +144,23 @@ class Publisher:
         met = OutcomeBatch.concatenate(batches)
         keys = [self._recorder.key_of(due) for due in met.due_ms.tolist()]
         for key in sorted(set(keys)):
-            async with self._recorder.pinned(key) as index:
-                rows = met.take(np.array([place for place, other in enumerate(keys) if other == key], dtype=np.intp))
-                open_rows = self._recorder.outcome_of(key, index, rows.sequence) == 0
-                if not key.coarse:
-                    open_rows &= rows.sequence > self._replayer.retired_up_to(key.start_ms)
-                undone = np.flatnonzero(open_rows)
-                _, first = np.unique(rows.sequence[undone], return_index=True)
-                if len(first):
-                    self._recorder.record(rows.take(undone[first]))
+            rows = met.take(np.array([place for place, other in enumerate(keys) if other == key], dtype=np.intp))
+            try:
+                async with self._recorder.pinned(key) as index:
+                    self._record_undone(key, rows, self._recorder.outcome_of(key, index, rows.sequence) == 0)
+            except CorruptionError as error:
+                self.on_corruption(error)
+                # Which of them have their outcome cannot be told. Recorded once more rather than not at all: a cancel that
+                # is forgotten would be delivered when the file is repaired.
+                self._record_undone(key, rows, np.ones(len(rows), dtype=bool))
+
+    def _record_undone(self, key: DispatchKey, rows: OutcomeBatch, open_rows: NDArray[np.bool_]) -> None:
+        if not key.coarse:
+            open_rows = open_rows & (rows.sequence > self._replayer.retired_up_to(key.start_ms))
+        undone = np.flatnonzero(open_rows)
+        _, first = np.unique(rows.sequence[undone], return_index=True)
+        if len(first):
+            self._recorder.record(rows.take(undone[first]))
 
 
 def cancelled_outcomes(batch: CancelBatch, now_us: int) -> OutcomeBatch:

@@ -49,7 +49,7 @@ from delayserver.settings import DispatchSettings, GroupSettings, Settings, for_
 from delayserver.status import Status
 from delayserver.transport import Connect, Listener, connect_socket
 from delayserver.window_book import WindowBook
-from store.errors import CorruptionError
+from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem, RealFileSystem
 from store.names import BROKER_GROUP, CONSUMER_GROUP, SUBJECT
 from wheel.cursors import LoadCursors
@@ -243,6 +243,7 @@ class DelayServer:
             self.publisher.accepted, self.publisher.internal = count_accepted(
                 opened.schedule, opened.days, opened.ledger
             )
+        self.publisher.on_corruption = self._report_corruption
         self.replayer.publish = self.publisher.publish
         self.tier.publish_drained = self.publisher.publish_drained
         self.checkpointing = Checkpointing(
@@ -406,19 +407,25 @@ class DelayServer:
     async def _finish(self) -> None:
         """Settle what is in flight, then write a clean end. Past the bound the next start recovers instead."""
         with trio.move_on_after(self.settings.shutdown_timeout_ms / 1000) as scope:
-            await self.commit.stop()
-            self.dispatcher.stop()
-            await self.replayer.wait_replayed(self.commit.highest_sequence)
-            while any(group.running for group in self.groups.values()):
-                await self.clock.sleep_ms(5)
-            await self.recorder.flush()
-            await self.broker_commit.durable()
-            await self.checkpointing.write(clean=True)
-            await self.broker_commit.close()
-            if self._attempts_settled():
-                self.opened.sequences.close_clean()
+            try:
+                await self._settle()
+            except DiskFullError as error:
+                logger.warning("no room to write a clean end: %s; the next start will recover", error)
         if scope.cancelled_caught:
             logger.warning("not everything was settled in time; the next start will recover")
+
+    async def _settle(self) -> None:
+        await self.commit.stop()
+        self.dispatcher.stop()
+        await self.replayer.wait_replayed(self.commit.highest_sequence)
+        while any(group.running for group in self.groups.values()):
+            await self.clock.sleep_ms(5)
+        await self.recorder.flush()
+        await self.broker_commit.durable()
+        await self.checkpointing.write(clean=True)
+        await self.broker_commit.close()
+        if self._attempts_settled():
+            self.opened.sequences.close_clean()
 
     def _attempts_settled(self) -> bool:
         """Whether no attempt has an unknown result; otherwise the next start must take the end for a crash, and ask."""

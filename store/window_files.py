@@ -216,7 +216,7 @@ class WindowFiles(Generic[Key]):
         """Make the names of new files durable, once a folder: a file that a crash forgets must not be pointed to."""
         if not states:
             return
-        for folder in {state.path.rpartition("/")[0] for state in states}:
+        for folder in dict.fromkeys([state.path.rpartition("/")[0] for state in states]):  # once each, in an order
             self.fs.sync_directory(folder)
         self.fs.sync_directory(self.directory)
         for state in states:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
+import pytest
+
 from delayserver.protocol.outcomes import Outcome
 from store.batches import OutcomeBatch
 from store.dispatch_log import DispatchKey
@@ -70,9 +72,12 @@ def _outcomes(sequences: list[int], due_ms: int) -> OutcomeBatch:
     return OutcomeBatch.filled(len(sequences), sequence=sequences[0], due_ms=due_ms, outcome=int(Outcome.DELIVERED))
 
 
-async def test_past_its_bound_of_outcomes_dispatch_waits_for_the_disk(boot: Boot) -> None:
+@pytest.mark.parametrize("workers", [1, 8])
+async def test_past_its_bound_of_outcomes_dispatch_waits_for_the_disk(boot: Boot, workers: int) -> None:
     disk = FakeDisk()
-    host = boot(faked_settings(dispatch={"outcome_rows_max": 20, "batch_messages_max": 5, "workers": 1}), disk=disk)
+    host = boot(
+        faked_settings(dispatch={"outcome_rows_max": 20, "batch_messages_max": 5, "workers": workers}), disk=disk
+    )
     await host.start()
     client = await host.client()
     for number in range(100):
@@ -80,8 +85,12 @@ async def test_past_its_bound_of_outcomes_dispatch_waits_for_the_disk(boot: Boot
     await host.settled()
     disk.capacity_bytes = disk.used_bytes
     await host.sleep_ms(3_000)
-    assert len(host.fake().stored) <= 30
+    assert len(host.fake().stored) <= 20 + 5 * (workers + 1)
+    group = next(iter(host.server.groups.values()))
     disk.capacity_bytes = None
     await host.until(lambda: len(host.fake().stored) == 100, within_ms=5_000)
+    await host.settled()
+    # Every one of them waited for room, and every one is back.
+    assert group.idle_workers == workers
     await host.settled()
     host.check_balance(pending=0)

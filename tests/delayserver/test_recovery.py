@@ -12,6 +12,7 @@ from store.filesystem import write_atomically
 from store.record import HEADER_BYTES, decode_header
 from store.schedule_log import ScheduleKey, Source
 from store.segment import FILE_DISPATCH, FileHeader
+from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, faked_settings, small_settings, texts
 
 Boot = Callable[..., Host]
@@ -84,6 +85,25 @@ async def test_a_clean_stop_is_quick_says_so_and_a_kill_does_not(boot: Boot) -> 
     await host.kill()
     await host.start()
     assert not host.server.opened.sequences.clean
+
+
+async def test_a_stop_on_a_full_disk_ends_and_the_next_start_recovers(boot: Boot) -> None:
+    disk = FakeDisk()
+    host = boot(disk=disk)
+    await host.start()
+    client = await host.client()
+    receipts = [(await client.put(f"m{number}", host.now_ms + 60_000 + number))["receipt"] for number in range(20)]
+    await host.settled()
+    disk.capacity_bytes = disk.used_bytes
+    host.server.stop()
+    await host.wait_down()
+    assert host.died_of is None, host.died_of
+    disk.kill()
+    disk.capacity_bytes = None
+    await host.start()
+    assert not host.server.opened.sequences.clean, "a clean end needs room to be written"
+    assert await (await host.client()).lookup(*receipts) == ["pending"] * 20
+    host.check_balance(pending=20)
 
 
 async def test_a_stop_waits_for_attempts_in_flight_and_no_longer_than_its_bound(boot: Boot) -> None:
@@ -190,6 +210,28 @@ async def test_a_damaged_record_does_not_keep_new_messages_with_ids_from_its_win
     assert sorted(host.fake().texts) == ["0", "2", "again 1", "again 3"]
     status = host.check_balance(pending=1)
     assert any(path in text for text in status["corruption"])
+
+
+async def test_a_damaged_outcome_file_does_not_keep_a_start_from_telling_what_is_told(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms // 60_000 * 60_000 + 180_000
+    first, second, _ = [(await client.put(text, due_ms + 5))["receipt"] for text in ("a", "b", "c")]
+    assert await client.cancel(first) == ["cancelled"]
+    await host.settled()
+    assert await client.cancel(second) == ["cancelled"]
+    await host.settled()
+    await host.kill()
+    (path,) = [path for path in host.disk.files("/data/dispatch_log") if not path.endswith("reserve")]
+    host.disk.flip_bit(path, 64 + HEADER_BYTES + 20)
+    await host.start()  # it met both cancels in message_log again, and cannot read which of them were recorded
+    assert host.died_of is None, host.died_of
+    client = await host.client()
+    assert any(path in text for text in (await client.status())["corruption"])
+    await host.sleep_ms(240_000)
+    assert "a" not in host.fake().texts and "b" not in host.fake().texts
+    assert "receipt" in await client.put("later", host.now_ms + 1_000)
 
 
 async def test_swapped_window_files_are_told_and_hold_back_their_windows_only(boot: Boot) -> None:
