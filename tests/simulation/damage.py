@@ -30,8 +30,8 @@ LOGS = ("/data/message_log/", "/data/schedule_log/", "/data/dispatch_log/")
 # Small files that a start cannot do without: it refuses and names them, and the operator brings them back from a copy.
 TABLES = ("/data/identity", "/data/names.log", "/data/days", "/data/sequences")
 CHECKPOINT = "/data/checkpoint"
-# Whether dispatch_log, the headers of window files and what is not replayed yet are hit as well: the server does not get over
-# these yet, see README.
+# Whether dispatch_log, the headers of window files and what is not replayed yet are hit as well: the server does not get
+# over these yet, see README.
 HARSH = False
 
 
