@@ -147,7 +147,8 @@ def count_accepted(schedule: ScheduleLog, days: DayTable, ledger: Ledger) -> tup
     for key in schedule.keys():
         if key.source == Source.FROM_DAY and days.is_draining(key.start_ms):
             continue  # the day's file still has all of its rows
-        columns = schedule.read_columns(key, ("sequence", "origin_sequence"))
+        # Damage was reported when the files were taken over; what is in it cannot be counted.
+        columns = schedule.read_columns(key, ("sequence", "origin_sequence"), damages=[])
         origin = columns["origin_sequence"]
         if key.source != Source.DAY and ledger.has(key.start_ms):
             origin = origin[columns["sequence"] > int(ledger.window(key.start_ms).last_sequence.max())]
