@@ -175,7 +175,7 @@ def _names_near(fs: FileSystem, path: str) -> Callable[[int], str]:
         if fs.exists(f"{folder}/{NAMES_FILE}") and fs.exists(f"{folder}/{IDENTITY}"):
             try:
                 names = Names.open(fs, folder, read_identity(fs, folder), write=False)
-            except StoreError:
+            except (StoreError, ValueError):  # a name that is no text stands behind a right checksum
                 break
             names.close()
             return lambda code: names.name(code) if 0 < code <= len(names) else f"#{code}"

@@ -7,7 +7,7 @@ differ. Above the mark it is pending if replay has not come so far yet, and miss
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,9 +27,14 @@ from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG
 from store.schedule_log import ScheduleKey, Source
 
 NOTHING_KEPT = 1 << 62
-# Units whose messages are compared one by one at a time, and cancels gathered before they are looked up.
+# Units whose messages are compared one by one at a time.
 UNITS_AT_ONCE = 256
+# Cancels gathered before they are looked up: 24 bytes each, 50 MB. The files of their windows are read once for each such
+# lot, so a smaller one would read them more often.
 CANCELS_AT_ONCE = 1 << 21
+
+Settle = Callable[[I64, I64, I64], None]
+"""Told cancels: sequence, due_ms and the logical offset of their record in message_log, i64[n] each."""
 
 
 def first_kept_sequence(taken: Capture) -> int:
@@ -63,25 +68,31 @@ class LogCheck:
         self,
         taken: Capture,
         units: Units,
-        loose: list[OutcomeRows],
+        loose: OutcomeRows,
         span: Range,
         findings: Findings,
         progress: Progress,
         visit: Visit | None = None,
+        settle: Settle | None = None,
+        cancels_max: int = CANCELS_AT_ONCE,
     ) -> None:
+        """`settle` is told the cancels whose outcome must be durable by now, so many at a time."""
         self._taken = taken
+        self._settle = settle
+        self._cancels_max = cancels_max
+        self._gathered: list[tuple[I64, I64, I64]] = []
+        self._gathered_rows = 0
         self._visit = visit
         self._units = units
         self._span = span
         self._findings = findings
         self._progress = progress
         self._logged = Fingerprints(len(units.codes))
-        self.loose = _by_sequence(loose)
+        self.loose = loose
         self.waiting: dict[int, Balance] = {}
         self.highest_sequence = 0
         self._last_logged = 0
         self.subject_max = 0
-        self.cancels: list[tuple[I64, I64, I64]] = []
         self.gaps: list[tuple[int, int]] = []
         self._missing: dict[int, list[tuple[int, str, int, int]]] = {}
         self.missing_codes: set[int] = set()
@@ -94,6 +105,7 @@ class LogCheck:
             for records in read.records(blobs=self._visit is None):
                 self._records(part, read, records)
             self.gaps += read.gaps
+        self._settle_gathered()
         self._report_missing()
 
     def _verify_chain(self) -> None:
@@ -211,11 +223,23 @@ class LogCheck:
         self.missing_codes.add(code)
 
     def _cancels(self, part: LogPart, sequence: I64, due_ms: I64, offset: I64) -> None:
-        """Those whose outcome must be durable by now are kept, to be looked up."""
+        """Those whose outcome must be durable by now are gathered, to be looked up some millions at a time."""
+        if self._settle is None:
+            return
         done = part.base + offset < self._taken.checkpoint.replay_offset
         done &= self._span.mask(due_ms) & ~self._units.is_retired(due_ms)
-        if done.any():
-            self.cancels.append((sequence[done], due_ms[done], part.base + offset[done]))
+        rows = np.flatnonzero(done)
+        for begin in range(0, len(rows), self._cancels_max):
+            some = rows[begin : begin + self._cancels_max]
+            if self._gathered_rows + len(some) > self._cancels_max:
+                self._settle_gathered()
+            self._gathered.append((sequence[some], due_ms[some], part.base + offset[some]))
+            self._gathered_rows += len(some)
+
+    def _settle_gathered(self) -> None:
+        if self._settle is not None and self._gathered:
+            self._settle(*[np.concatenate(parts) for parts in zip(*self._gathered, strict=True)])
+        self._gathered, self._gathered_rows = [], 0
 
     # -- comparing
 
@@ -288,7 +312,7 @@ class LogCheck:
         self._missing = {}
 
 
-def _by_sequence(parts: list[OutcomeRows]) -> OutcomeRows:
+def by_sequence(parts: list[OutcomeRows]) -> OutcomeRows:
     """All in one table; paths are kept by the parts, which `orphans` asks."""
     if not parts:
         return OutcomeRows.empty()

@@ -11,9 +11,11 @@ from delayserver.recover.cancel_check import cancels_without_outcome
 from delayserver.recover.capture import Capture
 from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.findings import CORRUPT, MISSING, UNREADABLE, Finding, Findings
-from delayserver.recover.log_check import LogCheck, first_kept_sequence
+from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence
+from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import Range, Visited, WindowCheck
+from store.batches import I64
 from store.errors import CorruptionError, FormatError
 from store.identity import IDENTITY, SEQUENCES, read_reservation
 from store.names import FILE_NAME as NAMES_FILE
@@ -84,11 +86,15 @@ def _look_at_files(taken: Capture, plan: RebuildPlan, findings: Findings) -> Non
     windows.run()
     taken.checkpoint = replace(kept, replay_offset=EVERYTHING)
     try:
-        log = LogCheck(taken, units, windows.loose, Range(), findings, _ignore, _see)
+        loose = by_sequence(windows.loose)
+
+        def settle(sequence: I64, due_ms: I64, offset: I64) -> None:
+            _look_at_cancels(taken, plan, loose, (sequence, due_ms, offset))
+
+        log = LogCheck(taken, units, loose, Range(), findings, _ignore, _see, settle)
         log.run()
     finally:
         taken.checkpoint = kept
-    _look_at_cancels(taken, plan, log)
     differing = units.codes[log.differing()].tolist()
     damaged = [code for code in windows.damaged if not _is_skipped(units, code)]
     plan.codes = sorted({*differing, *damaged, *log.missing_codes})
@@ -96,14 +102,12 @@ def _look_at_files(taken: Capture, plan: RebuildPlan, findings: Findings) -> Non
     plan.subject_max = max(windows.subject_max, log.subject_max)
 
 
-def _look_at_cancels(taken: Capture, plan: RebuildPlan, log: LogCheck) -> None:
+def _look_at_cancels(taken: Capture, plan: RebuildPlan, loose: OutcomeRows, cancels: tuple[I64, I64, I64]) -> None:
     """A cancel whose outcome is lost would be delivered; replaying its record makes the server record it again."""
-    if not log.cancels:
-        return
-    sequence, due_ms, offset = [np.concatenate(parts) for parts in zip(*log.cancels, strict=True)]
-    lost = cancels_without_outcome(taken, sequence, due_ms, log.loose)
+    sequence, due_ms, offset = cancels
+    lost = cancels_without_outcome(taken, sequence, due_ms, loose)
     if lost.any():
-        plan.replay_from = int(offset[lost].min())
+        plan.replay_from = min(plan.replay_from, int(offset[lost].min()))
 
 
 def _is_skipped(units: Units, code: int) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from delayserver.recover.capture import Capture
 from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.findings import Findings
-from delayserver.recover.log_check import LogCheck, first_kept_sequence
+from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import Range, Visit, WindowCheck
 
@@ -26,5 +26,5 @@ def survey(taken: Capture, span: Range, visit: Visit, progress: Callable[[int], 
     first_kept = first_kept_sequence(taken)
     windows = WindowCheck(taken, units, first_kept, span, quiet, progress, lambda _tier, _start, _balance: None, visit)
     windows.run()
-    log = LogCheck(taken, units, windows.loose, span, quiet, progress, visit)
+    log = LogCheck(taken, units, by_sequence(windows.loose), span, quiet, progress, visit)
     log.run()

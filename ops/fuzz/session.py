@@ -19,7 +19,7 @@ from ops.fuzz.target import Target
 # CPU time of one input beyond which it counts as a hang: the slowest honest input takes 0.1 s.
 INPUT_S_MAX = 5.0
 # What one input may allocate: readers take reads of 4 MiB and columns of at most 2^16 rows here.
-MEMORY_BYTES_MAX = 512 << 20
+MEMORY_BYTES_MAX = 1 << 30
 
 
 class Hang(BaseException):
