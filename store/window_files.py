@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Generic
 
+import google_crc32c
+
 from store.columns import ColumnBatch
-from store.errors import CorruptionError, StoreError
+from store.errors import CorruptionError, FormatError, StoreError
 from store.filesystem import FileSystem
 from store.open_files import OpenFiles
 from store.segment import FILE_HEADER_BYTES, Appended, FileHeader, Segment
@@ -21,6 +23,7 @@ from store.window_state import FileMark, FileState, Key, Layout
 
 # What a file is renamed to when its place is needed: its records are of another window.
 MISPLACED_SUFFIX = ".misplaced"
+_HEADER_SUMMED = 40  # the bytes of a file header that its checksum covers
 
 
 class MisplacedError(CorruptionError):
@@ -154,16 +157,35 @@ class WindowFiles(Generic[Key]):
         return segment
 
     def open_segment(self, key: Key, state: FileState) -> Segment:
-        """The file, with its size as the end. Raises FormatError (another server, a newer version), CorruptionError
-        (a damaged header that is not known as such, a file of another window)."""
-        if state.header_damaged:
-            file = self.fs.open(state.path, write=self.write)
-            return Segment(file, FileHeader(self.layout.kind, self._server_id, 0), max(FILE_HEADER_BYTES, file.size()))
-        segment = Segment.open(self.fs, state.path, self.layout.kind, self._server_id, write=self.write)
-        if segment.header.base != self.layout.header_base(key)[0]:
-            segment.close()
-            raise MisplacedError(state.path, segment.header.base)
-        return segment
+        """The file, with its size as the end. Where its header is damaged, that is told and the records are served all the
+        same: the name says what they are, and each has a checksum.
+
+        Raises FormatError (whole, but of another server or a newer version), MisplacedError (a file of another window).
+        """
+        if not state.header_damage:
+            try:
+                segment = Segment.open(self.fs, state.path, self.layout.kind, self._server_id, write=self.write)
+            except (CorruptionError, FormatError) as error:
+                if isinstance(error, FormatError) and self._header_verifies(state.path):
+                    raise
+                state.header_damage = error.detail
+                self.on_damage(CorruptionError(state.path, 0, error.detail))
+            else:
+                if segment.header.base != self.layout.header_base(key)[0]:
+                    segment.close()
+                    raise MisplacedError(state.path, segment.header.base)
+                return segment
+        file = self.fs.open(state.path, write=self.write)
+        return Segment(file, FileHeader(self.layout.kind, self._server_id, 0), max(FILE_HEADER_BYTES, file.size()))
+
+    def _header_verifies(self, path: str) -> bool:
+        file = self.fs.open(path, write=False)
+        try:
+            head = file.pread(0, FILE_HEADER_BYTES)
+        finally:
+            file.close()
+        checksum = head[_HEADER_SUMMED : _HEADER_SUMMED + 4]
+        return bool(google_crc32c.value(head[:_HEADER_SUMMED]) == int.from_bytes(checksum, "little"))
 
     def check_place(self, key: Key) -> None:
         """Raises CorruptionError if another window's file bears the name of this one: its own may be anywhere."""

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Generic
 
-import google_crc32c
-
-from store.errors import CorruptionError, FormatError
+from store.errors import CorruptionError
 from store.segment import FILE_HEADER_BYTES, Damage, ScanReport, Segment, is_unfinished
 from store.window_files import MISPLACED_SUFFIX, MisplacedError, WindowFiles
 from store.window_state import FileMark, FileState, Key, WindowDamage
 
 _UNKNOWN = FileMark(FILE_HEADER_BYTES)
 _RECORD_ALIGN = 8
-_HEADER_SUMMED = 40  # the bytes of a file header that its checksum covers
 
 
 class WindowRecovery(Generic[Key]):
@@ -104,28 +101,13 @@ class WindowRecovery(Generic[Key]):
         if size < known_end:
             self._damaged(key, state, Damage(size, known_end, "the file is shorter than the checkpoint says"))
             state = files.adopt(key, _UNKNOWN)  # what is left has to be counted anew
-        segment = self._open(key, state)
+        segment = files.open_segment(key, state)
+        if state.header_damage:
+            self._damaged(key, state, Damage(0, FILE_HEADER_BYTES, state.header_damage))
         try:
             return self._scan(key, state, segment)
         finally:
             segment.close()
-
-    def _open(self, key: Key, state: FileState) -> Segment:
-        """The records of a file are served even if its header is damaged; one that is whole but not ours is refused."""
-        try:
-            return self._files.open_segment(key, state)
-        except MisplacedError:
-            raise
-        except (CorruptionError, FormatError) as error:
-            file = self._files.fs.open(state.path, write=False)
-            head = file.pread(0, FILE_HEADER_BYTES)
-            file.close()
-            summed, checksum = head[:_HEADER_SUMMED], head[_HEADER_SUMMED : _HEADER_SUMMED + 4]
-            if google_crc32c.value(summed) == int.from_bytes(checksum, "little"):
-                raise
-            self._damaged(key, state, Damage(0, FILE_HEADER_BYTES, str(error)))
-            state.header_damaged = True
-            return self._files.open_segment(key, state)
 
     def _scan(self, key: Key, state: FileState, segment: Segment) -> ScanReport:
         size = segment.end

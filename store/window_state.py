@@ -43,7 +43,7 @@ class FileState:
     settled: bool  # recovered or created here: bytes behind `end` are leftovers and may be cut
     failed: bool = False  # a sync failed: final for this process
     listed: bool = True  # its name is durable in its folder, and the folder's in the log's
-    header_damaged: bool = False  # its records are served all the same: name and checksums say what they are
+    header_damage: str = ""  # what is wrong with its header; its records are served all the same
 
     def mark(self) -> FileMark:
         """The file as it is now, synced or not."""
