@@ -15,9 +15,11 @@ from delayserver.units import format_duration
 from ops.audit.audit import as_plain
 from ops.audit.balance import COUNTS, PROBLEMS
 from ops.audit.charts import draw_calendar, draw_distribution, draw_over_time, plotly_script
+from ops.audit.latency_cells import ATTEMPTS_MAX
 
 # A table longer than this is no reading matter; the JSON in the page has all rows.
 ROWS_MAX = 500
+_FIGURES = ("count", "early", "within", "lateness_ms")
 
 _STYLE = """
 :root { color-scheme: light; --ink: #1c2430; --quiet: #5b6675; --line: #dfe4ea; --good: #15803d; --bad: #b91c1c; }
@@ -55,6 +57,7 @@ class Pictured:
 def draw_page(pictured: Pictured, balance: Mapping[str, Any], about: str = "") -> str:
     """The whole page. `about` says what was audited."""
     latency = pictured.latency
+    by = [key for key in (latency["by"] or [{}])[0] if key not in _FIGURES]
     figures = json.dumps({"latency": latency, "completeness": balance}, default=as_plain)
     parts = [
         "<h1>Delay audit</h1>",
@@ -65,8 +68,14 @@ def draw_page(pictured: Pictured, balance: Mapping[str, Any], about: str = "") -
         *_pictures(pictured, balance),
         "<h2>Stages</h2>",
         _stages(latency),
-        "<h2>Subjects</h2>",
-        _by_table(latency["by"]),
+        "<h2>Worst minutes</h2>",
+        _by_table(latency["worst_minutes"]),
+        "<h2>Fullest minutes</h2>",
+        _by_table(latency["thundering_minutes"]),
+        "<h2>Worst subjects</h2>",
+        _by_table(latency["worst_subjects"]),
+        f"<h2>By {escape(', '.join(by))}</h2>" if by else "",
+        _by_table(latency["by"]) if by else "",
         "<h2>Completeness</h2>",
         _balance(balance),
         _subjects_balance(balance),
@@ -112,7 +121,7 @@ def _notes(latency: Mapping[str, Any], balance: Mapping[str, Any]) -> Iterable[s
                f"{slo['budget_used']:.1f} times the error budget.")  # fmt: skip
     for outage in latency["outages"]:
         yield (f"Broker group {outage['broker_group']} was out from {outage['from']} for {_ms(outage['duration_ms'])}: "
-               f"{outage['delayed']:,} deliveries waited, up to {outage['attempts_max']} attempts.")  # fmt: skip
+               f"{outage['delayed']:,} deliveries waited, up to {_number(outage['attempts_max'])} attempts.")  # fmt: skip
     if balance["overdue"]:
         yield f"{balance['overdue']:,} pending messages are overdue."
 
@@ -120,7 +129,7 @@ def _notes(latency: Mapping[str, Any], balance: Mapping[str, Any]) -> Iterable[s
 def _headline(latency: Mapping[str, Any]) -> str:
     slo = latency["slo"]
     attained = "none" if slo["attained"] is None else f"{slo['attained']:.4%}"
-    used = "none" if slo["budget_used"] is None else f"{slo['budget_used']:.1%}"
+    used = "none" if slo["budget_used"] is None else f"{slo['budget_used']:,.1%}"
     figures = [
         ("delivered", "latency.count", f"{latency['count']:,}"),
         ("early", "latency.early", f"{latency['early']:,}"),
@@ -152,21 +161,33 @@ def _pictures(pictured: Pictured, balance: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _stages(latency: Mapping[str, Any]) -> str:
-    rows = [[name, _ms(stage["mean"]), _ms(stage["max"])] for name, stage in latency["stages_ms"].items()]
-    return _table(["stage", "mean", "max"], rows)
+    points = ("mean", "p50", "p99", "max")
+    rows = [[name, *[_ms(stage[point]) for point in points]] for name, stage in latency["stages_ms"].items()]
+    words = "load + wheel + queue + handoff = lateness, row by row; settle is the broker's answer after it."
+    tries = ", ".join(
+        [f"{count:,} with {_number(number)}" for number, count in latency["attempts"]["by_count"].items()]
+    )
+    attempts = f'<p class="quiet">Attempts: {escape(tries)}.</p>' if tries else ""
+    return _table(["stage", *points], rows) + f'<p class="quiet">{escape(words)}</p>' + attempts
+
+
+def _number(attempts: str | int) -> str:
+    return f"{attempts} or more" if int(attempts) == ATTEMPTS_MAX else str(attempts)
 
 
 def _by_table(rows: Sequence[Mapping[str, Any]]) -> str:
     if not rows:
         return '<p class="quiet">No deliveries.</p>'
-    keys = [key for key in rows[0] if key not in ("count", "early", "within", "lateness_ms")]
+    keys = [key for key in rows[0] if key not in _FIGURES]
     points = list(rows[0]["lateness_ms"])
     table = []
     for row in rows[:ROWS_MAX]:
         counts = [f"{row['count']:,}", f"{row['early']:,}", f"{row['within'] / row['count']:.3%}"]
         times = [_ms(row["lateness_ms"][point]) for point in points]
         table.append([*[str(row[key]) for key in keys], *counts, *times])
-    return _table([*keys, "delivered", "early", "within SLO", *points], table)
+    return _table(
+        [*keys, "delivered", "early", "within SLO", *[point.replace("p999", "p99.9") for point in points]], table
+    )
 
 
 def _balance(balance: Mapping[str, Any]) -> str:

@@ -121,7 +121,7 @@ def _latency_lines(figures: Mapping[str, Any]) -> list[str]:
         f"SLO            {attained} within {_ms(slo['target_ms'])} (objective {slo['objective']:.3%}), budget used {used}",
     ]
     lines += [
-        f"  {name:<12} mean {_ms(stage['mean'])}, max {_ms(stage['max'])}"
+        f"  {name:<12} mean {_ms(stage['mean'])}  p50 {_ms(stage['p50'])}  p99 {_ms(stage['p99'])}  max {_ms(stage['max'])}"
         for name, stage in figures["stages_ms"].items()
     ]
     for outage in figures["outages"]:

@@ -341,6 +341,11 @@ def test_the_page_renders_offline_with_the_numbers_of_the_json(
     ):
         top, name = path.split(".")
         assert shown.figure(path) == f"{carried[top][name]:,}"
+    for row in carried["latency"]["worst_minutes"]:
+        assert f"<td>{row['minute']}</td><td>{row['count']:,}</td>" in shown.dom
+    for name, stage in carried["latency"]["stages_ms"].items():
+        times = [format_duration(round(stage[point], 3)) for point in ("mean", "p50", "p99", "max")]
+        assert "".join([f"<td>{text}</td>" for text in (name, *times)]) in shown.dom
     for point, value_ms in carried["latency"]["lateness_ms"].items():
         assert shown.figure(f"latency.lateness_ms.{point}") == format_duration(round(value_ms, 3))
     assert shown.figure("latency.slo.attained") == f"{carried['latency']['slo']['attained']:.4%}"
