@@ -30,8 +30,8 @@ LOGS = ("/data/message_log/", "/data/schedule_log/", "/data/dispatch_log/")
 # Small files that a start cannot do without: it refuses and names them, and the operator brings them back from a copy.
 TABLES = ("/data/identity", "/data/names.log", "/data/days", "/data/sequences")
 CHECKPOINT = "/data/checkpoint"
-# Whether dispatch_log, the headers of window files and what is not replayed yet are hit as well: the server does not get
-# over these yet, see README.
+# Whether the headers of window files and what is not replayed yet are hit as well: the server does not get over these yet,
+# see README.
 HARSH = False
 
 
@@ -76,7 +76,7 @@ class Damage:
         if kind < 0.12:
             paths = [path for path in (*TABLES, CHECKPOINT) if path in self._disk.files(path)]
         else:
-            folder = self._chance.choice(LOGS if HARSH else LOGS[:2])
+            folder = self._chance.choice(LOGS)
             paths = [path for path in self._disk.files(folder) if path.endswith(".log")]
         if not paths:
             return

@@ -56,6 +56,7 @@ def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: t
             deliver_timeout_ms=chance.choice([500, 10_000]),
             backoff_ms_max=chance.choice([1_000, 30_000]),
             outcome_flush_ms=chance.choice([1, 5, 200]),
+            outcome_rows_max=chance.choice([8, 1_000_000]),
         ),
         broker=BrokerSettings(
             segment_bytes=chance.choice([32, 256]) * 1024,

@@ -335,6 +335,8 @@ class World:
         if host.alive:
             return
         await host.down.wait()
+        if host.died_of.startswith(("CorruptionError", "FormatError")) and not self.damage.restore(host.died_of):
+            raise SimulationFailure(f"damage ended the server, instead of what it holds: {host.died_of}")
         if self.chance.random() < 0.5:
             self._leap(10 ** (self.chance.random() * 5))
         self._flip(0.5)
