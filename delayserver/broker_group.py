@@ -24,6 +24,7 @@ from delayserver.group_queue import GroupQueue
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.protocol.outcomes import DeliverOutcome, Outcome
 from delayserver.settings import DispatchSettings
+from delayserver.turns import LARGE_ROWS, Turns
 from store.errors import CorruptionError
 from store.filesystem import FileSystem
 from store.schedule_log import ScheduleLog
@@ -63,6 +64,7 @@ class BrokerGroup:
         fs: FileSystem,
         settings: DispatchSettings,
         server_id: int,
+        turns: Turns,
         clock: Clock,
     ) -> None:
         self.name = name
@@ -87,8 +89,9 @@ class BrokerGroup:
         self._in_flight: dict[int, NDArray[np.int64]] = {}
         self._attempts = 0
         self._stopping = False
-        # One worker of a group at a time: a round of the event loop holds one batch of each group, not one a worker.
-        self._turn = trio.Lock()
+        self._turns = turns
+        # One worker of a group at a time: batches that wait for their turn are in memory.
+        self._reading = trio.Lock()
         self._idle = trio.lowlevel.ParkingLot()
         self._pausing = False
 
@@ -158,6 +161,8 @@ class BrokerGroup:
                 await self._idle.park()
                 continue
             await self._recorder.wait_for_room()
+            if len(self.queue) > LARGE_ROWS:
+                await self._turns.take()
             node = choose(self.nodes, self._clock.monotonic_us())
             if node is None:
                 await self._pause()
@@ -252,11 +257,12 @@ class BrokerGroup:
             read = partial(read_batch, self._schedule, shipment, self._server_id)
             size = int(rows.payload["bodies_length"].sum())
             small = self._inline or size <= INLINE_READ_BYTES_MAX
-            if small and not len(self.queue) and not self._turn.locked():
-                batch = read()  # no flood: taking the turn would only cost a pass of the event loop
+            if small:
+                batch = read()
             else:
-                async with self._turn:
-                    batch = read() if small else await trio.to_thread.run_sync(read)
+                async with self._reading:
+                    batch = await trio.to_thread.run_sync(read)
+                await self._turns.take()
         except (CorruptionError, FileNotFoundError, KeyError) as error:
             # The rows stay pending on disk; what can be served goes on being served.
             self.on_corruption(error)
@@ -282,8 +288,9 @@ class BrokerGroup:
             return
         finally:
             node.end(probe)
-        async with self._turn:
-            self._answered(node, rows, answer, queued_us, dispatched_us, began_us)
+        if len(rows) > LARGE_ROWS:
+            await self._turns.take()
+        self._answered(node, rows, answer, queued_us, dispatched_us, began_us)
 
     def _failed(self, node: NodeHealth, rows: DueRows, reason: str, began_us: int, *, known: bool) -> None:
         self.counters.attempts_failed += 1

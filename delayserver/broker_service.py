@@ -29,6 +29,7 @@ from delayserver.protocol.errors import DelayServerError, DiskFull, InvalidArgum
 from delayserver.protocol.frames import Request, encode_reply
 from delayserver.protocol.receipts import derived_message_id
 from delayserver.settings import BrokerSettings
+from delayserver.turns import LARGE_ROWS, Turns
 from store.batches import StoredBatch
 from store.columns import ragged_offsets
 from store.errors import DiskFullError, StoreError
@@ -76,9 +77,11 @@ class BrokerService:
         intake: Intake,
         pipeline: GroupCommit,
         settings: BrokerSettings,
+        turns: Turns,
         clock: Clock,
     ) -> None:
         self.broker = broker
+        self._turns = turns
         self.commit = commit
         self.pulls = pulls
         self._names = names
@@ -106,6 +109,7 @@ class BrokerService:
         if ack is not None:
             if type(ack) is not dict:
                 raise InvalidArgument("ack must be a map of count and deliveries")
+            await self._turn_for(ack)
             self._ack(subject, group, ack)
             # The reply does not wait for it: a crash in between hands those messages out again.
             self.commit.soon()
@@ -191,9 +195,15 @@ class BrokerService:
     async def ack(self, _connection: Connection, request: Request) -> dict[str, Any]:
         """The operation `ack`; durable before it is answered."""
         subject, group = self._subject_and_group(request.arguments)
+        await self._turn_for(request.arguments)
         acked, unknown = self._ack(subject, group, request.arguments)
         await self._durable()
         return {"acked": acked, "unknown": unknown}
+
+    async def _turn_for(self, ack: dict[str, Any]) -> None:
+        count = ack.get("count")
+        if type(count) is int and count > LARGE_ROWS:
+            await self._turns.take()
 
     def _ack(self, subject: int, group: int, arguments: dict[str, Any]) -> tuple[int, int]:
         acked = self.broker.ack(subject, group, _deliveries(arguments), self._clock.now_us())

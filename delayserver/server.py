@@ -48,6 +48,7 @@ from delayserver.rows import ROW
 from delayserver.settings import DispatchSettings, GroupSettings, Settings, for_broker
 from delayserver.status import Status
 from delayserver.transport import Connect, Listener, connect_socket
+from delayserver.turns import Turns
 from delayserver.window_book import WindowBook
 from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem, RealFileSystem
@@ -217,7 +218,10 @@ class DelayServer:
             ),
         )
         self.broker_commit = BrokerCommit(self.broker, self.clock, threads=not self.fs.inline)
-        self.pulls = PullService(self.broker, self.clock)
+        self.turns = Turns()
+        self.pulls = PullService(self.broker, self.turns, self.clock)
+        if len(settings.groups) > 1:
+            self.pulls.turn_rows_max = settings.wheel.shared_slice_rows * 2
         self.groups = {
             self.group_codes[group.name]: self._build_group(group, self.group_codes[group.name], opened)
             for group in settings.groups
@@ -296,6 +300,7 @@ class DelayServer:
             self.fs,
             self._shared_dispatch(),
             server_id,
+            self.turns,
             self.clock,
         )
         built.on_corruption = self._report_corruption
@@ -317,6 +322,7 @@ class DelayServer:
         self.intake = Intake(settings.message, opened.names, self.clock, self.retention.oldest_due_ms)
         self.intake.on_storage_failed = self.commit.storage_failed
         self.locator = Locator(opened.schedule, opened.days, settings.storage.window_ms)
+        self.locator.on_corruption = self._report_corruption
         self.cancellation = Cancellation(
             self.commit,
             self.replayer,
@@ -349,6 +355,7 @@ class DelayServer:
             self.intake,
             self.commit,
             settings.broker,
+            self.turns,
             self.clock,
         )
         self.housekeeping = Housekeeping(self.fs, opened, self.book, self.groups, self.dispatcher, settings, self.clock)

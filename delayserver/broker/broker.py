@@ -95,6 +95,10 @@ class Broker:
         at the earliest position kept, so a group that comes late gets what was delivered before."""
         return self._consuming.pull((subject, group), max_messages, max_bytes, now_us, ack_timeout_ms)
 
+    def waiting_rows(self, subject: int, group: int) -> int:
+        """How many rows wait for a group, acks of before a restart included."""
+        return self._consuming.waiting_rows((subject, group))
+
     def ack(self, subject: int, group: int, deliveries: I64, now_us: int) -> Acked:
         """Ack deliveries (i64[n], any order). Answer the client after the sync that follows."""
         return self._consuming.ack((subject, group), deliveries)

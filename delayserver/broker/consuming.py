@@ -46,6 +46,16 @@ class Consuming:
         self.pulled += 0 if pulled is None else len(pulled)
         return pulled
 
+    def waiting_rows(self, key: GroupKey) -> int:
+        """See `Broker.waiting_rows`."""
+        group = self._state.groups.get(key)
+        rows = 0
+        for retry in (True, False):
+            queue = self._state.queues.get(key if retry else (key[0], 0))
+            if queue is not None:
+                rows += queue.end - (group.cursor(retry).next if group is not None else 0)
+        return rows
+
     def _hand_out(
         self, key: GroupKey, retry: bool, queue: ConsumeQueue, cursor: Cursor, budget: PullBudget, deadline_us: int
     ) -> None:

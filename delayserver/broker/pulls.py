@@ -17,13 +17,12 @@ from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.queue import QueueKey
 from delayserver.clock import Clock
 from delayserver.protocol.errors import QueueFull
+from delayserver.turns import LARGE_ROWS, Turns
 from store.errors import StoreError
 
 # Pulls served at once, without a turn of the serving task, before the next turn: a lone consumer is spared the hop, and
 # a crowd that comes in one turn of the event loop is still put in order.
 _AT_ONCE_PER_TURN = 8
-# Arrivals up to here are handed on in their own step; of a flood a pull takes more when it waits for its turn.
-_AT_ONCE_ROWS_MAX = 256
 
 
 Answer = Callable[[PulledBatch], None]
@@ -50,8 +49,9 @@ class _Waiter:
 class PullService:
     """Long polling over a `Broker`. `run` is a task of the server."""
 
-    def __init__(self, broker: Broker, clock: Clock) -> None:
+    def __init__(self, broker: Broker, turns: Turns, clock: Clock) -> None:
         self._broker = broker
+        self._turns = turns
         self._clock = clock
         self._waiters: dict[GroupKey, deque[_Waiter]] = {}
         self._groups_of: dict[int, set[int]] = {}
@@ -59,6 +59,8 @@ class PullService:
         self._wake = trio.Event()
         self._at_once = _AT_ONCE_PER_TURN
         self.waiting = 0
+        # Messages handed out in one step. Where several broker groups share the event loop it is less.
+        self.turn_rows_max = 1 << 31
 
     async def pull(
         self,
@@ -80,7 +82,8 @@ class PullService:
             raise QueueFull("too many consumer groups; use one name for all consumers of a kind, or raise groups_max")
         key = (subject, group)
         tried = False
-        if self._at_once > 0 and not self._ready and not self._waiters.get(key):
+        small = self._broker.waiting_rows(*key) <= LARGE_ROWS
+        if small and self._at_once > 0 and not self._waiters.get(key):
             pulled = self._pull_at_once(key, max_messages, max_bytes, ack_timeout_ms)
             if pulled is not None and answer is not None:
                 answer(pulled)
@@ -98,10 +101,13 @@ class PullService:
     def _pull_at_once(
         self, key: GroupKey, max_messages: int, max_bytes: int, ack_timeout_ms: int | None
     ) -> PulledBatch | None:
+        self._use_at_once()
+        return self._broker.pull(*key, max_messages, max_bytes, self._clock.now_us(), ack_timeout_ms)
+
+    def _use_at_once(self) -> None:
         self._at_once -= 1
         if self._at_once == 0:
             self._wake.set()
-        return self._broker.pull(*key, max_messages, max_bytes, self._clock.now_us(), ack_timeout_ms)
 
     async def _wait(self, key: GroupKey, waiter: _Waiter, wait_ms: int) -> PulledBatch | None:
         self._waiters.setdefault(key, deque()).append(waiter)
@@ -124,18 +130,15 @@ class PullService:
     def arrived(self, keys: Iterable[QueueKey], rows: int) -> None:
         """Queues have something new (`Delivered.arrived`), so many rows together: wake who waits for it."""
         for subject, target_group in keys:
-            groups = self._groups_of.get(subject)
-            if not groups:
-                continue
-            if target_group == 0:
-                for group in groups:
-                    self._make_ready((subject, group))
-            elif target_group in groups:
-                self._make_ready((subject, target_group))
-        if len(self._ready) == 1 and self._at_once > 0 and rows <= _AT_ONCE_ROWS_MAX:
-            # Nobody to be fair to: the one that waits is served in the step that brought the messages.
-            self._at_once -= 1
-            self._serve(self._ready.popitem()[0])
+            groups = self._groups_of.get(subject, ())
+            for group in list(groups) if target_group == 0 else [target_group] if target_group in groups else []:
+                key = (subject, group)
+                if rows <= LARGE_ROWS and self._at_once > 0 and key not in self._ready:
+                    # Served with the step that brought the messages: it costs less than putting it in line.
+                    self._use_at_once()
+                    self._serve(key)
+                else:
+                    self._make_ready(key)
 
     def acked(self, subject: int, group: int) -> None:
         """A group has acked: one that had too much outstanding may go on."""
@@ -153,6 +156,8 @@ class PullService:
                 await self._wake.wait()
             self._wake = trio.Event()
             self._at_once = _AT_ONCE_PER_TURN
+            if any(self._broker.waiting_rows(*key) > LARGE_ROWS for key in self._ready):
+                await self._turns.take()
             room = self._broker.limits.turn_bytes_max
             for _ in range(len(self._ready)):
                 key, _none = self._ready.popitem(last=False)
@@ -170,7 +175,11 @@ class PullService:
         waiter = line[0]
         try:
             waiter.pulled = self._broker.pull(
-                *key, waiter.max_messages, waiter.max_bytes, self._clock.now_us(), waiter.ack_timeout_ms
+                *key,
+                min(waiter.max_messages, self.turn_rows_max),
+                waiter.max_bytes,
+                self._clock.now_us(),
+                waiter.ack_timeout_ms,
             )
         except StoreError as error:
             waiter.error = error

@@ -16,6 +16,7 @@ from delayserver.broker.commit import BrokerCommit
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.pulls import PullService
 from delayserver.protocol.errors import QueueFull
+from delayserver.turns import Turns
 from store.batches import StoredBatch
 from tests.fakes.disk import FakeDisk
 
@@ -50,7 +51,7 @@ class Node:
     def __init__(self, limits: BrokerLimits) -> None:
         self.disk = FakeDisk()
         self.broker = Broker.open(self.disk, "/data/broker", 7, 0, limits)
-        self.pulls = PullService(self.broker, TrioTime())
+        self.pulls = PullService(self.broker, Turns(), TrioTime())
         self.commit = BrokerCommit(self.broker, TrioTime(), threads=False)
         self.sequence = 1
 
@@ -223,3 +224,30 @@ async def test_everybody_who_waits_for_a_commit_is_answered_by_one_sync(node: No
     assert node.disk.counts["datasync"] - before == 1
     await node.commit.durable()
     assert node.disk.counts["datasync"] - before == 1
+
+
+async def test_a_few_messages_are_handed_on_in_their_own_step_whatever_else_waits(
+    node: Node, autojump_clock: MockClock
+) -> None:
+    answered: list[tuple[int, int]] = []
+
+    async def consume(subject: int) -> None:
+        await node.pulls.pull(
+            subject, GROUP, 10_000, 1 << 20, 60_000, answer=lambda pulled: answered.append((subject, len(pulled)))
+        )
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(consume, 1)
+        nursery.start_soon(consume, 2)
+        await trio.testing.wait_all_tasks_blocked()
+        node.deliver(1, 1_000)  # a large one: it waits for its turn
+        assert answered == []
+        node.deliver(2, 3)
+        assert answered == [(2, 3)], "no pass of the event loop lies between the arrival and the answer"
+    assert answered == [(2, 3), (1, 1_000)]
+
+
+async def test_where_groups_share_the_loop_a_pull_takes_less_in_one_step(node: Node, autojump_clock: MockClock) -> None:
+    node.pulls.turn_rows_max = 300
+    node.deliver(1, 1_000)
+    assert [await node.pull(1, count=10_000) for _ in range(4)] == [300, 300, 300, 100]
