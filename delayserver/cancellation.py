@@ -24,7 +24,7 @@ from delayserver.group_wheels import GroupWheels
 from delayserver.loader import Loader
 from delayserver.locator import Located, Locator
 from delayserver.outcome_recorder import OutcomeRecorder
-from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.errors import DelayServerError, MessageDamaged
 from delayserver.protocol.outcomes import Outcome
 from delayserver.replayer import Replayer
 from store.batches import I64, U8, CancelBatch, MessageBatch
@@ -75,13 +75,16 @@ class Cancellation:
 
     async def locate(self, sequence: I64, due_ms: I64) -> Located:
         """Find messages, after their replay (rule 4: never `unknown` of an accepted message)."""
-        accepted = sequence[(sequence > 0) & (sequence <= self._highest_sequence())]
-        if len(accepted):
-            await self._replayer.wait_replayed(int(accepted.max()))
+        accepted = (sequence > 0) & (sequence <= self._highest_sequence())
+        if accepted.any():
+            await self._replayer.wait_replayed(int(sequence[accepted].max()))
         find = partial(self._locator.locate, sequence, due_ms)
         if self._inline or len(sequence) <= INLINE_MESSAGES_MAX:
-            return find()
-        return await trio.to_thread.run_sync(find)
+            located = find()
+        else:
+            located = await trio.to_thread.run_sync(find)
+        located.hidden[~accepted] = False
+        return located
 
     async def caught_up(self) -> None:
         """Return when everything accepted so far is in its schedule file."""
@@ -100,7 +103,7 @@ class Cancellation:
         message, due = located.message, np.asarray(due_ms)
         async with AsyncExitStack() as stack:
             answer = await self._decide(stack, located, due)
-            self._name_retired(answer, located, sequence, due)
+            self._name_missing(answer, located, sequence, due)
             mine = answer == int(Outcome.CANCELLED)
             if mine.any():
                 held, first = np.unique(message[mine], return_index=True)
@@ -130,7 +133,7 @@ class Cancellation:
         located = await self.locate(sequences, due)
         async with AsyncExitStack() as stack:
             answer = await self._decide(stack, located, due)
-            self._name_retired(answer, located, sequences, due)
+            self._name_missing(answer, located, sequences, due)
             if answer[0] != int(Outcome.CANCELLED):
                 await self.durable(located.message, answer)
                 return int(answer[0]), None, None
@@ -139,6 +142,9 @@ class Cancellation:
                 old = self._locator.read(message, due_ms)
                 assert old is not None, "what was located can be read"
                 batch = build(old).with_columns(replaces_sequence=message, replaces_due_ms=due_ms)
+            except CorruptionError as error:  # its columns could be read, its body cannot
+                self._give_back(located.message, due)
+                raise MessageDamaged(str(error)) from error
             except BaseException:
                 self._give_back(located.message, due)
                 raise
@@ -179,8 +185,9 @@ class Cancellation:
             answer[open_rows] = self._take_out(message[open_rows], due_ms[open_rows])
         return answer
 
-    def _name_retired(self, answer: U8, located: Located, sequence: I64, due_ms: I64) -> None:
-        """What retention removed was accepted once: it is never `unknown`."""
+    def _name_missing(self, answer: U8, located: Located, sequence: I64, due_ms: I64) -> None:
+        """What retention removed was accepted once, and so may have been what damage hides: it is never `unknown`."""
+        answer[located.hidden] = int(Outcome.TOO_LATE)
         for row in np.flatnonzero(~located.found).tolist():
             if self.is_retired(window_of(int(due_ms[row]), self._window_ms), int(sequence[row])):
                 answer[row] = int(Outcome.RETIRED)

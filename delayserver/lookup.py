@@ -10,12 +10,14 @@ import numpy as np
 from delayserver.broker_group import BrokerGroup
 from delayserver.cancellation import Cancellation
 from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.protocol.errors import MessageDamaged
 from delayserver.protocol.outcomes import Outcome
 from delayserver.retention import Retention
 from store.batches import OutcomeBatch
-from store.dispatch_log import DispatchLog
-from store.errors import CorruptionError
+from store.dispatch_log import DispatchKey, DispatchLog
+from store.errors import CorruptionError, FormatError
 from store.names import Names
+from store.scan import Damage
 from store.windows import window_of
 
 
@@ -66,11 +68,13 @@ class Lookup:
         self._window_ms = window_ms
 
     async def find(self, sequence: int, due_ms: int) -> Found:
-        """The state of one message by its receipt's numbers."""
+        """The state of one message by its receipt's numbers. Raises MessageDamaged where damage hides it."""
         sequences, due = np.array([sequence], dtype=np.int64), np.array([due_ms], dtype=np.int64)
         located = await self._cancellation.locate(sequences, due)
         if not located.found[0]:
             retired = self._retention.is_retired(window_of(due_ms, self._window_ms), sequence)
+            if located.hidden[0] and not retired:
+                raise MessageDamaged("the part of the schedule file that may hold it is damaged")
             return Found(Outcome.RETIRED if retired else Outcome.UNKNOWN)
         message = int(located.message[0])
         subject = self._names.name(int(located.subject[0]))
@@ -107,11 +111,23 @@ class Lookup:
 
     def _row(self, due_ms: int, message: int) -> OutcomeBatch | None:
         """The outcome row, from the file or from what is about to be written."""
-        for batch in [*self._recorder.unwritten(), self._dispatch.outcomes(self._recorder.key_of(due_ms))]:
+        for batch in [*self._recorder.unwritten(), self._written(self._recorder.key_of(due_ms))]:
             rows = np.flatnonzero(batch.sequence == message)
             if len(rows):
                 return batch.take(rows[:1])
         return None
+
+    def _written(self, key: DispatchKey) -> OutcomeBatch:
+        """The rows of a file, as far as they can be read: their codes are in memory, so the answer stands without them."""
+        damages: list[Damage] = []
+        try:
+            written = self._dispatch.outcomes(key, damages=damages)
+        except (CorruptionError, FormatError) as error:
+            self._recorder.on_corruption(CorruptionError(error.path, 0, error.detail))
+            return OutcomeBatch.filled(0)
+        for damage in damages:
+            self._recorder.on_corruption(CorruptionError(self._dispatch.path(key), damage.start, damage.detail))
+        return written
 
     def _in_memory(self, message: int, due_ms: int) -> Outcome:
         for group in self._groups:

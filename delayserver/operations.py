@@ -22,6 +22,7 @@ from delayserver.protocol.errors import (
     DelayServerError,
     ForeignReceipt,
     InvalidArgument,
+    MessageDamaged,
     MessageTooLarge,
     ReceiptInvalid,
     UnsupportedVersion,
@@ -39,6 +40,7 @@ from delayserver.protocol.receipts import (
     parse_receipts,
 )
 from store.batches import MessageBatch
+from store.errors import CorruptionError
 from store.message_rows import MessageRows
 from store.names import SUBJECT, Names
 
@@ -195,7 +197,11 @@ class Operations:
         receipts, errors = await self._named(arguments)
         fields = []
         for sequence, due_ms in zip(receipts[0].tolist(), receipts[1].tolist(), strict=True):
-            found = await self._lookup.find(sequence, due_ms)
+            try:
+                found = await self._lookup.find(sequence, due_ms)
+            except MessageDamaged as error:
+                fields.append(error_to_map(error))
+                continue
             known: dict[str, Any] = {"due_ms": due_ms} if found.outcome != Outcome.UNKNOWN else {}
             if found.message and found.message != sequence:
                 known["original_receipt"] = format_receipt(self._server, due_ms, found.message)
@@ -267,7 +273,10 @@ class Operations:
         if not subject or not message_id:
             return 0, due_ms
         await self._cancellation.caught_up()
-        return self._locator.by_id(subject, due_ms, message_id), due_ms
+        try:
+            return self._locator.by_id(subject, due_ms, message_id), due_ms
+        except CorruptionError as error:
+            raise MessageDamaged(str(error)) from error
 
     # -- reschedule
 

@@ -19,7 +19,7 @@ from store.record_rows import RecordRows, collect_rows
 from store.schedule_index import ScheduleIndex, blob_places, build_index
 from store.schedule_key import ScheduleKey
 from store.segment import Appended, Damage, Segment
-from store.sequence_map import SequenceMap
+from store.sequence_map import EVERYTHING, Gap, SequenceMap
 from store.window_files import WindowFiles
 
 # Sparse tables kept in memory: lookups by receipt touch few files at a time, and a table is rebuilt from headers.
@@ -28,10 +28,15 @@ SEQUENCE_MAPS_MAX = 64
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """For n sequences asked: which are in the file (bool[n]), and their rows as n columns, zeros where they are not."""
+    """For n sequences asked: which are in the file (bool[n]), and their rows as n columns, zeros where they are not.
+
+    `hidden` bool[n]: not found, and it may stand in one of the `damages` that were met on the way.
+    """
 
     mask: NDArray[np.bool_]
     index: ScheduleIndex
+    hidden: NDArray[np.bool_]
+    damages: list[Damage]
 
     @property
     def due_ms(self) -> I64:
@@ -71,7 +76,9 @@ class ScheduleFinder:
         with self._lock:
             self._maps.pop(key, None)
 
-    def _stretches(self, key: ScheduleKey, segment: Segment, sequences: I64) -> I64:
+    def _stretches(
+        self, key: ScheduleKey, segment: Segment, sequences: I64, damages: list[Damage], gaps: list[Gap]
+    ) -> I64:
         end = self._files.states[key].end
         with self._lock:
             table = self._maps.get(key)
@@ -80,9 +87,11 @@ class ScheduleFinder:
                 if len(self._maps) > SEQUENCE_MAPS_MAX:
                     self._maps.popitem(last=False)
             self._maps.move_to_end(key)
-            # Damage is passed over here: it is reported where its rows are read, and the others stay findable.
-            for header, _, _ in RecordReader(segment.file, table.end, end, blobs=False, damages=[]):
+            for header, _, _ in RecordReader(segment.file, table.end, end, blobs=False, damages=damages):
                 table.add(header.first_sequence, header.last_sequence, header.offset, header.end)
+            if table.end < end:  # damage up to the end: looked at again, and told again, when more stands behind it
+                gaps.append((table.last_sequence, EVERYTHING))
+            gaps += table.gaps
             return table.stretches(sequences)
 
     def _rows_near(
@@ -92,12 +101,25 @@ class ScheduleFinder:
         sequences: I64,
         names: Sequence[str],
         damages: list[Damage] | None = None,
+        gaps: list[Gap] | None = None,
+        *,
+        blobs: bool = False,
     ) -> RecordRows | None:
-        """All rows of the stretches that may hold the sequences, ascending."""
+        """All rows of the stretches that may hold the sequences, ascending, the blobs verified with `blobs`.
+
+        Sequences between the two of a gap may be hidden by damage. Raises CorruptionError, or fills `damages`.
+        """
         parts = []
-        for start, stop in self._stretches(key, segment, sequences).tolist():
-            records = RecordReader(segment.file, start, stop, blobs=False, damages=damages)
+        passed_over: list[Damage] = []
+        gaps = [] if gaps is None else gaps
+        for start, stop in self._stretches(key, segment, sequences, passed_over, gaps).tolist():
+            met: list[Damage] = []
+            records = RecordReader(segment.file, start, stop, blobs=blobs, damages=None if damages is None else met)
             parts.append(collect_rows(records, segment.path, MessageBatch, names))
+            gaps += [_gap(damage, parts[-1]) for damage in met]
+            passed_over += met
+        if damages is not None:
+            damages += passed_over
         if not parts:
             return None
         types = dict(MessageBatch.schema.fields)
@@ -108,23 +130,31 @@ class ScheduleFinder:
     def find(self, key: ScheduleKey, sequences: I64) -> Found:
         """See `ScheduleLog.find`."""
         count = len(sequences)
+        mask, index = np.zeros(count, np.bool_), ScheduleIndex.zeros(count)
+        damages: list[Damage] = []
+        gaps: list[Gap] = []
         if key in self._files.states and count:
             with self._files.reading(key) as segment:
-                rows = self._rows_near(key, segment, sequences, ScheduleIndex.FROM_BATCH)
-            if rows is not None:
-                index = build_index(rows.columns, rows.counts, rows.blob_offsets)
-                place, mask = _locate(index.sequence, sequences)
-                return Found(mask, index.take(place).masked(mask))
-        return Found(np.zeros(count, np.bool_), ScheduleIndex.zeros(count))
+                rows = self._rows_near(key, segment, sequences, ScheduleIndex.FROM_BATCH, damages, gaps)
+            if rows is not None and len(rows.columns["sequence"]):
+                near = build_index(rows.columns, rows.counts, rows.blob_offsets)
+                place, mask = _locate(near.sequence, sequences)
+                index = near.take(place).masked(mask)
+        hidden = np.zeros(count, np.bool_)
+        for before, behind in gaps:
+            hidden |= ~mask & (sequences > before) & (sequences < behind)
+        return Found(mask, index, hidden, damages)
 
-    def find_ids(self, key: ScheduleKey, subject: int, due_ms: int, id_hash: int, message_id: bytes) -> I64:
+    def find_ids(
+        self, key: ScheduleKey, subject: int, due_ms: int, id_hash: int, message_id: bytes, damages: list[Damage]
+    ) -> I64:
         """See `ScheduleLog.find_ids`."""
         names = ("sequence", "due_ms", "origin_sequence", "duplicate_of", "id_hash", "subject", *_LENGTHS)
         if key not in self._files.states:
             return np.zeros(0, np.int64)
         with self._files.reading(key) as segment:
             end = self._files.states[key].end
-            records = RecordReader(segment.file, 0, end, blobs=False, damages=None)
+            records = RecordReader(segment.file, 0, end, blobs=False, damages=damages)
             rows = collect_rows(records, segment.path, MessageBatch, names)
             columns = rows.columns
             hits = np.flatnonzero(
@@ -141,19 +171,23 @@ class ScheduleFinder:
             ids = bytes(read_ragged(segment.file, offsets, columns["ids_length"][hits]))
         width = len(message_id)
         same = [ids[place * width : (place + 1) * width] == message_id for place in range(len(hits))]
+        for place in np.flatnonzero(~np.array(same)).tolist():
+            start = int(offsets[place])
+            damages.append(Damage(start, start + width, "the bytes of an id do not fit its hash"))
         found: I64 = columns["sequence"][hits[np.array(same)]]
         return found
 
     def read_rows(
         self, key: ScheduleKey, sequences: I64, blobs: Sequence[str], damages: list[Damage] | None = None
     ) -> MessageBatch:
-        """Whole rows with the named blobs; a blob that is left out has length 0 on every row."""
+        """Whole rows with the named blobs, verified if they are all; a blob that is left out has length 0 on every row."""
         names = tuple(name for name, _ in MessageBatch.schema.fields)
         sequences = np.unique(sequences)
         if key not in self._files.states or not len(sequences):
             return MessageBatch.filled(0)
         with self._files.reading(key) as segment:
-            rows = self._rows_near(key, segment, sequences, names, damages)
+            whole = set(blobs) == set(MessageBatch.schema.blobs)
+            rows = self._rows_near(key, segment, sequences, names, damages, blobs=whole)
             if rows is None or not len(rows.columns["sequence"]):
                 return MessageBatch.filled(0)
             place, mask = _locate(rows.columns["sequence"], sequences)
@@ -169,6 +203,14 @@ class ScheduleFinder:
 
 
 _LENGTHS = ("ids_length", "properties_length", "bodies_length")
+
+
+def _gap(damage: Damage, rows: RecordRows) -> Gap:
+    """The sequences around damage among the records of a stretch."""
+    sequence = rows.columns["sequence"]
+    first = int(rows.counts[: np.searchsorted(rows.blob_offsets, damage.start, side="right")].sum())
+    before = int(sequence[first - 1]) if first else 0
+    return before, int(sequence[first]) if first < len(sequence) else EVERYTHING
 
 
 def _locate(ascending: I64, sequences: I64) -> tuple[I64, NDArray[np.bool_]]:

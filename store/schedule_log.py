@@ -243,15 +243,32 @@ class ScheduleLog:
     # Looking up
 
     def find(self, key: ScheduleKey, sequences: I64) -> Found:
-        """The rows with these sequences (i64[n], any order), without their blobs. Raises CorruptionError."""
+        """The rows with these sequences (i64[n], any order), without their blobs, around damage.
+
+        Raises CorruptionError, FormatError where nothing of the file can be read.
+        """
         return self._finder.find(key, np.asarray(sequences, np.int64))
 
-    def find_ids(self, key: ScheduleKey, subject: int, due_ms: int, id_hash: int, message_id: bytes) -> I64:
-        """Sequences i64[k], ascending, of messages with exactly this id; copies and internal records are left out."""
-        return self._finder.find_ids(key, subject, due_ms, id_hash, message_id)
+    def find_ids(
+        self,
+        key: ScheduleKey,
+        subject: int,
+        due_ms: int,
+        id_hash: int,
+        message_id: bytes,
+        damages: list[Damage] | None = None,
+    ) -> I64:
+        """Sequences i64[k], ascending, of messages with exactly this id; copies and internal records are left out.
+
+        Damage goes to the list and is read around. Raises CorruptionError, FormatError as `find`.
+        """
+        return self._finder.find_ids(key, subject, due_ms, id_hash, message_id, [] if damages is None else damages)
 
     def read_rows(self, key: ScheduleKey, sequences: I64) -> MessageBatch:
-        """The whole messages with these sequences, ascending; those that are not in the file are left out."""
+        """The whole messages with these sequences, ascending, verified; those that are not in the file are left out.
+
+        Raises CorruptionError.
+        """
         return self._finder.read_rows(key, np.asarray(sequences, np.int64), MessageBatch.schema.blobs)
 
     def read_ids(self, key: ScheduleKey, sequences: I64, *, damages: list[Damage] | None = None) -> MessageBatch:

@@ -9,6 +9,10 @@ from store.segment import FILE_HEADER_BYTES
 
 # A lookup reads one stretch; so long that a table of a file of a gigabyte has 16 thousand entries (512 KiB).
 STRETCH_BYTES = 64 << 10
+# Beyond every sequence: a gap that reaches to the end of the file.
+EVERYTHING = 1 << 62
+Gap = tuple[int, int]
+"""The last sequence before damage and the first one behind it: whatever lies between may stand in it."""
 
 
 class SequenceMap:
@@ -18,12 +22,14 @@ class SequenceMap:
     except for the last stretch, which only grows.
     """
 
-    __slots__ = ("_count", "_table", "end")
+    __slots__ = ("_count", "_table", "end", "gaps", "last_sequence")
 
     def __init__(self) -> None:
         self._table: I64 = np.zeros((4, 64), np.int64)
         self._count = 0
         self.end = FILE_HEADER_BYTES
+        self.last_sequence = 0
+        self.gaps: list[Gap] = []
 
     @property
     def nbytes(self) -> int:
@@ -31,7 +37,10 @@ class SequenceMap:
         return self._table.nbytes
 
     def add(self, first_sequence: int, last_sequence: int, start: int, stop: int) -> None:
-        """A record behind all others."""
+        """A record behind all others. What lies between is damage."""
+        if start > self.end:
+            self.gaps.append((self.last_sequence, first_sequence))
+        self.last_sequence = last_sequence
         table, count = self._table, self._count
         if count and stop - table[2, count - 1] <= STRETCH_BYTES:
             assert first_sequence > table[1, count - 1]

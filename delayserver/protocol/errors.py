@@ -166,6 +166,14 @@ class SubjectsFull(Refused):
     error = "subjects_full"
 
 
+class MessageDamaged(DelayServerError):
+    """Nobody's fault but the server's disk: its bytes changed at rest, and what was asked for may stand in them. The
+    operator repairs the file that `corruption` in the status names; until then nothing more can be said.
+    """
+
+    error = "message_damaged"
+
+
 class Unavailable(DelayServerError):
     """The server cannot serve this now, through no fault of the caller: the same request may succeed later."""
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from store.record import HEADER_BYTES, decode_header
+from store.segment import FILE_HEADER_BYTES
 from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]
@@ -47,3 +49,60 @@ async def test_messages_go_on_into_a_window_whose_file_has_a_damaged_header(
     await host.settled()
     status = host.check_balance(pending=0)
     assert any(path in text for text in status["corruption"])
+
+
+@pytest.mark.parametrize("place", ["first", "middle", "last"])
+@pytest.mark.parametrize("part", ["header", "columns"])
+async def test_lookup_and_cancel_answer_around_a_damaged_record_and_name_what_it_hides(
+    boot: Boot, place: str, part: str
+) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms // 60_000 * 60_000 + 90_000
+    receipts = []
+    for number in range(3):
+        receipts.append((await client.put(str(number), due_ms, message_id=f"id{number}"))["receipt"])
+        await host.settled()
+    await host.stop()
+    path = only_file(host, "schedule_log", ".direct.log")
+    hit = ["first", "middle", "last"].index(place)
+    position = FILE_HEADER_BYTES
+    for _ in range(hit):
+        position = decode_header(host.disk.content(path)[position : position + HEADER_BYTES], position).end
+    host.disk.flip_bit(path, position + (20 if part == "header" else HEADER_BYTES + 20))
+    await host.start()
+    client = await host.client()
+    expected = ["pending"] * 3
+    expected[hit] = "message_damaged"
+    assert await client.lookup(*receipts) == expected
+    ids = [{"subject": "s", "message_id": f"id{number}", "due_ms": due_ms} for number in range(3)]
+    found = (await client.request("lookup", {"messages": ids}))["results"]
+    assert [result.get("outcome") or result["error"] for result in found] == expected
+    forged = receipts[0][:-4] + "0fff"
+    assert await client.lookup(forged) == ["unknown"], "never accepted, whatever is damaged"
+    expected = ["cancelled"] * 3
+    expected[hit] = "too_late"
+    assert await client.cancel(*receipts) == expected
+    status = await client.status()
+    assert any(path in text for text in status["corruption"])
+    assert not status["errors"].get("internal_error")
+
+
+async def test_a_damaged_body_is_not_rescheduled_and_its_message_lives_on(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 3_600_000
+    receipts = [(await client.put(f"body {number}" * 20, due_ms))["receipt"] for number in range(2)]
+    await host.stop()
+    path = only_file(host, "schedule_log", ".direct.log")
+    header = decode_header(host.disk.content(path)[FILE_HEADER_BYTES:][:HEADER_BYTES], FILE_HEADER_BYTES)
+    host.disk.flip_bit(path, header.blob_offset + 10)
+    await host.start()
+    client = await host.client()
+    items = [{"receipt": receipts[0], "due_ms": due_ms + 60_000}]
+    (result,) = (await client.request("reschedule", {"items": items}))["results"]
+    assert result["error"] == "message_damaged"
+    assert await client.lookup(*receipts) == ["pending", "pending"]
+    assert any(path in text for text in (await client.status())["corruption"])
