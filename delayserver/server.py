@@ -323,7 +323,6 @@ class DelayServer:
         self.intake.on_storage_failed = self.commit.storage_failed
         self.locator = Locator(opened.schedule, opened.days, settings.storage.window_ms)
         self.locator.on_corruption = self._report_corruption
-        self.locator.on_corruption = self._report_corruption
         self.cancellation = Cancellation(
             self.commit,
             self.replayer,
