@@ -166,9 +166,13 @@ class Retention:
             self._retired_until_ms = max(self._retired_until_ms, start + self._settings.window_ms)
 
     def _count(self, start_ms: int) -> LedgerBatch:
-        """What the ledger will hold of a window: what it holds already, and the rows that are not in it yet."""
+        """What the ledger will hold of a window: what it holds already, and the rows that are not in it yet.
+
+        Raises CorruptionError where rows and outcomes are not of the same messages: equal counts prove nothing then.
+        """
         before, retired_to = self._ledger.window(start_ms), self.retired_up_to(start_ms)
         subjects = [before.subject]
+        placed = []
         highest = retired_to
         for source in _FINE:
             key = ScheduleKey(start_ms, source)
@@ -177,7 +181,11 @@ class Retention:
                 highest = max(highest, int(columns["sequence"].max(initial=0)))
                 new = (columns["origin_sequence"] == 0) & (columns["sequence"] > retired_to)
                 subjects.append(columns["subject"][new])
+                placed.append(columns["sequence"])
         outcomes = self._dispatch.outcomes(DispatchKey(start_ms, False))
+        self._compare(
+            start_ms, np.concatenate(placed) if placed else np.zeros(0, np.int64), outcomes.sequence, retired_to
+        )
         codes = np.unique(np.concatenate(subjects))
         if not len(codes):
             codes = np.zeros(1, dtype=np.uint32)  # internal records only: the window is noted all the same
@@ -201,6 +209,20 @@ class Retention:
             accepted=per_subject("accepted", np.concatenate(subjects[1:]) if subjects[1:] else before.subject[:0]),
             last_sequence=highest,
             **counts,
+        )
+
+    def _compare(self, start_ms: int, placed: I64, settled: I64, retired_to: int) -> None:
+        placed, settled = placed[placed > retired_to], settled[settled > retired_to]
+        orphaned, undone = np.setdiff1d(settled, placed), np.setdiff1d(placed, settled)
+        if not len(orphaned) and not len(undone):
+            return
+        first = int(orphaned[0] if len(orphaned) else undone[0])
+        key = DispatchKey(start_ms, False)
+        raise CorruptionError(
+            self._dispatch.path(key) if key in self._dispatch else f"window {start_ms}",
+            0,
+            f"{len(orphaned)} outcomes of messages that no schedule file holds, {len(undone)} messages without an outcome "
+            f"(the first sequence {first}); the window is kept",
         )
 
     def _remove(self, start_ms: int) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
+from delayserver.protocol.outcomes import Outcome
+from store.batches import OutcomeBatch
 from store.record import HEADER_BYTES, decode_header
 from store.segment import FILE_HEADER_BYTES
 from tests.fakes.host import Host, faked_settings
@@ -105,4 +107,21 @@ async def test_a_damaged_body_is_not_rescheduled_and_its_message_lives_on(boot: 
     (result,) = (await client.request("reschedule", {"items": items}))["results"]
     assert result["error"] == "message_damaged"
     assert await client.lookup(*receipts) == ["pending", "pending"]
+    assert any(path in text for text in (await client.status())["corruption"])
+
+
+async def test_a_window_with_outcomes_of_messages_it_does_not_hold_is_kept_and_named(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"retention_ms": 60_000}))
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms // 60_000 * 60_000 + 90_000
+    await client.put("m", due_ms)
+    await host.settled()
+    host.server.recorder.record(
+        OutcomeBatch.filled(1, sequence=1 << 40, due_ms=due_ms, subject=7, outcome=int(Outcome.DELIVERED))
+    )
+    await host.sleep_ms(400_000)
+    assert host.died_of is None, host.died_of
+    assert host.fake().texts == ["m"]
+    path = only_file(host, "dispatch_log")
     assert any(path in text for text in (await client.status())["corruption"])
