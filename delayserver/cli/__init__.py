@@ -39,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = cli.main(
             args=None if arguments is None else list(arguments), prog_name="delayserver", standalone_mode=False
         )
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed by whoever started us
+            sys.stdout.flush()
     except BaseException as error:
         code = report_failure(error)
         if code is None:

@@ -27,4 +27,6 @@ def broker(
     running.log_to_stderr()
     from delayserver.process import run_broker
 
-    context.exit(run_broker(settings, ready=running.announce("broker", settings, as_json)))
+    with running.naming_the_address(settings):
+        code = run_broker(settings, ready=running.announce("broker", settings, as_json))
+    context.exit(code)

@@ -51,6 +51,20 @@ class CommandGroup(click.Group):
         point = _registered().get(cmd_name)
         return None if point is None else _load(point)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click does it, but a misspelt name is answered with the nearest one."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            import difflib  # only a failure pays for it
+
+            nearest = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not nearest:
+                raise
+            raise click.UsageError(f"No such command {args[0]!r}, did you mean {nearest[0]!r}?", ctx) from error
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list in the help, from the tables above alone."""
         with formatter.section("Commands"):

@@ -40,11 +40,15 @@ class _LineASecond:
 
     def __init__(self) -> None:
         self._shown_s = float("-inf")
+        self._complete = False
 
     def show(self, progress: Progress) -> None:
         now_s = time.monotonic()
+        if self._complete:
+            return
         if now_s - self._shown_s >= LINE_SECONDS or not progress.missing:
             self._shown_s = now_s
+            self._complete = not progress.missing
             click.echo(_line(progress))
 
 
@@ -57,7 +61,9 @@ def _line(progress: Progress) -> str:
 
 def _panel(progress: Progress) -> RenderableType:
     bar = ProgressBar(total=progress.scheduled, completed=progress.delivered, width=BAR_WIDTH)
-    return Group(Text(_line(progress)), bar, *_histogram(progress))
+    arrived, late = _line(progress).split("   late by ")
+    # Two lines, so that 80 columns hold them.
+    return Group(Text(arrived), Text(f"late by   {late}"), bar, *_histogram(progress))
 
 
 def _histogram(progress: Progress) -> list[Text]:

@@ -5,7 +5,6 @@ What the world can break has a name and gets a line. What only a bug of ours bre
 
 from __future__ import annotations
 
-import errno
 import sys
 from contextlib import suppress
 from typing import Final
@@ -19,7 +18,7 @@ INTERRUPTED: Final = 130
 
 def report_failure(error: BaseException) -> int | None:
     """Tell the user, and return the exit code; None for what is a bug, which the caller raises again."""
-    error = _leaf(error)
+    error = leaf(error)
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, click.ClickException):
@@ -57,15 +56,12 @@ def _describe(error: BaseException) -> tuple[int, str] | None:
 
 
 def _describe_os_error(error: OSError) -> str:
-    reason = error.strerror or str(error)
-    if error.errno == errno.EADDRINUSE:
-        return f"{reason}: another process listens on this port; stop it, or choose another with --port"
-    if error.errno == errno.EADDRNOTAVAIL:
-        return f"{reason}: this machine has no such address; choose another with --host"
+    # trio appends the address as a Python tuple; `serve` and `broker` name it themselves.
+    reason = (error.strerror or str(error)).partition(" (while attempting")[0]
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
-def _leaf(error: BaseException) -> BaseException:
+def leaf(error: BaseException) -> BaseException:
     """The one failure inside nested groups; a group of several speaks through its first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -12,6 +12,7 @@ from delayserver.cli.output import body_fields, delivery_record, print_json
 from delayserver.units import format_duration, format_instant
 
 if TYPE_CHECKING:
+    from delayserver.client import Client
     from delayserver.client.messages import Delivery
 
 
@@ -59,8 +60,9 @@ def pull(
             received += len(deliveries)
             if received >= maximum or (time.monotonic() >= deadline_s and not deliveries):
                 break
+        elsewhere = [] if received or as_json else _nodes_elsewhere(client, subject)
     if not as_json:
-        _print_hint(received, wait_ms, ack)
+        _print_hint(received, wait_ms, ack, elsewhere)
 
 
 def _print(delivery: Delivery, as_json: bool) -> None:
@@ -73,11 +75,28 @@ def _print(delivery: Delivery, as_json: bool) -> None:
     click.echo(f"{format_instant(delivery.due_ms)}  {late} late{attempt}  {delivery.message_id}")
     fields = body_fields(delivery.body)
     encoding = f"  ({fields['body_encoding']})" if "body_encoding" in fields else ""
-    click.echo(f"    {fields['body']}{encoding}")
+    for name, value in delivery.properties.items():
+        click.echo(f"    {name}={value}")
+    click.echo(f"    {fields['body'] or '(empty)'}{encoding}")
 
 
-def _print_hint(received: int, wait_ms: int, ack: bool) -> None:
-    if not received:
+def _nodes_elsewhere(client: Client, subject: str) -> list[str]:
+    """The broker nodes where the server hands this subject over; empty where it keeps it for itself."""
+    from delayserver.protocol.errors import NotRouted
+
+    groups = client.status().get("groups") or {}
+    try:
+        name = client.route(subject=subject).group
+    except NotRouted:
+        name = next(iter(groups), "")  # what no pattern matches goes to the first group
+    addresses = [node["address"] for node in groups.get(name, {}).get("nodes", [])]
+    return [] if "embedded" in addresses else addresses
+
+
+def _print_hint(received: int, wait_ms: int, ack: bool, elsewhere: list[str]) -> None:
+    if elsewhere:
+        click.echo(f"nothing here: this subject goes to {', '.join(elsewhere)}; pull there, with --server", err=True)
+    elif not received:
         click.echo(f"nothing was due within {format_duration(wait_ms)}" if wait_ms else "nothing is due", err=True)
     elif not ack:
         click.echo("not acknowledged, so this comes again after the ack timeout; --ack settles it", err=True)

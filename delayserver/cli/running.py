@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from delayserver import __version__
+from delayserver.cli.failures import leaf
 from delayserver.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -59,6 +62,38 @@ def log_to_stderr() -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
 
 
+@contextmanager
+def naming_the_address(settings: Settings) -> Iterator[None]:
+    """Turn a failure to listen into a `click.ClickException` with the address and what to do; others pass."""
+    try:
+        yield
+    except (OSError, BaseExceptionGroup) as error:
+        advice = _listen_advice(leaf(error))
+        if advice is None:
+            raise
+        host, port = settings.listen.host, settings.listen.port
+        raise click.ClickException(f"cannot listen on {_place(host, port)}: {advice}") from None
+
+
+def _listen_advice(error: BaseException) -> str | None:
+    """What to do about a failure of bind; None for a failure of anything else."""
+    if not isinstance(error, OSError) or error.errno is None:
+        return None
+    if error.errno < 0:  # of the resolver; trio passes it on as a plain OSError
+        return "no such host; choose another address with --host"
+    if error.errno == errno.EADDRINUSE:
+        return "another process listens on this port; stop it, or choose another with --port"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return "this machine has no such address; choose another with --host"
+    if error.errno in (errno.EACCES, errno.EPERM) and error.filename is None:
+        return "not permitted; ports below 1024 need privileges, choose another with --port"
+    return None
+
+
+def _place(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def announce(role: str, settings: Settings, as_json: bool) -> Callable[[str, int], None]:
     """The callback that prints one line once requests are accepted."""
 
@@ -82,7 +117,6 @@ def announce(role: str, settings: Settings, as_json: bool) -> Callable[[str, int
             )
         else:
             name = "delayserver" if role == "server" else "delayserver broker"
-            place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            click.echo(f"{name} {__version__} ready on {place}, data in {data_dir}, server id {server_id}")
+            click.echo(f"{name} {__version__} ready on {_place(host, port)}, data in {data_dir}, server id {server_id}")
 
     return ready

@@ -27,4 +27,6 @@ def serve(
     running.log_to_stderr()
     from delayserver.process import run_server
 
-    context.exit(run_server(settings, ready=running.announce("server", settings, as_json)))
+    with running.naming_the_address(settings):
+        code = run_server(settings, ready=running.announce("server", settings, as_json))
+    context.exit(code)

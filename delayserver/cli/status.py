@@ -45,6 +45,8 @@ def status(watch: bool, everything: bool, interval_ms: int, server: str, as_json
 
     accepted = delivered + cancelled + dead_lettered + expired + deduplicated + pending, at every moment.
     """
+    if watch and not interval_ms:
+        raise click.UsageError("--every 0s would never rest: write for example --every 200ms")
     with options.connect(server) as client:
         if watch and not as_json and sys.stdout.isatty():
             _show_live(client, interval_ms, everything)

@@ -72,6 +72,12 @@ def test_properties_and_an_id_arrive_with_the_message(server: Any) -> None:
     assert (row["message_id"], row["properties"]) == ("order-1", {"a": "b=c", "d": ""})
 
 
+def test_people_see_properties_and_that_a_body_is_empty(server: Any) -> None:
+    send(server, "seen", "", "--property", "customer=42")
+    done = server.run("pull", "seen", "--group", "g", "--wait", "20s", "--ack")
+    assert done.out.endswith("\n    customer=42\n    (empty)\n")
+
+
 def test_the_same_id_and_due_time_again_is_delivered_once(server: Any) -> None:
     at = (datetime.now(UTC) + timedelta(seconds=1)).isoformat()
     first = send(server, "twice", "x", "--id", "one", "--at", at)

@@ -75,7 +75,8 @@ def test_a_port_in_use_is_one_line(
     start_server: Callable[..., Any], delayserver: Callable[..., Any], tmp_path: Path
 ) -> None:
     port = start_server(tmp_path / "one").address.rpartition(":")[2]
-    refused(delayserver("serve", "--data-dir", str(tmp_path / "two"), "--port", port), "use", "--port")
+    done = delayserver("serve", "--data-dir", str(tmp_path / "two"), "--port", port)
+    refused(done, f"cannot listen on 127.0.0.1:{port}: another process", "--port")
 
 
 def test_a_directory_of_somebody_else_is_refused(delayserver: Callable[..., Any], tmp_path: Path) -> None:
@@ -91,6 +92,11 @@ def test_a_data_directory_that_cannot_be_made_is_refused(delayserver: Callable[.
 
 def test_a_host_that_is_not_of_this_machine_is_one_line(delayserver: Callable[..., Any], tmp_path: Path) -> None:
     refused(delayserver("serve", "--data-dir", str(tmp_path / "data"), "--port", "0", "--host", "192.0.2.1"), "--host")
+
+
+def test_a_host_that_no_resolver_knows_is_one_line(delayserver: Callable[..., Any], tmp_path: Path) -> None:
+    done = delayserver("serve", "--data-dir", str(tmp_path / "data"), "--port", "0", "--host", "nowhere.invalid")
+    refused(done, "cannot listen on nowhere.invalid:0", "--host")
 
 
 def test_a_file_and_flags_are_obeyed(start_server: Callable[..., Any], tmp_path: Path) -> None:
@@ -119,3 +125,7 @@ def test_a_broker_node_gets_what_a_server_routes_to_it(
     server.run("send", "routed", "hello", "--delay", "1s")
     done = delayserver("pull", "routed", "--group", "g", "--wait", "20s", "--ack", "--json", "--server", address)
     assert done.row["body"] == "hello"
+    # The server itself holds none of it, and says where to ask.
+    here = server.run("pull", "routed", "--group", "g")
+    assert (here.code, here.out) == (0, "")
+    assert f"goes to {address}; pull there" in here.err

@@ -62,6 +62,7 @@ def test_the_version_is_told(delayserver: Callable[..., Any]) -> None:
 
 USAGE_ERRORS = {
     "unknown command": (["frobnicate"], "No such command 'frobnicate'"),
+    "misspelt command": (["sned", "a", "b"], "No such command 'sned', did you mean 'send'?"),
     "unknown option": (["send", "a", "b", "--dely", "1s"], "No such option"),
     "no subject": (["send"], "Missing argument 'SUBJECT'"),
     "no body": (["send", "a"], "give the body as an argument"),
@@ -72,6 +73,7 @@ USAGE_ERRORS = {
     "at without zone": (["send", "a", "b", "--at", "2027-01-01T00:00"], "has no zone: write 2027-01-01T00:00:00Z"),
     "property without value": (["send", "a", "b", "--property", "x"], "write KEY=VALUE"),
     "no address": (["status", "--server", "here"], "write HOST:PORT"),
+    "watching without rest": (["status", "--watch", "--every", "0s"], "--every 200ms"),
     "no group": (["pull", "a"], "Missing option '--group'"),
     "max of zero": (["pull", "a", "--group", "g", "--max", "0"], "0 is not in the range"),
     "no receipt": (["cancel"], "Missing argument 'RECEIPT...'"),
@@ -104,6 +106,12 @@ def test_an_unreachable_server_is_one_line_with_the_address_and_what_to_do(
     assert done.err.count("\n") == 1
     assert "127.0.0.1:1" in done.err
     assert "delayserver serve" in done.err
+
+
+def test_a_closed_stdout_is_no_traceback() -> None:
+    command = f"{sys.executable} -m delayserver --version >&-"
+    done = subprocess.run(["bash", "-c", command], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
