@@ -92,6 +92,8 @@ def check_settings(settings: Settings) -> None:
             raise ConfigError(f"groups.name: {name!r} is defined twice, every group needs a name of its own")
     for route in settings.routes:
         for name in route.groups:
+            if name not in group_names and settings.routes == Settings().routes:
+                raise ConfigError(f"groups without routes: the default route leads to {name!r}, write [[routes]] too")
             if name not in group_names:
                 raise ConfigError(f"routes.groups: unknown group {name!r}{_nearest(name, group_names)}")
     for smaller, larger in (
@@ -181,7 +183,7 @@ def _read_text(value: object, key: str) -> str:
     choices = CHOICES.get(key)
     if choices is not None and value not in choices:
         listed = " or ".join(repr(choice) for choice in choices)
-        raise ConfigError(f"{key}: expected {listed}, not {value!r}{_nearest(value, choices)}")
+        raise ConfigError(f"{key}: expected {listed}, not {value!r}{_nearest(value, choices).partition('; known')[0]}")
     if key == "groups.nodes.address" and value != "embedded":
         try:
             parse_address(value)

@@ -109,6 +109,10 @@ REFUSED = {
     "no nodes": ("[[groups]]\nnodes = []", "groups.nodes: expected a list with at least one entry"),
     "group twice": ("[[groups]]\n[[groups]]", "groups.name: 'default' is defined twice"),
     "route to nowhere": ("[[routes]]\ngroups = ['defualt']", "unknown group 'defualt', did you mean 'default'?"),
+    "groups without routes": (
+        "[[groups]]\nname = 'shop'",
+        "the default route leads to 'default', write [[routes]] too",
+    ),
     "crossed bounds": ("[dispatch]\nbackoff_ms_min = '1h'", "dispatch.backoff_ms_min = 3600000 is above dispatch"),
     "no TOML": ("listen = [", "is not TOML"),
 }
