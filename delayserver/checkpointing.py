@@ -13,8 +13,9 @@ from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.publisher import Publisher
 from delayserver.replayer import Replayer
 from delayserver.settings import StorageSettings
+from delayserver.window_book import WindowBook
 from store import checkpoint as file
-from store.checkpoint import Checkpoint, CoarseDays, DispatchFiles, ScheduleFiles
+from store.checkpoint import Checkpoint, CoarseDays, DispatchFiles, OrphanedOutcomes, ScheduleFiles
 from store.dispatch_log import DispatchKey, DispatchLog, DispatchMark
 from store.errors import DiskFullError
 from store.filesystem import FileSystem
@@ -38,6 +39,7 @@ class Checkpointing:
         recorder: OutcomeRecorder,
         publisher: Publisher,
         tier: DayTier,
+        book: WindowBook,
         settings: StorageSettings,
         clock: Clock,
     ) -> None:
@@ -50,6 +52,7 @@ class Checkpointing:
         self._recorder = recorder
         self._publisher = publisher
         self._tier = tier
+        self._book = book
         self._settings = settings
         self._clock = clock
         self._writing = trio.Lock()
@@ -103,7 +106,7 @@ class Checkpointing:
         self._peak_moved = False
         self._peak_us = max(self._peak_us, self._clock.now_us())
         await self._recorder.flush()
-        save = partial(self._save, position, sequence, totals, drains, clean)
+        save = partial(self._save, position, sequence, totals, drains, dict(self._book.orphans), clean)
         if self._fs.inline:
             save()
         else:
@@ -113,7 +116,15 @@ class Checkpointing:
         self.durable_position = position
         self.written += 1
 
-    def _save(self, position: int, sequence: int, totals: dict[str, int], drains: dict[int, int], clean: bool) -> None:
+    def _save(
+        self,
+        position: int,
+        sequence: int,
+        totals: dict[str, int],
+        drains: dict[int, int],
+        orphans: dict[int, int],
+        clean: bool,
+    ) -> None:
         self._schedule.sync()
         schedule, dispatch = self._schedule.marks(), self._dispatch.marks()
         file.write(
@@ -133,6 +144,12 @@ class Checkpointing:
                 totals=totals,
                 clean=clean,
                 written_us=self._peak_us,
+                orphans=OrphanedOutcomes.filled(
+                    len(orphans),
+                    start_ms=np.array(list(orphans), dtype=np.int64),
+                    rows=np.array(list(orphans.values()), dtype=np.int64),
+                ),
+                window_ms=self._settings.window_ms,
             ),
         )
 

@@ -110,6 +110,7 @@ class Replayer:
         # The last sequence that retention removed with a window: without its file there is no other high-water mark.
         self.retired_up_to: Callable[[int], int] = lambda _start_ms: 0
         self.bytes_since_checkpoint = 0
+        self.met_damage = False
         # Without a checkpoint the files were counted instead, so rows that are in them already are not counted again.
         self.count_skipped = True
 
@@ -218,6 +219,7 @@ class Replayer:
         try:
             return self._log.read(position, stop, ROUND_BYTES_BEHIND)
         except CorruptionError as error:
+            self.met_damage = True
             self.on_corruption(error)
             following = self._log.skip_damage(position)
             return self._log.read(following, stop, ROUND_BYTES_BEHIND) if following < stop else []

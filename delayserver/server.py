@@ -11,6 +11,7 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -23,7 +24,7 @@ from delayserver.broker_node import NodeHealth
 from delayserver.broker_service import BrokerService, EmbeddedNode
 from delayserver.cancellation import Cancellation
 from delayserver.chance import system_chance
-from delayserver.checkpointing import Checkpointing
+from delayserver.checkpointing import Checkpointing, schedule_marks
 from delayserver.clock import Clock, SystemClock
 from delayserver.day_tier import DayTier
 from delayserver.deduplication import Deduplication
@@ -37,6 +38,7 @@ from delayserver.latency import LatencyHistogram
 from delayserver.loader import Loader
 from delayserver.locator import Locator
 from delayserver.lookup import Lookup
+from delayserver.orphans import count_orphans
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.publisher import Publisher
 from delayserver.recovery import Opened, count_accepted, open_directory
@@ -50,6 +52,7 @@ from delayserver.status import Status
 from delayserver.transport import Connect, Listener, connect_socket
 from delayserver.turns import Turns
 from delayserver.window_book import WindowBook
+from store.dispatch_log import DispatchKey
 from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem, RealFileSystem
 from store.names import BROKER_GROUP, CONSUMER_GROUP, SUBJECT
@@ -260,6 +263,7 @@ class DelayServer:
             self.recorder,
             self.publisher,
             self.tier,
+            self.book,
             settings.storage,
             self.clock,
         )
@@ -405,7 +409,27 @@ class DelayServer:
         await self.publisher.finish_recovery()
         await self.recorder.flush()
         self.commit.accepted_before = self.publisher.accepted
+        await self._find_orphans()
         self.book.open()
+
+    async def _find_orphans(self) -> None:
+        """Outcomes whose messages are gone must not stand for others of their windows, or those would never be loaded."""
+        opened, book = self.opened, self.book
+        kept = opened.checkpoint.orphans
+        if kept is not None:
+            book.orphans = dict(zip(kept.start_ms.tolist(), kept.rows.tolist(), strict=True))
+        suspects = book.suspects(
+            schedule_marks(opened.checkpoint.schedule),
+            [damage.key.start_ms for damage in opened.schedule.damages],
+            everywhere=kept is None or bool(opened.log.damages) or self.replayer.met_damage,
+        )
+        count = partial(count_orphans, opened.schedule, opened.dispatch, suspects)
+        found = count() if self.fs.inline else await trio.to_thread.run_sync(count)
+        unchanged = {start: rows for start, rows in book.orphans.items() if start not in set(suspects)}
+        book.orphans = unchanged | found
+        for start, rows in found.items():
+            path = opened.dispatch.path(DispatchKey(start, False))
+            logger.error("%s: %d outcomes of messages that no schedule file holds; the window is kept", path, rows)
 
     def stop(self) -> None:
         """Begin a clean stop."""

@@ -1,12 +1,12 @@
 """Which windows still have messages without an outcome. A view on the counts of both logs; no files, no clock.
 
-A window is complete when its dispatch file has as many rows as its schedule files. It becomes incomplete again when a
-late message is put into it.
+A window is complete when its dispatch file has as many rows as its schedule files, orphaned outcomes left out. It becomes
+incomplete again when a late message is put into it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from sortedcontainers import SortedSet
 
@@ -21,6 +21,8 @@ class WindowBook:
         self._schedule = schedule
         self._dispatch = dispatch
         self._incomplete: SortedSet[int] = SortedSet()
+        # Outcomes of messages that no schedule file holds, by window (`orphans.py`).
+        self.orphans: dict[int, int] = {}
 
     def open(self) -> None:
         """Take all windows of both logs into account; a few microseconds a file."""
@@ -36,7 +38,24 @@ class WindowBook:
 
     def is_complete(self, start_ms: int) -> bool:
         """Whether every row of the window has an outcome in the file."""
-        return self.outcomes(start_ms) >= self.rows(start_ms)
+        return self.outcomes(start_ms) - self.orphans.get(start_ms, 0) >= self.rows(start_ms)
+
+    def suspects(self, known: Container[ScheduleKey], damaged: Iterable[int], *, everywhere: bool) -> list[int]:
+        """Windows whose outcomes may be orphaned: those with damage, with a schedule file that the checkpoint did not know
+        (`known`), or with none, and with more outcomes than rows; with `everywhere` all that have an outcome."""
+        doubtful = set(damaged)
+        suspects = []
+        for key in self._dispatch.keys():
+            if key.coarse or not self._dispatch.rows(key):
+                continue
+            start = key.start_ms
+            files = [ScheduleKey(start, source) for source in (Source.DIRECT, Source.FROM_DAY)]
+            files = [file for file in files if file in self._schedule]
+            unknown = not files or any(file not in known for file in files)
+            too_many = self.outcomes(start) - self.orphans.get(start, 0) > self.rows(start)
+            if everywhere or start in doubtful or unknown or too_many:
+                suspects.append(start)
+        return suspects
 
     def refresh(self, starts: Iterable[int]) -> list[int]:
         """Count these windows again; returns those that have become complete."""

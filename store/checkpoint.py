@@ -130,10 +130,24 @@ class CoarseDays(Table):
 
 
 @dataclass(frozen=True, slots=True)
+class OrphanedOutcomes(Table):
+    """Windows with outcomes of messages that no schedule file holds: start of the window, and how many."""
+
+    start_ms: I64
+    rows: I64
+
+    columns: ClassVar[tuple[tuple[str, str, int], ...]] = (
+        ("start_ms", "<i8", 1),
+        ("rows", "<i8", 1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """`replay_offset`: logical offset of message_log below which everything is in synced schedule files;
     `replayed_sequence`: the highest sequence below it. `totals`: global counters by name. `clean`: written by an
-    orderly shutdown, after which nothing was written. `written_us`: by the server's clock."""
+    orderly shutdown, after which nothing was written. `written_us`: by the server's clock. `orphans`: None if nobody has
+    looked for them since the files were written anew. `window_ms`: the length of the windows, 0 if it is not told."""
 
     server_id: int
     replay_offset: int = 0
@@ -144,9 +158,16 @@ class Checkpoint:
     totals: Mapping[str, int] = field(default_factory=dict)
     clean: bool = False
     written_us: int = 0
+    orphans: OrphanedOutcomes | None = None
+    window_ms: int = 0
 
 
-_TABLES: dict[str, type[Table]] = {"schedule": ScheduleFiles, "dispatch": DispatchFiles, "coarse_days": CoarseDays}
+_TABLES: dict[str, type[Table]] = {
+    "schedule": ScheduleFiles,
+    "dispatch": DispatchFiles,
+    "coarse_days": CoarseDays,
+    "orphans": OrphanedOutcomes,
+}
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
@@ -187,7 +208,8 @@ def decode(data: bytes, path: str) -> Checkpoint:
 
 def _build(values: dict[str, Any], server_id: int) -> Checkpoint:
     for name, table in _TABLES.items():
-        values[name] = table._unpack(values[name])
+        if name != "orphans" or values.get(name) is not None:
+            values[name] = table._unpack(values[name])
     if values["server_id"] != server_id:
         raise ValueError("two server ids")
     return Checkpoint(**values)

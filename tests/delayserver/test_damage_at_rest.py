@@ -125,3 +125,33 @@ async def test_a_window_with_outcomes_of_messages_it_does_not_hold_is_kept_and_n
     assert host.fake().texts == ["m"]
     path = only_file(host, "dispatch_log")
     assert any(path in text for text in (await client.status())["corruption"])
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_an_outcome_whose_message_is_gone_does_not_stand_for_another_message(boot: Boot, again: bool) -> None:
+    """A crash takes the schedule file, damage the record in message_log; dispatch_log kept the outcome."""
+    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
+    await host.start()
+    due_ms = host.now_ms + 3_000
+    client = await host.client()
+    await client.put("gone", due_ms)
+    await host.settled()
+    await client.put("waits", due_ms + 1, subject="t" * 20)
+    await host.sleep_ms(1_000)
+    host.server.recorder.record(
+        OutcomeBatch.filled(1, sequence=1, due_ms=due_ms, subject=1, outcome=int(Outcome.DELIVERED))
+    )
+    await host.server.recorder.flush()
+    await host.kill()
+    host.disk.remove(only_file(host, "schedule_log", ".direct.log"))
+    host.disk.flip_bit(host.disk.files("/data/message_log")[0], FILE_HEADER_BYTES + 20)
+    if again:  # a later start has only the checkpoint's word for it
+        await host.start()
+        await host.server.checkpointing.write()
+        await host.kill()
+    host.clock.step(120_000)
+    await host.start()
+    assert host.died_of is None, host.died_of
+    assert host.server.book.orphans == {due_ms // 60_000 * 60_000: 1}
+    await host.sleep_ms(3_000)
+    assert host.fake().texts == ["waits"]

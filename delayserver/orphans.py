@@ -1,0 +1,56 @@
+"""Outcomes of messages that no schedule file holds any more: a crash or damage took the messages, dispatch_log kept these.
+
+Counts alone would take them for outcomes of the window's other messages, which would then never be loaded. So a start
+compares sequences wherever a window may have lost rows. Reads files; may run in a thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from store.batches import I64
+from store.dispatch_log import DispatchKey, DispatchLog
+from store.errors import CorruptionError, FormatError
+from store.scan import Damage
+from store.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.windows import day_of
+
+_FINE = (Source.DIRECT, Source.FROM_DAY)
+
+
+def count_orphans(schedule: ScheduleLog, dispatch: DispatchLog, starts: Iterable[int]) -> dict[int, int]:
+    """Orphaned outcomes by start of the window, for those of `starts` (milliseconds) that have any.
+
+    Messages in damaged records count as there as long as the file counts them, so damage alone makes no orphans. A file
+    that cannot be read at all leaves its window out: nothing can be said of it.
+    """
+    found = {}
+    for start in starts:
+        try:
+            orphans = _count(schedule, dispatch, start)
+        except (CorruptionError, FormatError):  # told by whoever needs the file
+            continue
+        if orphans:
+            found[start] = orphans
+    return found
+
+
+def _count(schedule: ScheduleLog, dispatch: DispatchLog, start_ms: int) -> int:
+    ignored: list[Damage] = []
+    settled = np.unique(dispatch.outcomes(DispatchKey(start_ms, False), damages=ignored).sequence)
+    if not len(settled):
+        return 0
+    files = [ScheduleKey(start_ms, source) for source in _FINE]
+    placed = [_sequences(schedule, file) for file in files]
+    unreadable = sum([schedule.rows(file) for file in files]) - sum([len(sequences) for sequences in placed])
+    # While a day is drained, the minutes may lack rows that a crash took: they come again from the day's file.
+    placed.append(_sequences(schedule, ScheduleKey(day_of(start_ms), Source.DAY)))
+    unknown = int(np.count_nonzero(~np.isin(settled, np.concatenate(placed))))
+    return max(unknown - max(unreadable, 0), 0)
+
+
+def _sequences(schedule: ScheduleLog, key: ScheduleKey) -> I64:
+    sequences: I64 = schedule.read_columns(key, ("sequence",), damages=[])["sequence"]
+    return sequences
