@@ -110,7 +110,7 @@ def capture(fs: FileSystem, path: str, findings: Findings) -> Capture:
         fs,
         path,
         server_id,
-        find_window_ms(fs, path),
+        find_window_ms(fs, path, checkpoint),
         checkpoint,
         lost,
         schedule_marks(checkpoint.schedule),
@@ -184,8 +184,9 @@ def _read_checkpoint(fs: FileSystem, path: str, server_id: int, findings: Findin
     return (found, False) if found is not None else (empty, True)
 
 
-def find_window_ms(fs: FileSystem, path: str) -> int:
-    """The length of the windows, from the header of any file that has one; a minute where there is none."""
+def find_window_ms(fs: FileSystem, path: str, checkpoint: Checkpoint | None = None) -> int:
+    """The length of the windows, from the header of any file that has one. Where all are retired, from the checkpoint, and
+    a minute where that does not tell either."""
     for log in ("schedule_log", "dispatch_log"):
         for day in fs.listdir(f"{path}/{log}"):
             for name in fs.listdir(f"{path}/{log}/{day}"):
@@ -200,7 +201,7 @@ def find_window_ms(fs: FileSystem, path: str) -> int:
                     if span_ms:
                         check_window_ms(span_ms)
                         return span_ms
-    return DEFAULT_WINDOW_MS
+    return (checkpoint.window_ms if checkpoint is not None else 0) or DEFAULT_WINDOW_MS
 
 
 def _hold(taken: Capture, path: str) -> int | None:

@@ -244,6 +244,7 @@ def write_checkpoint(taken: Capture, plan: RebuildPlan, tell: Tell) -> None:
         dispatch=tables[1],
         totals={"accepted": accepted, "internal": taken.checkpoint.totals.get("internal", 0)},
         written_us=taken.checkpoint.written_us,
+        window_ms=taken.window_ms,
     )
     checkpoint_file.write(fs, f"{root}/{checkpoint_file.FILE_NAME}", checkpoint)
     tell(f"{root}/checkpoint is written anew: {accepted} messages accepted up to sequence {replayed}")
