@@ -30,6 +30,7 @@ from delayserver.protocol.errors import (
     TooFar,
     TooOld,
 )
+from delayserver.protocol.receipts import DERIVED_ID_CHARACTERS, DIGITS, is_derived_id
 from delayserver.settings import MessageSettings
 from store.batches import MessageBatch
 from store.errors import DiskFullError, StoreError, TableFullError
@@ -56,6 +57,8 @@ class Intake:
         self._names = names
         self._clock = clock
         self._oldest_due_ms = oldest_due_ms
+        # Twelve hex digits: ids that begin with them name messages which have none of their own.
+        self.server_id = ""
         self.on_storage_failed: Callable[[StorageFailed], None] = lambda _error: None
 
     # -- rows
@@ -70,7 +73,7 @@ class Intake:
         rejections = []
         now_us = self._clock.now_us()
         oldest_ms = self._oldest_due_ms()
-        latest_ms = now_us // 1000 + self._settings.delay_ms_max
+        latest_ms = (now_us + 999) // 1000 + self._settings.delay_ms_max
         for index, message in enumerate(messages):
             try:
                 self._row(rows, message, now_us, oldest_ms, latest_ms)
@@ -102,7 +105,7 @@ class Intake:
             due_ms,
             self.subject(get("subject")),
             expires_ms,
-            b"" if message_id is None else self.message_id(message_id),
+            b"" if message_id is None else self.own_id(message_id),
             b"" if properties is None else self.properties(properties),
             body,
         )
@@ -126,7 +129,7 @@ class Intake:
             due = due_ms
         if due < oldest_ms:
             raise TooOld(f"due_ms {due} lies before the oldest kept window ({oldest_ms})")
-        latest_ms = now_us // 1000 + self._settings.delay_ms_max
+        latest_ms = (now_us + 999) // 1000 + self._settings.delay_ms_max
         if due > latest_ms:
             raise TooFar(f"due_ms {due} lies beyond the maximum delay; the latest due time now is {latest_ms}")
         return due
@@ -171,6 +174,13 @@ class Intake:
         data = message_id.encode()
         if len(data) > self._settings.message_id_bytes_max:
             raise MessageIdInvalid(f"a message_id has at most {self._settings.message_id_bytes_max} bytes of UTF-8")
+        return data
+
+    def own_id(self, message_id: object) -> bytes:
+        """`message_id` of what is sent: not of the form that names messages without one. Raises MessageIdInvalid."""
+        data = self.message_id(message_id)
+        if len(data) == DERIVED_ID_CHARACTERS and is_derived_id(data, self.server_id):
+            raise MessageIdInvalid("message_ids of this form are this server's, for messages that are sent without one")
         return data
 
     def properties(self, properties: object) -> bytes:
@@ -240,7 +250,7 @@ class Intake:
             # Kept from overflowing; what is beyond the maximum is refused below all the same.
             column = np.minimum(delays, self._settings.delay_ms_max + 1) + (now_us + 999) // 1000
         oldest_ms = self._oldest_due_ms()
-        latest_ms = now_us // 1000 + self._settings.delay_ms_max
+        latest_ms = (now_us + 999) // 1000 + self._settings.delay_ms_max
         _mark(
             bad,
             column < oldest_ms,
@@ -289,6 +299,11 @@ class Intake:
         firsts = np.frombuffer(ids.blob, np.uint8)[ids.offsets[:-1][ids.lengths > 0]]
         if bool(((firsts & 0xC0) == 0x80).any()):
             raise MessageIdInvalid("message_ids is cut inside a UTF-8 character")
+        likely = np.flatnonzero(ids.lengths == DERIVED_ID_CHARACTERS)
+        likely = likely[np.frombuffer(ids.blob, np.uint8)[ids.offsets[likely] + DIGITS] == ord("-")]
+        for row in likely.tolist():
+            if is_derived_id(bytes(ids.row(row)), self.server_id):
+                bad.setdefault(row, MessageIdInvalid("ids of this form are the server's, for messages without one"))
         return {"ids": ids.blob, "ids_length": ids.lengths, "id_hash": hash_ids(ids.blob, ids.lengths)}
 
     def _properties_columns(

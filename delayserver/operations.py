@@ -68,6 +68,7 @@ class Operations:
         self._role = role
         self._limits = limits
         self._intake = intake
+        intake.server_id = self._server
         self._commit = commit
         self._cancellation = cancellation
         self._lookup = lookup
@@ -228,8 +229,10 @@ class Operations:
 
     def _count(self, arguments: dict[str, Any]) -> int:
         count = unpack_count(arguments.get("count"), 1 << 31)
-        if not 0 < count <= self._limits.batch_messages_max:
-            raise BatchTooLarge(f"{count} items; from 1 to {self._limits.batch_messages_max} in one request")
+        if count == 0:
+            raise InvalidArgument("count must be at least 1")
+        if count > self._limits.batch_messages_max:
+            raise BatchTooLarge(f"{count} items; at most {self._limits.batch_messages_max} in one request")
         return count
 
     async def _named(
@@ -269,7 +272,7 @@ class Operations:
         subject = self._names.code(SUBJECT, self._intake.check_subject(item.get("subject")))
         derived = parse_derived_message_id(message_id.decode())
         if derived is not None and derived[0] == self._server:
-            return derived[1], due_ms
+            return await self._of_subject(subject, derived[1], due_ms), due_ms
         if not subject or not message_id:
             return 0, due_ms
         await self._cancellation.caught_up()
@@ -277,6 +280,13 @@ class Operations:
             return self._locator.by_id(subject, due_ms, message_id), due_ms
         except CorruptionError as error:
             raise MessageDamaged(str(error)) from error
+
+    async def _of_subject(self, subject: int, sequence: int, due_ms: int) -> int:
+        """The sequence, or 0 where that message has another subject."""
+        located = await self._cancellation.locate(np.array([sequence]), np.array([due_ms]))
+        if located.found[0] and int(located.subject[0]) != subject:
+            return 0
+        return sequence
 
     # -- reschedule
 

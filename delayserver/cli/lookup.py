@@ -36,7 +36,6 @@ def _record(receipt: str, result: LookupResult) -> dict[str, Any]:
         {
             "receipt": result.receipt or receipt,
             "outcome": result.outcome.label,
-            "message_id": result.message_id,
             "subject": result.subject,
             "due_ms": result.due_ms,
             "dispatched_ms": None if result.dispatched_us is None else result.dispatched_us / 1000,

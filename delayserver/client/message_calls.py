@@ -93,7 +93,6 @@ def lookup_call(targets: Sequence[Target]) -> Call[list[LookupResult | DelayServ
         return LookupResult(
             receipt=row.get("receipt"),
             outcome=_outcome(row),
-            message_id=row.get("message_id"),
             subject=row.get("subject"),
             due_ms=row.get("due_ms"),
             dispatched_us=row.get("dispatched_us"),

@@ -136,7 +136,6 @@ class LookupResult:
 
     receipt: str | None
     outcome: Outcome
-    message_id: str | None = None
     subject: str | None = None
     due_ms: int | None = None
     dispatched_us: int | None = None

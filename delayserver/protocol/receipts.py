@@ -122,6 +122,11 @@ def parse_derived_message_id(text: str) -> tuple[str, int] | None:
     return (match[1], int(match[2], 16)) if match else None
 
 
+def is_derived_id(message_id: bytes, server_id: str) -> bool:
+    """Whether an id has the form of this server's derived ones."""
+    return message_id.startswith(server_id.encode()) and _DERIVED_PATTERN.fullmatch(message_id.decode()) is not None
+
+
 def _combine(digits: NDArray[np.uint8], valid: NDArray[np.bool_]) -> NDArray[np.int64]:
     """u8[n, 12] hex digit values to i64[n]; 0 where not valid."""
     wide = np.zeros((len(digits), 8), np.uint8)

@@ -291,3 +291,55 @@ async def test_lookup_tells_every_outcome(boot: Boot) -> None:
     await host.start()
     host.check_balance(pending=1)
     assert await (await host.client()).lookup(*names) == ["retired"] * 4 + ["pending"]
+
+
+async def test_the_longest_delay_is_taken_and_one_more_is_not(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    longest = host.settings.message.delay_ms_max
+    await host.sleep_ms(0.4)  # a clock between two milliseconds
+    taken, refused = await client.send(
+        {"subject": "s", "body": "", "delay_ms": longest}, {"subject": "s", "body": "", "delay_ms": longest + 1}
+    )
+    assert "receipt" in taken and refused["error"] == "too_far"
+
+
+async def test_a_derived_id_names_its_message_under_its_own_subject_only_and_is_nobody_elses(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 60_000
+    mine = await client.put("m", due_ms, subject="mine")
+    await client.put("other", due_ms, subject="other")
+    name = {"message_id": mine["message_id"], "due_ms": due_ms}
+    for subject, outcome in (("other", "unknown"), ("never seen", "unknown"), ("mine", "pending")):
+        (found,) = (await client.request("lookup", {"messages": [name | {"subject": subject}]}))["results"]
+        assert found["outcome"] == outcome, subject
+    (answer,) = (await client.request("cancel", {"messages": [name | {"subject": "other"}]}))["results"]
+    assert answer["outcome"] == "unknown"
+    (answer,) = (await client.request("cancel", {"messages": [name | {"subject": "mine"}]}))["results"]
+    assert answer["outcome"] == "cancelled"
+    taken = mine["message_id"]
+    (row,) = await client.send({"subject": "s", "body": "", "due_ms": due_ms, "message_id": taken})
+    assert row["error"] == "message_id_invalid"
+    (row,) = await client.send({"subject": "s", "body": "", "due_ms": due_ms, "message_id": "f" * 12 + taken[12:]})
+    assert "receipt" in row, "another server's is as good as any"
+    columns = {
+        "count": 2,
+        "subject": "s",
+        "due_ms": pack_column(np.full(2, due_ms)),
+        "bodies": b"",
+        "body_length": pack_column(np.zeros(2, np.uint32)),
+        "message_ids": (taken + "x" * 12 + "-" + "y" * 12).encode(),
+        "message_id_length": pack_column(np.full(2, 25, np.uint32)),
+    }
+    result = await client.request("send", columns)
+    assert (result["accepted"], [row[:2] for row in result["rejected"]]) == (1, [[0, "message_id_invalid"]])
+
+
+async def test_a_cancel_of_no_items_is_an_invalid_argument(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    assert await client.refused("cancel", {"count": 0, "sequence": b"", "due_ms": b""}) == "invalid_argument"

@@ -346,7 +346,7 @@ class FakeServer:
             if error or stored is None:
                 results.append(error_to_map(error) if error else {"receipt": text, "outcome": "unknown"})
                 continue
-            fields = {"message_id": stored.message_id, "subject": stored.subject, "due_ms": stored.due_ms}
+            fields = {"subject": stored.subject, "due_ms": stored.due_ms}
             results.append({"receipt": text, "outcome": stored.outcome, **fields})
         return {"results": results}
 

@@ -88,7 +88,7 @@ def test_send_many_gives_a_result_or_an_error_for_each(server: FakeServer, clien
     assert sent[1].message_id == "own"
     for result, stored in zip(sent, server.messages, strict=True):
         assert (result.subject, result.message_id, result.due_ms) == (stored.subject, stored.message_id, stored.due_ms)
-        assert client.lookup(result.receipt).message_id == result.message_id
+        assert client.lookup(result.receipt).subject == result.subject
     assert [stored.body for stored in server.messages] == [b"1", b"3", b""]
     assert [stored.properties for stored in server.messages] == [{"p": "1"}, {}, {}]
     assert [stored.expires_ms for stored in server.messages] == [50, 0, 0]
