@@ -31,7 +31,7 @@ def demo(context: click.Context, messages: int, seconds: float, as_json: bool) -
 
     with tempfile.TemporaryDirectory(prefix="delayserver-demo-") as directory, running_server(directory) as server:
         if not as_json:
-            click.echo(f"server    {server.address}, data in {server.directory} (removed at the end)")
+            click.echo(f"server    {server.address}, temporary data in {server.directory}")
         demonstration = Demo(server.address, messages, seconds)
         progress = demonstration.schedule()
         if not as_json:

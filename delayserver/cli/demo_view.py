@@ -11,6 +11,7 @@ import click
 import numpy as np
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
@@ -63,7 +64,8 @@ def _panel(progress: Progress) -> RenderableType:
     bar = ProgressBar(total=progress.scheduled, completed=progress.delivered, width=BAR_WIDTH)
     arrived, late = _line(progress).split("   late by ")
     # Two lines, so that 80 columns hold them.
-    return Group(Text(arrived), Text(f"late by   {late}"), bar, *_histogram(progress))
+    # The bar itself ends no line; inside a padding it does.
+    return Group(Text(arrived), Text(f"late by   {late}"), Padding(bar, 0), *_histogram(progress))
 
 
 def _histogram(progress: Progress) -> list[Text]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 from collections.abc import Callable
@@ -9,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from delayserver.cli.demo_run import Demo, Progress, quantiles
+from delayserver.cli.demo_view import BOUNDS_MS, _panel
 
 
 def test_every_message_of_the_demo_arrives_and_none_early(delayserver: Callable[..., Any]) -> None:
@@ -75,3 +78,17 @@ def test_a_message_that_comes_early_or_twice_is_counted() -> None:
     assert (progress.delivered, progress.duplicates, progress.early) == (3, 2, 0)
     assert note(demo, [0], 9_999, 10_500).early == 1
     assert note(demo, [0], 10_000, 9_999).early == 2
+
+
+def test_every_part_of_the_panel_has_a_line_of_its_own_within_80_columns() -> None:
+    late_ms = np.array([0.2, 3.0, 120.0])
+    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system=None)
+    with console.capture() as captured:
+        console.print(_panel(Progress(500, 250, 0, 0, late_ms, late_ms)))
+    lines = captured.get().splitlines()
+    assert [line.split()[0] for line in lines[:2]] == ["arrived", "late"]
+    assert set(lines[2].strip()) <= set("━╸╺")
+    assert [line.split("ms")[0].strip() for line in lines[3:]] == [
+        *(f"< {bound:g}" for bound in BOUNDS_MS),
+        f"≥ {BOUNDS_MS[-1]:g}",
+    ]
