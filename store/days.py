@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from store.batches import I64
 from store.errors import CorruptionError, FormatError
 from store.filesystem import FileSystem, read_whole, write_atomically
-from store.windows import day_of, day_starts
+from store.windows import DAY_MS, TIME_MS_MAX, day_of, day_starts
 
 DAYS_VERSION = 1
 
@@ -51,11 +51,17 @@ class DayTable:
         data = read_whole(fs, path)
         if len(data) < 4 or google_crc32c.value(data[4:]) != int.from_bytes(data[:4], "little"):
             raise CorruptionError(path, 0, "checksum of the table of days")
-        value = msgpack.unpackb(data[4:])
-        if value["version"] > DAYS_VERSION:
-            raise FormatError(path, f"format version {value['version']} is newer than this program's {DAYS_VERSION}")
-        sealed = {start: SealedDay(start, sequence, drained) for start, sequence, drained in value["sealed"]}
-        return cls(fs, path, value["fine_until_ms"], sealed)
+        try:
+            value = msgpack.unpackb(data[4:])
+            if value["version"] > DAYS_VERSION:
+                raise FormatError(
+                    path, f"format version {value['version']} is newer than this program's {DAYS_VERSION}"
+                )
+            sealed = {start_ms: _sealed_day(start_ms, *rest) for start_ms, *rest in value["sealed"]}
+            return cls(fs, path, _number(value["fine_until_ms"]), sealed)
+        except (ValueError, KeyError, TypeError, msgpack.UnpackException) as error:
+            # Four zero bytes, which a disk can leave, carry the right checksum of nothing.
+            raise CorruptionError(path, 4, f"the table of days makes no sense: {error!r}") from error
 
     @classmethod
     def rebuild(cls, fs: FileSystem, path: str, fine_until_ms: int, sealed: list[SealedDay]) -> DayTable:
@@ -119,3 +125,17 @@ class DayTable:
         """No replay can meet a record of this day file any more: its entry may go."""
         if start_ms in self._sealed:
             self._save(self.fine_until_ms, {day: kept for day, kept in self._sealed.items() if day != start_ms})
+
+
+def _sealed_day(start_ms: object, sequence: object, drained: object) -> SealedDay:
+    """One row of the file. Raises ValueError, TypeError."""
+    start = _number(start_ms)
+    if start > TIME_MS_MAX or start % DAY_MS or type(drained) is not bool:
+        raise ValueError(f"({start_ms!r}, {sequence!r}, {drained!r}) is no sealed day")
+    return SealedDay(start, _number(sequence), drained)
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise ValueError(f"{value!r} is no time and no sequence")
+    return value

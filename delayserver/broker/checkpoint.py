@@ -53,22 +53,47 @@ def encode_checkpoint(checkpoint: BrokerCheckpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, server_id: int) -> BrokerCheckpoint | None:
-    """None where the bytes do not verify or belong to another server or version."""
+    """None where the bytes do not verify, make no sense or belong to another server or version."""
     body = data[12:]
     if data[:8] != _MAGIC or google_crc32c.value(body) != int.from_bytes(data[8:12], "little"):
         return None
-    content: dict[str, Any] = msgpack.unpackb(body)
+    try:
+        return _decode_content(msgpack.unpackb(body), server_id)
+    except (ValueError, KeyError, TypeError, OverflowError, msgpack.UnpackException):
+        return None
+
+
+def _decode_content(content: dict[str, Any], server_id: int) -> BrokerCheckpoint | None:
     if content["version"] != _VERSION or content["server_id"] != server_id:
         return None
+    epoch, store_offset, blocks_offset = _numbers(
+        [content[name] for name in ("epoch", "store_offset", "blocks_offset")]
+    )
     return BrokerCheckpoint(
         server_id,
-        content["epoch"],
-        content["store_offset"],
-        content["blocks_offset"],
+        epoch,
+        store_offset,
+        blocks_offset,
         dict([_unpack_queue(packed) for packed in content["queues"]]),
-        {(server, window): [Extent(*extent) for extent in extents] for server, window, extents in content["windows"]},
-        dict(content["segments"]),
+        {
+            (server, window): [Extent(*_numbers(extent)) for extent in extents]
+            for (server, window), extents in [(_numbers(window), extents) for *window, extents in content["windows"]]
+        },
+        dict([_pair(pair) for pair in content["segments"]]),
     )
+
+
+def _numbers(values: list[Any]) -> list[int]:
+    """The same values, all of them whole numbers of 64 bits. Raises ValueError."""
+    for value in values:
+        if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
+            raise ValueError(f"{value!r} where a number of 64 bits belongs")
+    return values
+
+
+def _pair(values: list[Any]) -> tuple[int, int]:
+    first, second = _numbers(values)
+    return first, second
 
 
 def _pack_queue(key: QueueKey, queue: ConsumeQueue) -> tuple[Any, ...]:
@@ -77,8 +102,18 @@ def _pack_queue(key: QueueKey, queue: ConsumeQueue) -> tuple[Any, ...]:
 
 
 def _unpack_queue(packed: list[Any]) -> tuple[QueueKey, ConsumeQueue]:
-    subject, target_group, first, end, blocks, *columns = packed
+    *numbers, blocks, positions, offsets, rows, counts = packed
+    subject, target_group, first, end = _numbers(numbers)
+    columns = [array(code, _raw(data)) for code, data in zip("qqII", (positions, offsets, rows, counts), strict=True)]
+    if len({len(column) for column in columns}) != 1:
+        raise ValueError("columns of different lengths")
     queue = ConsumeQueue(first, end)
-    queue.blocks = [SpilledBlock(*block) for block in blocks]
-    queue.restore_runs(*[array(code, data) for code, data in zip("qqII", columns, strict=True)])
+    queue.blocks = [SpilledBlock(*_numbers(block)) for block in blocks]
+    queue.restore_runs(*columns)
     return (subject, target_group), queue
+
+
+def _raw(data: Any) -> bytes:
+    if type(data) is not bytes:
+        raise TypeError(f"{type(data).__name__} where the bytes of a column belong")
+    return data
