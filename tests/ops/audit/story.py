@@ -132,8 +132,9 @@ class Story:
             remote = self._send(client, "remote.a", 150, now_ms + 1000, 3, ids="r")
             self._pull(client, "orders", 400, nack=7)
             time.sleep(1.5)  # the outage has to last for a while to be one
-            self.node.start()
+            # Taken before it starts: what waits for it is handed over while its first line is still on its way to us.
             self.seen.down_s = (down_s, time.time())
+            self.node.start()
             with self.node.client() as node:
                 self._pull(node, "remote.a", 150)
             self._settled(client)
