@@ -20,6 +20,8 @@ FILE_NAME = "ledger.log"
 COUNTERS = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered")
 # Rows of the scan at a start that are added up at once: enough to be fast, 20 MB at the most.
 _SCAN_ROWS = 1 << 18
+# Codes of subjects count up from 1 and are bounded far below this: a higher one is none, and no table is made up to it.
+_SUBJECT_MAX = 1 << 22
 # Windows that wait in a dict before they are sorted into arrays.
 _RECENT_MAX = 1 << 13
 
@@ -64,6 +66,10 @@ class Ledger:
         for header, batch in segment.records(report=report):
             if not isinstance(batch, LedgerBatch):
                 raise CorruptionError(segment.path, header.offset, f"record kind {header.kind} in a ledger")
+            if int(batch.subject.max()) > _SUBJECT_MAX:
+                detail = f"no subject has code {int(batch.subject.max())}"
+                report.damages.append(Damage(header.offset, header.end, detail))
+                continue
             waiting.append(batch)
             offsets.append(header.offset)
             rows += len(batch)

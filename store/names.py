@@ -44,7 +44,7 @@ class Names:
     ) -> Names:
         """Open or create `names.log`. With `write` a torn tail is cut; without, nothing is touched or created.
 
-        Raises CorruptionError (damage, a gap in the codes, a name twice), FormatError (foreign, newer).
+        Raises CorruptionError (damage, a gap in the codes, a name twice or not in UTF-8), FormatError (foreign, newer).
         """
         path = f"{directory}/{FILE_NAME}"
         if not fs.exists(path) or is_unfinished(fs, path):
@@ -72,7 +72,10 @@ class Names:
             raise CorruptionError(path, offset, f"unknown kind of name {int(batch.name_kind.max())}")
         offsets = ragged_offsets(batch.names_length).tolist()
         blob = bytes(batch.names)
-        names = [blob[a:b].decode("utf-8") for a, b in pairwise(offsets)]
+        try:
+            names = [blob[a:b].decode("utf-8") for a, b in pairwise(offsets)]
+        except UnicodeDecodeError as error:
+            raise CorruptionError(path, offset, f"a name is not UTF-8: {error}") from error
         self._adopt(batch.name_kind.tolist(), names)
         if len(self) != sum(map(len, self._codes)):
             raise CorruptionError(path, offset, "a name stands twice")

@@ -10,6 +10,7 @@ import pytest
 from store.batches import LedgerBatch
 from store.errors import DiskFullError, FormatError
 from store.ledger import Ledger
+from store.segment import FILE_LEDGER, Damage, Segment
 from tests.fakes.disk import FakeDisk, SimulatedCrash
 
 MINUTE = 60_000
@@ -78,6 +79,18 @@ def test_a_coarse_day_and_its_first_minute_are_two_windows() -> None:
     ledger.append(rows(MINUTE, [1], 4, coarse=1))
     assert accepted(ledger) == {1: 9}
     assert ledger.window(MINUTE, coarse=True).accepted.tolist() == [4]
+
+
+def test_a_code_that_no_subject_can_have_is_damage_and_no_table_is_made_up_to_it() -> None:
+    fs = disk()
+    Ledger.open(fs, "/d", 7).append(rows(MINUTE, [1], 5))
+    segment = Segment.open(fs, "/d/ledger.log", FILE_LEDGER, 7)
+    segment.recover()
+    place = segment.append(rows(2 * MINUTE, [(1 << 32) - 1], 5))
+    segment.sync()
+    ledger = Ledger.open(fs, "/d", 7)
+    assert ledger.damages == [Damage(place.start, place.end, "no subject has code 4294967295")]
+    assert accepted(ledger) == {1: 5} and not ledger.has(2 * MINUTE)
 
 
 def test_many_windows_are_found_after_they_moved_from_the_dict_to_the_arrays() -> None:

@@ -99,9 +99,10 @@ def test_more_names_than_one_record_holds_are_interned_at_once() -> None:
         (NameBatch.filled(1, code=3, names_length=1, names=b"z"), "code 3 where 2"),
         (NameBatch.filled(1, code=2, names_length=1, names=b"a"), "stands twice"),
         (NameBatch.filled(1, code=2, name_kind=9, names_length=1, names=b"b"), "unknown kind"),
+        (NameBatch.filled(1, code=2, names_length=1, names=b"\xff"), "not UTF-8"),
         (MessageBatch.filled(1, sequence=1), "record kind 1"),
     ],
-    ids=["gap", "twice", "kind", "record"],
+    ids=["gap", "twice", "kind", "text", "record"],
 )
 def test_contents_that_contradict_the_table_are_corruption(batch: NameBatch, detail: str) -> None:
     fs = disk()
