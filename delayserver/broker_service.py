@@ -332,7 +332,7 @@ class BrokerService:
         group = arguments.get("group")
         code = self._names.code(CONSUMER_GROUP, group) if type(group) is str else 0
         if not code:
-            code = int(self._intake.intern(CONSUMER_GROUP, [self._intake.check_subject(group)])[0])
+            code = int(self._intake.intern(CONSUMER_GROUP, [self._intake.check_subject(group, "group")])[0])
         return subject, code
 
 

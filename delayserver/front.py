@@ -122,9 +122,8 @@ class Front:
             if type(subject) is not str:
                 raise InvalidArgument("give group or subject")
             route = server.routes.match(subject)
-            if route is None:
-                raise NotRouted(f"no route matches the subject {subject!r:.80}")
-            name = route.groups[0]
+            # What no pattern matches goes to the first group.
+            name = route.groups[0] if route is not None else next(iter(server.groups.values())).name
         group = next((group for group in server.groups.values() if group.name == name), None)
         if group is None:
             raise NotRouted(f"there is no broker group {name!r:.80}")

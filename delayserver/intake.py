@@ -155,14 +155,14 @@ class Intake:
             self.on_storage_failed(failed)
             raise failed from error
 
-    def check_subject(self, subject: object) -> str:
-        """Raises SubjectInvalid."""
+    def check_subject(self, subject: object, what: str = "subject") -> str:
+        """A subject, or the name of a consumer group (`what`). Raises SubjectInvalid."""
         if type(subject) is not str or not subject:
-            raise SubjectInvalid("a subject is a non-empty text")
+            raise SubjectInvalid(f"a {what} is a non-empty text")
         if len(subject.encode()) > self._settings.subject_bytes_max:
-            raise SubjectInvalid(f"a subject has at most {self._settings.subject_bytes_max} bytes of UTF-8")
+            raise SubjectInvalid(f"a {what} has at most {self._settings.subject_bytes_max} bytes of UTF-8")
         if not subject.isprintable():
-            raise SubjectInvalid("a subject has no control characters")
+            raise SubjectInvalid(f"a {what} has no control characters")
         return subject
 
     def message_id(self, message_id: object) -> bytes:

@@ -82,13 +82,8 @@ def _print(delivery: Delivery, as_json: bool) -> None:
 
 def _nodes_elsewhere(client: Client, subject: str) -> list[str]:
     """The broker nodes where the server hands this subject over; empty where it keeps it for itself."""
-    from delayserver.protocol.errors import NotRouted
-
     groups = client.status().get("groups") or {}
-    try:
-        name = client.route(subject=subject).group
-    except NotRouted:
-        name = next(iter(groups), "")  # what no pattern matches goes to the first group
+    name = client.route(subject=subject).group
     addresses = [node["address"] for node in groups.get(name, {}).get("nodes", [])]
     return [] if "embedded" in addresses else addresses
 

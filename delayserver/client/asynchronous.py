@@ -273,7 +273,9 @@ class AsyncClient:
 
     async def route(self, *, group: str | None = None, subject: str | None = None) -> Route:
         """The nodes of a broker group, or of the group that a subject routes to."""
-        return await self._run(message_calls.route_call(group=group, subject=subject))
+        return await self._run(
+            message_calls.route_call(group=group, subject=subject, dialled_host=self._host_and_port[0])
+        )
 
     # --- consume
 

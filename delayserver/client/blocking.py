@@ -270,7 +270,7 @@ class Client:
 
     def route(self, *, group: str | None = None, subject: str | None = None) -> Route:
         """The nodes of a broker group, or of the group that a subject routes to."""
-        return self._run(message_calls.route_call(group=group, subject=subject))
+        return self._run(message_calls.route_call(group=group, subject=subject, dialled_host=self._host_and_port[0]))
 
     # --- consume
 

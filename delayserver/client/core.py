@@ -142,6 +142,15 @@ def parse_address(address: str) -> tuple[str, int]:
     return host.strip("[]") or DEFAULT_HOST, number
 
 
+def reachable(address: str, dialled_host: str) -> str:
+    """The address of a node for who has dialled `dialled_host`: a server that listens on all interfaces announces that,
+    which is nowhere to connect to."""
+    host, _, port = address.rpartition(":")
+    if host.strip("[]") not in ("", "0.0.0.0", "::"):
+        return address
+    return f"[{dialled_host}]:{port}" if ":" in dialled_host else f"{dialled_host}:{port}"
+
+
 def _integer(result: dict[str, Any], name: str) -> int:
     value = result[name]
     if type(value) is not int:

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from delayserver.client.core import Call
+from delayserver.client.core import Call, reachable
 from delayserver.client.messages import (
     CancelResult,
     LookupResult,
@@ -109,14 +109,15 @@ def status_call() -> Call[Status]:
     return Call(STATUS, {}, lambda result, _: result)
 
 
-def route_call(*, group: str | None, subject: str | None) -> Call[Route]:
-    """The nodes of a group, or of the group that a subject routes to."""
+def route_call(*, group: str | None, subject: str | None, dialled_host: str) -> Call[Route]:
+    """The nodes of a group, or of the group that a subject routes to, as the caller can reach them."""
     if (group is None) == (subject is None):
         raise InvalidArgument("route takes either a group or a subject")
     arguments = {"group": group} if group is not None else {"subject": subject}
 
     def read(result: dict[str, Any], _: ServerInfo) -> Route:
-        return Route(result["group"], [Node(node["address"], node["weight"]) for node in result["nodes"]])
+        nodes = [Node(reachable(node["address"], dialled_host), node["weight"]) for node in result["nodes"]]
+        return Route(result["group"], nodes)
 
     return Call(ROUTE, arguments, read)
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from delayserver.protocol.columns import U32, pack_column
-from tests.fakes.host import Host, faked_settings, small_settings, texts
+from delayserver.settings import RouteSettings
+from tests.fakes.host import Host, fake_group, faked_settings, small_settings, texts
 
 Boot = Callable[..., Host]
 DAY_MS = 86_400_000
@@ -343,3 +344,14 @@ async def test_a_cancel_of_no_items_is_an_invalid_argument(boot: Boot) -> None:
     await host.start()
     client = await host.client()
     assert await client.refused("cancel", {"count": 0, "sequence": b"", "due_ms": b""}) == "invalid_argument"
+
+
+async def test_a_subject_without_a_route_is_routed_as_it_is_delivered(boot: Boot) -> None:
+    groups = (fake_group("first", "fake1"), fake_group("second", "fake2"))
+    host = boot(small_settings(groups=groups, routes=(RouteSettings("b.*", ("second",)),)))
+    await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms + 100, subject="nobody's")
+    await host.until(lambda: host.fake("fake1").texts == ["m"])
+    assert (await client.request("route", {"subject": "nobody's"}))["group"] == "first"
+    assert (await client.request("route", {"subject": "b.1"}))["group"] == "second"
