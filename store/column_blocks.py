@@ -60,10 +60,23 @@ def _decode_together(schema: Schema, blocks: Sequence[bytes], counts: I64, names
     columns: Columns = {}
     for index, (name, dtype) in enumerate(schema.fields):
         if name in names:
+            steps = encodings[:, index] == STEP
+            if bool(steps.any()):
+                _check_steps(
+                    name, np.frombuffer(data, dtype)[positions[steps, index] // item_bytes[index]], counts[steps]
+                )
             columns[name] = _column(
                 data, dtype, positions[:, index], encodings[:, index], rows=rows, row_in_block=row_in_block
             )
     return {name: columns[name] for name in names}
+
+
+def _check_steps(name: str, first: NDArray[Any], counts: I64) -> None:
+    """First values [m] and rows i64[m] of blocks that count up. Raises MalformedColumnsError beyond the type's range."""
+    highest = int(np.iinfo(first.dtype).max)
+    for value, count in zip(first.tolist(), counts.tolist(), strict=True):
+        if value > highest - count:
+            raise MalformedColumnsError(f"column {name}: {count} steps from {value}")
 
 
 def _column(

@@ -18,6 +18,7 @@ from store.columns import ColumnBatch
 from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem
 from store.open_files import OPEN_FILES_MAX
+from store.record import BadRecordError, RecordHeader
 from store.record_reader import RecordReader
 from store.record_rows import collect_rows
 from store.segment import FILE_DISPATCH, Appended, Damage, ScanReport
@@ -94,10 +95,14 @@ class DispatchLayout:
 
 
 def count_outcomes(batch: OutcomeBatch) -> I64:
-    """Rows by outcome code, i64[2, 16]: of messages of the balance, and of internal records (retries, redispatches)."""
+    """Rows by outcome code, i64[2, 16]: of messages of the balance, and of internal records (retries, redispatches).
+
+    Raises BadRecordError for a code beyond the table.
+    """
+    if len(batch) and int(batch.outcome.max()) >= OUTCOMES:
+        raise BadRecordError(f"outcome code {int(batch.outcome.max())} is beyond the table")
     internal = ((batch.redelivery > 0) | (batch.origin_sequence != 0)) & (batch.outcome != OUTCOME_DEDUPLICATED)
     codes = batch.outcome + internal.astype(np.int64) * OUTCOMES
-    assert len(batch) == 0 or int(batch.outcome.max()) < OUTCOMES, "an outcome code beyond the table"
     return np.bincount(codes, minlength=2 * OUTCOMES).astype(np.int64, copy=False).reshape(2, OUTCOMES)
 
 
@@ -258,8 +263,11 @@ class DispatchLog:
             return OutcomeBatch.filled(0)
         stop = self.end(key) if stop is None else stop
         with self._files.reading(key) as segment:
-            records = RecordReader(segment.file, start or 0, stop, blobs=False, damages=damages)
-            return OutcomeBatch(**collect_rows(records, segment.path, OutcomeBatch, OutcomeBatch.schema.names).columns)
+            records = list(RecordReader(segment.file, start or 0, stop, blobs=False, damages=damages))
+            batch = _collect(records, segment.path)
+            if len(batch) and int(batch.outcome.max()) >= OUTCOMES:
+                batch = _collect(_of_known_codes(records, segment.path, damages), segment.path)
+            return batch
 
     # The end
 
@@ -274,6 +282,29 @@ class DispatchLog:
     def check_invariants(self) -> None:
         """For tests."""
         self._files.check_invariants()
+
+
+_Record = tuple[RecordHeader, bytes, bytes]
+
+
+def _collect(records: Sequence[_Record], path: str) -> OutcomeBatch:
+    return OutcomeBatch(**collect_rows(records, path, OutcomeBatch, OutcomeBatch.schema.names).columns)
+
+
+def _of_known_codes(records: Sequence[_Record], path: str, damages: list[Damage] | None) -> list[_Record]:
+    """The records without those that hold an outcome code beyond the table: damage, behind a right checksum."""
+    kept = []
+    for record in records:
+        header = record[0]
+        highest = int(_collect([record], path).outcome.max())
+        if highest < OUTCOMES:
+            kept.append(record)
+            continue
+        detail = f"outcome code {highest} is beyond the table"
+        if damages is None:
+            raise CorruptionError(path, header.offset, detail)
+        damages.append(Damage(header.offset, header.end, detail))
+    return kept
 
 
 def _dispatch_mark(mark: FileMark) -> DispatchMark:

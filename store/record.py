@@ -147,6 +147,7 @@ def encode_header(
     last_sequence: int,
 ) -> bytes:
     """The 64 bytes before a column block, of a record to stand at `offset`."""
+    assert synced_before <= offset, "what comes behind a record is not durable before it"
     tail = _TAIL.pack(
         schema.kind, schema.version, count, len(columns), _checksum(columns), blob_bytes, blob_crc,
         place_of(offset), synced_before, first_sequence, last_sequence,
@@ -186,6 +187,8 @@ def decode_header(data: Buffer, offset: int, position: int = 0) -> RecordHeader:
     )
     if place != place_of(offset):
         raise BadRecordError(f"a record written for another place ({place * ALIGN})")
+    if synced > offset:
+        raise BadRecordError(f"bytes up to {synced} were durable before the record at {offset} was written")
     if not 0 < count <= RECORD_ROWS_MAX or record_bytes(columns_bytes, blob_bytes) > RECORD_BYTES_MAX:
         raise BadRecordError("beyond the bounds of a record")
     return RecordHeader(

@@ -24,7 +24,8 @@ _checksum = google_crc32c.value
 
 
 class RecordReader:
-    """Iterates over (header, column block, blob block); the blob is empty unless `blobs`. Checksums are verified."""
+    """Iterates over (header, column block, blob block); the blob is empty unless `blobs`. Checksums are verified, and
+    with `blobs` the padding too."""
 
     def __init__(
         self, file: File, start: int, stop: int, *, blobs: bool, verify: bool = True, damages: list[Damage] | None
@@ -57,15 +58,18 @@ class RecordReader:
             raise BadRecordError("reaches beyond the end of the file")
         columns_bytes = header.columns_bytes
         self._want = READ_BYTES if size < _RECORD_BYTES_LARGE else HEADER_BYTES + columns_bytes
-        data = self._bytes(position + HEADER_BYTES, columns_bytes + (header.blob_bytes if self._blobs else 0))
+        data = self._bytes(position + HEADER_BYTES, header.body_bytes if self._blobs else columns_bytes)
         block = data[:columns_bytes]
         if _checksum(block) != header.columns_crc:
             raise BadRecordError("columns checksum")
         if not self._blobs:
             return header, block, b""
-        blob = data[columns_bytes:]
+        blob_end = columns_bytes + header.blob_bytes
+        blob, padding = data[columns_bytes:blob_end], data[blob_end:]
         if self._verify and blob and _checksum(blob) != header.blob_crc:
             raise BadRecordError("blob checksum")
+        if self._verify and padding.count(0) != len(padding):
+            raise BadRecordError("padding")
         return header, block, blob
 
     def _bytes(self, position: int, length: int) -> bytes:

@@ -68,7 +68,7 @@ class ScheduleFinder:
         table = self._maps.get(key)
         if table is not None:
             with self._lock:
-                if table.end == place.start:
+                if table.end == place.start and table.last_sequence < first_sequence:
                     table.add(first_sequence, last_sequence, place.start, place.end)
 
     def forget(self, key: ScheduleKey) -> None:
@@ -88,7 +88,11 @@ class ScheduleFinder:
                     self._maps.popitem(last=False)
             self._maps.move_to_end(key)
             for header, _, _ in RecordReader(segment.file, table.end, end, blobs=False, damages=damages):
-                table.add(header.first_sequence, header.last_sequence, header.offset, header.end)
+                if table.last_sequence < header.first_sequence <= header.last_sequence:
+                    table.add(header.first_sequence, header.last_sequence, header.offset, header.end)
+                else:
+                    damages.append(Damage(header.offset, header.end, "its sequences do not rise"))
+                    table.pass_over()
             if table.end < end:  # damage up to the end: looked at again, and told again, when more stands behind it
                 gaps.append((table.last_sequence, EVERYTHING))
             gaps += table.gaps

@@ -22,11 +22,12 @@ class SequenceMap:
     except for the last stretch, which only grows.
     """
 
-    __slots__ = ("_count", "_table", "end", "gaps", "last_sequence")
+    __slots__ = ("_count", "_passed_over", "_table", "end", "gaps", "last_sequence")
 
     def __init__(self) -> None:
         self._table: I64 = np.zeros((4, 64), np.int64)
         self._count = 0
+        self._passed_over = False
         self.end = FILE_HEADER_BYTES
         self.last_sequence = 0
         self.gaps: list[Gap] = []
@@ -42,7 +43,7 @@ class SequenceMap:
             self.gaps.append((self.last_sequence, first_sequence))
         self.last_sequence = last_sequence
         table, count = self._table, self._count
-        if count and stop - table[2, count - 1] <= STRETCH_BYTES:
+        if count and not self._passed_over and stop - table[2, count - 1] <= STRETCH_BYTES:
             assert first_sequence > table[1, count - 1]
             table[3, count - 1] = stop
             table[1, count - 1] = last_sequence
@@ -54,6 +55,13 @@ class SequenceMap:
             table[:, count] = (first_sequence, last_sequence, start, stop)
             self._count = count + 1
         self.end = stop
+        self._passed_over = False
+
+    def pass_over(self) -> None:
+        """The next record does not rise: damage, part of no stretch, that may hide any sequence not found elsewhere."""
+        self._passed_over = True
+        if (0, EVERYTHING) not in self.gaps:
+            self.gaps.append((0, EVERYTHING))
 
     def stretches(self, sequences: I64) -> I64:
         """Start and stop offsets i64[m, 2] of the stretches that may hold any of these sequences, ascending."""

@@ -106,12 +106,12 @@ class WindowFiles(Generic[Key]):
         self.fs.sync_directory(path.rpartition("/")[0])
 
     def count(self, state: FileState, batch: ColumnBatch) -> None:
-        """Add a record to the counts of its file."""
-        state.rows += len(batch)
-        state.last_sequence = int(getattr(batch, batch.schema.fields[0][0])[-1])
+        """Add a record to the counts of its file. Raises BadRecordError (nothing was counted)."""
         if self.layout.counters:
             added = self.layout.count(batch)
             state.counts = [count + more for count, more in zip(state.counts, added, strict=True)]
+        state.rows += len(batch)
+        state.last_sequence = int(getattr(batch, batch.schema.fields[0][0])[-1])
 
     def _create(self, key: Key) -> FileState:
         path = f"{self.directory}/{self.layout.name(key)}"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Generic
 
 from store.errors import CorruptionError
+from store.record import BadRecordError
 from store.segment import FILE_HEADER_BYTES, Damage, ScanReport, Segment, is_unfinished
 from store.window_files import MISPLACED_SUFFIX, MisplacedError, WindowFiles
 from store.window_state import FileMark, FileState, Key, WindowDamage
@@ -112,8 +113,11 @@ class WindowRecovery(Generic[Key]):
     def _scan(self, key: Key, state: FileState, segment: Segment) -> ScanReport:
         size = segment.end
         report = ScanReport(state.end)
-        for _, batch in segment.records(state.end, size, report):
-            self._files.count(state, batch)
+        for header, batch in segment.records(state.end, size, report):
+            try:
+                self._files.count(state, batch)
+            except BadRecordError as error:
+                report.damages.append(Damage(header.offset, header.end, str(error)))
         for damage in report.damages:
             self._damaged(key, state, damage)
         # Records are aligned; a range of damage up to the end of a file may not be.

@@ -65,6 +65,7 @@ def find_run(buffer: bytes, offset: int) -> Run | None:
     ends = starts + sizes
     right = (counts > 0) & (counts <= RECORD_ROWS_MAX) & (ends <= len(buffer)) & (columns_bytes % ALIGN == 0)
     right &= np.isin(heads[:, _KIND_VERSION], _KNOWN)
+    right &= wide[:, _SYNCED] <= (offset + starts).astype(np.uint64)
     right[1:] &= starts[1:] == ends[:-1]
     number = len(starts) if bool(right.all()) else int(np.argmin(right))
     if number < 2:

@@ -128,7 +128,12 @@ class RecordScan:
         if _checksum(buffer[begin + 8 : begin + HEADER_BYTES]) != header_crc or _VERSIONS.get(kind) != version:
             return None
         size = record_bytes(columns_bytes, blob_bytes)
-        if not 0 < count <= RECORD_ROWS_MAX or size > RECORD_BYTES_MAX or position + size > self._stop:
+        if (
+            synced > position
+            or not 0 < count <= RECORD_ROWS_MAX
+            or size > RECORD_BYTES_MAX
+            or position + size > self._stop
+        ):
             return None
         wanted = size if self._blobs else HEADER_BYTES + columns_bytes
         begin = self._bytes(position, wanted)

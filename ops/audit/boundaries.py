@@ -40,7 +40,7 @@ def cut_points(file: File, start: int, stop: int, part_bytes: int) -> CutPoints:
             if len(buffer) < HEADER_BYTES:
                 break
         magic, columns_bytes, blob_bytes, place, before = _WALKED.unpack_from(buffer, begin)
-        if magic != RECORD_MAGIC or place != (position // _ALIGN) & _PLACE_MASK:
+        if magic != RECORD_MAGIC or place != (position // _ALIGN) & _PLACE_MASK or before > position:
             break
         if position >= following:
             offsets.append(position)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from store.batches import MessageBatch, NameBatch, OutcomeBatch
+from store.column_blocks import decode_blocks
 from store.columns import (
     ColumnBatch,
     MalformedColumnsError,
@@ -166,6 +167,8 @@ def test_a_step_beyond_its_type_is_refused() -> None:
     data[8:12] = b"\xff\xff\xff\xff"
     with pytest.raises(MalformedColumnsError, match="steps from"):
         decode_columns(batch.schema, bytes(data), 3)
+    with pytest.raises(MalformedColumnsError, match="column code: 3 steps from 4294967295"):
+        decode_blocks(batch.schema, [encode_columns(batch), bytes(data)], [3, 3], ["code"])
 
 
 def test_ragged_rows_are_found_by_their_lengths() -> None:

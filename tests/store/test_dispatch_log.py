@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from store.batches import OutcomeBatch
 from store.dispatch_log import DispatchKey, DispatchLog, count_outcomes
 from store.errors import CorruptionError, DiskFullError
+from store.segment import FILE_DISPATCH, Damage, Segment
 from store.space_reserve import SpaceReserve
 from store.windows import day_of
 from tests.fakes.disk import FakeDisk
@@ -110,6 +111,26 @@ def test_one_file_is_restored_and_counted_on() -> None:
     again.recover(KEY)
     assert again.mark(KEY) == log.mark(KEY)
     assert_counts_are_those_of_a_scan(again)
+
+
+def test_a_record_with_an_outcome_beyond_the_table_is_damage_and_the_others_are_counted() -> None:
+    disk = FakeDisk()
+    log = opened(disk)
+    log.append(KEY, outcomes([1, 2, 3]))
+    log.sync()
+    segment = Segment.open(disk, log.path(KEY), FILE_DISPATCH, 7)
+    segment.recover()
+    place = segment.append(outcomes([4, 5]).with_columns(outcome=16))
+    segment.append(outcomes([6, 7]))
+    segment.sync()
+    again = opened(disk)
+    again.recover_all({})
+    damage = Damage(place.start, place.end, "outcome code 16 is beyond the table")
+    assert [found.damage for found in again.damages] == [damage] and again.rows(KEY) == 5
+    damages: list[Damage] = []
+    assert again.outcomes(KEY, damages=damages).sequence.tolist() == [1, 2, 3, 6, 7] and damages == [damage]
+    with pytest.raises(CorruptionError, match=f"offset {place.start}: outcome code 16"):
+        again.outcomes(KEY)
 
 
 def test_the_reserve_is_given_up_when_the_disk_is_full() -> None:

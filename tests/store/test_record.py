@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import google_crc32c
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -38,8 +39,9 @@ def message_batch(body: bytes = b"hello") -> MessageBatch:
     )
 
 
-@given(st.sampled_from(tuple(BATCHES.values())), st.integers(1, 30), st.integers(0, 1 << 40), st.integers(0, 1 << 30))
-def test_every_kind_survives_its_bytes(kind: type[ColumnBatch], count: int, synced: int, place: int) -> None:
+@given(st.sampled_from(tuple(BATCHES.values())), st.integers(1, 30), st.integers(0, 1 << 30), st.data())
+def test_every_kind_survives_its_bytes(kind: type[ColumnBatch], count: int, place: int, more: st.DataObject) -> None:
+    synced = more.draw(st.integers(0, place * 8))
     batch = kind.filled(count, **{kind.schema.fields[0][0]: np.arange(3, 3 + count)})
     data = whole(batch, synced, place * 8)
     header = decode_header(data, place * 8)
@@ -108,6 +110,15 @@ def test_zeros_are_not_a_record() -> None:
 def test_a_record_at_another_place_is_not_a_record() -> None:
     with pytest.raises(BadRecordError, match="written for another place"):
         decode_header(whole(message_batch(), offset=128), 136)
+
+
+def test_what_was_durable_before_a_record_ends_where_it_starts() -> None:
+    decode_header(whole(message_batch(), synced_before=128, offset=128), 128)
+    data = bytearray(whole(message_batch(), synced_before=128, offset=128))
+    data[40:48] = (136).to_bytes(8, "little")
+    data[4:8] = google_crc32c.value(bytes(data[8:64])).to_bytes(4, "little")
+    with pytest.raises(BadRecordError, match="up to 136 were durable before the record at 128"):
+        decode_header(data, 128)
 
 
 def test_lengths_beyond_the_bounds_are_refused_before_anything_is_allocated(monkeypatch: pytest.MonkeyPatch) -> None:

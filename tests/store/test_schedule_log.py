@@ -15,7 +15,7 @@ from store.columns import gather_ragged
 from store.errors import CorruptionError, FormatError, StoreError, SyncFailedError
 from store.filesystem import RealFileSystem
 from store.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source, index_rows
-from store.segment import FILE_HEADER_BYTES, Damage
+from store.segment import FILE_HEADER_BYTES, FILE_SCHEDULE, Damage, Segment
 from store.windows import day_of
 from tests.fakes.disk import FakeDisk
 from tests.fakes.rows import messages
@@ -319,6 +319,47 @@ def test_damage_in_the_last_record_is_not_taken_for_a_torn_tail_while_running() 
     disk.flip_bit(log.path(KEY), log.end(KEY) - 20)
     with pytest.raises(CorruptionError):
         log.index(KEY)
+
+
+def test_padding_that_is_not_zero_is_damage_to_whoever_reads_bodies() -> None:
+    disk = FakeDisk()
+    log = opened(disk)
+    body = b"odd"
+    log.append(KEY, MessageBatch.filled(1, sequence=1, due_ms=MINUTE, bodies_length=len(body), bodies=body))
+    log.sync()
+    log.append(KEY, messages(2, 3, due_ms=MINUTE))
+    log.sync()
+    [first, second] = [header for header, _ in log.batches(KEY)]
+    disk.flip_bit(log.path(KEY), first.end - 1)
+    damages: list[Damage] = []
+    assert [header for header, _ in log.batches(KEY, damages=damages)] == [second]
+    assert damages == [Damage(first.offset, first.end, "padding")]
+    again = opened(disk)
+    again.recover_all({})
+    assert [damage.damage for damage in again.damages] == damages
+
+
+@pytest.mark.parametrize("last", [False, True])
+def test_a_record_whose_sequences_fall_is_damage_that_may_hide_whatever_is_not_found(last: bool) -> None:
+    disk = FakeDisk()
+    log = opened(disk)
+    log.append(KEY, messages(10, 3, due_ms=MINUTE))
+    log.sync()
+    segment = Segment.open(disk, log.path(KEY), FILE_SCHEDULE, 7)
+    segment.recover()
+    place = segment.append(messages(5, 2, due_ms=MINUTE))
+    if not last:
+        segment.append(messages(20, 3, due_ms=MINUTE))
+    segment.sync()
+    again = opened(disk)
+    again.recover_all({})
+    for damages in ([Damage(place.start, place.end, "its sequences do not rise")],) * 2:
+        found = again.find(KEY, np.array([1, 11, 15, 30]))
+        assert found.mask.tolist() == [False, True, False, False] and found.hidden.tolist() == [True, False, True, True]
+        assert found.damages == damages or not last
+    if not last:
+        again.append(KEY, messages(30, 1, due_ms=MINUTE))
+        assert again.find(KEY, np.array([21, 30])).mask.tolist() == [True, True]
 
 
 def test_records_behind_a_damaged_file_header_are_served() -> None:

@@ -336,7 +336,7 @@ def test_creating_never_replaces_a_file_with_records() -> None:
 def test_a_body_that_looks_like_a_record_is_not_read_as_one() -> None:
     fs = new_disk()
     segment = Segment.create(fs, PATH, HEADER)
-    inner = b"".join(map(bytes, encode_record(batch(666), 1 << 40, 64).buffers))
+    inner = b"".join(map(bytes, encode_record(batch(666), 64, 64).buffers))
     place = segment.append(MessageBatch.filled(1, sequence=1, bodies_length=len(inner), bodies=inner))
     fs.overwrite(PATH, place.start, bytes(64))  # the header of the true record never reached the disk
     again = reopened(fs)

@@ -113,6 +113,16 @@ def test_every_changed_byte_of_a_run_is_noticed() -> None:
         assert found is None or int(found.ends[-1]) <= place
 
 
+@pytest.mark.parametrize("number", [1, 4])
+def test_a_record_that_calls_durable_what_came_behind_it_is_none(number: int) -> None:
+    """Alone or in a run of small records."""
+    data = bytearray(log_of(mixed(1, number)))
+    data[START + 40 : START + 48] = (START + 8).to_bytes(8, "little")
+    data[START + 4 : START + 8] = google_crc32c.value(bytes(data[START + 8 : START + 64])).to_bytes(4, "little")
+    assert scanned(bytes(data))[:2] == one_by_one(bytes(data))[:2]
+    assert START not in scanned(bytes(data))[0]
+
+
 def test_two_checksums_that_are_exchanged_do_not_cancel_each_other() -> None:
     batches = [messages(n + 1, 1, random.Random(n)) for n in range(4)]
     data = bytearray(log_of(list(batches))[START:])
