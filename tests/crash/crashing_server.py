@@ -78,6 +78,7 @@ class SteppedClock(SystemClock):
     """The machine's clock and a step that the test may change; long pauses between looks are short."""
 
     def __init__(self, control: Control) -> None:
+        super().__init__()
         self._control = control
 
     def now_us(self) -> int:
