@@ -6,16 +6,26 @@ compares sequences wherever a window may have lost rows. Reads files; may run in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
+import trio
 
+from delayserver.checkpointing import schedule_marks
 from store.batches import I64
 from store.dispatch_log import DispatchKey, DispatchLog
 from store.errors import CorruptionError, FormatError
 from store.scan import Damage
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.windows import day_of
+
+if TYPE_CHECKING:
+    from delayserver.server import DelayServer
+
+logger = logging.getLogger("delayserver")
 
 _FINE = (Source.DIRECT, Source.FROM_DAY)
 
@@ -35,6 +45,26 @@ def count_orphans(schedule: ScheduleLog, dispatch: DispatchLog, starts: Iterable
         if orphans:
             found[start] = orphans
     return found
+
+
+async def find_orphans(server: DelayServer) -> None:
+    """Outcomes whose messages are gone must not stand for others of their windows, or those would never be loaded."""
+    opened, book = server.opened, server.book
+    kept = opened.checkpoint.orphans
+    if kept is not None:
+        book.orphans = dict(zip(kept.start_ms.tolist(), kept.rows.tolist(), strict=True))
+    suspects = book.suspects(
+        schedule_marks(opened.checkpoint.schedule),
+        [damage.key.start_ms for damage in opened.schedule.damages],
+        everywhere=kept is None or bool(opened.log.damages) or server.replayer.met_damage,
+    )
+    count = partial(count_orphans, opened.schedule, opened.dispatch, suspects)
+    found = count() if server.fs.inline else await trio.to_thread.run_sync(count)
+    unchanged = {start: rows for start, rows in book.orphans.items() if start not in set(suspects)}
+    book.orphans = unchanged | found
+    for start, rows in found.items():
+        path = opened.dispatch.path(DispatchKey(start, False))
+        logger.error("%s: %d outcomes of messages that no schedule file holds; the window is kept", path, rows)
 
 
 def _count(schedule: ScheduleLog, dispatch: DispatchLog, start_ms: int) -> int:

@@ -11,7 +11,6 @@ import os
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 
 import trio
 
@@ -24,7 +23,7 @@ from delayserver.broker_node import NodeHealth
 from delayserver.broker_service import BrokerService, EmbeddedNode
 from delayserver.cancellation import Cancellation
 from delayserver.chance import system_chance
-from delayserver.checkpointing import Checkpointing, schedule_marks
+from delayserver.checkpointing import Checkpointing
 from delayserver.clock import Clock, SystemClock
 from delayserver.day_tier import DayTier
 from delayserver.deduplication import Deduplication
@@ -38,7 +37,7 @@ from delayserver.latency import LatencyHistogram
 from delayserver.loader import Loader
 from delayserver.locator import Locator
 from delayserver.lookup import Lookup
-from delayserver.orphans import count_orphans
+from delayserver.orphans import find_orphans
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.publisher import Publisher
 from delayserver.recovery import Opened, count_accepted, open_directory
@@ -49,11 +48,11 @@ from delayserver.routes import Routes
 from delayserver.rows import ROW
 from delayserver.settings import DispatchSettings, GroupSettings, Settings, for_broker
 from delayserver.status import Status
+from delayserver.stopping import finish
 from delayserver.transport import Connect, Listener, connect_socket
 from delayserver.turns import Turns
 from delayserver.window_book import WindowBook
-from store.dispatch_log import DispatchKey
-from store.errors import CorruptionError, DiskFullError
+from store.errors import CorruptionError
 from store.filesystem import FileSystem, RealFileSystem
 from store.names import BROKER_GROUP, CONSUMER_GROUP, SUBJECT
 from wheel.cursors import LoadCursors
@@ -398,7 +397,7 @@ class DelayServer:
                 ready(*self.address)
             await self.stopping.wait()
             listener.close()
-            await self._finish()
+            await finish(self)
             nursery.cancel_scope.cancel()
 
     async def _recover(self) -> None:
@@ -409,59 +408,12 @@ class DelayServer:
         await self.publisher.finish_recovery()
         await self.recorder.flush()
         self.commit.accepted_before = self.publisher.accepted
-        await self._find_orphans()
+        await find_orphans(self)
         self.book.open()
-
-    async def _find_orphans(self) -> None:
-        """Outcomes whose messages are gone must not stand for others of their windows, or those would never be loaded."""
-        opened, book = self.opened, self.book
-        kept = opened.checkpoint.orphans
-        if kept is not None:
-            book.orphans = dict(zip(kept.start_ms.tolist(), kept.rows.tolist(), strict=True))
-        suspects = book.suspects(
-            schedule_marks(opened.checkpoint.schedule),
-            [damage.key.start_ms for damage in opened.schedule.damages],
-            everywhere=kept is None or bool(opened.log.damages) or self.replayer.met_damage,
-        )
-        count = partial(count_orphans, opened.schedule, opened.dispatch, suspects)
-        found = count() if self.fs.inline else await trio.to_thread.run_sync(count)
-        unchanged = {start: rows for start, rows in book.orphans.items() if start not in set(suspects)}
-        book.orphans = unchanged | found
-        for start, rows in found.items():
-            path = opened.dispatch.path(DispatchKey(start, False))
-            logger.error("%s: %d outcomes of messages that no schedule file holds; the window is kept", path, rows)
 
     def stop(self) -> None:
         """Begin a clean stop."""
         self.stopping.set()
-
-    async def _finish(self) -> None:
-        """Settle what is in flight, then write a clean end. Past the bound the next start recovers instead."""
-        with trio.move_on_after(self.settings.shutdown_timeout_ms / 1000) as scope:
-            try:
-                await self._settle()
-            except DiskFullError as error:
-                logger.warning("no room to write a clean end: %s; the next start will recover", error)
-        if scope.cancelled_caught:
-            logger.warning("not everything was settled in time; the next start will recover")
-
-    async def _settle(self) -> None:
-        await self.commit.stop()
-        self.dispatcher.stop()
-        await self.replayer.wait_replayed(self.commit.highest_sequence)
-        while any(group.running for group in self.groups.values()):
-            await self.clock.sleep_ms(5)
-        await self.recorder.flush()
-        await self.broker_commit.durable()
-        await self.checkpointing.write(clean=True)
-        await self.broker_commit.close()
-        if self._attempts_settled():
-            self.opened.sequences.close_clean()
-
-    def _attempts_settled(self) -> bool:
-        """Whether no attempt has an unknown result; otherwise the next start must take the end for a crash, and ask."""
-        attempted = self.opened.attempted
-        return not attempted.any_unknown and not any(True for _ in self.book.incomplete_before(attempted.due_before_ms))
 
     def close(self) -> None:
         """Close all files."""
