@@ -144,6 +144,10 @@ class BrokerGroup:
         """Sequences of running attempts."""
         return np.concatenate(list(self._in_flight.values())) if self._in_flight else np.empty(0, np.int64)
 
+    def attempts(self, sequence: int, due_ms: int) -> bool:
+        """Whether an attempt with this message runs. Before it is due its batch only waits for the moment."""
+        return self._clock.now_ms() >= due_ms and bool((self.in_flight() == sequence).any())
+
     # -- delivering
 
     async def run(self) -> None:

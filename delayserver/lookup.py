@@ -131,7 +131,7 @@ class Lookup:
 
     def _in_memory(self, message: int, due_ms: int) -> Outcome:
         for group in self._groups:
-            if (group.in_flight() == message).any():
+            if group.attempts(message, due_ms):
                 return Outcome.IN_FLIGHT
             if (group.queue.uncertain() == message).any() or (group.queue.retrying() == message).any():
                 return Outcome.RETRYING

@@ -49,12 +49,13 @@ async def test_a_step_back_while_a_batch_waits_for_its_moment_hands_nothing_over
     await host.start()
     client = await host.client()
     due_ms = host.now_ms + 1_000
-    await client.put("m", due_ms)
+    receipt = (await client.put("m", due_ms))["receipt"]
     await host.settled()
     group = next(iter(host.server.groups.values()))
     while not group.running:
         await host.sleep_ms(0.1)
         assert host.clock.now_us() < due_ms * 1_000, "it must be ready before it is due"
+    assert await client.lookup(receipt) == ["pending"], "no attempt runs before the due time"
     host.clock.step(-5_000)
     await host.sleep_ms(4_000)
     assert host.fake().stored == []
