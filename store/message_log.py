@@ -75,6 +75,9 @@ class MessageLog:
             log._preallocate_tail()
         else:
             log._add_segment(opening.tail_base)
+        # A process that was killed may have made the tail and not its name durable: what is synced in it now must not
+        # vanish with the name.
+        fs.sync_directory(directory)
         return log
 
     def _preallocate_tail(self) -> None:

@@ -13,7 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from store.batches import CancelBatch, MessageBatch
 from store.errors import CorruptionError, DiskFullError, FormatError, StoreError, SyncFailedError
 from store.message_log import WARM_STEP_BYTES, MessageLog
-from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader
+from store.message_log_opening import segment_path
+from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader, Segment
 from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
 
 DIRECTORY = "/d/message_log"
@@ -474,3 +475,25 @@ class MessageLogMachine(RuleBasedStateMachine):
 
 MessageLogMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
 test_random_histories = MessageLogMachine.TestCase
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_tail_whose_maker_was_killed_before_its_name_was_durable_keeps_what_is_synced_in_it(seed: int) -> None:
+    disk = FakeDisk()
+    log = opened(disk)
+    log.append([batch(1)])
+    log.sync()
+    end = log.end
+    log.close()
+    first = disk.open(segment_path(DIRECTORY, 0))
+    first.truncate(end)
+    first.datasync()
+    Segment.create(disk, segment_path(DIRECTORY, end), FileHeader(FILE_MESSAGE_LOG, 7, end), listed=False)
+    disk.kill()
+    log = opened(disk)
+    log.append([batch(2)])
+    log.sync()
+    disk.crash(Random(seed))
+    again = opened(disk)
+    found = [entry.batch for entry in again.read(again.first, again.end, 1 << 20)]
+    assert [part.sequence.tolist() for part in found if isinstance(part, MessageBatch)] == [[1], [2]]
