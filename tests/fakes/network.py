@@ -114,19 +114,12 @@ def transport_pair(peer: str = "peer", window_bytes: int = WINDOW_BYTES) -> tupl
     return FakeTransport(back, there, peer, window_bytes), FakeTransport(there, back, "client", window_bytes)
 
 
-class FakeListener:
-    """A `Listener`."""
+class Steps:
+    """The part of a `Listener` whose transports are each read by a task of their own."""
 
-    def __init__(self, network: FakeNetwork, address: tuple[str, int]) -> None:
-        self.address = address
-        self.accepted: list[FakeTransport] = []
-        self._network = network
+    def __init__(self) -> None:
         self._begin_step: Callable[[], None] = lambda: None
         self._end_step: Callable[[], None] = lambda: None
-        self._send, self._receive = trio.open_memory_channel[FakeTransport](1024)
-
-    async def accept(self) -> FakeTransport:
-        return await self._receive.receive()
 
     async def run(self, begin_step: Callable[[], None], end_step: Callable[[], None]) -> None:
         self._begin_step, self._end_step = begin_step, end_step
@@ -139,6 +132,20 @@ class FakeListener:
             received(data)
         finally:
             self._end_step()
+
+
+class FakeListener(Steps):
+    """A `Listener`."""
+
+    def __init__(self, network: FakeNetwork, address: tuple[str, int]) -> None:
+        self.address = address
+        self.accepted: list[FakeTransport] = []
+        self._network = network
+        super().__init__()
+        self._send, self._receive = trio.open_memory_channel[FakeTransport](1024)
+
+    async def accept(self) -> FakeTransport:
+        return await self._receive.receive()
 
     def arrive(self, transport: FakeTransport) -> None:
         """A connection for `accept`."""

@@ -12,6 +12,8 @@ from random import Random
 
 import trio
 
+from tests.fakes.network import Steps
+
 # What a kernel takes in one go; a seed that wants short writes draws less.
 WINDOW_BYTES = 64 * 1024
 
@@ -146,32 +148,19 @@ class SimulatedTransport:
             self._incoming.wake()
 
 
-class SimulatedListener:
+class SimulatedListener(Steps):
     """A `Listener`."""
 
     def __init__(self, network: Network, host: str, port: int, dead: Callable[[], bool]) -> None:
         self.dead = dead
         self.address = (host, port)
         self._network = network
-        self._begin_step: Callable[[], None] = lambda: None
-        self._end_step: Callable[[], None] = lambda: None
+        super().__init__()
         self._send, self._receive = trio.open_memory_channel[SimulatedTransport](4096)
         self.accepted: list[SimulatedTransport] = []
 
     async def accept(self) -> SimulatedTransport:
         return await self._receive.receive()
-
-    async def run(self, begin_step: Callable[[], None], end_step: Callable[[], None]) -> None:
-        self._begin_step, self._end_step = begin_step, end_step
-        await trio.sleep_forever()  # every transport is read by its own task
-
-    def in_step(self, received: Callable[[bytes], None], data: bytes) -> None:
-        """Hand over what was read as a step of its own."""
-        self._begin_step()
-        try:
-            received(data)
-        finally:
-            self._end_step()
 
     def arrived(self, transport: SimulatedTransport) -> None:
         """A connection for `accept`."""
