@@ -172,8 +172,7 @@ def decode_request(payload: Payload) -> Request:
     if type(value) is not list or len(value) != 3:
         raise MalformedFrame("a request is an array of three: id, operation, arguments")
     request_id, operation, arguments = value
-    if type(request_id) is not int or not 1 <= request_id <= REQUEST_ID_MAX:
-        _check_id(request_id, 1)
+    _check_id(request_id, 1)
     if type(operation) is not str:
         raise MalformedFrame("a request's operation is text", request_id=request_id)
     return Request(request_id, operation, _check_map(arguments, "arguments", request_id))
