@@ -141,8 +141,8 @@ def make_aged(path: Path) -> Made:
     with ServerProcess(path, *AGED) as server, Client(server.address) as client:
         made = Made(path, server.server_id)
         now_ms = int(time.time() * 1000)
-        for step in range(4):
-            batch = client.send_columns("aged", [now_ms + 300 * step] * 40, [b"x" * 1000] * 40)
+        for step in range(4):  # more than a second: two windows, whenever it begins
+            batch = client.send_columns("aged", [now_ms + 400 * step] * 40, [b"x" * 1000] * 40)
             made.accepted += len(batch.sequence)
             client.lookup(batch.receipts()[0])
         kept = client.send_columns("kept", [now_ms + 3_600_000] * 10, [b"later"] * 10)

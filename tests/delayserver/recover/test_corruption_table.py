@@ -57,13 +57,14 @@ REBUILT = RESTORABLE | {"dispatch_log day"}
 
 
 def files(root: Path) -> dict[str, Path]:
-    """One of each kind that is a log."""
-    near, far = sorted(path for path in (root / "schedule_log").iterdir())
+    """One of each kind that is a log. What is due in an hour may lie in the folder of tomorrow."""
+    *near, far = sorted((root / "schedule_log").iterdir())
+    due_at_once, due_in_an_hour, *_ = sorted(path for day in near for path in day.iterdir())
     return {
         "message_log": sorted((root / "message_log").iterdir())[0],
-        "schedule_log minute": sorted(near.iterdir())[1],
+        "schedule_log minute": due_in_an_hour,
         "schedule_log day": far / "day.log",
-        "dispatch_log minute": sorted((root / "dispatch_log" / near.name).iterdir())[0],
+        "dispatch_log minute": sorted((root / "dispatch_log" / due_at_once.parent.name).iterdir())[0],
         "dispatch_log day": root / "dispatch_log" / far.name / "day.log",
         "names.log": root / "names.log",
         "broker store": sorted((root / "broker" / "store").iterdir())[0],
@@ -307,8 +308,7 @@ def test_a_lost_table_is_named_and_rebuilt(stopped: Made, tmp_path: Path, name: 
 @pytest.mark.parametrize("log", ["schedule_log", "dispatch_log"])
 def test_swapped_files_are_misplaced_and_get_their_names_back(stopped: Made, tmp_path: Path, log: str) -> None:
     made = copy(stopped, tmp_path / "data")
-    near = sorted((made.path / log).iterdir())[0]
-    first, second = sorted(near.glob("*.log"))[:2]
+    first, second, *_ = sorted((made.path / log).glob("*/*.log"))
     damaging.swap(first, second)
     done = in_process("check", str(made.path), "--json")
     assert (done.code, done.kinds()) == (1, ["misplaced"])
