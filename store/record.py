@@ -196,11 +196,18 @@ def decode_header(data: Buffer, offset: int, position: int = 0) -> RecordHeader:
     )
 
 
-def verify_columns(header: RecordHeader, data: Buffer) -> dict[str, np.ndarray[Any, Any]]:
-    """Check the column block's checksum and decode it. Raises BadRecordError."""
+def known_batch(header: RecordHeader) -> type[ColumnBatch]:
+    """The batch that a header announces. Raises UnknownRecordError: its header alone says so, however much of the record
+    is there."""
     batch_type = BATCHES.get(header.kind)
     if batch_type is None or header.version != batch_type.schema.version:
         raise UnknownRecordError(f"unknown record kind {header.kind} version {header.version}")
+    return batch_type
+
+
+def verify_columns(header: RecordHeader, data: Buffer) -> dict[str, np.ndarray[Any, Any]]:
+    """Check the column block's checksum and decode it. Raises BadRecordError."""
+    batch_type = known_batch(header)
     if len(data) != header.columns_bytes:
         raise BadRecordError("cut off within the columns")
     if _checksum(bytes(data)) != header.columns_crc:

@@ -24,6 +24,7 @@ from store.record import (
     UnknownRecordError,
     decode_body,
     decode_header,
+    known_batch,
 )
 
 # One read while scanning: large enough for the disk, small enough for memory.
@@ -73,7 +74,7 @@ class Scan:
     ) -> Iterator[tuple[RecordHeader, ColumnBatch]]:
         """Verified records. Damage goes to `report` and is passed over with `forgive`, else raised as CorruptionError.
 
-        Raises FormatError for a whole record of an unknown kind or version.
+        Raises FormatError for a whole header of an unknown kind or version, also where the record is cut off.
         """
         position = report.end = start
         report.synced = max(report.synced, synced)
@@ -96,6 +97,7 @@ class Scan:
 
     def _record(self, position: int) -> tuple[RecordHeader, ColumnBatch]:
         header = decode_header(self._bytes(position, HEADER_BYTES), position)
+        known_batch(header)  # first: what is preallocated behind a record that is cut off must not change the verdict
         if header.end > self._stop:
             raise BadRecordError("cut off within the record")
         return header, decode_body(header, self._bytes(position + HEADER_BYTES, header.body_bytes))

@@ -324,6 +324,22 @@ def test_a_record_of_a_newer_version_is_refused_and_never_cut_off_as_torn(monkey
     assert fs.size(PATH) == size
 
 
+@pytest.mark.parametrize("cut", [8, 64, 100])
+def test_a_cut_record_of_a_newer_version_is_refused_and_never_cut_off_as_torn(
+    monkeypatch: pytest.MonkeyPatch, cut: int
+) -> None:
+    fs = new_disk()
+    segment = Segment.create(fs, PATH, HEADER)
+    record = encode_record(OutcomeBatch.filled(1, sequence=1), 64, 64)
+    segment.file.pwrite(64, record.buffers)
+    segment.file.truncate(64 + record.total_bytes - cut)
+    monkeypatch.delitem(BATCHES, OutcomeBatch.schema.kind)
+    size = fs.size(PATH)
+    with pytest.raises(FormatError, match="unknown record kind 3"):
+        reopened(fs).recover()
+    assert fs.size(PATH) == size
+
+
 def test_creating_never_replaces_a_file_with_records() -> None:
     fs = new_disk()
     Segment.create(fs, PATH, HEADER).close()

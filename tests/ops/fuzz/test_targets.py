@@ -10,7 +10,8 @@ from ops.fuzz import records, wire
 from ops.fuzz.session import Session
 from ops.fuzz.target import Garbage, Target
 from ops.fuzz.targets import TARGETS
-from store.record import BATCHES
+from store.file_header import FILE_MESSAGE_LOG, FileHeader
+from store.record import BATCHES, encode_record
 
 Changes = list[tuple[int, int]]
 changes = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=6)
@@ -58,6 +59,21 @@ def test_inputs_with_right_checksums_are_refused_by_name_or_read_right(
 @given(data=st.binary(max_size=300))
 def test_random_bytes_are_refused_by_name(name: str, data: bytes) -> None:
     TARGETS[name].check(data)
+
+
+def test_an_unknown_record_that_is_cut_off_is_refused_at_the_first_opening_as_at_the_second() -> None:
+    """Found by the fuzzer: damage at the first opening, which preallocates, so that the record was no longer cut off."""
+    target = TARGETS["message-log"]
+    batch = records.examples()[0]
+    unknown = bytearray(b"".join(map(bytes, encode_record(batch, 64, 64).buffers)))
+    unknown[8:10] = (16129).to_bytes(2, "little")
+    unknown[24:32] = (12_818).to_bytes(8, "little")  # longer than the file, shorter than what is preallocated
+    behind = 64 + len(unknown)
+    proof = encode_record(batch, behind, behind)  # its header says that everything before it was durable
+    header = FileHeader(FILE_MESSAGE_LOG, 5, 0).encode()
+    assert not target.check(
+        header + records.mend_record(bytes(unknown), 0, 64)[0] + b"".join(map(bytes, proof.buffers))
+    )
 
 
 def test_a_reader_that_accepts_a_wrong_checksum_is_found() -> None:
