@@ -31,7 +31,7 @@ from delayserver.protocol.receipts import derived_message_id
 from delayserver.settings import BrokerSettings
 from delayserver.turns import LARGE_ROWS, Turns
 from store.batches import StoredBatch
-from store.columns import ragged_offsets
+from store.columns import constant_column, ragged_offsets
 from store.errors import DiskFullError, StoreError
 from store.names import CONSUMER_GROUP, SUBJECT, Names
 
@@ -360,7 +360,10 @@ def _server_number(server_id: object) -> int:
 
 
 def _server_ids(batch: StoredBatch) -> tuple[list[str], NDArray[np.uint32]]:
-    numbers, index = np.unique(batch.server_id, return_inverse=True)
+    server_id = batch.server_id
+    if len(server_id) and bool((server_id == server_id[0]).all()):  # nearly always, and a tenth of the cost
+        return [f"{int(server_id[0]):012x}"], constant_column(0, len(server_id), U32)
+    numbers, index = np.unique(server_id, return_inverse=True)
     return [f"{number:012x}" for number in numbers.tolist()], index.astype(np.uint32)
 
 

@@ -6,11 +6,13 @@ Also turns the node's answer into outcome rows. No waiting and no policy here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from store.batches import OutcomeBatch, StoredBatch
+from store.columns import constant_column
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from wheel.due_rows import DueRows
 
@@ -69,11 +71,11 @@ def read_batch(schedule: ScheduleLog, shipment: Shipment, server_id: int) -> Sto
     return StoredBatch.filled(
         len(shipment.rows),
         sequence=shipment.rows.sequence,
-        due_ms=shipment.rows.due_ms,
+        due_ms=compact_column(shipment.rows.due_ms),
         server_id=server_id,
         window_ms=shipment.window_ms,
         **{
-            name: np.ascontiguousarray(payload[name])
+            name: compact_column(payload[name])
             for name in (
                 "accepted_us",
                 "expires_ms",
@@ -88,6 +90,18 @@ def read_batch(schedule: ScheduleLog, shipment: Shipment, server_id: int) -> Sto
         },
         **blobs,
     )
+
+
+def compact_column(column: NDArray[Any]) -> NDArray[Any]:
+    """The same values: as a view of stride 0 where all are equal (there must be one), otherwise contiguous.
+
+    Looked for here, while the batch waits to be due, what is constant need not be looked for again by the broker's
+    store, by the pull and by its reply, for each of which a consumer waits.
+    """
+    first, last = column[0], column[-1]
+    if first == last and bool((column == first).all()):
+        return constant_column(first, len(column), column.dtype)
+    return np.ascontiguousarray(column)
 
 
 def outcomes(

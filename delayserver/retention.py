@@ -139,24 +139,26 @@ class Retention:
         if not done:
             return
         await self._recorder.flush()
-        done = [start for start in done if self._may_go(start)]  # a late message may have come meanwhile
-        collect = partial(self._enter, done)
+        # A late message may have come meanwhile, and may come while the files are read: none above these counts.
+        last = {start: self._last_sequence(start) for start in done if self._may_go(start)}
+        collect = partial(self._enter, last)
         if self._inline:
             collect()
         else:
             await trio.to_thread.run_sync(collect)
-        self.on_retired([start for start in done if self._ledger.has(start) and self._remove(start)])
+        self.on_retired([start for start in last if self._ledger.has(start) and self._remove(start)])
 
     def _may_go(self, start_ms: int) -> bool:
         if self.is_draining(start_ms) or start_ms in self._damaged:
             return False  # more of its messages are on their way from the day's file
         return self._book.is_complete(start_ms) and not self._cursors.is_loading(start_ms)
 
-    def _enter(self, starts: list[int]) -> None:
-        """Put the counts of windows into the ledger, synced: all of them, or those before the disk was full."""
-        for start in starts:
+    def _enter(self, last: dict[int, int]) -> None:
+        """Put the counts of windows, each up to its last sequence, into the ledger, synced: all, or those before the disk
+        was full."""
+        for start, last_sequence in last.items():
             try:
-                self._ledger.append(self._count(start))
+                self._ledger.append(self._count(start, last_sequence))
             except CorruptionError as error:
                 self._damaged.add(start)  # what cannot be counted is not removed
                 self.on_corruption(error)
@@ -165,33 +167,33 @@ class Retention:
                 return  # the others keep their files, and a later pass comes back to them
             self._retired_until_ms = max(self._retired_until_ms, start + self._settings.window_ms)
 
-    def _count(self, start_ms: int) -> LedgerBatch:
-        """What the ledger will hold of a window: what it holds already, and the rows that are not in it yet.
+    def _count(self, start_ms: int, last_sequence: int) -> LedgerBatch:
+        """What the ledger will hold of a window: what it holds already, and the rows up to `last_sequence` that are not
+        in it yet.
 
         Raises CorruptionError where rows and outcomes are not of the same messages: equal counts prove nothing then.
         """
         before, retired_to = self._ledger.window(start_ms), self.retired_up_to(start_ms)
         subjects = [before.subject]
-        placed = []
-        highest = retired_to
+        placed = [np.zeros(0, np.int64)]
+        outcomes = self._dispatch.outcomes(
+            DispatchKey(start_ms, False)
+        )  # before the rows: each outcome has its row then
         for source in _FINE:
             key = ScheduleKey(start_ms, source)
             if key in self._schedule:
                 columns = self._schedule.read_columns(key, ("sequence", "subject", "origin_sequence"))
-                highest = max(highest, int(columns["sequence"].max(initial=0)))
-                new = (columns["origin_sequence"] == 0) & (columns["sequence"] > retired_to)
-                subjects.append(columns["subject"][new])
-                placed.append(columns["sequence"])
-        outcomes = self._dispatch.outcomes(DispatchKey(start_ms, False))
-        self._compare(
-            start_ms, np.concatenate(placed) if placed else np.zeros(0, np.int64), outcomes.sequence, retired_to
-        )
+                new = (columns["sequence"] > retired_to) & (columns["sequence"] <= last_sequence)
+                subjects.append(columns["subject"][new & (columns["origin_sequence"] == 0)])
+                placed.append(columns["sequence"][columns["sequence"] > retired_to])
+        settled = outcomes.sequence[outcomes.sequence > retired_to]
+        self._compare(start_ms, np.concatenate(placed), settled, last_sequence)
         codes = np.unique(np.concatenate(subjects))
         if not len(codes):
             codes = np.zeros(1, dtype=np.uint32)  # internal records only: the window is noted all the same
         places = np.searchsorted(codes, before.subject)
         balance = (outcomes.origin_sequence == 0) | (outcomes.outcome == int(Outcome.DEDUPLICATED))
-        balance &= outcomes.sequence > retired_to
+        balance &= (outcomes.sequence > retired_to) & (outcomes.sequence <= last_sequence)
 
         def per_subject(name: str, values: U32) -> I64:
             counts = np.bincount(np.searchsorted(codes, values), minlength=len(codes)).astype(np.int64, copy=False)
@@ -207,13 +209,12 @@ class Retention:
             subject=codes,
             start_ms=start_ms,
             accepted=per_subject("accepted", np.concatenate(subjects[1:]) if subjects[1:] else before.subject[:0]),
-            last_sequence=highest,
+            last_sequence=max(retired_to, last_sequence),
             **counts,
         )
 
-    def _compare(self, start_ms: int, placed: I64, settled: I64, retired_to: int) -> None:
-        placed, settled = placed[placed > retired_to], settled[settled > retired_to]
-        orphaned, undone = np.setdiff1d(settled, placed), np.setdiff1d(placed, settled)
+    def _compare(self, start_ms: int, placed: I64, settled: I64, last_sequence: int) -> None:
+        orphaned, undone = np.setdiff1d(settled, placed), np.setdiff1d(placed[placed <= last_sequence], settled)
         if not len(orphaned) and not len(undone):
             return
         first = int(orphaned[0] if len(orphaned) else undone[0])

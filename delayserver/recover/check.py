@@ -123,10 +123,11 @@ class Check:
         places = log.differing()
         for begin in range(0, len(places), UNITS_AT_ONCE):
             codes = units.codes[places[begin : begin + UNITS_AT_ONCE]].tolist()
-            log.compare_rows({code: self._sequences(code, first_kept_sequence(self._taken)) for code in codes})
+            log.compare_rows({code: self._sequences(code, first_kept_sequence(self._taken), units) for code in codes})
 
-    def _sequences(self, code: int, first_kept: int) -> I64:
-        """All sequences that the files of a unit hold, ascending, from the first that message_log keeps."""
+    def _sequences(self, code: int, first_kept: int, units: Units) -> I64:
+        """All sequences that the files of a unit hold, ascending, from the first that message_log keeps; without those
+        that the ledger counts."""
         keys = [ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)]
         if code & 1 and keys[0] not in self._taken.schedule:
             keys = [
@@ -145,7 +146,8 @@ class Check:
             for records in read.records():
                 mine = records.of_kind(MessageBatch.schema.kind)
                 if len(mine):
-                    parts.append(mine.columns(MessageBatch, ("sequence",))["sequence"])
+                    columns = mine.columns(MessageBatch, ("sequence", "due_ms"))
+                    parts.append(columns["sequence"][~units.is_retired(columns["due_ms"], columns["sequence"])])
         sequences = np.unique(np.concatenate(parts))
         return sequences[sequences >= first_kept]
 

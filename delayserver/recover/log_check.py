@@ -182,7 +182,7 @@ class LogCheck:
             self._findings.add(CONTRADICTORY, read.path, int(rows.offset[place]), detail)
         self.highest_sequence = max(self.highest_sequence, int(rows.sequence.max()))
         self.subject_max = max(self.subject_max, int(rows.subject.max()))
-        rows = rows.take(self._span.mask(rows.due_ms) & ~self._units.is_retired(rows.due_ms))
+        rows = rows.take(self._span.mask(rows.due_ms) & ~self._units.is_retired(rows.due_ms, rows.sequence))
         if not len(rows.sequence):
             return
         codes = self._units.codes_of(rows.due_ms, rows.sequence)
@@ -227,7 +227,7 @@ class LogCheck:
         if self._settle is None:
             return
         done = part.base + offset < self._taken.checkpoint.replay_offset
-        done &= self._span.mask(due_ms) & ~self._units.is_retired(due_ms)
+        done &= self._span.mask(due_ms) & ~self._units.is_retired(due_ms, sequence)
         rows = np.flatnonzero(done)
         for begin in range(0, len(rows), self._cancels_max):
             some = rows[begin : begin + self._cancels_max]
@@ -287,7 +287,7 @@ class LogCheck:
                 rows = Rows(**{name: columns[name] for name in NAMES}, offset=mine.row_offsets())
                 of_row = self._units.codes_of(rows.due_ms, rows.sequence)
                 places, known = self._units.places_of(of_row)
-                wanted = known & np.isin(of_row, codes) & ~self._units.is_retired(rows.due_ms)
+                wanted = known & np.isin(of_row, codes) & ~self._units.is_retired(rows.due_ms, rows.sequence)
                 wanted &= rows.sequence <= self._units.high_water[places]
                 if wanted.any():
                     yield part, rows.take(wanted), of_row[wanted]

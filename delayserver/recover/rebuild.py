@@ -113,7 +113,7 @@ class Restore:
             file = self._taken.open(part.path)
             for batch in _messages(Scan(file, FILE_HEADER_BYTES, part.size), FILE_HEADER_BYTES, part.size):
                 of_row = self._units.codes_of(batch.due_ms, batch.sequence)
-                rows = np.flatnonzero(np.isin(of_row, codes) & ~self._units.is_retired(batch.due_ms))
+                rows = np.flatnonzero(np.isin(of_row, codes) & ~self._units.is_retired(batch.due_ms, batch.sequence))
                 if len(rows):
                     yield batch if len(rows) == len(batch) else batch.take(rows)
 

@@ -22,7 +22,7 @@ ALL_OF_IT = 1 << 62
 class Units:
     """`codes` i64[m]: start_ms * 2, plus 1 for a day. `high_water` i64[m]: last sequence placed there.
 
-    `skipped` bool[m]: nothing can be said (a file that could not be read as one of ours, or that is retired).
+    `skipped` bool[m]: nothing can be said (a file that could not be read as one of ours).
     """
 
     def __init__(self, taken: Capture) -> None:
@@ -36,6 +36,9 @@ class Units:
         self.placed = Fingerprints(len(codes))
         ledger = taken.ledger.windows() if taken.ledger is not None else np.zeros((0, 2), np.int64)
         self.retired: I64 = ledger[ledger[:, 1] == 0, 0]
+        self._ledger = taken.ledger
+        # The last sequence that the ledger counts for each of them, -1 until somebody asks.
+        self._retired_to: I64 = np.full(len(self.retired), -1, np.int64)
 
     def place(self, code: int) -> int:
         """Where a unit stands in the table."""
@@ -54,14 +57,24 @@ class Units:
         places = np.minimum(np.searchsorted(self.codes, codes), len(self.codes) - 1)
         return places, self.codes[places] == codes
 
-    def is_retired(self, due_ms: I64) -> NDArray[np.bool_]:
-        """Whether the window of each row is in the ledger, bool[n]."""
+    def is_retired(self, due_ms: I64, sequence: I64) -> NDArray[np.bool_]:
+        """Whether each row is among those that the ledger counts for its window, bool[n]: a message that came while its
+        window was retired is behind them, and stays in the files."""
         if not len(self.retired):
             return np.zeros(len(due_ms), np.bool_)
         starts = window_starts(due_ms, self._window_ms)
         places = np.minimum(np.searchsorted(self.retired, starts), len(self.retired) - 1)
         found: NDArray[np.bool_] = self.retired[places] == starts
+        for place in np.unique(places[found & (self._retired_to[places] < 0)]).tolist():
+            self._retired_to[place] = self.retired_to(int(self.retired[place]))
+        found &= sequence <= self._retired_to[places]
         return found
+
+    def retired_to(self, start_ms: int) -> int:
+        """The last sequence that the ledger counts for a window, 0 where it was never retired."""
+        if self._ledger is None or not self._ledger.has(start_ms):
+            return 0
+        return int(self._ledger.window(start_ms).last_sequence.max())
 
 
 def unit_code(key: ScheduleKey) -> int:

@@ -132,7 +132,6 @@ class WindowCheck:
         self._findings = findings
         self._progress = progress
         self._publish = publish
-        self._retired = set(units.retired.tolist())
         self.loose: list[OutcomeRows] = []
         self.damaged: dict[int, list[tuple[int, int]]] = {}
         self.accepted_before = 0
@@ -156,20 +155,12 @@ class WindowCheck:
     def _day(self, start_ms: int, windows: list[int]) -> None:
         day = _Day(start_ms, self._outcomes(DispatchKey(start_ms, True)))
         for window in windows:
-            if window in self._retired:
-                self._skip(window)
-            elif self._span.holds(window, self._taken.window_ms):
+            if self._span.holds(window, self._taken.window_ms):
                 self._window(window, day)
         self._day_file(day)
         unseen = np.flatnonzero(~day.coarse.seen)
         day.loose.append(day.coarse.take(unseen))
         self.loose += [rows.take(np.flatnonzero(~rows.seen)) for rows in day.loose if len(rows)]
-
-    def _skip(self, window: int) -> None:
-        """A retired window: its counts are in the ledger, and what is left of its files is to be removed."""
-        place = self._units.place(window * 2)
-        if place < len(self._units.codes) and self._units.codes[place] == window * 2:
-            self._units.skipped[place] = True
 
     # -- reading
 
@@ -255,18 +246,24 @@ class WindowCheck:
     # -- windows
 
     def _window(self, window: int, day: _Day) -> None:
+        # What the ledger counts is left out: a crash left its files, or a message that came meanwhile keeps them.
+        retired_to = self._units.retired_to(window)
         outcomes = self._outcomes(DispatchKey(window, False))
+        outcomes = outcomes.take(np.flatnonzero(outcomes.sequence > retired_to))
         balance = Balance()
         for source in (Source.DIRECT, Source.FROM_DAY):
             key = ScheduleKey(window, source)
             if key in self._taken.schedule:
-                self._window_file(key, outcomes, day, balance)
+                self._window_file(key, retired_to, outcomes, day, balance)
         unseen = np.flatnonzero(~outcomes.seen)
         if len(unseen):
             day.loose.append(outcomes.take(unseen))
-        self._publish("minute", window, balance)
+        if not retired_to or len(balance.rows()[0]):
+            self._publish("minute", window, balance)
 
-    def _window_file(self, key: ScheduleKey, outcomes: OutcomeRows, day: _Day, balance: Balance) -> None:
+    def _window_file(
+        self, key: ScheduleKey, retired_to: int, outcomes: OutcomeRows, day: _Day, balance: Balance
+    ) -> None:
         stop = key.start_ms + self._taken.window_ms
         code = unit_code(key) if key.source == Source.DIRECT else day.start_ms * 2 + 1
         place = self._units.place(code)
@@ -274,6 +271,7 @@ class WindowCheck:
         read = self._schedule(key)
         for rows in self._rows(key, read):
             self._look_at_window(read, rows, key.start_ms, stop)
+            rows = rows.take(rows.sequence > retired_to)  # noqa: PLW2901
             found = self._outcome_of(
                 rows, [outcomes, day.coarse] if key.source == Source.FROM_DAY else [outcomes], read
             )
@@ -375,7 +373,8 @@ class WindowCheck:
         read = self._schedule(key)
         for rows in self._rows(key, read):
             self._look_at_window(read, rows, day.start_ms, day.start_ms + DAY_MS)
-            rows = rows.take(~self._units.is_retired(rows.due_ms))  # noqa: PLW2901 - the rest was retired with its minutes
+            # The rest was retired with its minutes.
+            rows = rows.take(~self._units.is_retired(rows.due_ms, rows.sequence))  # noqa: PLW2901
             hashes = rows.hashes()
             self._units.placed.add_all(place, hashes[rows.sequence >= self._first_kept])
             drained = self._drained(rows, hashes, starts, marks, expected)

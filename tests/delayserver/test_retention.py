@@ -8,6 +8,8 @@ import pytest
 import trio
 
 from delayserver.locator import Located
+from delayserver.recover.balance import ACCEPTED
+from delayserver.recover.check import check_directory
 from delayserver.replayer import Round
 from store.batches import I64, MessageBatch
 from store.dispatch_log import DispatchKey
@@ -107,9 +109,10 @@ async def test_a_window_that_goes_between_the_search_and_the_answer_is_retired_a
     assert host.check_balance(pending=0)["cancelled"] == 1
 
 
+@pytest.mark.parametrize("moment", ["before it is counted", "after it"])
 @pytest.mark.parametrize("checkpoint", ["kept", "lost"])
 async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_nothing_counts_twice(
-    boot: Boot, checkpoint: str
+    boot: Boot, checkpoint: str, moment: str
 ) -> None:
     host = boot(settings())
     server = await host.start()
@@ -125,12 +128,15 @@ async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_n
     window = ScheduleKey(due_ms // MINUTE_MS * MINUTE_MS, Source.DIRECT)
     enter = server.retention._enter
 
-    def enter_beside_replay(starts: list[int]) -> None:
-        enter(starts)
+    def enter_beside_replay(last: dict[int, int]) -> None:
+        if moment == "after it":
+            enter(last)
         log = server.opened.log
         (entry,) = log.read(server.replayer.position, log.synced, 1 << 20)
         assert isinstance(entry.batch, MessageBatch)
         server.replayer.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
+        if moment == "before it is counted":
+            enter(last)
 
     server.retention._enter = enter_beside_replay  # type: ignore[method-assign]
     host.clock.step(30 * MINUTE_MS)
@@ -138,6 +144,9 @@ async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_n
     assert server.opened.ledger.has(window.start_ms)
     await host.sleep_ms(100)
     await host.kill()
+    taken, checked = check_directory(host.disk, "/data")
+    taken.close()
+    assert ([*checked.findings], checked.balance.totals()[ACCEPTED]) == ([], 2)
     if checkpoint == "lost":
         host.disk.remove("/data/checkpoint")
     await host.start()

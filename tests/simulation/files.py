@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import numpy as np
+
 from store.dispatch_log import DispatchLog
 from store.ledger import Ledger
 from store.schedule_log import ScheduleLog, Source
@@ -24,8 +26,10 @@ def count_files(host: Host) -> Counter[str]:
     outcome_of: dict[int, int] = {}
     dispatch = DispatchLog(fs, "/data/dispatch_log", server_id, window_ms, write=False)
     dispatch.recover_all({})
+    ledger = Ledger.open(fs, "/data", server_id, write=False)
     for key in dispatch.keys():
         rows = dispatch.outcomes(key)
+        rows = rows.take(np.flatnonzero(rows.sequence > _retired_to(ledger, key.start_ms, coarse=key.coarse)))
         for sequence, outcome, origin in zip(
             rows.sequence.tolist(), rows.outcome.tolist(), rows.origin_sequence.tolist(), strict=True
         ):
@@ -40,13 +44,12 @@ def count_files(host: Host) -> Counter[str]:
         raise SimulationFailure(f"sequences {twice[:5]} have more than one outcome row")
     for outcome in outcome_of.values():
         counts[OUTCOMES[outcome]] += 1
-    sequences = _scheduled(host, server_id, window_ms)
+    sequences = _scheduled(host, server_id, window_ms, ledger)
     counts["accepted"] = len(sequences)
     counts["pending"] = len(sequences - set(outcome_of))
     strangers = set(outcome_of) - sequences
     if strangers:
         raise SimulationFailure(f"outcomes of sequences {sorted(strangers)[:5]} that no schedule file has")
-    ledger = Ledger.open(fs, "/data", server_id, write=False)
     totals = ledger.totals()
     for name in ("accepted", *OUTCOMES.values()):
         counts[name] += int(getattr(totals, name).sum())
@@ -55,14 +58,20 @@ def count_files(host: Host) -> Counter[str]:
     return counts
 
 
-def _scheduled(host: Host, server_id: int, window_ms: int) -> set[int]:
+def _retired_to(ledger: Ledger, start_ms: int, *, coarse: bool) -> int:
+    """What the ledger counts of a window is up to this sequence; a message that came meanwhile keeps the files."""
+    return int(ledger.window(start_ms).last_sequence.max(initial=0)) if not coarse else 0
+
+
+def _scheduled(host: Host, server_id: int, window_ms: int, ledger: Ledger) -> set[int]:
     schedule = ScheduleLog(host.disk, "/data/schedule_log", server_id, window_ms, write=False)
     schedule.recover_all({})
     seen: dict[int, Source] = {}
     for key in schedule.keys():
         columns = schedule.read_columns(key, ("sequence", "origin_sequence"))
+        retired_to = _retired_to(ledger, key.start_ms, coarse=key.source == Source.DAY)
         for sequence, origin in zip(columns["sequence"].tolist(), columns["origin_sequence"].tolist(), strict=True):
-            if origin:
+            if origin or sequence <= retired_to:
                 continue
             before = seen.get(sequence)
             # A day that is being drained holds rows that its minutes have already.
