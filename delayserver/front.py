@@ -16,6 +16,7 @@ from delayserver.protocol.errors import DiskFull, InvalidArgument, NotReady, Not
 from delayserver.protocol.frames import encode_error
 from delayserver.protocol.limits import Limits
 from delayserver.redispatch import Redispatch
+from delayserver.redispatch_reading import RedispatchReader
 from delayserver.settings import Settings
 from delayserver.transport import Listener, Transport
 
@@ -95,10 +96,9 @@ class Front:
     def _redispatch(self, server: DelayServer) -> Redispatch:
         opened, window_ms = server.opened, server.settings.storage.window_ms
         server_id = opened.directory.server_id
-        schedule, names = opened.schedule, opened.names
-        return Redispatch(
-            server_id, schedule, server.recorder, server.commit, names, self.admit, server.fs, window_ms, server.clock
-        )
+        schedule, names, clock = opened.schedule, opened.names, server.clock
+        reader = RedispatchReader(schedule, opened.dispatch, server.recorder, server.fs, clock)
+        return Redispatch(server_id, schedule, reader, server.commit, names, self.admit, window_ms, clock)
 
     # -- what handlers ask
 

@@ -8,50 +8,26 @@ bounded slice and says where the next one begins.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import trio
-from numpy.typing import NDArray
 
 from delayserver.clock import Clock
 from delayserver.connection import Connection
 from delayserver.group_commit import GroupCommit
-from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.frames import Request
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 from delayserver.protocol.receipts import derived_message_ids
+from delayserver.redispatch_reading import RedispatchReader, Unread, Wanted
 from store.batches import I64, U32, MessageBatch
 from store.columns import ragged_offsets
-from store.dispatch_log import DispatchKey
-from store.filesystem import FileSystem
 from store.names import SUBJECT, Names
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 
-# One request: some ten milliseconds of reading, and one group commit of bounded memory.
-MESSAGES_MAX = 8192
-BYTES_MAX = 4 << 20
 # What was cancelled or suppressed is never delivered, whoever asks.
 ALLOWED = (Outcome.DELIVERED, Outcome.EXPIRED, Outcome.DEAD_LETTERED)
-_COLUMNS = ("sequence", "due_ms", "subject", "origin_sequence", "ids_length", "properties_length", "bodies_length")
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """Which messages: due in [from_ms, to_ms), of a subject code (0: all), with one of these outcome codes."""
-
-    from_ms: int
-    to_ms: int
-    subject: int
-    outcomes: tuple[int, ...]
-
-    def mask(self, due_ms: I64, subject: U32, origin_sequence: I64) -> NDArray[np.bool_]:
-        """Messages of the balance in the range, bool[n], whatever became of them."""
-        mask: NDArray[np.bool_] = (due_ms >= self.from_ms) & (due_ms < self.to_ms) & (origin_sequence == 0)
-        return mask & (subject == self.subject) if self.subject else mask
 
 
 def deliveries_again(batch: MessageBatch, server_id: int, now_us: int) -> MessageBatch:
@@ -97,27 +73,27 @@ class Redispatch:
         self,
         server_id: int,
         schedule: ScheduleLog,
-        recorder: OutcomeRecorder,
+        reader: RedispatchReader,
         commit: GroupCommit,
         names: Names,
         admit: Callable[[], None],
-        fs: FileSystem,
         window_ms: int,
         clock: Clock,
     ) -> None:
         self._server_id = server_id
         self._schedule = schedule
-        self._recorder = recorder
+        self._reader = reader
         self._commit = commit
         self._names = names
         self._admit = admit
-        self._inline = fs.inline
         self._window_ms = window_ms
         self._clock = clock
 
     async def redispatch(self, _connection: Connection, request: Request) -> dict[str, Any]:
-        """One slice. Raises InvalidArgument, and the errors of a send."""
+        """One slice; what damage hides is passed over, named and counted. Raises InvalidArgument, and the errors of a
+        send."""
         self._admit()
+        unread = Unread()
         arguments = request.arguments
         wanted = self._wanted(arguments)
         after = _cursor(arguments.get("after"))
@@ -126,14 +102,13 @@ class Redispatch:
             if position < after[:2]:
                 continue
             floor = after[2] if position == after[:2] else 0
-            sequences, more = await self._select(key, wanted, floor)
+            sequences, more = await self._reader.select(key, wanted, floor, unread)
             if not len(sequences):
                 continue
-            if not arguments.get("dry_run"):
-                await self._deliver(key, sequences)
+            count = len(sequences) if arguments.get("dry_run") else await self._deliver(key, sequences, unread)
             following = [*position, int(sequences[-1]) if more else 1 << 62]
-            return {"messages": len(sequences), "next": following}
-        return {"messages": 0, "next": None}
+            return {"messages": count, "next": following, **unread.to_map()}
+        return {"messages": 0, "next": None, **unread.to_map()}
 
     def _wanted(self, arguments: dict[str, Any]) -> Wanted:
         from_ms, to_ms = arguments.get("from_ms"), arguments.get("to_ms")
@@ -157,25 +132,11 @@ class Redispatch:
         keys = self._schedule.keys_between(first_ms, wanted.to_ms)
         return [key for key in keys if key.source != Source.DAY]
 
-    async def _select(self, key: ScheduleKey, wanted: Wanted, floor: int) -> tuple[I64, bool]:
-        """Sequences i64[n], ascending, behind `floor`, as many as one slice may hold; whether the file has more."""
-        read = partial(self._schedule.read_columns, key, _COLUMNS, None, self._schedule.end(key))
-        columns = read() if self._inline else await trio.to_thread.run_sync(read)
-        mask = wanted.mask(columns["due_ms"], columns["subject"], columns["origin_sequence"])
-        rows = np.flatnonzero(mask & (columns["sequence"] > floor))
-        file = DispatchKey(key.start_ms, False)
-        async with self._recorder.pinned(file) as index:
-            outcome = self._recorder.outcome_of(file, index, columns["sequence"][rows])
-        rows = rows[np.isin(outcome, np.array(wanted.outcomes, np.uint8))]
-        sizes = sum([columns[name][rows].astype(np.int64) for name in _COLUMNS[-3:]], np.zeros(len(rows), np.int64))
-        fitting = int(np.searchsorted(np.cumsum(sizes), BYTES_MAX, side="right"))
-        count = min(len(rows), MESSAGES_MAX, max(fitting, 1))
-        return columns["sequence"][rows[:count]], count < len(rows)
-
-    async def _deliver(self, key: ScheduleKey, sequences: I64) -> None:
-        read = partial(self._schedule.read_rows, key, sequences)
-        batch = read() if self._inline else await trio.to_thread.run_sync(read)
-        await self._commit.commit(deliveries_again(batch, self._server_id, self._clock.now_us()))
+    async def _deliver(self, key: ScheduleKey, sequences: I64, unread: Unread) -> int:
+        batch = await self._reader.read(key, sequences, unread)
+        if len(batch):
+            await self._commit.commit(deliveries_again(batch, self._server_id, self._clock.now_us()))
+        return len(batch)
 
 
 def _cursor(after: object) -> tuple[int, int, int]:

@@ -264,12 +264,9 @@ class ScheduleLog:
         """
         return self._finder.find_ids(key, subject, due_ms, id_hash, message_id, [] if damages is None else damages)
 
-    def read_rows(self, key: ScheduleKey, sequences: I64) -> MessageBatch:
-        """The whole messages with these sequences, ascending, verified; those that are not in the file are left out.
-
-        Raises CorruptionError.
-        """
-        return self._finder.read_rows(key, np.asarray(sequences, np.int64), MessageBatch.schema.blobs)
+    def read_rows(self, key: ScheduleKey, sequences: I64, *, damages: list[Damage] | None = None) -> MessageBatch:
+        """The whole messages with these sequences, ascending, verified; those that are not in the file are left out."""
+        return self._finder.read_rows(key, np.asarray(sequences, np.int64), MessageBatch.schema.blobs, damages)
 
     def read_ids(self, key: ScheduleKey, sequences: I64, *, damages: list[Damage] | None = None) -> MessageBatch:
         """Like `read_rows`, but with the ids only: properties and bodies are empty."""

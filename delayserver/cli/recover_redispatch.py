@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from delayserver.cli import options
 from delayserver.cli import recover_options as shared
+from delayserver.cli.failures import FAILED
 from delayserver.cli.output import print_json
 
 if TYPE_CHECKING:
     from delayserver.client import Client
+    from delayserver.redispatch_reading import Unread
 
 OUTCOMES = ("delivered", "expired", "dead_lettered")
+
+
+class Done(NamedTuple):
+    """How many messages are delivered again, and what could not be read."""
+
+    messages: int
+    unread: Unread
 
 
 @click.command
@@ -48,7 +57,8 @@ def redispatch(
 
     With DIR the server must be stopped, and the deliveries begin at its next start; with --server a running one does it
     now. Message ids stay the same, so consumers that are idempotent by id notice nothing. What was cancelled is never
-    delivered. Begin with --dry-run.
+    delivered. Begin with --dry-run. What damage hides is named and counted, the rest is delivered; then the exit code
+    is 1. A dry run does not read the bytes of messages, so it notices less.
     """
     if (directory is None) == (server is None):
         raise click.UsageError("name either a DIR (the server is stopped) or a running server with --server HOST:PORT")
@@ -60,30 +70,40 @@ def redispatch(
         if subject is not None:
             arguments["subject"] = subject
         with options.connect(server) as client:
-            count = _count_online(client, arguments)
-            if not dry_run and count:
-                shared.confirm(f"Deliver {count:,} messages again?", yes)
-                count = _slices(client, arguments)
+            done = _slices(client, arguments | {"dry_run": True})
+            if not dry_run and done.messages:
+                shared.confirm(f"Deliver {done.messages:,} messages again?", yes)
+                done = _slices(client, arguments)
     else:
         assert directory is not None
-        count = _offline(directory, from_ms, to_ms, subject, outcomes, dry_run, yes)
+        done = _offline(directory, from_ms, to_ms, subject, outcomes, dry_run, yes)
+    _report(done, dry_run=dry_run, online=server is not None, as_json=as_json)
+
+
+def _report(done: Done, *, dry_run: bool, online: bool, as_json: bool) -> None:
+    """Exit code 1 where messages could not be read: what was asked for is not done."""
+    unread = done.unread.to_map()
     if as_json:
-        print_json({"messages": count, "dry_run": dry_run})
+        print_json({"messages": done.messages, "dry_run": dry_run, **unread})
     else:
-        would = "would be" if dry_run else "will be" if server is None else "are"
-        when = " at the next start of the server" if server is None else ""
-        click.echo(f"{count:,} messages {would} delivered again{when}")
+        would = "would be" if dry_run else "are" if online else "will be"
+        when = "" if online else " at the next start of the server"
+        click.echo(f"{done.messages:,} messages {would} delivered again{when}")
+        if done.unread.messages:
+            click.echo(f"{done.unread.messages:,} more could not be read:")
+        for damage in unread["damages"]:
+            click.echo(f"  {damage['file']}: corrupt at offset {damage['offset']}: {damage['detail']}")
+    if done.unread.messages:
+        raise click.exceptions.Exit(FAILED)
 
 
-def _count_online(client: Client, arguments: dict[str, Any]) -> int:
-    return _slices(client, arguments | {"dry_run": True})
-
-
-def _slices(client: Client, arguments: dict[str, Any]) -> int:
+def _slices(client: Client, arguments: dict[str, Any]) -> Done:
     """Request after request, until the server says that there is no more."""
     from delayserver.client.core import Call
     from delayserver.protocol.operations import REDISPATCH
+    from delayserver.redispatch_reading import Unread
 
+    unread = Unread()
     count, after = 0, None
     while True:
         request = arguments | ({"after": after} if after is not None else {})
@@ -91,14 +111,17 @@ def _slices(client: Client, arguments: dict[str, Any]) -> int:
         call: Call[dict[str, Any]] = Call(REDISPATCH, request, lambda result, _server: result, repeatable=False)
         reply = client._run(call)
         count += int(reply["messages"])
+        unread.messages += int(reply["unreadable"])
+        for damage in reply["damages"]:
+            unread.add(damage["file"], damage["offset"], damage["detail"])
         after = reply["next"]
         if after is None:
-            return count
+            return Done(count, unread)
 
 
 def _offline(
     directory: str, from_ms: int, to_ms: int, subject: str | None, outcomes: tuple[str, ...], dry_run: bool, yes: bool
-) -> int:
+) -> Done:
     from contextlib import nullcontext
 
     from delayserver.clock import SystemClock
@@ -107,7 +130,7 @@ def _offline(
     from delayserver.recover.findings import Findings
     from delayserver.recover.redispatching import OfflineRedispatch
     from delayserver.recover.repairing import locked
-    from delayserver.redispatch import Wanted
+    from delayserver.redispatch_reading import Wanted
     from store.filesystem import RealFileSystem
     from store.names import SUBJECT
 
@@ -124,10 +147,10 @@ def _offline(
             counted = OfflineRedispatch(taken, wanted, SystemClock())
             counted.count()
             if dry_run or not counted.messages:
-                return counted.messages
+                return Done(counted.messages, counted.unread)
             shared.confirm(f"Deliver {counted.messages:,} messages again at the next start?", yes)
             work = OfflineRedispatch(taken, wanted, SystemClock())
             work.run()
-            return work.messages
+            return Done(work.messages, work.unread)
         finally:
             taken.close()

@@ -1,4 +1,7 @@
-"""Redispatch while the server is stopped: internal records at the end of message_log, for the next start to deliver."""
+"""Redispatch while the server is stopped: internal records at the end of message_log, for the next start to deliver.
+
+What cannot be read is named and counted, the rest is appended.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,21 @@ import numpy as np
 
 from delayserver.clock import Clock
 from delayserver.recover.capture import Capture
-from delayserver.recover.survey import survey
+from delayserver.recover.findings import CORRUPT, UNREADABLE
+from delayserver.recover.survey import Surveyed, survey
 from delayserver.recover.whole_rows import message_rows
 from delayserver.recover.window_check import Range, Visited
-from delayserver.redispatch import BYTES_MAX, MESSAGES_MAX, Wanted, deliveries_again
+from delayserver.redispatch import deliveries_again
+from delayserver.redispatch_reading import BYTES_MAX, MESSAGES_MAX, Unread, Wanted
 from delayserver.settings import StorageSettings
 from store.batches import I64, MessageBatch
+from store.errors import FormatError
+from store.file_header import FILE_HEADER_BYTES
 from store.identity import SequenceReservation
 from store.message_log import MessageLog
+from store.scan import ScanReport
+from store.schedule_log import Source
+from store.windows import DAY_MS, window_starts
 
 
 class OfflineRedispatch:
@@ -25,7 +35,9 @@ class OfflineRedispatch:
         self._taken = taken
         self._wanted = wanted
         self._clock = clock
+        self._undecided: dict[int, int] = {}
         self.messages = 0
+        self.unread = Unread()
         self.highest_sequence = 0
 
     def count(self) -> None:
@@ -49,8 +61,7 @@ class OfflineRedispatch:
         try:
             sequences = SequenceReservation.open(taken.fs, taken.path, taken.server_id, above=self.highest_sequence)
             for path, size, wanted in found:
-                for _, batch in message_rows(taken, path, size, np.unique(wanted)):
-                    self._append(log, sequences, batch)
+                self._append_rows(log, sequences, path, size, np.unique(wanted))
             if sequences.clean:
                 sequences.close_clean()
         finally:
@@ -68,12 +79,53 @@ class OfflineRedispatch:
             rows = visited.rows
             self.highest_sequence = max(self.highest_sequence, int(rows.sequence.max()))
             mask = wanted.mask(rows.due_ms, rows.subject, rows.origin_sequence)
-            mask &= np.isin(visited.outcome, np.array(wanted.outcomes, np.uint8))
+            if visited.key is not None:
+                undecided = mask & (visited.outcome == 0) & (rows.due_ms <= self._clock.now_us() // 1000)
+                start_ms = visited.key.start_ms
+                self._undecided[start_ms] = self._undecided.get(start_ms, 0) + int(undecided.sum())
+            mask &= wanted.decided(visited.outcome)
             if mask.any():
                 self.messages += int(mask.sum())
                 found(visited.path, visited.size, rows.sequence[mask])
 
-        survey(self._taken, Range(), visit)
+        self._look_at_damage(survey(self._taken, Range(), visit))
+
+    def _look_at_damage(self, surveyed: Surveyed) -> None:
+        """Name damage to windows of the range. A message counts as unread if its outcome says that it is wanted and no
+        record of it is left there, or if it is due by now and its outcome may be in what cannot be read."""
+        wanted, taken = self._wanted, self._taken
+        damages = [finding for finding in surveyed.findings if finding.kind in (CORRUPT, UNREADABLE)]
+        damaged = {finding.file for finding in damages}
+        schedule = {taken.schedule_path(key): key for key in taken.schedule if taken.schedule_path(key) in damaged}
+        dispatch = {taken.dispatch_path(key): key for key in taken.dispatch if taken.dispatch_path(key) in damaged}
+        rows = surveyed.unmatched
+        lost = wanted.mask(rows.due_ms, rows.subject, rows.origin_sequence) & wanted.decided(rows.outcome)
+        starts = [key.start_ms for key in schedule.values()]
+        lost &= ~rows.internal & np.isin(window_starts(rows.due_ms, taken.window_ms), starts)
+        self.unread.messages += int(lost.sum())
+        self.unread.messages += sum([self._undecided.get(key.start_ms, 0) for key in dispatch.values()])
+        spans = {path: (key.start_ms, key.source == Source.DAY) for path, key in schedule.items()}
+        spans |= {path: (found.start_ms, found.coarse) for path, found in dispatch.items()}
+        for finding in damages:
+            if finding.file in spans:
+                start_ms, coarse = spans[finding.file]
+                stop_ms = start_ms + (DAY_MS if coarse else taken.window_ms)
+                if start_ms < wanted.to_ms and stop_ms > wanted.from_ms:
+                    self.unread.add(finding.file, finding.offset, finding.detail)
+
+    def _append_rows(self, log: MessageLog, sequences: SequenceReservation, path: str, size: int, wanted: I64) -> None:
+        report = ScanReport(FILE_HEADER_BYTES)
+        left = len(wanted)
+        try:
+            for _, batch in message_rows(self._taken, path, size, wanted, report):
+                self._append(log, sequences, batch)
+                left -= len(batch)
+        except FormatError as error:
+            self.unread.add(path, report.end, error.detail)
+        for damage in report.damages:
+            self.unread.add(path, damage.start, damage.detail)
+        self.messages -= left
+        self.unread.messages += left
 
     def _append(self, log: MessageLog, sequences: SequenceReservation, batch: MessageBatch) -> None:
         start = 0

@@ -7,16 +7,31 @@ The same pass as a check, without the bytes of the messages and without findings
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
 
 from delayserver.recover.capture import Capture
 from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.findings import Findings
 from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence
+from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import Range, Visit, WindowCheck
 
 
-def survey(taken: Capture, span: Range, visit: Visit, progress: Callable[[int], None] = lambda _bytes: None) -> None:
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """What a survey met besides the messages: `unmatched` outcomes, whose message nobody holds in readable form, and
+    `findings`, of which only those about the files that were read are whole."""
+
+    unmatched: OutcomeRows
+    findings: Findings
+
+
+def survey(
+    taken: Capture, span: Range, visit: Visit, progress: Callable[[int], None] = lambda _bytes: None
+) -> Surveyed:
     """Call `visit` with all messages in the range, internal records among them, window by window; then with those that
     are in message_log only. Retired windows are gone but for their counts in the ledger."""
     quiet = Findings()
@@ -26,5 +41,7 @@ def survey(taken: Capture, span: Range, visit: Visit, progress: Callable[[int], 
     first_kept = first_kept_sequence(taken)
     windows = WindowCheck(taken, units, first_kept, span, quiet, progress, lambda _tier, _start, _balance: None, visit)
     windows.run()
-    log = LogCheck(taken, units, by_sequence(windows.loose), span, quiet, progress, visit)
+    loose = by_sequence(windows.loose)
+    log = LogCheck(taken, units, loose, span, quiet, progress, visit)
     log.run()
+    return Surveyed(loose.take(np.flatnonzero(~loose.seen)), quiet)

@@ -39,15 +39,19 @@ def read_blobs(taken: Capture, path: str, records: Records, columns: dict[str, A
     return found
 
 
-def message_rows(taken: Capture, path: str, stop: int, sequences: I64) -> Iterator[tuple[int, MessageBatch]]:
+def message_rows(
+    taken: Capture, path: str, stop: int, sequences: I64, report: ScanReport | None = None
+) -> Iterator[tuple[int, MessageBatch]]:
     """The whole messages of a file with these sequences (ascending), record by record, with the record's offset.
 
-    Checksums are verified; what does not verify is passed over (`check` reports it).
+    Checksums are verified; what does not verify is passed over, and told to `report` (`check` reports it as well).
+    Raises FormatError (a newer record).
     """
+    report = ScanReport(FILE_HEADER_BYTES) if report is None else report
     file = taken.open(path)
     try:
         scan = Scan(file, FILE_HEADER_BYTES, stop)
-        for header, batch in scan.records(FILE_HEADER_BYTES, stop, ScanReport(FILE_HEADER_BYTES), forgive=True):
+        for header, batch in scan.records(FILE_HEADER_BYTES, stop, report, forgive=True):
             if header.kind != MessageBatch.schema.kind:
                 continue
             messages = cast("MessageBatch", batch)

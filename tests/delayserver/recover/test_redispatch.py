@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import pytest
+
 from delayserver.client import Client
+from store.record import HEADER_BYTES, decode_header
+from tests.delayserver.recover.damaging import flip, records
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process, recover
 
+WHOLE = {"unreadable": 0, "damages": []}
 EVERYTHING = ("--from", "2020-01-01T00:00Z", "--to", "2100-01-01T00:00Z")
 
 
@@ -24,16 +30,16 @@ def test_a_dry_run_counts_and_writes_nothing(stopped: Made, tmp_path: Path) -> N
     made = copy(stopped, tmp_path / "data")
     before = {path: path.read_bytes() for path in made.path.rglob("*.log")}
     done = in_process("redispatch", str(made.path), *EVERYTHING, "--dry-run", "--json")
-    assert done.rows == [{"messages": 300, "dry_run": True}]
+    assert done.rows == [{"messages": 300, "dry_run": True, **WHOLE}]
     assert {path: path.read_bytes() for path in made.path.rglob("*.log")} == before
     expired = in_process("redispatch", str(made.path), *EVERYTHING, "--dry-run", "--json", "--outcome", "expired")
-    assert expired.rows == [{"messages": 1, "dry_run": True}]
+    assert expired.rows == [{"messages": 1, "dry_run": True, **WHOLE}]
 
 
 def test_the_next_start_delivers_again_what_a_stopped_directory_was_told(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     done = in_process("redispatch", str(made.path), *EVERYTHING, "--subject", "orders", "--yes", "--json")
-    assert done.rows == [{"messages": 300, "dry_run": False}]
+    assert done.rows == [{"messages": 300, "dry_run": False, **WHOLE}]
     assert in_process("check", str(made.path)).code == 0
     with ServerProcess(made.path, *SMALL) as server, Client(server.address) as client:
         ids = pull_all(client, "orders", "fresh", 600)
@@ -52,11 +58,90 @@ def test_a_broker_that_lost_its_data_gets_everything_again(stopped: Made, tmp_pa
     with ServerProcess(made.path, *SMALL) as server, Client(server.address) as client:
         assert client.pull("orders", "fresh", 10, 0.2) == []
         done = recover("redispatch", "--server", server.address, *EVERYTHING, "--yes", "--json")
-        assert (done.code, done.rows) == (0, [{"messages": 300, "dry_run": False}])
+        assert (done.code, done.rows) == (0, [{"messages": 300, "dry_run": False, **WHOLE}])
         ids = pull_all(client, "orders", "fresh", 300)
         assert (len(ids), len(set(ids))) == (300, 300)
         server.stop()
     assert in_process("check", str(made.path)).code == 0
+
+
+@pytest.fixture(scope="module")
+def three_records(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """Three records of forty delivered messages in one schedule file, and two more in a window of their own."""
+    path = tmp_path_factory.mktemp("three") / "data"
+    with ServerProcess(path, *SMALL) as server, Client(server.address) as client:
+        made = Made(path, server.server_id)
+        due_ms = client.ping() // 1000 // 60_000 * 60_000 - 120_000
+        for number in range(3):
+            sent = client.send_columns("orders", due_ms, [b"body %d" % number] * 40)
+            client.lookup(sent.receipts()[0])  # answered after its replay: the next ones are another record
+        client.send_columns("others", due_ms + 60_000, [b"untouched"] * 2)
+        deadline = time.monotonic() + 60
+        while client.status()["delivered"] < 122:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        server.stop()
+    return made
+
+
+def place_of(made: Made, part: str) -> tuple[Path, int, int, int]:
+    """(file, start of the record, byte to flip, messages that it hides) of the second record or the first outcomes."""
+    [schedule, _] = sorted(made.path.glob("schedule_log/*/*.direct.log"))
+    if part == "outcomes":
+        path = made.path / "dispatch_log" / schedule.parent.name / schedule.name.replace(".direct", "")
+        start, _, _ = records(path)[0]
+        return path, start, start + HEADER_BYTES + 24, decode_header(path.read_bytes()[64:128], 64).count
+    start, blob, _ = records(schedule)[1]
+    return schedule, start, {"header": start + 20, "columns": start + HEADER_BYTES + 24, "body": blob + 5}[part], 40
+
+
+@pytest.mark.parametrize("part", ["header", "columns", "body", "outcomes", "file header"])
+@pytest.mark.parametrize("online", [False, True])
+def test_damage_is_named_and_counted_and_the_rest_is_delivered_again(
+    three_records: Made, tmp_path: Path, part: str, online: bool
+) -> None:
+    made = copy(three_records, tmp_path / "data")
+    path, start, offset, hidden = place_of(made, "header" if part == "file header" else part)
+    if part == "file header":
+        start, offset, hidden = 0, 20, 0  # its records are read all the same
+    flip(path, offset)
+    asked = (*EVERYTHING, "--json", "--outcome", "delivered")
+    counted = 122 if part == "body" else 122 - hidden  # a dry run does not read the bytes of messages
+    if online:
+        with ServerProcess(made.path, *SMALL) as server, Client(server.address) as client:
+            dry = recover("redispatch", "--server", server.address, *asked, "--dry-run")
+            done = recover("redispatch", "--server", server.address, *asked, "--yes")
+            assert not client.status()["errors"].get("internal_error")
+            ids = pull_all(client, "orders", "fresh", 120 + 120 - hidden)
+    else:
+        dry, done = (in_process("redispatch", str(made.path), *asked, option) for option in ("--dry-run", "--yes"))
+        with ServerProcess(made.path, *SMALL) as server, Client(server.address) as client:
+            ids = pull_all(client, "orders", "fresh", 120 + 120 - hidden)
+    assert (dry.last["messages"], dry.last["unreadable"]) == (counted, 122 - counted)
+    assert (done.last["messages"], done.last["unreadable"]) == (122 - hidden, hidden)
+    assert done.code == (1 if hidden else 0)
+    named = [(damage["file"], damage["offset"]) for damage in done.last["damages"]]
+    assert named == ([(str(path), start)] if hidden or not online else [])
+    # The broker still has the first delivery of each; what damage hides came that once.
+    assert (len(ids), len(set(ids))) == (240 - hidden, 120)
+
+
+def test_people_are_told_the_file_and_the_offset(three_records: Made, tmp_path: Path) -> None:
+    made = copy(three_records, tmp_path / "data")
+    path, start, offset, _ = place_of(made, "columns")
+    flip(path, offset)
+    done = in_process("redispatch", str(made.path), *EVERYTHING, "--yes")
+    assert done.code == 1
+    assert done.out.splitlines()[:2] == [
+        "82 messages will be delivered again at the next start of the server",
+        "40 more could not be read:",
+    ]
+    assert f"{path}: corrupt at offset {start}: " in done.out
+    elsewhere = in_process("redispatch", str(made.path), "--from", "2020-01-01T00:00Z", "--to", "2020-01-02T00:00Z")
+    assert (elsewhere.code, elsewhere.out) == (
+        0,
+        "0 messages will be delivered again at the next start of the server\n",
+    )
 
 
 def test_what_is_asked_wrongly_is_refused(stopped: Made) -> None:
