@@ -55,7 +55,8 @@ class Arrivals:
             if duplicates:
                 batch = batch.take(np.flatnonzero(~present))
         arrived: dict[QueueKey, None] = {}
-        self._store(window, batch, np.flatnonzero(outcome == STORED), outcome, arrived, now_us)
+        rows = np.flatnonzero(outcome == STORED) if uncertain else np.arange(len(batch))
+        self._store(window, batch, rows, outcome, arrived, now_us)
         return Delivered(outcome, list(arrived), self._state.store.end)
 
     def _store(

@@ -47,6 +47,10 @@ class PullBudget:
     def fitting(self, batch: StoredBatch, row: int, count: int) -> tuple[int, int]:
         """How many of `count` rows from `row` on fit, and their bytes; the first message of a pull always fits."""
         count = min(count, self.messages)
+        if row == 0 and count == len(batch):  # the whole record, as for a consumer that keeps up: no look at its rows
+            size = count * ROW_BYTES + len(batch.ids) + len(batch.properties) + len(batch.bodies)
+            if size <= self.bytes:
+                return count, size
         lengths = (batch.ids_length, batch.properties_length, batch.bodies_length)
         if all(column.strides == (0,) for column in lengths):
             size = ROW_BYTES + sum([int(column[0]) for column in lengths])

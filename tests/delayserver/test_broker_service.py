@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 from delayserver.protocol.columns import I64, U32, unpack_column
+from store.batches import StoredBatch
+from store.names import SUBJECT
 from tests.fakes.host import Client, Host, texts
 
 Boot = Callable[..., Host]
@@ -132,3 +135,20 @@ async def test_an_id_stays_used_after_delivery_cancel_and_expiry(boot: Boot) -> 
     client = await host.client()
     late = await client.put("copy", due_ms, message_id="d")
     assert await client.lookup(late["receipt"]) == ["deduplicated"]
+
+
+async def test_messages_of_several_servers_in_one_pull_name_each_its_own(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    await client.put("mine", host.now_ms)
+    await host.sleep_ms(100)
+    subject = host.server.opened.names.code(SUBJECT, "s")
+    for server_id in (0xABC, 0xDEF, 0xABC):
+        batch = StoredBatch.filled(2, sequence=np.array([5, 6]), server_id=server_id, subject=subject)
+        host.server.broker.deliver(batch, False, host.clock.now_us())
+    pulled = await client.request("pull", {"subject": "s", "group": "g", "max_messages": 9, "columns": True})
+    index = unpack_column(pulled["server_index"], 7, U32, "server_index").tolist()
+    own = f"{host.server.opened.directory.server_id:012x}"
+    pairs = ["000000000abc"] * 2, ["000000000def"] * 2
+    assert [pulled["server_ids"][place] for place in index] == [own, *pairs[0], *pairs[1], *pairs[0]]
