@@ -10,6 +10,7 @@ from delayserver.cli.output import print_json
 @click.command
 @click.argument("file", metavar="FILE", type=click.Path(exists=True, dir_okay=False))
 @click.option("--records", is_flag=True, help="One line a record, without its rows.")
+@click.option("--json", is_flag=True, expose_value=False, help="As everywhere; JSON lines are what it prints anyway.")
 def dump(file: str, records: bool) -> None:
     """Print FILE, any file of a data directory, as JSON lines: its header, each record, each row.
 

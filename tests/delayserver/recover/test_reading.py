@@ -102,6 +102,7 @@ def test_every_file_of_a_directory_can_be_dumped(stopped: Made) -> None:
             done = in_process("dump", str(path))
             assert done.code == 0, path
             assert done.rows, path
+            assert in_process("dump", str(path), "--json") == done
             seen.add(done.rows[0].get("kind"))
     assert {"identity", "sequences", "checkpoint", "days", "names", "ledger", "broker store", "broker progress"} <= seen
     assert {"message_log", "schedule_log", "dispatch_log", "lock", "reserve", "broker checkpoint"} <= seen
