@@ -32,6 +32,7 @@ from delayserver.protocol.errors import (
 )
 from delayserver.protocol.receipts import DERIVED_ID_CHARACTERS, DIGITS, is_derived_id
 from delayserver.settings import MessageSettings
+from delayserver.units import format_duration, format_utc
 from store.batches import MessageBatch
 from store.errors import DiskFullError, StoreError, TableFullError
 from store.id_index import hash_ids
@@ -128,10 +129,10 @@ class Intake:
         else:
             due = due_ms
         if due < oldest_ms:
-            raise TooOld(f"due_ms {due} lies before the oldest kept window ({oldest_ms})")
+            raise _too_old(due, _text(oldest_ms))
         latest_ms = (now_us + 999) // 1000 + self._settings.delay_ms_max
         if due > latest_ms:
-            raise TooFar(f"due_ms {due} lies beyond the maximum delay; the latest due time now is {latest_ms}")
+            raise _too_far(due, _text(latest_ms), self._settings.delay_ms_max)
         return due
 
     def subject(self, subject: object) -> int:
@@ -251,12 +252,13 @@ class Intake:
             column = np.minimum(delays, self._settings.delay_ms_max + 1) + (now_us + 999) // 1000
         oldest_ms = self._oldest_due_ms()
         latest_ms = (now_us + 999) // 1000 + self._settings.delay_ms_max
-        _mark(
-            bad,
-            column < oldest_ms,
-            lambda i: TooOld(f"due_ms {column[i]} lies before the oldest kept window ({oldest_ms})"),
-        )
-        _mark(bad, column > latest_ms, lambda i: TooFar(f"due_ms {column[i]}; the latest due time now is {latest_ms}"))
+        old, far = column < oldest_ms, column > latest_ms
+        if old.any():
+            oldest = _text(oldest_ms)
+            _mark(bad, old, lambda i: _too_old(int(column[i]), oldest))
+        if far.any():
+            latest, maximum_ms = _text(latest_ms), self._settings.delay_ms_max
+            _mark(bad, far, lambda i: _too_far(int(column[i]), latest, maximum_ms))
         return column
 
     def _subject_column(
@@ -324,6 +326,21 @@ class Intake:
             if not valid:
                 bad.setdefault(index, PropertiesInvalid("properties of a row are one msgpack map from text to text"))
         return {"properties": properties.blob, "properties_length": properties.lengths}
+
+
+def _text(instant_ms: int) -> str:
+    return f"{format_utc(instant_ms)} ({instant_ms})"
+
+
+def _too_old(due_ms: int, oldest: str) -> TooOld:
+    return TooOld(f"due_ms {due_ms} is {format_utc(due_ms)}, before the oldest window kept, which starts at {oldest}")
+
+
+def _too_far(due_ms: int, latest: str, delay_ms_max: int) -> TooFar:
+    return TooFar(
+        f"due_ms {due_ms} is {format_utc(due_ms)}, beyond the maximum delay of {format_duration(delay_ms_max)}; the latest "
+        f"due time now is {latest}"
+    )
 
 
 def _mark(bad: dict[int, DelayServerError], mask: NDArray[np.bool_], error: Callable[[int], DelayServerError]) -> None:

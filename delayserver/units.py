@@ -82,6 +82,15 @@ def format_size(size_bytes: int) -> str:
     return f"{size_bytes}B"
 
 
+def format_utc(instant_ms: int) -> str:
+    """Milliseconds since 1970 as ISO 8601 in UTC, with milliseconds; in words where the calendar has no such time."""
+    try:
+        instant = _EPOCH + timedelta(milliseconds=instant_ms)
+    except OverflowError:
+        return "a time beyond the calendar"
+    return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def format_instant(instant_ms: float) -> str:
     """Milliseconds since 1970 UTC as ISO 8601 in the local zone, with milliseconds."""
     return (_EPOCH + timedelta(milliseconds=instant_ms)).astimezone().isoformat(timespec="milliseconds")

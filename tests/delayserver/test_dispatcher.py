@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+from delayserver.protocol.columns import pack_column
+from delayserver.units import format_utc
 from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]
@@ -162,6 +165,16 @@ async def test_too_old_and_too_far_are_refused_by_name_at_their_exact_bounds(boo
     )
     names = [result.get("error", "ok") for result in results]
     assert names == ["too_old", "ok", "ok", "too_far", "too_old", "too_far"]
+    latest = f"the latest due time now is {format_utc(host.now_ms + 86_400_000)} ({host.now_ms + 86_400_000})"
+    beyond = f"is {format_utc(host.now_ms + 86_400_001)}, beyond the maximum delay of 1 d; {latest}"
+    assert results[3]["message"] == f"due_ms {host.now_ms + 86_400_001} {beyond}"
+    oldest = f"before the oldest window kept, which starts at {format_utc(oldest_ms)} ({oldest_ms})"
+    assert results[0]["message"] == f"due_ms {oldest_ms - 1} is {format_utc(oldest_ms - 1)}, {oldest}"
+    assert "a time beyond the calendar" in results[5]["message"]
+    due_ms = pack_column(np.array([oldest_ms - 1, host.now_ms + 86_400_001], np.int64))
+    columns = {"count": 2, "subject": "s", "due_ms": due_ms, "bodies": b"ab", "body_length": 1}
+    rejected = (await client.request("send", columns))["rejected"]
+    assert [message for _, _, message, _ in rejected] == [results[0]["message"], results[3]["message"]]
 
 
 async def test_lateness_is_recorded_in_microseconds_from_due_to_hand_off(boot: Boot) -> None:

@@ -8,6 +8,7 @@ from delayserver.units import (
     format_duration,
     format_instant,
     format_size,
+    format_utc,
     parse_address,
     parse_duration_ms,
     parse_instant_ms,
@@ -78,6 +79,13 @@ def test_figures_for_people_use_at_most_two_units() -> None:
     assert format_duration(3 * 86_400_000) == "3 d"
     assert format_size(64 << 20) == "64MiB"
     assert format_size(1001) == "1001B"
+
+
+def test_an_instant_in_utc_is_read_back_the_same_and_one_beyond_the_calendar_is_said_to_be() -> None:
+    assert format_utc(1_772_524_800_123) == "2026-03-03T08:00:00.123Z"
+    assert parse_instant_ms(format_utc(1_772_524_800_123)) == 1_772_524_800_123
+    assert format_utc(-1) == "1969-12-31T23:59:59.999Z"
+    assert format_utc(1 << 62) == format_utc(-1 << 62) == "a time beyond the calendar"
 
 
 def test_an_instant_for_people_is_read_back_the_same() -> None:
