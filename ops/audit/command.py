@@ -96,7 +96,7 @@ def report() -> None:
     """
 
 
-@report.command
+@report.command(short_help="How late deliveries were, for whom, when, and in which stage.")
 @report_options
 @click.pass_context
 def latency(context: click.Context, /, **given: Any) -> None:
@@ -104,7 +104,7 @@ def latency(context: click.Context, /, **given: Any) -> None:
     context.exit(_run(_request(given), "latency"))
 
 
-@report.command
+@report.command(short_help="What became of every message, and which ones are wrong.")
 @report_options
 @click.pass_context
 def completeness(context: click.Context, /, **given: Any) -> None:

@@ -24,6 +24,12 @@ def _run(*arguments: str) -> tuple[int, list[str]]:
     return result.exit_code, result.output.strip().splitlines()
 
 
+def test_the_help_says_what_each_report_is_in_a_whole_line() -> None:
+    _, lines = _run("--help")
+    summaries = [line for line in lines if line.startswith(("  completeness ", "  latency "))]
+    assert len(summaries) == 2 and all(line.endswith(".") and not line.endswith("...") for line in summaries)
+
+
 def test_without_java_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
