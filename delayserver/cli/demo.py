@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -29,7 +33,11 @@ def demo(context: click.Context, messages: int, seconds: float, as_json: bool) -
     from delayserver.cli.demo_run import Demo, running_server
     from delayserver.cli.demo_view import make_view, print_summary
 
-    with tempfile.TemporaryDirectory(prefix="delayserver-demo-") as directory, running_server(directory) as server:
+    with (
+        ending_on_signals(),
+        tempfile.TemporaryDirectory(prefix="delayserver-demo-") as directory,
+        running_server(directory) as server,
+    ):
         if not as_json:
             click.echo(f"server    {server.address}, temporary data in {server.directory}")
         demonstration = Demo(server.address, messages, seconds)
@@ -45,6 +53,24 @@ def demo(context: click.Context, messages: int, seconds: float, as_json: bool) -
         print_summary(progress)
         _print_verdict(progress)
     context.exit(0 if progress.ok else 1)
+
+
+@contextmanager
+def ending_on_signals() -> Iterator[None]:
+    """Within the block a closed terminal and a plain `kill` end the process as Ctrl-C does: what was made is removed."""
+
+    def end(number: int, _frame: FrameType | None) -> NoReturn:
+        sys.exit(128 + number)
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # by nohup
+                signal.signal(number, end)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _print_verdict(progress: Progress) -> None:

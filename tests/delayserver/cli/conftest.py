@@ -43,7 +43,7 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen[bytes]:
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "FORCE_COLOR")}
     command = [sys.executable, "-m", "delayserver", *arguments]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, **{**pipes, **options})
+    return subprocess.Popen(command, **{"cwd": ROOT, "env": environment, **pipes, **options})
 
 
 def run(*arguments: str, stdin: bytes | None = None) -> Done:

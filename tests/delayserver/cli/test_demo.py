@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import pty
+import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -47,6 +49,22 @@ def test_the_demo_draws_on_a_terminal(begin: Callable[..., Any]) -> None:
     assert process.wait(60) == 0
     assert "█".encode() in shown
     assert b"none before it was due" in shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM, signal.SIGINT])
+def test_a_demo_that_is_ended_by_a_signal_leaves_nothing_behind(
+    begin: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    process = begin("demo", "--messages", "10", "--seconds", "600", env=dict(os.environ), bufsize=0)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith(b"server ")
+    assert process.stdout.readline().startswith(b"scheduled ")
+    assert len(list(tmp_path.iterdir())) == 1
+    process.send_signal(number)
+    assert process.wait(60) == (130 if number == signal.SIGINT else 128 + number)
+    assert list(tmp_path.iterdir()) == []
+    assert b"Traceback" not in process.stderr.read()
 
 
 def test_quantiles_are_exact() -> None:
