@@ -27,6 +27,6 @@ def broker(
     running.log_to_stderr()
     from delayserver.process import run_broker
 
-    with running.naming_the_address(settings):
+    with running.naming_what_failed(settings):
         code = run_broker(settings, ready=running.announce("broker", settings, as_json))
     context.exit(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -63,16 +64,30 @@ def log_to_stderr() -> None:
 
 
 @contextmanager
-def naming_the_address(settings: Settings) -> Iterator[None]:
-    """Turn a failure to listen into a `click.ClickException` with the address and what to do; others pass."""
+def naming_what_failed(settings: Settings) -> Iterator[None]:
+    """Turn a failure to listen, and the loss of the data directory, into a `click.ClickException` that says what to do;
+    others pass."""
+    from store.errors import StoreError
+
     try:
         yield
-    except (OSError, BaseExceptionGroup) as error:
+    except (OSError, StoreError, BaseExceptionGroup) as error:
+        if _directory_is_gone(leaf(error), settings.storage.data_dir):
+            raise click.ClickException(
+                f"{settings.storage.data_dir}: the data directory was removed or moved while the server ran; put it (or a "
+                "copy) back and start again: without it, what was not delivered is lost"
+            ) from None
         advice = _listen_advice(leaf(error))
         if advice is None:
             raise
         host, port = settings.listen.host, settings.listen.port
         raise click.ClickException(f"cannot listen on {_place(host, port)}: {advice}") from None
+
+
+def _directory_is_gone(error: BaseException, data_dir: str) -> bool:
+    """Whether a file was missed because all of them are."""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, FileNotFoundError) and not Path(data_dir).exists()
 
 
 def _listen_advice(error: BaseException) -> str | None:

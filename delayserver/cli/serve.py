@@ -27,6 +27,6 @@ def serve(
     running.log_to_stderr()
     from delayserver.process import run_server
 
-    with running.naming_the_address(settings):
+    with running.naming_what_failed(settings):
         code = run_server(settings, ready=running.announce("server", settings, as_json))
     context.exit(code)

@@ -90,6 +90,20 @@ def test_a_data_directory_that_cannot_be_made_is_refused(delayserver: Callable[.
     refused(delayserver("serve", "--data-dir", str(tmp_path / "file" / "data"), "--port", "0"), str(tmp_path / "file"))
 
 
+@pytest.mark.parametrize("role", ["serve", "broker"])
+def test_a_server_whose_data_directory_goes_away_says_so_in_one_line(
+    begin: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, role: str
+) -> None:
+    process = begin(role, "--data-dir", str(tmp_path / "data"), "--port", "0")
+    assert process.stdout is not None
+    assert process.stdout.readline()
+    (tmp_path / "data").rename(tmp_path / "elsewhere")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.decode().count("\n") == 1, err
+    assert f"{tmp_path / 'data'}: the data directory was removed or moved" in err.decode()
+
+
 def test_a_host_that_is_not_of_this_machine_is_one_line(delayserver: Callable[..., Any], tmp_path: Path) -> None:
     refused(delayserver("serve", "--data-dir", str(tmp_path / "data"), "--port", "0", "--host", "192.0.2.1"), "--host")
 
