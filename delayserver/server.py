@@ -215,6 +215,7 @@ class DelayServer:
                 ack_timeout_ms_default=limits.ack_timeout_ms,
                 retention_ms=limits.retention_ms,
                 unconsumed_retention_ms=limits.unconsumed_retention_ms,
+                groups_max=limits.groups_max,
                 waiting_pulls_max=limits.waiting_pulls_max,
                 pull_messages_max=limits.pull_messages_max,
             ),

@@ -152,6 +152,8 @@ class BrokerSettings:
     ack_timeout_ms: int = 60_000
     retention_ms: int = 3_600_000
     unconsumed_retention_ms: int = 7 * 86_400_000
+    groups_max: int = 65_536
+    """Consumer groups of all subjects, each about 1 KiB of memory; a group stays until the broker's files go."""
     waiting_pulls_max: int = 65_536
     pull_messages_max: int = 16_384
     wait_ms_max: int = 60_000

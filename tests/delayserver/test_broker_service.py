@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from delayserver.protocol.columns import I64, U32, unpack_column
+from delayserver.protocol.errors import QueueFull
 from store.batches import StoredBatch
 from store.names import SUBJECT
-from tests.fakes.host import Client, Host, texts
+from tests.fakes.host import Client, Host, small_settings, texts
 
 Boot = Callable[..., Host]
 
@@ -44,6 +45,17 @@ async def test_a_nack_brings_the_message_again_after_its_delay_with_the_attempt_
     await host.start()
     assert host.check_balance(pending=0)["accepted"] == 1
     assert await (await host.client()).pull() == []
+
+
+async def test_the_bound_of_consumer_groups_is_a_setting(boot: Boot) -> None:
+    host = boot(small_settings(broker={"groups_max": 2}))
+    await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms)
+    for group in ("one", "two", "one"):
+        await client.pull(group=group, wait_ms=1_000)
+    with pytest.raises(QueueFull, match="groups_max"):
+        await client.pull(group="three")
 
 
 async def test_an_unacked_message_comes_again_after_its_timeout_and_only_to_its_group(boot: Boot) -> None:
