@@ -27,6 +27,8 @@ from store.windows import window_of
 from wheel.cursors import LoadCursors
 
 INTERVAL_MS = 5_000
+# After a ledger that could not be written anew: so long it stays as it is.
+COMPACT_AGAIN_US = 600_000_000
 _FINE = (Source.DIRECT, Source.FROM_DAY)
 _COLUMNS = {
     "delivered": Outcome.DELIVERED,
@@ -71,6 +73,7 @@ class Retention:
         self._asked_ms = -1
         self._oldest_by_age_ms = 0
         self._damaged: set[int] = set()
+        self._compact_after_us = 0
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         self.durable_position: Callable[[], int] = lambda: 0
         self.is_draining: Callable[[int], bool] = lambda _start_ms: False
@@ -127,6 +130,7 @@ class Retention:
         while True:
             await self._clock.sleep_ms(INTERVAL_MS)
             await self.retire_windows()
+            await self.compact_ledger()
             self.retire_message_log()
 
     async def retire_windows(self) -> None:
@@ -147,6 +151,20 @@ class Retention:
         else:
             await trio.to_thread.run_sync(collect)
         self.on_retired([start for start in last if self._ledger.has(start) and self._remove(start)])
+
+    async def compact_ledger(self) -> None:
+        """Write the ledger anew where its many small records would hold up a start."""
+        if not self._ledger.wants_compaction or self._clock.monotonic_us() < self._compact_after_us:
+            return
+        try:
+            if self._inline:
+                self._ledger.compact()
+            else:
+                await trio.to_thread.run_sync(self._ledger.compact)
+        except (CorruptionError, DiskFullError) as error:
+            self._compact_after_us = self._clock.monotonic_us() + COMPACT_AGAIN_US
+            if isinstance(error, CorruptionError):
+                self.on_corruption(error)
 
     def _may_go(self, start_ms: int) -> bool:
         if self.is_draining(start_ms) or start_ms in self._damaged:

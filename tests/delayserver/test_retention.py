@@ -13,6 +13,8 @@ from delayserver.recover.check import check_directory
 from delayserver.replayer import Round
 from store.batches import I64, MessageBatch
 from store.dispatch_log import DispatchKey
+from store.errors import DiskFullError
+from store.ledger import Ledger
 from store.schedule_log import ScheduleKey, Source
 from tests.fakes.host import Host, faked_settings
 
@@ -217,3 +219,50 @@ async def test_a_full_disk_keeps_windows_for_a_later_pass_and_ends_nothing(boot:
     host.disk.capacity_bytes = None
     assert set(await client.lookup(*receipts)) == {"retired"}
     assert host.check_balance(pending=0)["delivered"] == windows
+
+
+async def test_a_ledger_of_many_records_is_written_anew_while_the_server_runs(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.ledger.SPARE_RECORDS_MAX", 3)
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    receipts = []
+    for minute in range(8):
+        receipts.append((await client.put(str(minute), host.now_ms + minute * MINUTE_MS))["receipt"])
+    await host.sleep_ms(8 * MINUTE_MS)
+    host.clock.step(30 * MINUTE_MS)
+    await host.sleep_ms(12_000)
+    size = host.disk.size("/data/ledger.log")
+    assert len(host.server.opened.ledger) == 8 and size < 8 * 160
+    await host.kill()
+    await host.start()
+    assert host.disk.size("/data/ledger.log") == size
+    client = await host.client()
+    assert await client.lookup(*receipts) == ["retired"] * 8
+    status = host.check_balance(pending=0)
+    assert (status["accepted"], status["delivered"]) == (8, 8)
+
+
+async def test_a_ledger_that_cannot_be_written_anew_is_left_for_ten_minutes(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.ledger.SPARE_RECORDS_MAX", 0)
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    tries = []
+
+    def full(_ledger: Ledger) -> None:
+        tries.append(host.now_ms)
+        raise DiskFullError("full")
+
+    monkeypatch.setattr(Ledger, "compact", full)
+    await client.put("gone", host.now_ms)
+    host.clock.step(30 * MINUTE_MS)
+    await host.sleep_ms(60_000)
+    assert len(tries) == 1
+    await host.sleep_ms(10 * MINUTE_MS)
+    assert len(tries) == 2
+    host.check_balance(pending=0)

@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 
+import store.ledger as ledger_module
 from store.batches import LedgerBatch
 from store.errors import DiskFullError, FormatError
 from store.ledger import Ledger
@@ -152,3 +153,87 @@ def test_a_ledger_of_another_server_is_refused() -> None:
     Ledger.open(fs, "/d", 7).close()
     with pytest.raises(FormatError, match="belongs to server"):
         Ledger.open(fs, "/d", 8)
+
+
+def compacted(fs: FakeDisk, count: int) -> Ledger:
+    """A ledger with `count` windows of two subjects in records of their own, the fifth written twice."""
+    ledger = Ledger.open(fs, "/d", 7)
+    for minute in range(1, count + 1):
+        ledger.append(rows(minute * MINUTE, [1, 3], minute))
+    ledger.append(rows(5 * MINUTE, [3], 100))
+    return ledger
+
+
+def contents(ledger: Ledger) -> list[list[int]]:
+    """Every window's rows, as far as they tell windows apart."""
+    found = []
+    for start, coarse in ledger.windows().tolist():
+        window = ledger.window(start, coarse=bool(coarse))
+        found += [[start, coarse, *row] for row in zip(window.subject.tolist(), window.accepted.tolist(), strict=True)]
+    return found
+
+
+def test_a_file_that_is_written_anew_holds_the_same_in_few_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "SPARE_RECORDS_MAX", 18)
+    monkeypatch.setattr(ledger_module, "MERGED_ROWS", 16)
+    fs = disk()
+    ledger = compacted(fs, 15)
+    assert not ledger.wants_compaction
+    for minute in range(16, 25):
+        ledger.append(rows(minute * MINUTE, [1, 3], minute, coarse=minute % 2))
+    before, totals = contents(ledger), accepted(ledger)
+    assert ledger.wants_compaction
+    ledger.compact()
+    assert not ledger.wants_compaction
+    assert (contents(ledger), accepted(ledger)) == (before, totals)
+    ledger.append(rows(30 * MINUTE, [2], 9))
+    for current in (ledger, Ledger.open(fs, "/d", 7)):
+        assert contents(current) == [*before, [30 * MINUTE, 0, 2, 9]]
+        assert accepted(current) == totals | {2: 9}
+    segment = Segment.open(fs, "/d/ledger.log", FILE_LEDGER, 7)
+    segment.recover()
+    assert [len(batch) for _, batch in segment.records()] == [16, 17, 14, 1]
+    ledger.compact()
+    assert contents(Ledger.open(fs, "/d", 7)) == [*before, [30 * MINUTE, 0, 2, 9]]
+
+
+@pytest.mark.parametrize("operations", range(12))
+def test_a_crash_while_it_is_written_anew_loses_nothing(operations: int) -> None:
+    fs = disk()
+    ledger = compacted(fs, 8)
+    before, totals = contents(ledger), accepted(ledger)
+    fs.crash_after(operations)
+    try:
+        ledger.compact()
+        ledger.append(rows(9 * MINUTE, [1], 9))
+    except SimulatedCrash:
+        pass
+    fs.crash(Random(operations))
+    again = Ledger.open(fs, "/d", 7)
+    assert not again.damages
+    there = again.has(9 * MINUTE)
+    assert contents(again) == before + [[9 * MINUTE, 0, 1, 9]] * there
+    assert accepted(again)[1] == totals[1] + 9 * there
+    assert fs.files("/d") == ["/d/ledger.log"]
+
+
+def test_a_disk_too_full_for_a_second_file_keeps_the_first() -> None:
+    fs = FakeDisk(capacity_bytes=2 * 4096)
+    fs.make_directory("/d")
+    ledger = compacted(fs, 40)
+    before = contents(ledger)
+    with pytest.raises(DiskFullError):
+        ledger.compact()
+    assert fs.files("/d") == ["/d/ledger.log"]
+    ledger.append(rows(41 * MINUTE, [1], 1))
+    assert contents(Ledger.open(fs, "/d", 7)) == [*before, [41 * MINUTE, 0, 1, 1]]
+
+
+def test_a_damaged_file_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "SPARE_RECORDS_MAX", 3)
+    fs = disk()
+    compacted(fs, 8)
+    assert Ledger.open(fs, "/d", 7).wants_compaction
+    fs.flip_bit("/d/ledger.log", 200)
+    damaged = Ledger.open(fs, "/d", 7)
+    assert damaged.damages and not damaged.wants_compaction
