@@ -228,9 +228,8 @@ async def test_a_ledger_of_many_records_is_written_anew_while_the_server_runs(
     host = boot(settings())
     await host.start()
     client = await host.client()
-    receipts = []
-    for minute in range(8):
-        receipts.append((await client.put(str(minute), host.now_ms + minute * MINUTE_MS))["receipt"])
+    due_ms = host.now_ms
+    receipts = [(await client.put(str(minute), due_ms + minute * MINUTE_MS))["receipt"] for minute in range(8)]
     await host.sleep_ms(8 * MINUTE_MS)
     host.clock.step(30 * MINUTE_MS)
     await host.sleep_ms(12_000)
