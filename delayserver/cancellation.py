@@ -15,6 +15,7 @@ from functools import partial
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from delayserver.attempted import Attempted
 from delayserver.broker_group import BrokerGroup
@@ -31,13 +32,17 @@ from store.batches import I64, U8, CancelBatch, MessageBatch
 from store.dispatch_log import DispatchKey
 from store.errors import CorruptionError
 from store.filesystem import FileSystem
+from store.outcome_index import OutcomeIndex
 from store.windows import window_of, window_starts
-from wheel.keys import Key
+from wheel.keys import Key, groups
+
+Places = NDArray[np.intp]
 
 # Up to this many are looked up on the event loop.
 INLINE_MESSAGES_MAX = 32
+CANCELLED, ALREADY_CANCELLED = int(Outcome.CANCELLED), int(Outcome.ALREADY_CANCELLED)
 # Promises that the message never arrives. Each rests on its outcome row alone, so it is not told before that is durable.
-NEVER_DELIVERED = np.array([Outcome.EXPIRED, Outcome.DEAD_LETTERED], dtype=np.uint8)
+EXPIRED, DEAD_LETTERED = int(Outcome.EXPIRED), int(Outcome.DEAD_LETTERED)
 
 
 class Cancellation:
@@ -61,6 +66,7 @@ class Cancellation:
         self._commit = commit
         self._replayer = replayer
         self._locator = locator
+        self._open_messages = recorder.open_messages
         self._recorder = recorder
         self._wheel = wheel
         self._loader = loader
@@ -78,12 +84,16 @@ class Cancellation:
         accepted = (sequence > 0) & (sequence <= self._highest_sequence())
         if accepted.any():
             await self._replayer.wait_replayed(int(sequence[accepted].max()))
-        find = partial(self._locator.locate, sequence, due_ms)
-        if self._inline or len(sequence) <= INLINE_MESSAGES_MAX:
-            located = find()
-        else:
-            located = await trio.to_thread.run_sync(find)
-        located.hidden[~accepted] = False
+        found, subject = self._open_messages.find(sequence, due_ms)
+        located = Located(found, np.where(found, sequence, 0), subject, np.zeros(len(sequence), dtype=bool))
+        rest = np.flatnonzero(~found)
+        if len(rest):
+            find = partial(self._locator.locate, sequence[rest], due_ms[rest])
+            in_files = (
+                find() if self._inline or len(rest) <= INLINE_MESSAGES_MAX else await trio.to_thread.run_sync(find)
+            )
+            located.put(rest, in_files)
+            located.hidden[~accepted] = False
         return located
 
     async def caught_up(self) -> None:
@@ -93,32 +103,31 @@ class Cancellation:
     async def durable(self, message: I64, answer: U8) -> None:
         """Return when `expired` and `dead_lettered` among the answers are on disk: after a crash before that the message
         would be due once more, and what was due before a crash is asked for at the node instead of expiring."""
-        promised = message[np.isin(answer, NEVER_DELIVERED)]
+        promised = message[(answer == EXPIRED) | (answer == DEAD_LETTERED)]
         while len(promised) and any(np.isin(promised, rows.sequence).any() for rows in self._recorder.unwritten()):
             await self._clock.sleep_ms(1)
 
     async def cancel(self, sequence: I64, due_ms: I64) -> U8:
         """Outcome codes u8[n] for n messages. Durable when this returns. Raises named errors of the commit."""
         located = await self.locate(sequence, due_ms)
-        message, due = located.message, np.asarray(due_ms)
-        async with AsyncExitStack() as stack:
-            answer = await self._decide(stack, located, due)
-            self._name_missing(answer, located, sequence, due)
-            mine = answer == int(Outcome.CANCELLED)
-            if mine.any():
-                held, first = np.unique(message[mine], return_index=True)
-                place = np.flatnonzero(mine)[first]
-                batch = CancelBatch.filled(
-                    len(held),
-                    sequence=held,
-                    due_ms=due[place],
-                    requested_us=self._clock.now_us(),
-                    subject=located.subject[place],
-                )
-                await self._commit_held(batch, held, due[place])
-                again = np.ones(len(message), dtype=bool)
-                again[place] = False
-                answer[mine & again] = int(Outcome.ALREADY_CANCELLED)  # named twice in one request
+        message = located.message
+        answer = await self._decide(located, due_ms)
+        self._name_missing(answer, located, sequence, due_ms)
+        mine = np.flatnonzero(answer == CANCELLED)
+        if len(mine):
+            held, place = _distinct(message, mine)
+            due = due_ms[place]
+            batch = CancelBatch.filled(
+                len(held),
+                sequence=held,
+                due_ms=due,
+                requested_us=self._clock.now_us(),
+                subject=located.subject[place],
+            )
+            await self._commit_held(batch, held, due)
+            if len(place) < len(mine):  # named twice in one request
+                answer[mine] = ALREADY_CANCELLED
+                answer[place] = CANCELLED
         await self.durable(message, answer)
         return answer
 
@@ -131,45 +140,65 @@ class Cancellation:
         """
         sequences, due = np.array([sequence], dtype=np.int64), np.array([due_ms], dtype=np.int64)
         located = await self.locate(sequences, due)
-        async with AsyncExitStack() as stack:
-            answer = await self._decide(stack, located, due)
-            self._name_missing(answer, located, sequences, due)
-            if answer[0] != int(Outcome.CANCELLED):
-                await self.durable(located.message, answer)
-                return int(answer[0]), None, None
-            message = int(located.message[0])
-            try:
-                old = self._locator.read(message, due_ms)
-                assert old is not None, "what was located can be read"
-                batch = build(old).with_columns(replaces_sequence=message, replaces_due_ms=due_ms)
-            except CorruptionError as error:  # its columns could be read, its body cannot
-                self._give_back(located.message, due)
-                raise MessageDamaged(str(error)) from error
-            except BaseException:
-                self._give_back(located.message, due)
-                raise
-            committed = await self._commit_held(batch, located.message, due)
-            return int(Outcome.CANCELLED), committed, batch
+        answer = await self._decide(located, due)
+        self._name_missing(answer, located, sequences, due)
+        if answer[0] != CANCELLED:
+            await self.durable(located.message, answer)
+            return int(answer[0]), None, None
+        message = int(located.message[0])
+        try:
+            old = self._locator.read(message, due_ms)
+            if old is None:  # it is known from memory
+                self._locator.locate(sequences, due)  # tells of the damage
+                raise MessageDamaged("the part of the schedule file that holds it is damaged")
+            batch = build(old).with_columns(replaces_sequence=message, replaces_due_ms=due_ms)
+        except CorruptionError as error:  # its columns could be read, its body cannot
+            self._give_back(located.message, due)
+            raise MessageDamaged(str(error)) from error
+        except BaseException:
+            self._give_back(located.message, due)
+            raise
+        committed = await self._commit_held(batch, located.message, due)
+        return CANCELLED, committed, batch
 
-    async def _decide(self, stack: AsyncExitStack, located: Located, due_ms: I64) -> U8:
+    async def _decide(self, located: Located, due_ms: I64) -> U8:
         """Answer what can be answered, hold the rest (answer `cancelled`)."""
         message = located.message
         while True:
-            starts = window_starts(due_ms, self._window_ms)
-            files: dict[DispatchKey, list[int]] = {}
-            for start in np.unique(starts[located.found]).tolist():
-                files.setdefault(self._recorder.key_of(start), []).append(start)
-            indexes = {}
-            for key in files:
-                # Where the outcomes are damaged nobody knows whether an attempt was made: `too_late`.
-                with suppress(CorruptionError):
-                    indexes[key] = await stack.enter_async_context(self._recorder.pinned(key))
-            if not self._recorder.any_held(message):
-                break
-            await self._recorder.wait_released()  # another cancel of one of these is on its way: it decides first
+            known = self._undecided(located, due_ms)
+            files = self._by_file(np.flatnonzero(located.found & ~known), due_ms)
+            async with AsyncExitStack() as stack:
+                indexes = {}
+                for key in files:
+                    # Where the outcomes are damaged nobody knows whether an attempt was made: `too_late`.
+                    with suppress(CorruptionError):
+                        indexes[key] = await stack.enter_async_context(self._recorder.pinned(key))
+                if self._recorder.any_held(message):
+                    # Another cancel of one of these is on its way: it decides first.
+                    await self._recorder.wait_released()
+                elif not files or not (known & ~self._undecided(located, due_ms)).any():
+                    return self._decided(located, due_ms, files, indexes)
+
+    def _undecided(self, located: Located, due_ms: I64) -> NDArray[np.bool_]:
+        """Of which of the found messages memory knows that they have no outcome, bool[n]; holds for this step."""
+        return located.found & self._open_messages.find(located.message, due_ms)[0]
+
+    def _by_file(self, rows: Places, due_ms: I64) -> dict[DispatchKey, Places]:
+        """Sort rows by the file that tells their outcomes."""
+        starts = window_starts(due_ms[rows], self._window_ms)
+        order = np.argsort(starts, kind="stable")
+        files: dict[DispatchKey, list[Places]] = {}
+        for start, begin, end in groups(starts[order]):
+            files.setdefault(self._recorder.key_of(start), []).append(rows[order[begin:end]])
+        return {key: np.concatenate(parts) for key, parts in files.items()}
+
+    def _decided(
+        self, located: Located, due_ms: I64, files: dict[DispatchKey, Places], indexes: dict[DispatchKey, OutcomeIndex]
+    ) -> U8:
+        """One step: the answers u8[n]. What is in none of the files has no outcome."""
+        message = located.message
         answer = np.zeros(len(message), dtype=np.uint8)
-        for key, windows in files.items():
-            rows = np.flatnonzero(located.found & np.isin(starts, windows))
+        for key, rows in files.items():
             index = indexes.get(key)
             if index is None:
                 answer[rows] = int(Outcome.TOO_LATE)
@@ -179,7 +208,7 @@ class Cancellation:
                 # The window went with its outcomes since the message was located.
                 gone = [row for row in rows.tolist() if self.is_retired(key.start_ms, int(message[row]))]
                 answer[gone] = int(Outcome.RETIRED)
-        answer[answer == int(Outcome.CANCELLED)] = int(Outcome.ALREADY_CANCELLED)
+        answer[answer == CANCELLED] = ALREADY_CANCELLED
         open_rows = np.flatnonzero(located.found & (answer == 0))
         if len(open_rows):
             answer[open_rows] = self._take_out(message[open_rows], due_ms[open_rows])
@@ -194,17 +223,18 @@ class Cancellation:
 
     def _take_out(self, message: I64, due_ms: I64) -> U8:
         """One step: whatever runs or may have run is too late, the rest leaves wheel and queues and is held."""
-        answer = np.full(len(message), int(Outcome.CANCELLED), dtype=np.uint8)
+        answer = np.full(len(message), CANCELLED, dtype=np.uint8)
         answer[self._attempted.maybe(message, due_ms) | self._attempted.unknown(message)] = int(Outcome.TOO_LATE)
         for group in self._groups:
             running = group.in_flight()
             if len(running):
                 answer[np.isin(message, running)] = int(Outcome.TOO_LATE)
-        mine = np.flatnonzero(answer == int(Outcome.CANCELLED))
+        mine = np.flatnonzero(answer == CANCELLED)
         if len(mine):
-            held = np.unique(message[mine])
+            held, place = _distinct(message, mine)
             self._recorder.hold(held)
-            self._wheel.cancel(np.ascontiguousarray(due_ms[mine]), np.ascontiguousarray(message[mine]))
+            if len(self._wheel):
+                self._wheel.cancel(due_ms[place], held)
             for group in self._groups:
                 if len(group.queue):
                     group.queue.remove(held)
@@ -227,3 +257,12 @@ class Cancellation:
         first = np.lexsort((message, due_ms))[0]
         self._loader.evict_after(Key(int(due_ms[first]), int(message[first]) - 1))
         self._loader.wake()
+
+
+def _distinct(message: I64, rows: Places) -> tuple[I64, Places]:
+    """The distinct messages of some rows, ascending, and the first row of each."""
+    named = message[rows]
+    if (named[1:] > named[:-1]).all():
+        return named, rows
+    distinct, first = np.unique(named, return_index=True)
+    return distinct, rows[first]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,14 @@ class Located:
     message: I64
     subject: U32
     hidden: NDArray[np.bool_]
+
+    def put(self, rows: NDArray[np.intp], found: Located) -> None:
+        """Take over what was found of some rows elsewhere."""
+        for mine, theirs in zip(self._columns(), found._columns(), strict=True):
+            mine[rows] = theirs
+
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return self.found, self.message, self.subject, self.hidden
 
 
 class Locator:

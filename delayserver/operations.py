@@ -16,6 +16,7 @@ from delayserver.group_commit import Committed, GroupCommit
 from delayserver.intake import Intake, Rejection
 from delayserver.locator import Locator
 from delayserver.lookup import Lookup
+from delayserver.protocol.cancel_reply import encode_cancel_reply
 from delayserver.protocol.columns import I64, pack_column, unpack_column, unpack_count
 from delayserver.protocol.errors import (
     BatchTooLarge,
@@ -179,7 +180,7 @@ class Operations:
 
     # -- cancel and lookup
 
-    async def cancel(self, _connection: Connection, request: Request) -> dict[str, Any]:
+    async def cancel(self, connection: Connection, request: Request) -> dict[str, Any] | None:
         """By receipts, by ids or in columns."""
         arguments = request.arguments
         if "count" in arguments:
@@ -189,6 +190,9 @@ class Operations:
             return {"outcome": pack_column(await self._cancellation.cancel(sequence, _sane(due_ms)))}
         receipts, errors = await self._named(arguments)
         outcome = await self._cancellation.cancel(receipts[0], receipts[1])
+        if not errors and "receipts" in arguments:
+            connection.reply(encode_cancel_reply(request.id, arguments["receipts"], outcome))
+            return None
         labels = [OUTCOME_LABELS[code] for code in outcome.tolist()]
         return {"results": self._results(arguments, receipts, errors, [{"outcome": label} for label in labels])}
 

@@ -18,6 +18,7 @@ import trio
 from numpy.typing import NDArray
 
 from delayserver.clock import Clock
+from delayserver.open_messages import OpenMessages
 from delayserver.protocol.outcomes import Outcome
 from delayserver.settings import DispatchSettings
 from store.batches import OutcomeBatch
@@ -55,10 +56,10 @@ class OutcomeRecorder:
         self._pins: dict[DispatchKey, int] = {}
         self._held: set[int] = set()
         self._released = trio.Event()
+        self.open_messages = OpenMessages()
         self.day_outcomes: Callable[[int, NDArray[np.int64]], NDArray[np.uint8]] | None = None
         self.totals = np.zeros(16, dtype=np.int64)
         self.durable_totals = np.zeros(16, dtype=np.int64)
-        self.on_recorded: Callable[[OutcomeBatch], None] = lambda _batch: None
         self.on_durable: Callable[[set[DispatchKey]], None] = lambda _keys: None
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         self.disk_full = False
@@ -79,7 +80,7 @@ class OutcomeRecorder:
             self.totals += np.bincount(batch.outcome[balance], minlength=16)
         if self._indexes or self._loading:
             self._feed_indexes(batch)
-        self.on_recorded(batch)
+        self.open_messages.remove(batch.sequence)
         self._work.set()
 
     def _feed_indexes(self, batch: OutcomeBatch) -> None:

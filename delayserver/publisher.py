@@ -60,6 +60,8 @@ class Publisher:
         """A round of the message_log."""
         self.accepted += done.accepted
         self.internal += done.internal
+        if done.messages is not None and self.recovered is None:  # what a start replays may have its outcome already
+            self._recorder.open_messages.add(done.messages)
         self._publish_rows(done)
         for batch in done.cancels:
             self._settle(cancelled_outcomes(batch, self._clock.now_us()))

@@ -62,6 +62,8 @@ class Round:
 
     end: int
     last_sequence: int
+    # All messages of the round; copies are marked in `placed` only.
+    messages: MessageBatch | None = None
     placed: list[Placed] = field(default_factory=list)
     cancels: list[CancelBatch] = field(default_factory=list)
     size_bytes: int = 0
@@ -225,8 +227,9 @@ class Replayer:
             return self._log.read(following, stop, ROUND_BYTES_BEHIND) if following < stop else []
 
     def _is_quick(self, entries: list[LogEntry]) -> bool:
-        """Whether a round may hold the event loop: few rows, and no file to be made, since that takes two syncs."""
-        if sum([len(entry.batch) for entry in entries]) > INLINE_ROWS_MAX:
+        """Whether a round may hold the event loop: few rows (cancels are not placed), and no file to be made, since that
+        takes two syncs."""
+        if sum([len(entry.batch) for entry in entries if not isinstance(entry.batch, CancelBatch)]) > INLINE_ROWS_MAX:
             return False
         for entry in entries:
             if not isinstance(entry.batch, CancelBatch):
@@ -270,6 +273,7 @@ class Replayer:
             if batch.replaces_sequence.any():
                 done.cancels.append(_replaced(batch))
             done.last_sequence = int(batch.sequence[-1])
+            done.messages = batch
             self.place_batch(batch, done, Source.DIRECT)
 
     def place_batch(self, batch: MessageBatch, done: Round, source: Source) -> None:

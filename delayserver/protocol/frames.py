@@ -145,7 +145,11 @@ def encode_frame(value: object) -> bytes:
     """One frame with ``value`` as its payload. Raises what msgpack raises for values it cannot carry:
     a bug of the caller.
     """
-    payload: bytes = _pack(value)
+    return frame_of(_pack(value))
+
+
+def frame_of(payload: bytes) -> bytes:
+    """The frame of a payload that is one msgpack value already."""
     return _pack_header(len(payload)) + payload
 
 

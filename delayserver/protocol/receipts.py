@@ -26,9 +26,9 @@ _DERIVED_PATTERN: Final = re.compile(r"([0-9a-f]{12})-([0-9a-f]{12})", re.ASCII)
 _BLANK: Final = "?" * RECEIPT_CHARACTERS
 _DASH: Final = ord("-")
 
-_NOT_HEX: Final = 0xFF
-_VALUE_OF_DIGIT: Final = np.full(256, _NOT_HEX, np.uint8)
-_VALUE_OF_DIGIT[np.frombuffer(b"0123456789abcdef", np.uint8)] = np.arange(16, dtype=np.uint8)
+# What each character stands for: a digit its value, a dash the next number, everything else more than both.
+_DASH_VALUE: Final = 16
+_VALUE_OF_CHARACTER: Final = bytes([b"0123456789abcdef-".find(character) % 256 for character in range(256)])
 _DIGITS_OF_BYTE: Final = np.frombuffer(bytes(range(256)).hex().encode(), np.uint8).reshape(256, 2)
 
 
@@ -82,13 +82,15 @@ def parse_receipts(receipts: Sequence[object], server_id: str) -> ReceiptColumns
     if not regular:
         text = "".join([item if type(item) is str and len(item) == RECEIPT_CHARACTERS else _BLANK for item in receipts])
     # One "?" for each character outside ASCII keeps the width.
-    matrix = np.frombuffer(text.encode("ascii", "replace"), np.uint8).reshape(-1, RECEIPT_CHARACTERS)
-    values = _VALUE_OF_DIGIT[matrix]
-    valid = (matrix[:, 12] == _DASH) & (matrix[:, 25] == _DASH)
-    bad = values > 15
-    bad[:, 12] = False
-    bad[:, 25] = False
-    valid &= ~bad.any(axis=1)
+    octets = text.encode("ascii", "replace")
+    matrix = np.frombuffer(octets, np.uint8).reshape(-1, RECEIPT_CHARACTERS)
+    values = np.frombuffer(octets.translate(_VALUE_OF_CHARACTER), np.uint8).reshape(-1, RECEIPT_CHARACTERS)
+    valid = (values[:, 12] == _DASH_VALUE) & (values[:, 25] == _DASH_VALUE)
+    # Mostly all of them have the form: then there is nothing to look for in each.
+    if not (valid.all() and np.count_nonzero(values >= _DASH_VALUE) == 2 * len(values)):
+        bad = values >= _DASH_VALUE
+        bad[:, [12, 25]] = False
+        valid &= ~bad.any(axis=1)
     own = valid & (np.ascontiguousarray(matrix[:, :DIGITS]).view("S12")[:, 0] == server_id.encode())
     return ReceiptColumns(_combine(values[:, 13:25], valid), _combine(values[:, 26:38], valid), valid, own)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,8 @@ import trio
 from delayserver.protocol.columns import U8, pack_column, unpack_column
 from delayserver.protocol.frames import encode_request
 from delayserver.protocol.outcomes import Outcome
+from store.dispatch_log import DispatchKey
+from store.outcome_index import OutcomeIndex
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Client, Host, faked_settings, small_settings
 from wheel.keys import Key
@@ -339,6 +342,78 @@ async def test_columns_cancel_many_at_once(boot: Boot) -> None:
     assert (codes[1_000:] == 0).all()
     await host.settled()
     assert host.check_balance(pending=0)["cancelled"] == 1_000
+
+
+async def test_what_memory_knows_and_what_files_tell_is_answered_alike_in_one_request(boot: Boot) -> None:
+    """Over many windows and a coarse day: every third message is asked for in the files alone."""
+    host = boot(faked_settings(storage={"fine_horizon_ms": 7_200_000}))
+    await host.start()
+    client = await host.client()
+    count = 600
+    due_ms = host.now_ms + 50 + np.arange(count, dtype=np.int64) * 5_000
+    due_ms[::50] += 3 * 86_400_000
+    columns = {"count": count, "subject": "s", "due_ms": pack_column(due_ms), "bodies": b"x" * count, "body_length": 1}
+    sequences = (await client.request("send", columns))["first_sequence"] + np.arange(count, dtype=np.int64)
+
+    async def cancel(rows: slice) -> list[int]:
+        host.server.recorder.open_messages.remove(sequences[::3])
+        part = {"sequence": pack_column(sequences[rows]), "due_ms": pack_column(due_ms[rows])}
+        reply = await client.request("cancel", {"count": len(sequences[rows]), **part})
+        codes: list[int] = unpack_column(reply["outcome"], len(sequences[rows]), U8, "outcome").tolist()
+        return codes
+
+    await host.sleep_ms(100_000)
+    delivered = np.isin(sequences, host.fake().stored)
+    assert delivered[:20].sum() > 15, "the first are delivered, but for the one of a later day"
+    expected = np.where(delivered, int(Outcome.DELIVERED), int(Outcome.CANCELLED))
+    assert await cancel(slice(0, 300)) == expected[:300].tolist()
+    expected[:300][expected[:300] == int(Outcome.CANCELLED)] = int(Outcome.ALREADY_CANCELLED)
+    assert await cancel(slice(None, None, -1)) == expected[::-1].tolist()
+    await host.settled()
+    assert host.check_balance(pending=0)["cancelled"] == count - delivered.sum()
+
+
+async def test_what_is_delivered_while_a_cancel_reads_other_outcomes_is_told_as_delivered(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    far = await client.put("far", host.now_ms + 3_600_000)
+    near = await client.put("near", host.now_ms + 100)
+    await host.settled()
+    recorder = host.server.recorder
+    pinned = recorder.pinned
+
+    @asynccontextmanager
+    async def on_a_slow_disk(key: DispatchKey) -> AsyncIterator[OutcomeIndex]:
+        await host.sleep_ms(1_000)
+        async with pinned(key) as index:
+            yield index
+
+    monkeypatch.setattr(recorder, "pinned", on_a_slow_disk)
+    host.server.recorder.open_messages.remove(np.array([far["sequence"]]))
+    assert await client.cancel(far["receipt"], near["receipt"]) == ["cancelled", "delivered"]
+    assert host.fake().texts == ["near"]
+    await host.settled()
+    assert host.check_balance(pending=0)["cancelled"] == 1
+
+
+async def test_after_a_crash_memory_does_not_take_what_is_replayed_again_for_undecided(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 1_000
+    receipts = [(await client.put(str(number), due_ms))["receipt"] for number in range(3)]
+    await host.sleep_ms(2_000)
+    await host.settled()
+    await host.lose_power(1)
+    await host.start()
+    client = await host.client()
+    for receipt in receipts:
+        assert await client.cancel(receipt) == ["delivered"]
+    await host.settled()
+    assert host.check_balance(pending=0)["delivered"] == 3
 
 
 async def test_expired_is_told_only_when_it_is_durable(boot: Boot) -> None:

@@ -155,3 +155,27 @@ async def test_an_outcome_whose_message_is_gone_does_not_stand_for_another_messa
     assert host.server.book.orphans == {due_ms // 60_000 * 60_000: 1}
     await host.sleep_ms(3_000)
     assert host.fake().texts == ["waits"]
+
+
+@pytest.mark.parametrize("part", ["header", "columns", "body"])
+async def test_what_memory_still_knows_is_not_rescheduled_from_a_damaged_record_and_can_be_cancelled(
+    boot: Boot, part: str
+) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 3_600_000
+    receipt = (await client.put("body" * 20, due_ms))["receipt"]
+    await host.settled()
+    path = only_file(host, "schedule_log", ".direct.log")
+    header = decode_header(host.disk.content(path)[FILE_HEADER_BYTES:][:HEADER_BYTES], FILE_HEADER_BYTES)
+    places = {"header": FILE_HEADER_BYTES + 20, "columns": FILE_HEADER_BYTES + HEADER_BYTES + 20}
+    host.disk.flip_bit(path, places.get(part, header.blob_offset + 10))
+    items = [{"receipt": receipt, "due_ms": due_ms + 60_000}]
+    (result,) = (await client.request("reschedule", {"items": items}))["results"]
+    assert result["error"] == "message_damaged"
+    assert await client.lookup(receipt) == ["pending"]
+    assert await client.cancel(receipt) == ["cancelled"]
+    status = await client.status()
+    assert any(path in text for text in status["corruption"])
+    assert not status["errors"].get("internal_error")
