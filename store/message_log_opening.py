@@ -28,6 +28,9 @@ class LogDamage:
     path: str
     damage: Damage
 
+    def __str__(self) -> str:
+        return f"{self.path}: corrupt at offset {self.damage.start}: {self.damage.detail}"
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentTable:

@@ -29,6 +29,9 @@ class WindowDamage(Generic[Key]):
     path: str
     damage: Damage
 
+    def __str__(self) -> str:
+        return f"{self.path}: corrupt at offset {self.damage.start}: {self.damage.detail}"
+
 
 @dataclass(slots=True)
 class FileState:

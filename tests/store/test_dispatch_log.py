@@ -127,6 +127,7 @@ def test_a_record_with_an_outcome_beyond_the_table_is_damage_and_the_others_are_
     again.recover_all({})
     damage = Damage(place.start, place.end, "outcome code 16 is beyond the table")
     assert [found.damage for found in again.damages] == [damage] and again.rows(KEY) == 5
+    assert str(again.damages[0]) == f"{again.path(KEY)}: corrupt at offset {damage.start}: {damage.detail}"
     damages: list[Damage] = []
     assert again.outcomes(KEY, damages=damages).sequence.tolist() == [1, 2, 3, 6, 7] and damages == [damage]
     with pytest.raises(CorruptionError, match=f"offset {place.start}: outcome code 16"):

@@ -165,6 +165,7 @@ def test_a_missing_segment_is_reported_and_the_others_are_read() -> None:
     log = opened(fs)
     assert [found.path for found in log.damages] == [first_path]
     assert log.damages[0].damage.stop - log.damages[0].damage.start == missing_end - first_end
+    assert str(log.damages[0]).startswith(f"{first_path}: corrupt at offset {log.damages[0].damage.start}: ")
     entries = log.read(log.first, log.synced, 1 << 20)
     assert entries[-1].end == first_end
     with pytest.raises(CorruptionError, match="goes on at offset"):
