@@ -9,6 +9,9 @@ second, and a seed would take minutes.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 import trio
 import trio.abc
@@ -21,12 +24,29 @@ WITHOUT_DEADLINE_MAX = 1000
 BASE_US = 1_772_323_200_000_000
 
 
+@dataclass(order=True, slots=True)
+class Timer:
+    """An action at a time. Two for one time keep the order in which they were made."""
+
+    when_s: float
+    number: int
+    action: Callable[[], None] | None = field(compare=False)
+
+
 class SimulatedTime(trio.abc.Clock):
-    """trio's clock. Time stands while a task can run, and jumps to the next deadline when none can."""
+    """trio's clock. Time stands while a task can run, and jumps to the next deadline when none can.
+
+    It has timers of its own beside trio's deadlines, which are scopes that are cancelled: polls are a third of what a
+    seed does, and a timer that wakes a task costs less than half of a scope.
+    """
 
     def __init__(self) -> None:
         self.now_s = 0.0
+        # The same, for those who ask what time it is: a dozen times for each time that it changes.
+        self.now_us = 0
         self._without_deadline = 0
+        self._timers: list[Timer] = []
+        self._timers_made = 0
 
     def start_clock(self) -> None:
         """Nothing to start."""
@@ -36,6 +56,14 @@ class SimulatedTime(trio.abc.Clock):
 
     def deadline_to_sleep_time(self, deadline: float) -> float:
         """trio asks this when nothing can run: so go there at once, and sleep not at all."""
+        timers = self._timers
+        while timers and timers[0].action is None:
+            heappop(timers)
+        if timers and timers[0].when_s <= deadline:
+            self._without_deadline = 0
+            self._go(timers[0].when_s)
+            self._fire()
+            return 0.0
         if math.isinf(deadline):
             # trio's own tasks are woken through a real pipe, so it comes here now and then without a deadline.
             self._without_deadline += 1
@@ -43,12 +71,49 @@ class SimulatedTime(trio.abc.Clock):
                 raise RuntimeError("every task of the simulation waits for an event that nobody will set")
             return 0.0
         self._without_deadline = 0
-        self.now_s = max(self.now_s, deadline)
+        self._go(deadline)
         return 0.0
 
     def leap(self, duration_s: float) -> None:
         """All timers due within `duration_s` fire late, once, together."""
-        self.now_s += duration_s
+        self._go(self.now_s + duration_s)
+        self._fire()
+
+    def _go(self, now_s: float) -> None:
+        if now_s > self.now_s:
+            self.now_s, self.now_us = now_s, round(now_s * 1_000_000)
+
+    def at(self, when_s: float, action: Callable[[], None]) -> Timer:
+        """Do it when this time has come; never at once. Whoever sets the timer's `action` to None takes it back."""
+        self._timers_made += 1
+        timer = Timer(when_s, self._timers_made, action)
+        heappush(self._timers, timer)
+        return timer
+
+    def _fire(self) -> None:
+        timers = self._timers
+        while timers and timers[0].when_s <= self.now_s:
+            timer = heappop(timers)
+            if timer.action is not None:
+                timer.action()
+
+    async def sleep_until(self, when_s: float) -> None:
+        """As `trio.sleep_until`."""
+        if when_s <= self.now_s:
+            await trio.lowlevel.checkpoint()
+            return
+        task = trio.lowlevel.current_task()
+        timer = self.at(when_s, lambda: trio.lowlevel.reschedule(task))
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            timer.action = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def sleep(self, duration_s: float) -> None:
+        """As `trio.sleep`."""
+        await self.sleep_until(self.now_s + duration_s)
 
 
 class WallClock:
@@ -63,13 +128,13 @@ class WallClock:
         self.granularity_us = 1
 
     def now_us(self) -> int:
-        return self._offset_us + self.monotonic_us()
+        return self._offset_us + self._time.now_us
 
     def now_ms(self) -> int:
-        return self.now_us() // 1000
+        return (self._offset_us + self._time.now_us) // 1000
 
     def monotonic_us(self) -> int:
-        return round(self._time.now_s * 1_000_000)
+        return self._time.now_us
 
     def wait_s(self, wall_us: int) -> float:
         return min(max(wall_us - self.now_us(), 0), LOOK_AGAIN_MS * 1000) / 1_000_000
@@ -77,10 +142,10 @@ class WallClock:
     async def sleep_ms(self, duration_ms: float) -> None:
         until_us = self.monotonic_us() + int(duration_ms * 1000)
         until_us += -until_us % self.granularity_us
-        await trio.sleep_until(until_us / 1_000_000)
+        await self._time.sleep_until(until_us / 1_000_000)
 
     async def sleep_until_us(self, wall_us: int) -> None:
-        await trio.sleep(self.wait_s(wall_us))
+        await self._time.sleep(self.wait_s(wall_us))
 
     # What only the simulation does
 

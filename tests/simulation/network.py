@@ -13,6 +13,7 @@ from random import Random
 import trio
 
 from tests.fakes.network import Steps
+from tests.simulation.clocks import SimulatedTime
 
 # What a kernel takes in one go; a seed that wants short writes draws less.
 WINDOW_BYTES = 64 * 1024
@@ -29,21 +30,33 @@ class Weather:
 
 
 class Pipe:
-    """One direction of a connection."""
+    """One direction of a connection, for one reader."""
 
-    __slots__ = ("broken", "chunks", "closed", "last_s", "readable")
+    __slots__ = ("_reader", "broken", "chunks", "closed", "last_s")
 
     def __init__(self) -> None:
         self.chunks: deque[tuple[float, bytes]] = deque()
-        self.readable = trio.Event()
         self.last_s = 0.0
         self.closed = False
         self.broken = False
+        self._reader: trio.lowlevel.Task | None = None
 
     def wake(self) -> None:
         """Let the reader look again."""
-        self.readable.set()
-        self.readable = trio.Event()
+        if self._reader is not None:
+            trio.lowlevel.reschedule(self._reader)
+            self._reader = None
+
+    async def changed(self) -> None:
+        """Wait until somebody wakes."""
+        assert self._reader is None
+        self._reader = trio.lowlevel.current_task()
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._reader = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
 
 
 class SimulatedTransport:
@@ -64,23 +77,22 @@ class SimulatedTransport:
         self.listener: SimulatedListener | None = None
 
     async def receive(self) -> bytes:
-        await trio.lowlevel.checkpoint()
-        pipe = self._incoming
+        pipe, time = self._incoming, self._network.time
+        if not self._closed and not pipe.broken and not pipe.closed and not pipe.chunks:
+            await pipe.changed()
+        else:
+            await trio.lowlevel.checkpoint()
         while True:
             if self._closed:
                 raise ConnectionResetError("closed here")
-            now_s = trio.current_time()
-            if pipe.chunks and pipe.chunks[0][0] <= now_s:
+            if pipe.chunks and pipe.chunks[0][0] <= time.now_s:
                 return self._take()
-            if pipe.chunks:
-                with trio.move_on_at(pipe.chunks[0][0]):
-                    await pipe.readable.wait()
-            elif pipe.broken:
-                raise ConnectionResetError("reset by the peer")
-            elif pipe.closed:
-                return b""
-            else:
-                await pipe.readable.wait()
+            if not pipe.chunks:
+                if pipe.broken:
+                    raise ConnectionResetError("reset by the peer")
+                if pipe.closed:
+                    return b""
+            await pipe.changed()  # what is under way has a timer
 
     def _take(self) -> bytes:
         """What has arrived, or the front of it."""
@@ -119,8 +131,10 @@ class SimulatedTransport:
         if sent:
             delay_s = chance.random() * weather.delay_s_max if weather.delay_s_max else 0.0
             delay_s += network.slow_s.get(self.host, 0.0)
-            pipe.last_s = max(pipe.last_s, trio.current_time() + delay_s)
+            pipe.last_s = max(pipe.last_s, network.time.now_s + delay_s)
             pipe.chunks.append((pipe.last_s, sent))
+            if pipe.last_s > network.time.now_s:
+                network.time.at(pipe.last_s, pipe.wake)
         if dropped:
             network.note("connection broke", self.peer)
             self.break_now()
@@ -186,7 +200,8 @@ class SimulatedListener(Steps):
 class Network:
     """Connects hosts by address."""
 
-    def __init__(self, chance: Random, note: Callable[..., None]) -> None:
+    def __init__(self, time: SimulatedTime, chance: Random, note: Callable[..., None]) -> None:
+        self.time = time
         self.chance = chance
         self.note = note
         self.weather = Weather()

@@ -48,7 +48,7 @@ def run_seed(seed: int) -> Result:
     # A run that ends in a deadlock leaves coroutines behind; their complaints would bury the one that matters.
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        with trace.logging(), simulated_threads(Random(f"{seed}:threads")):
+        with trace.logging(), simulated_threads(Random(f"{seed}:threads"), time):
             trio.run(world.main, clock=time)
     except BaseException as error:
         failures = [leaf for leaf in _leaves(error) if isinstance(leaf, SimulationFailure)]

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import trio
 
 from delayserver import broker_group, cancellation, group_commit, replayer
+from tests.simulation.clocks import SimulatedTime
 
 T = TypeVar("T")
 # Thresholds below which work stays on the event loop; lowered, so that the small batches of a seed leave it too.
@@ -26,15 +27,15 @@ _THRESHOLDS = (
 
 
 @contextmanager
-def simulated_threads(chance: Random) -> Iterator[None]:
+def simulated_threads(chance: Random, time: SimulatedTime) -> Iterator[None]:
     """Replace `trio.to_thread.run_sync` while a seed runs."""
 
     async def run_sync(work: Callable[..., T], *arguments: Any, **_options: Any) -> T:
         # trio does not give up a thread when its caller is cancelled, so neither does this.
         with trio.CancelScope(shield=True):
-            await trio.sleep(chance.choice([0.0, 0.0005, 0.02]) * chance.random())
+            await time.sleep(chance.choice([0.0, 0.0005, 0.02]) * chance.random())
             result = work(*arguments)
-            await trio.sleep(chance.choice([0.0, 0.0005]) * chance.random())
+            await time.sleep(chance.choice([0.0, 0.0005]) * chance.random())
         return result
 
     real = trio.to_thread.run_sync
