@@ -8,6 +8,7 @@ route if there is one, otherwise they wait; past the bound of the queue they lea
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -273,7 +274,8 @@ class BrokerGroup:
             return
         dispatched_us = self._clock.now_us()
         if dispatched_us < due_us:
-            await self._clock.sleep_until_us(due_us)  # ready a moment before: now the moment itself
+            with self._turns.reserve(due_us) if len(rows) <= LARGE_ROWS else nullcontext():
+                await self._clock.sleep_until_us(due_us)  # ready a moment before: now the moment itself
             dispatched_us = self._clock.now_us()
         if self._stopping or dispatched_us < due_us:  # the clock stepped back since the wheel released them
             self.put_back(rows)

@@ -17,7 +17,7 @@ from delayserver.fine_timer import FineTimer
 # The bound on how late a clock step or a resume is noticed.
 LOOK_AGAIN_MS = 500
 # The last stretch of a wait, which the kernel's timer takes over from the event loop's milliseconds.
-FINE_WAIT_S = 0.002
+FINE_WAIT_S = 0.004
 
 
 class Clock(Protocol):

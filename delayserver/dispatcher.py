@@ -23,6 +23,7 @@ from delayserver.loader import LoadedRows, Loader
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.routes import Routes
 from delayserver.settings import WheelSettings
+from delayserver.turns import LARGE_ROWS
 from store.dispatch_log import DispatchKey
 from store.errors import CorruptionError
 from store.filesystem import FileSystem
@@ -30,8 +31,9 @@ from store.outcome_index import OutcomeIndex
 from wheel.due_rows import DueRows
 from wheel.keys import KEY_HIGHEST, KEY_LOWEST
 
-# How long before its due time a row leaves the wheel.
-AHEAD_MS = 2
+# How long before its due time a row leaves the wheel. A batch of each of the next milliseconds may be made ready by a
+# worker of its group: fewer than the workers, so that what is due now finds one.
+AHEAD_MS = 4
 
 
 class Dispatcher:
@@ -89,8 +91,10 @@ class Dispatcher:
             for code, rows in self._wheel.advance(self._clock.now_ms() + AHEAD_MS, self._slice_rows):
                 self._release(self._groups[code], rows)
                 released = True
-                await trio.lowlevel.checkpoint()
+                if len(rows) > LARGE_ROWS:
+                    await trio.lowlevel.checkpoint()
             if released:
+                await trio.lowlevel.checkpoint()
                 continue
             self._loader.wake_if_room()
             next_due_ms = self._wheel.next_due_ms()

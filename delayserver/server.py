@@ -221,7 +221,7 @@ class DelayServer:
             ),
         )
         self.broker_commit = BrokerCommit(self.broker, self.clock, threads=not self.fs.inline)
-        self.turns = Turns()
+        self.turns = Turns(self.clock)
         self.pulls = PullService(self.broker, self.turns, self.clock)
         if len(settings.groups) > 1:
             self.pulls.turn_rows_max = settings.wheel.shared_slice_rows * 2

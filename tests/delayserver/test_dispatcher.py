@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from delayserver.protocol.columns import pack_column
+from delayserver.turns import STEP_US
 from delayserver.units import format_utc
 from tests.fakes.host import Host, faked_settings
 
@@ -45,6 +46,20 @@ async def test_rows_that_become_due_one_after_the_other_are_handed_over_each_at_
     # They are taken from the wheel a moment before; none of them may wait for the one behind it.
     assert min(late_us) >= 0 and max(late_us) < 1_000, late_us
     assert fake.texts == sorted(fake.texts, key=int)
+
+
+async def test_a_large_step_does_not_begin_just_before_a_small_batch_is_due(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 1_000
+    await client.put("m", due_ms)
+    await host.settled()
+    await host.sleep_ms(due_ms - host.clock.now_us() / 1_000 - STEP_US / 2_000)
+    assert next(iter(host.server.groups.values())).running and not host.fake().attempts
+    await host.server.turns.take()
+    (attempt_us,) = host.fake().attempts
+    assert attempt_us >= due_ms * 1_000
 
 
 async def test_a_step_back_while_a_batch_waits_for_its_moment_hands_nothing_over_early(boot: Boot) -> None:

@@ -51,7 +51,7 @@ class Node:
     def __init__(self, limits: BrokerLimits) -> None:
         self.disk = FakeDisk()
         self.broker = Broker.open(self.disk, "/data/broker", 7, 0, limits)
-        self.pulls = PullService(self.broker, Turns(), TrioTime())
+        self.pulls = PullService(self.broker, Turns(TrioTime()), TrioTime())
         self.commit = BrokerCommit(self.broker, TrioTime(), threads=False)
         self.sequence = 1
 
