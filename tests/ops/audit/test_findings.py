@@ -119,6 +119,31 @@ def test_groups_are_by_any_of_the_dimensions(
     assert (found["count"], len(found["worst_subjects"]), len(found["worst_minutes"])) == (5, 2, 1)
 
 
+def test_the_worst_and_the_fullest_come_in_order_and_only_the_first_ten(spark: Any, tmp_path: Path) -> None:
+    """Twelve subjects, each in a minute of its own, of which two and two are alike: then the earlier name comes first. By
+    name, by lateness and by count they stand in three different orders."""
+    late_us = {index: (index * 5 % 12 // 2 + 1) * 10_000 for index in range(12)}
+    counts = {index: index * 7 % 12 // 2 + 1 for index in range(12)}
+    paths = [
+        HandMade(
+            tmp_path / str(index), server_id=7 + index, start_ms=START_MS + 60_000 * index, subject=f"s{index:02}",
+            outcomes=[(number, Outcome.DELIVERED, late_us[index] // number) for number in range(1, counts[index] + 1)],
+        ).write()
+        for index in range(12)
+    ]  # fmt: skip
+    found = _latency(spark, *paths)
+    worst = sorted(late_us, key=lambda index: (-late_us[index], index))[:10]
+    fullest = sorted(counts, key=lambda index: (-counts[index], index))[:10]
+    assert len({tuple(worst), tuple(fullest), tuple(range(10))}) == 3
+    minutes = [f"2026-01-01T00:{index:02}Z" for index in range(12)]
+    assert [row["subject"] for row in found["worst_subjects"]] == [f"s{index:02}" for index in worst]
+    assert [row["minute"] for row in found["worst_minutes"]] == [minutes[index] for index in worst]
+    assert [row["minute"] for row in found["thundering_minutes"]] == [minutes[index] for index in fullest]
+    for rows, order in (("worst_subjects", worst), ("worst_minutes", worst), ("thundering_minutes", fullest)):
+        assert [row["lateness_ms"]["max"] for row in found[rows]] == [late_us[index] / 1000 for index in order]
+        assert [row["count"] for row in found[rows]] == [counts[index] for index in order]
+
+
 def test_retired_windows_count_with_what_the_ledger_says(spark: Any, tmp_path: Path) -> None:
     # The window's files are gone, one message of it is still in message_log, and so is a later one of another window.
     path = HandMade(
