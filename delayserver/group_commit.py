@@ -7,6 +7,7 @@ a failed sync is final: all who wait are told, and the server stops.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -23,7 +24,7 @@ from store.errors import DiskFullError, StoreError
 from store.filesystem import FileSystem
 from store.identity import SequenceReservation
 from store.message_log import LogEntry, MessageLog
-from store.message_rows import ROWS_MAX, MessageRows, to_batch
+from store.message_rows import ROWS_MAX, MessageRows, Row, to_batch
 
 # What one row or one item costs in memory beside its bytes, for the bound on what may gather.
 ROW_OVERHEAD_BYTES = 120
@@ -32,30 +33,52 @@ ROW_OVERHEAD_BYTES = 120
 INLINE_SYNC_US_MAX = 400
 
 Done = Callable[["Committed | DelayServerError"], None]
+# Told the first sequence of its rows.
+RowsDone = Callable[[int | DelayServerError], None]
 
 
 class Committed(NamedTuple):
-    """A durable item: its rows have the sequences from `first_sequence` on, and were accepted at `accepted_us`."""
+    """A durable batch: its rows have the sequences from `first_sequence` on, and were accepted at `accepted_us`."""
 
     first_sequence: int
     accepted_us: int
-    batch: MessageBatch | CancelBatch | None
+    batch: MessageBatch | CancelBatch
 
 
-class _Item(NamedTuple):
-    rows: MessageRows | None
-    batch: ColumnBatch | None
-    size_bytes: int
-    done: Done
+class _Group:
+    """What is committed together: the rows of many sends, which become one record, and batches of one record each."""
 
+    __slots__ = ("accepted_us", "batches", "dones", "first_sequence", "rows", "rows_dones", "size_bytes")
 
-class _Prepared(NamedTuple):
-    """A group with its sequences: batches to write, and which item got which."""
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        # How many of the rows are whose, in order.
+        self.rows_dones: list[tuple[int, RowsDone]] = []
+        self.batches: list[MessageBatch | CancelBatch] = []
+        self.dones: list[Done] = []
+        self.size_bytes = 0
+        # Set when the group is numbered. The sequence is that of the rows, which come first in the log.
+        self.first_sequence = 0
+        self.accepted_us = 0
 
-    batches: list[ColumnBatch | MessageRows]
-    parts: list[tuple[_Item, int, MessageBatch | CancelBatch | None]]
-    size_bytes: int
-    now_us: int
+    def tell(self, entries: list[LogEntry]) -> None:
+        """Tell all who wait that their item is durable; `entries` are the records of the group."""
+        sequence = self.first_sequence
+        for count, rows_done in self.rows_dones:
+            rows_done(sequence)
+            sequence += count
+        if self.dones:
+            for done, (_, _, batch) in zip(self.dones, entries[-len(self.dones) :], strict=True):
+                assert isinstance(batch, MessageBatch | CancelBatch)
+                first = int(batch.sequence[0]) if isinstance(batch, MessageBatch) else 0
+                done(Committed(first, self.accepted_us, batch))
+
+    def fail(self, error: DelayServerError) -> None:
+        """Tell all who wait."""
+        for _, rows_done in self.rows_dones:
+            rows_done(error)
+        for done in self.dones:
+            done(error)
 
 
 class GroupCommit:
@@ -76,9 +99,9 @@ class GroupCommit:
         self._settings = settings
         self._clock = clock
         self._publish = publish
-        self._gathered: list[_Item] = []
+        self._gathered: deque[_Group] = deque()
         self._gathered_bytes = 0
-        self._committing: list[_Item] = []
+        self._committing: _Group | None = None
         self._work = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
@@ -98,16 +121,23 @@ class GroupCommit:
 
     # -- handing in
 
-    def submit_rows(self, rows: MessageRows, done: Done) -> None:
-        """Commit rows; `done` is called on the event loop, after the sync. Raises a named error if not taken."""
-        self._submit(_Item(rows, None, ROW_OVERHEAD_BYTES * rows.count + rows.blob_bytes, done))
+    def submit_rows(self, rows: list[Row], done: RowsDone) -> None:
+        """Commit at least one row; `done` is called on the event loop, after the sync. Raises a named error if not taken."""
+        size = ROW_OVERHEAD_BYTES * len(rows)
+        for _, _, _, message_id, properties, body in rows:
+            size += len(message_id) + len(properties) + len(body)
+        group = self._take(size)
+        group.rows += rows
+        group.rows_dones.append((len(rows), done))
 
     def submit(self, batch: MessageBatch | CancelBatch, done: Done) -> None:
         """Commit a batch as one record (all or nothing, also across a crash); sequences are given here."""
         size = ROW_OVERHEAD_BYTES * len(batch)
         if isinstance(batch, MessageBatch):
             size += len(batch.bodies) + len(batch.properties) + len(batch.ids)
-        self._submit(_Item(None, batch, size, done))
+        group = self._take(size)
+        group.batches.append(batch)
+        group.dones.append(done)
 
     async def commit(self, batch: MessageBatch | CancelBatch) -> Committed:
         """`submit` and wait. Raises the named error if it could not be made durable."""
@@ -125,15 +155,21 @@ class GroupCommit:
             raise results[0]
         return results[0]
 
-    def _submit(self, item: _Item) -> None:
+    def _take(self, size_bytes: int) -> _Group:
+        """The group for an item of this size, which is taken with that."""
         if self.refusal is not None:
             raise self.refusal
-        if self._gathered_bytes + item.size_bytes > self._settings.gather_bytes_max and self._gathered:
+        gathered = self._gathered
+        if gathered and self._gathered_bytes + size_bytes > self._settings.gather_bytes_max:
             raise QueueFull("too many sends wait for the disk", retry_after_ms=50)
-        self._gathered.append(item)
-        self._gathered_bytes += item.size_bytes
+        if not gathered or gathered[-1].size_bytes + size_bytes > self._settings.group_bytes_max:
+            gathered.append(_Group())
+        group = gathered[-1]
+        group.size_bytes += size_bytes
+        self._gathered_bytes += size_bytes
         if not self._in_step:
             self._work.set()
+        return group
 
     def begin_step(self) -> None:
         """What is handed in from here to `end_step`, which follows without a pause, is one group."""
@@ -149,15 +185,14 @@ class GroupCommit:
         if not small or self._lagging() or not self._idle.is_set() or not self._disk_is_quick():
             self._work.set()
             return
-        group = self._take_group()
+        group = self._next_group()
         try:
-            prepared = self._prepare(group)
-            entries = self._write(prepared.batches, prepared.size_bytes)
+            entries = self._write(self._number(group), group.size_bytes)
         except StoreError as error:
             self._refused(group, error)
             self._work.set()
         else:
-            self._committed(prepared, entries)
+            self._committed(group, entries)
 
     def replayed(self, position: int) -> None:
         """The replayer has moved on to this offset of the log: a commit that waits for it looks again."""
@@ -182,9 +217,10 @@ class GroupCommit:
             # Who waits for an answer is shielded: without one a server that must stop would hang.
             if self.refusal is None:
                 self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
-            self._fail(self._committing, StorageFailed("the server stopped before it knew; look the message up"))
-            self._fail(self._gathered, self.refusal)
-            self._committing, self._gathered = [], []
+            if self._committing is not None:
+                self._committing.fail(StorageFailed("the server stopped before it knew; look the message up"))
+                self._committing = None
+            self._fail_gathered(self.refusal)
 
     async def _run(self) -> None:
         while True:
@@ -194,12 +230,13 @@ class GroupCommit:
                 await self._work.wait()
                 self._idle = trio.Event()
                 self._stop_if_failed()
+                continue  # it may have been woken for that alone
             while self._lagging():
                 self._lag_fell = trio.Event()
                 await self._lag_fell.wait()
-            self._committing = self._take_group()
+            self._committing = self._next_group()
             await self._commit_group(self._committing)
-            self._committing = []
+            self._committing = None
             if self._gathered:
                 await trio.lowlevel.checkpoint()  # a group synced inline never waited: let the readers go first
             self._stop_if_failed()
@@ -208,60 +245,49 @@ class GroupCommit:
         if isinstance(self.refusal, StorageFailed):
             raise StoreError(self.refusal.message)
 
-    def _take_group(self) -> list[_Item]:
-        total = 0
-        for count, item in enumerate(self._gathered):
-            total += item.size_bytes
-            if total > self._settings.group_bytes_max and count:
-                group = self._gathered[:count]
-                self._gathered = self._gathered[count:]
-                self._gathered_bytes -= total - item.size_bytes
-                return group
-        group, self._gathered = self._gathered, []
-        self._gathered_bytes = 0
+    def _next_group(self) -> _Group:
+        group = self._gathered.popleft()
+        self._gathered_bytes -= group.size_bytes
         return group
 
-    async def _commit_group(self, group: list[_Item]) -> None:
+    async def _commit_group(self, group: _Group) -> None:
         try:
-            prepared = self._prepare(group)  # may have to reserve sequences, on a disk that is full
-            size = prepared.size_bytes
+            batches, size = self._number(group), group.size_bytes
             if self._inline or (size <= self._settings.inline_sync_bytes_max and self._disk_is_quick()):
-                entries = self._write(prepared.batches, size)
+                entries = self._write(batches, size)
             else:
-                entries = await trio.to_thread.run_sync(partial(self._write, prepared.batches, size))
+                entries = await trio.to_thread.run_sync(partial(self._write, batches, size))
         except StoreError as error:
             self._refused(group, error)
         else:
-            self._committed(prepared, entries)
+            self._committed(group, entries)
 
-    def _prepare(self, group: list[_Item]) -> _Prepared:
-        now_us = self._clock.now_us()
-        batches, parts = self._number(group, now_us)
-        return _Prepared(batches, parts, sum([item.size_bytes for item in group]), now_us)
-
-    def _refused(self, group: list[_Item], error: StoreError) -> None:
+    def _refused(self, group: _Group, error: StoreError) -> None:
         if isinstance(error, DiskFullError):
-            self._fail(group, DiskFull(str(error), retry_after_ms=1000))
+            group.fail(DiskFull(str(error), retry_after_ms=1000))
             return
         # Final: whatever gathered meanwhile and whatever comes later is told the same.
         self.refusal = StorageFailed(str(error))
-        self._fail(group + self._gathered, self.refusal)
-        self._gathered, self._gathered_bytes = [], 0
+        group.fail(self.refusal)
+        self._fail_gathered(self.refusal)
 
-    def _committed(self, prepared: _Prepared, entries: list[LogEntry]) -> None:
+    def _fail_gathered(self, error: DelayServerError) -> None:
+        while self._gathered:
+            self._next_group().fail(error)
+
+    def _committed(self, group: _Group, entries: list[LogEntry]) -> None:
         self.groups += 1
-        for written in prepared.batches:
+        for entry in entries:
+            written = entry.batch
             if type(written) is MessageRows:
                 self.highest_sequence = written.last_sequence
-                self.accepted += written.count
+                self.accepted += len(written)
             elif isinstance(written, MessageBatch):
                 self.highest_sequence = int(written.sequence[-1])
                 self.accepted += len(written) - int(np.count_nonzero(written.origin_sequence))
         # Answers first: the clients go on while the rest of this step is done.
-        for item, first, batch in prepared.parts:
-            item.done(Committed(first, prepared.now_us, batch))
-        if entries:
-            self._end = entries[-1].end
+        group.tell(entries)
+        self._end = entries[-1].end
         self._publish(entries)
 
     def _disk_is_quick(self) -> bool:
@@ -274,34 +300,22 @@ class GroupCommit:
             # Bounded, so that one slow sync is forgotten after some quick ones.
             self._sync_us += (min(duration_us, 8 * INLINE_SYNC_US_MAX) - self._sync_us) // 8
 
-    def _number(
-        self, group: list[_Item], now_us: int
-    ) -> tuple[list[ColumnBatch | MessageRows], list[tuple[_Item, int, MessageBatch | CancelBatch | None]]]:
-        """Give out sequences in the order of the records: rows folded into one batch first, then the batches."""
-        batches: list[ColumnBatch | MessageRows] = []
-        parts: list[tuple[_Item, int, MessageBatch | CancelBatch | None]] = []
-        row_parts = [item.rows for item in group if item.rows is not None]
-        if row_parts:
-            rows = _joined(row_parts)
-            first = self._sequences.take(rows.count)
-            rows.number(first, now_us)
-            batches.append(rows if rows.count <= ROWS_MAX else to_batch([rows]))
-            for item in group:
-                if item.rows is not None:
-                    parts.append((item, first, None))
-                    first += item.rows.count
-            if len(row_parts) == len(group):
-                return batches, parts
-        for item in group:
-            if isinstance(item.batch, MessageBatch):
-                first = self._sequences.take(len(item.batch))
-                numbered = _numbered(item.batch, first, now_us)
-                batches.append(numbered)
-                parts.append((item, first, numbered))
-            elif isinstance(item.batch, CancelBatch):
-                batches.append(item.batch)
-                parts.append((item, 0, item.batch))
-        return batches, parts
+    def _number(self, group: _Group) -> list[ColumnBatch | MessageRows]:
+        """Give out sequences in the order of the records. May have to reserve some, on a disk that is full: StoreError."""
+        now_us = group.accepted_us = self._clock.now_us()
+        numbered: list[ColumnBatch | MessageRows] = []
+        if group.rows:
+            group.first_sequence = self._sequences.take(len(group.rows))
+            rows = MessageRows(group.rows, group.first_sequence, now_us)
+            numbered.append(rows if len(group.rows) <= ROWS_MAX else to_batch([rows]))
+        for batch in group.batches:
+            if isinstance(batch, MessageBatch):
+                first = self._sequences.take(len(batch))
+                sequence = np.arange(first, first + len(batch), dtype=np.int64)
+                numbered.append(batch.with_columns(sequence=sequence, accepted_us=now_us))
+            else:
+                numbered.append(batch)
+        return numbered
 
     def _write(self, batches: Sequence[ColumnBatch | MessageRows], size_bytes: int) -> list[LogEntry]:
         """Append and make durable; called on the event loop or in a thread, never twice at the same time."""
@@ -315,10 +329,6 @@ class GroupCommit:
             self._log.assume_synced()  # durability "os": the page cache counts
         self._took(self._clock.monotonic_us() - started_us, size_bytes)
         return entries
-
-    def _fail(self, group: list[_Item], error: DelayServerError) -> None:
-        for item in group:
-            item.done(error)
 
     # -- around
 
@@ -337,17 +347,3 @@ class GroupCommit:
         if self.refusal is None:
             self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
         await self._idle.wait()
-
-
-def _joined(parts: list[MessageRows]) -> MessageRows:
-    """One for all; the parts stay as they are, since each answers its own request."""
-    if len(parts) == 1:
-        return parts[0]
-    rows = MessageRows()
-    for part in parts:
-        rows.extend(part)
-    return rows
-
-
-def _numbered(batch: MessageBatch, first: int, now_us: int) -> MessageBatch:
-    return batch.with_columns(sequence=np.arange(first, first + len(batch), dtype=np.int64), accepted_us=now_us)

@@ -36,7 +36,7 @@ from delayserver.units import format_duration, format_utc
 from store.batches import MessageBatch
 from store.errors import DiskFullError, StoreError, TableFullError
 from store.id_index import hash_ids
-from store.message_rows import MessageRows
+from store.message_rows import Row
 from store.names import SUBJECT, Names
 
 _MAP_TYPES = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
@@ -58,37 +58,43 @@ class Intake:
         self._names = names
         self._clock = clock
         self._oldest_due_ms = oldest_due_ms
+        # Within this millisecond these due times may be accepted without another look; any other is looked at.
+        self._asked_ms = -1
+        self._surely_ms = range(0)
         # Twelve hex digits: ids that begin with them name messages which have none of their own.
         self.server_id = ""
         self.on_storage_failed: Callable[[StorageFailed], None] = lambda _error: None
 
     # -- rows
 
-    def rows(self, messages: object) -> tuple[MessageRows, list[Rejection]]:
-        """Check messages in row form. Raises InvalidArgument and BatchTooLarge for the whole request."""
+    def rows(self, messages: object) -> tuple[list[Row], list[Rejection]]:
+        """Check messages in row form; the accepted ones, in order. Raises InvalidArgument and BatchTooLarge for the whole
+        request."""
         if type(messages) is not list or not messages:
             raise InvalidArgument("messages must be a non-empty list of maps")
         if len(messages) > self._settings.batch_messages_max:
             raise BatchTooLarge(f"{len(messages)} messages; at most {self._settings.batch_messages_max} in one send")
-        rows = MessageRows()
-        rejections = []
         now_us = self._clock.now_us()
-        oldest_ms = self._oldest_due_ms()
-        latest_ms = (now_us + 999) // 1000 + self._settings.delay_ms_max
-        for index, message in enumerate(messages):
+        now_ms = now_us // 1000
+        if now_ms != self._asked_ms:
+            self._asked_ms = now_ms
+            self._surely_ms = range(self._oldest_due_ms(), now_ms + self._settings.delay_ms_max)
+        rows: list[Row] = []
+        rejections: list[Rejection] = []
+        for message in messages:
             try:
-                self._row(rows, message, now_us, oldest_ms, latest_ms)
+                rows.append(self._row(message, now_us))
             except DelayServerError as error:
-                rejections.append(Rejection(index, error))
+                rejections.append(Rejection(len(rows) + len(rejections), error))
         return rows, rejections
 
-    def _row(self, rows: MessageRows, message: object, now_us: int, oldest_ms: int, latest_ms: int) -> None:
+    def _row(self, message: object, now_us: int) -> Row:
         if type(message) is not dict:
             raise InvalidArgument("a message must be a map")
         get = message.get
         due_ms, delay_ms = get("due_ms"), get("delay_ms")
-        if type(due_ms) is not int or delay_ms is not None or not oldest_ms <= due_ms <= latest_ms:
-            due_ms = self._due(due_ms, delay_ms, now_us, oldest_ms)
+        if type(due_ms) is not int or delay_ms is not None or due_ms not in self._surely_ms:
+            due_ms = self._due(due_ms, delay_ms, now_us)
         body = get("body")
         if type(body) is str:
             body = body.encode()
@@ -102,7 +108,7 @@ class Intake:
         elif type(expires_ms) is not int or not 0 <= expires_ms < 1 << 62:
             raise InvalidArgument("expires_ms must be a time in milliseconds since 1970, or 0 for never")
         message_id, properties = get("message_id"), get("properties")
-        rows.append(
+        return (
             due_ms,
             self.subject(get("subject")),
             expires_ms,
@@ -113,9 +119,9 @@ class Intake:
 
     def due(self, due_ms: object, delay_ms: object) -> int:
         """Resolve and check the due time of one message. Raises InvalidArgument, TooOld, TooFar."""
-        return self._due(due_ms, delay_ms, self._clock.now_us(), self._oldest_due_ms())
+        return self._due(due_ms, delay_ms, self._clock.now_us())
 
-    def _due(self, due_ms: object, delay_ms: object, now_us: int, oldest_ms: int) -> int:
+    def _due(self, due_ms: object, delay_ms: object, now_us: int) -> int:
         if due_ms is None:
             if type(delay_ms) is not int:
                 raise InvalidArgument("give due_ms or delay_ms, an integer of milliseconds")
@@ -128,6 +134,7 @@ class Intake:
             raise InvalidArgument("give either due_ms or delay_ms, not both")
         else:
             due = due_ms
+        oldest_ms = self._oldest_due_ms()
         if due < oldest_ms:
             raise _too_old(due, _text(oldest_ms))
         latest_ms = (now_us + 999) // 1000 + self._settings.delay_ms_max

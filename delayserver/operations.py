@@ -42,7 +42,7 @@ from delayserver.protocol.receipts import (
 )
 from store.batches import MessageBatch
 from store.errors import CorruptionError
-from store.message_rows import MessageRows
+from store.message_rows import Row
 from store.names import SUBJECT, Names
 
 
@@ -127,32 +127,35 @@ class Operations:
         rows, rejections = self._intake.rows(request.arguments["messages"])
         request_id = request.id
 
-        def done(result: Committed | DelayServerError) -> None:
-            if isinstance(result, DelayServerError):
-                connection.fail(request_id, result)
+        def done(first: int | DelayServerError) -> None:
+            if isinstance(first, DelayServerError):
+                connection.fail(request_id, first)
                 return
-            results = self._row_results(rows, result.first_sequence)
+            results = self._row_results(rows, first)
             for rejection in rejections:
                 results.insert(rejection.index, error_to_map(rejection.error))
             connection.reply(encode_reply(request_id, {"results": results}))
 
-        if rows.count:
+        if rows:
             self._commit.submit_rows(rows, done)
         else:
-            done(Committed(0, 0, None))
+            done(0)
 
-    def _row_results(self, rows: MessageRows, first: int) -> list[dict[str, Any]]:
-        server, name = self._server, self._names.name
-        return [
-            {
-                "receipt": format_receipt(server, rows.due_ms[row], first + row),
-                "message_id": rows.ids[row].decode() if rows.ids[row] else derived_message_id(server, first + row),
-                "subject": name(rows.subject[row]),
-                "due_ms": rows.due_ms[row],
-                "sequence": first + row,
-            }
-            for row in range(rows.count)
-        ]
+    def _row_results(self, rows: list[Row], sequence: int) -> list[dict[str, Any]]:
+        server = self._server
+        results = []
+        for due_ms, subject, _, message_id, _, _ in rows:
+            results.append(
+                {
+                    "receipt": format_receipt(server, due_ms, sequence),
+                    "message_id": message_id.decode() if message_id else derived_message_id(server, sequence),
+                    "subject": self._names.name(subject),
+                    "due_ms": due_ms,
+                    "sequence": sequence,
+                }
+            )
+            sequence += 1
+        return results
 
     def _send_columns(self, connection: Connection, request: Request) -> None:
         batch, rejections = self._intake.columns(request.arguments)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import google_crc32c
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from store.batches import MessageBatch
 from store.columns import CONSTANT, PLAIN, STEP, integer_column
 from store.id_hash import hash_id, hash_ids
-from store.record import ALIGN, HEADER_BYTES, EncodedRecord, encode_header, record_bytes
+from store.record import ALIGN, HEADER_BYTES, EncodedRecord, encode_header
 
 # Up to here a list is cheaper than an array.
 ROWS_MAX = 64
@@ -29,166 +29,128 @@ _FIELDS = len(MessageBatch.schema.fields)
 _DIRECTORY_BYTES = (_FIELDS + ALIGN - 1) // ALIGN * ALIGN
 _ONE_ROW = struct.Struct("<4q4q3Q4Q")
 _ONE_ROW_DIRECTORY = bytes([CONSTANT] * _FIELDS) + bytes(_DIRECTORY_BYTES - _FIELDS)
+_FOUR_CONSTANT_ZEROS, _TWO_CONSTANT_ZEROS = bytes(4 * ALIGN), bytes(2 * ALIGN)
 _PADDING = [bytes(-size % ALIGN) for size in range(ALIGN)]
 _checksum = google_crc32c.value
 
 
+Row: TypeAlias = tuple[int, int, int, bytes, bytes, bytes]
+"""One accepted message: due_ms, subject's code, expires_ms, id, properties, body; 0 or empty where it has none."""
+
+
 class MessageRows:
-    """Accepted messages as lists, one entry a row. `number` gives them their sequences, `first_sequence` on."""
+    """Accepted messages that become one record: their sequences are consecutive, from `first_sequence` on."""
 
-    __slots__ = (
-        "accepted_us",
-        "blob_bytes",
-        "bodies",
-        "count",
-        "due_ms",
-        "expires_ms",
-        "first_sequence",
-        "ids",
-        "properties",
-        "subject",
-    )
+    __slots__ = ("accepted_us", "first_sequence", "rows")
 
-    def __init__(self) -> None:
-        self.due_ms: list[int] = []
-        self.subject: list[int] = []
-        self.expires_ms: list[int] = []
-        self.ids: list[bytes] = []
-        self.properties: list[bytes] = []
-        self.bodies: list[bytes] = []
-        self.first_sequence = 0
-        self.accepted_us = 0
-        self.count = 0
-        self.blob_bytes = 0
+    def __init__(self, rows: list[Row], first_sequence: int, accepted_us: int) -> None:
+        self.rows = rows
+        self.first_sequence = first_sequence
+        self.accepted_us = accepted_us
 
     def __len__(self) -> int:
-        return self.count
+        return len(self.rows)
 
     @property
     def last_sequence(self) -> int:
         """The sequence of the last row."""
-        return self.first_sequence + self.count - 1
+        return self.first_sequence + len(self.rows) - 1
 
-    def append(
-        self, due_ms: int, subject: int, expires_ms: int, message_id: bytes, properties: bytes, body: bytes
-    ) -> None:
-        """Add one row; an id, properties or an expiry that is not given is empty or 0."""
-        self.due_ms.append(due_ms)
-        self.subject.append(subject)
-        self.expires_ms.append(expires_ms)
-        self.ids.append(message_id)
-        self.properties.append(properties)
-        self.bodies.append(body)
-        self.count += 1
-        self.blob_bytes += len(message_id) + len(properties) + len(body)
-
-    def extend(self, other: MessageRows) -> None:
-        """Add the rows of another."""
-        self.due_ms += other.due_ms
-        self.subject += other.subject
-        self.expires_ms += other.expires_ms
-        self.ids += other.ids
-        self.properties += other.properties
-        self.bodies += other.bodies
-        self.count += other.count
-        self.blob_bytes += other.blob_bytes
-
-    def number(self, first_sequence: int, accepted_us: int) -> None:
-        """Give the rows their sequences and the time of their acceptance."""
-        self.first_sequence = first_sequence
-        self.accepted_us = accepted_us
+    @property
+    def due_ms(self) -> list[int]:
+        """The due time of each row."""
+        return [row[0] for row in self.rows]
 
 
 def to_batch(parts: Sequence[MessageRows]) -> MessageBatch:
-    """The columns of numbered rows, in order; `parts` hold at least one row."""
+    """The columns of some rows, in order; `parts` hold at least one row."""
     if len(parts) == 1:
-        rows = parts[0]
-        sequence = np.arange(rows.first_sequence, rows.first_sequence + len(rows), dtype="<i8")
-        accepted_us: Any = rows.accepted_us
+        rows, first = parts[0].rows, parts[0].first_sequence
+        sequence = np.arange(first, first + len(rows), dtype="<i8")
+        accepted_us: Any = parts[0].accepted_us
     else:
-        rows = MessageRows()
-        for part in parts:
-            rows.extend(part)
+        rows = []
         sequences: list[int] = []
         times: list[int] = []
         for part in parts:
-            count = len(part)
+            rows += part.rows
+            count = len(part.rows)
             sequences += range(part.first_sequence, part.first_sequence + count)
             times += [part.accepted_us] * count
         sequence, accepted_us = np.array(sequences, "<i8"), integer_column(times, "<i8")
+    due_ms, subject, expires_ms, ids, properties, bodies = map(list, zip(*rows, strict=True))
     columns: dict[str, Any] = {}
-    if any(rows.ids):
-        ids_length = integer_column([len(value) for value in rows.ids], "<u4")
-        blob = b"".join(rows.ids)
+    if any(ids):
+        ids_length = integer_column([len(value) for value in ids], "<u4")
+        blob = b"".join(ids)
         columns |= {"ids_length": ids_length, "ids": blob, "id_hash": hash_ids(blob, ids_length)}
-    if any(rows.properties):
-        columns["properties_length"] = integer_column([len(value) for value in rows.properties], "<u4")
-        columns["properties"] = b"".join(rows.properties)
-    if any(rows.expires_ms):
-        columns["expires_ms"] = integer_column(rows.expires_ms, "<i8")
+    if any(properties):
+        columns["properties_length"] = integer_column([len(value) for value in properties], "<u4")
+        columns["properties"] = b"".join(properties)
+    if any(expires_ms):
+        columns["expires_ms"] = integer_column(expires_ms, "<i8")
     return MessageBatch.filled(
         len(rows),
         sequence=sequence,
         accepted_us=accepted_us,
-        due_ms=integer_column(rows.due_ms, "<i8"),
-        subject=integer_column(rows.subject, "<u4"),
-        bodies_length=integer_column([len(value) for value in rows.bodies], "<u4"),
-        bodies=b"".join(rows.bodies),
+        due_ms=integer_column(due_ms, "<i8"),
+        subject=integer_column(subject, "<u4"),
+        bodies_length=integer_column([len(value) for value in bodies], "<u4"),
+        bodies=b"".join(bodies),
         **columns,
     )
 
 
 def encode_rows(rows: MessageRows, synced_before: int, offset: int) -> EncodedRecord:
-    """The record of numbered rows, to stand at `offset`: byte for byte what `encode_record` makes of their columns."""
-    count = rows.count
+    """The record of rows, to stand at `offset`: byte for byte what `encode_record` makes of their columns."""
+    count, first = len(rows.rows), rows.first_sequence
     if count == 1:
-        message_id, properties, body = rows.ids[0], rows.properties[0], rows.bodies[0]
+        due_ms, subject, expires_ms, message_id, properties, body = rows.rows[0]
         columns = _ONE_ROW_DIRECTORY + _ONE_ROW.pack(
-            rows.first_sequence, rows.due_ms[0], rows.accepted_us, rows.expires_ms[0], 0, 0, 0, 0,
-            hash_id(message_id) if message_id else 0, rows.subject[0], 0,
+            first, due_ms, rows.accepted_us, expires_ms, 0, 0, 0, 0,
+            hash_id(message_id) if message_id else 0, subject, 0,
             0, len(message_id), len(properties), len(body),
         )  # fmt: skip
         blob = message_id + properties + body if message_id or properties else body
     else:
-        columns = _encode_columns(rows, count)
-        blob = b"".join([*rows.ids, *rows.properties, *rows.bodies])
+        columns, blob = _encode_columns(rows)
     header = encode_header(
         MessageBatch.schema, count, columns, len(blob), _checksum(blob) if blob else 0,
-        synced_before, offset, rows.first_sequence, rows.first_sequence + count - 1,
+        synced_before, offset, first, first + count - 1,
     )  # fmt: skip
     blob_start = HEADER_BYTES + len(columns)
     data = b"".join((header, columns, blob, _PADDING[len(blob) % ALIGN]))
-    return EncodedRecord([data], record_bytes(len(columns), len(blob)), blob_start)
+    return EncodedRecord([data], len(data), blob_start)
 
 
-def _encode_columns(rows: MessageRows, count: int) -> bytes:
-    ids_length = [len(value) for value in rows.ids]
-    if not any(ids_length):
+def _encode_columns(rows: MessageRows) -> tuple[bytes, bytes]:
+    """The column block and the blob block."""
+    due_ms, subject, expires_ms, ids, properties, bodies = zip(*rows.rows, strict=True)
+    ids_length = [len(value) for value in ids]
+    if not any(ids):
         hashes = ids_length
-    elif count <= _HASH_ONE_BY_ONE_MAX:
-        hashes = [hash_id(value) for value in rows.ids]
+    elif len(ids) <= _HASH_ONE_BY_ONE_MAX:
+        hashes = [hash_id(value) for value in ids]
     else:
-        hashes = hash_ids(b"".join(rows.ids), np.array(ids_length, "<u4")).tolist()
-    directory = bytearray([CONSTANT] * _FIELDS) + bytearray(_DIRECTORY_BYTES - _FIELDS)
+        hashes = hash_ids(b"".join(ids), np.array(ids_length, "<u4")).tolist()
+    directory = bytearray(_ONE_ROW_DIRECTORY)
     directory[0] = STEP
     parts: list[bytes | bytearray] = [directory, rows.first_sequence.to_bytes(ALIGN, "little")]
-    for field, values in enumerate((rows.due_ms, None, rows.expires_ms), 1):
-        if values is None:
-            parts.append(rows.accepted_us.to_bytes(ALIGN, "little"))
-        else:
-            _encode_column(parts, directory, field, values, "q")
-    parts.append(bytes(4 * ALIGN))  # origin_sequence, duplicate_of, replaces_sequence, replaces_due_ms
+    _encode_column(parts, directory, 1, due_ms, "q")
+    parts.append(rows.accepted_us.to_bytes(ALIGN, "little"))
+    _encode_column(parts, directory, 3, expires_ms, "q")
+    parts.append(_FOUR_CONSTANT_ZEROS)  # origin_sequence, duplicate_of, replaces_sequence, replaces_due_ms
     _encode_column(parts, directory, 8, hashes, "Q")
-    _encode_column(parts, directory, 9, rows.subject, "I")
-    parts.append(bytes(2 * ALIGN))  # target_group, redelivery
+    _encode_column(parts, directory, 9, subject, "I")
+    parts.append(_TWO_CONSTANT_ZEROS)  # target_group, redelivery
     _encode_column(parts, directory, 12, ids_length, "I")
-    _encode_column(parts, directory, 13, [len(value) for value in rows.properties], "I")
-    _encode_column(parts, directory, 14, [len(value) for value in rows.bodies], "I")
-    return b"".join(parts)
+    _encode_column(parts, directory, 13, [len(value) for value in properties], "I")
+    _encode_column(parts, directory, 14, [len(value) for value in bodies], "I")
+    return b"".join(parts), b"".join(ids + properties + bodies)
 
 
 def _encode_column(
-    parts: list[bytes | bytearray], directory: bytearray, field: int, values: list[int], code: str
+    parts: list[bytes | bytearray], directory: bytearray, field: int, values: Sequence[int], code: str
 ) -> None:
     first, count = values[0], len(values)
     if values.count(first) == count:

@@ -10,6 +10,7 @@ import trio
 
 from delayserver.protocol.errors import DelayServerError, DiskFull, StorageFailed
 from delayserver.protocol.frames import encode_request
+from delayserver.protocol.receipts import derived_message_id, format_receipt
 from store.errors import StoreError
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, small_settings, texts
@@ -272,3 +273,50 @@ async def test_a_stop_refuses_what_is_new_and_answers_what_was_taken(boot: Boot)
         pass  # it was gone already
     await host.wait_down()
     assert host.died_of is None
+
+
+async def test_sends_of_one_group_are_answered_with_their_own_rows_and_refusals(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    first = (await client.put("first", host.now_ms + 60_000))["sequence"]
+    due_ms = host.now_ms + 60_000
+    good, bad = {"subject": "s", "body": "x"}, {"subject": "s", "body": 1, "due_ms": due_ms}
+    sends = [
+        [good | {"due_ms": due_ms, "message_id": "a"}],
+        [bad, good | {"due_ms": due_ms + 1}, bad, good | {"due_ms": due_ms + 2, "message_id": "b"}],
+        [bad, bad],
+        [good | {"due_ms": due_ms + 3}, good | {"due_ms": due_ms + 4}, bad],
+    ]
+    await client.send_bytes(
+        b"".join(encode_request(100 + i, "send", {"messages": rows}) for i, rows in enumerate(sends))
+    )
+    replies = [(await client.reply(100 + i))["results"] for i in range(len(sends))]
+    assert [["error" if "error" in row else row["due_ms"] - due_ms for row in results] for results in replies] == [
+        [0],
+        ["error", 1, "error", 2],
+        ["error", "error"],
+        [3, 4, "error"],
+    ]
+    accepted = [row for results in replies for row in results if "error" not in row]
+    assert [row["sequence"] for row in accepted] == list(range(first + 1, first + 6))
+    server_id = accepted[0]["receipt"].partition("-")[0]
+    assert [row["receipt"] for row in accepted] == [
+        format_receipt(server_id, row["due_ms"], row["sequence"]) for row in accepted
+    ]
+    assert [row["message_id"] for row in accepted] == [
+        given or derived_message_id(server_id, row["sequence"])
+        for given, row in zip(["a", "", "b", "", ""], accepted, strict=True)
+    ]
+
+
+async def test_a_burst_larger_than_a_group_becomes_several_and_keeps_its_order(boot: Boot) -> None:
+    host = boot(small_settings(storage={"group_bytes_max": 2_000}))
+    await host.start()
+    client = await host.client()
+    first, groups = (await client.put("first", host.now_ms + 60_000))["sequence"], host.server.commit.groups
+    message = {"subject": "s", "body": "x" * 500, "due_ms": host.now_ms + 60_000}
+    await client.send_bytes(b"".join(encode_request(100 + i, "send", {"messages": [message]}) for i in range(7)))
+    replies = [await client.reply(100 + i) for i in range(7)]
+    assert [reply["results"][0]["sequence"] for reply in replies] == list(range(first + 1, first + 8))
+    assert host.server.commit.groups == groups + 3  # of three, three and one

@@ -27,11 +27,7 @@ ROW = st.tuples(
 def make_rows(
     rows: list[tuple[int, int, int, bytes, bytes, bytes]], first: int = 1, accepted_us: int = 5
 ) -> MessageRows:
-    made = MessageRows()
-    for row in rows:
-        made.append(*row)
-    made.number(first, accepted_us)
-    return made
+    return MessageRows(rows, first, accepted_us)
 
 
 @settings(max_examples=300)
