@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -141,7 +141,8 @@ class Client:
         ``retries=0`` the id is the server's. A delay is resolved once, before the first attempt.
         """
         with self._lock:
-            due_ms = self.resolve_due_ms(due_ms, delay_ms, at, delay)
+            if type(due_ms) is not int or delay_ms is not None or at is not None or delay is not None:
+                due_ms = self.resolve_due_ms(due_ms, delay_ms, at, delay)
             if message_id is None and self._retries.retries:
                 message_id = send_calls.new_message_id()
             return self._run(
@@ -342,7 +343,10 @@ class Client:
             while True:
                 sent = False
                 try:
-                    connection = self._connected(call)
+                    connection = self._connection
+                    # Where a call must not be sent twice, one that the server has closed meanwhile is not used.
+                    if connection is None or connection.closed or not (call.repeatable or connection.quiet()):
+                        connection = self._reconnect()
                     request_id, frame = self._core.encode(call)
                     sent = True
                     reply = connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
@@ -354,15 +358,9 @@ class Client:
                 time.sleep(pause_s)
                 attempt += 1
 
-    def _connected(self, call: Call[Any]) -> SocketConnection:
-        """The connection, opened if needed. Where a call must not be sent twice,
-        one the server has closed meanwhile is not used.
-        """
-        connection = self._connection
-        if connection is not None and not connection.closed and (call.repeatable or connection.quiet()):
-            return connection
-        if connection is not None:
-            connection.close()
+    def _reconnect(self) -> SocketConnection:
+        if self._connection is not None:
+            self._connection.close()
         connection = SocketConnection(self._host_and_port, self._connect_timeout_s)
         try:
             hello = self._core.hello()

@@ -53,18 +53,20 @@ class SocketConnection:
         `RequestTimedOut` or a protocol error, and is closed then.
         """
         deadline_s = time.monotonic() + timeout_s
+        size = _RECEIVE_BYTES
         try:
-            self._set_timeout(timeout_s)
+            if timeout_s != self._timeout_s:
+                self._set_timeout(timeout_s)
             sent = self._socket.send(frame)
             while sent < len(frame):
                 self._set_timeout(deadline_s - time.monotonic())
                 sent += self._socket.send(memoryview(frame)[sent:])
             while True:
-                size = _RECEIVE_BYTES_LARGE if self._replies.decoder.buffered_bytes else _RECEIVE_BYTES
                 for reply in self._replies.feed(self._socket.recv(size)):
                     if reply.id == request_id:
                         self._answered_s = time.monotonic()
                         return reply
+                size = _RECEIVE_BYTES_LARGE if self._replies.decoder.buffered_bytes else _RECEIVE_BYTES
                 self._set_timeout(deadline_s - time.monotonic())
         except (TimeoutError, BlockingIOError) as exc:
             self.close()
@@ -78,11 +80,10 @@ class SocketConnection:
             raise
 
     def _set_timeout(self, timeout_s: float) -> None:
-        if timeout_s != self._timeout_s:
-            if timeout_s <= 0:
-                raise TimeoutError
-            seconds, rest = divmod(timeout_s, 1.0)
-            value = _timeval(int(seconds), max(int(rest * 1_000_000), 1 if seconds < 1 else 0))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
-            self._timeout_s = timeout_s
+        if timeout_s <= 0:
+            raise TimeoutError
+        seconds, rest = divmod(timeout_s, 1.0)
+        value = _timeval(int(seconds), max(int(rest * 1_000_000), 1 if seconds < 1 else 0))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
+        self._timeout_s = timeout_s

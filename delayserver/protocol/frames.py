@@ -155,12 +155,14 @@ def frame_of(payload: bytes) -> bytes:
 
 def encode_request(request_id: int, operation: str, arguments: dict[str, Any]) -> bytes:
     """The frame of one request."""
-    return encode_frame((request_id, operation, arguments))
+    payload: bytes = _pack((request_id, operation, arguments))
+    return _pack_header(len(payload)) + payload
 
 
 def encode_reply(request_id: int, result: dict[str, Any]) -> bytes:
     """The frame of one successful reply."""
-    return encode_frame((request_id, True, result))
+    payload: bytes = _pack((request_id, True, result))
+    return _pack_header(len(payload)) + payload
 
 
 def encode_error(request_id: int, error: DelayServerError) -> bytes:
