@@ -82,6 +82,11 @@ def cut_at(part: str) -> Damage:
     return cut
 
 
+def cut_before_last_record(path: Path) -> None:
+    """The file ends exactly behind a whole record, as if the last one had never been."""
+    path.write_bytes(path.read_bytes()[: records(path)[-1][0]])
+
+
 def append_torn(path: Path) -> None:
     """Half a record behind the last one, as a crash leaves it."""
     found = records(path)

@@ -108,6 +108,52 @@ def test_check_names_the_damage_and_repair_ends_it(stopped: Made, tmp_path: Path
     _repaired(made, kind, damage)
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("message_log", {"corrupt", "orphaned"}),
+        ("schedule_log minute", {"corrupt", "missing"}),
+        ("schedule_log day", {"corrupt", "missing"}),
+        ("dispatch_log minute", {"corrupt"}),
+        ("dispatch_log day", {"corrupt", "missing"}),
+        ("broker store", {"corrupt"}),
+        ("broker progress", set()),
+    ],
+)
+def test_a_cut_behind_a_whole_record_is_told_by_what_the_checkpoint_counts(
+    stopped: Made, tmp_path: Path, kind: str, told: set[str]
+) -> None:
+    """The list in FORMAT.md, "Not covered"."""
+    made = copy(stopped, tmp_path / "data")
+    damaging.cut_before_last_record(files(made.path)[kind])
+    done = in_process("check", str(made.path), "--json")
+    assert (set(done.kinds()), done.code) == (told, 1 if told else 0), done.last["findings"]
+
+
+@pytest.mark.parametrize("kept", ["message_log is kept", "message_log is retired"])
+def test_a_ledger_that_is_cut_behind_a_whole_record_is_told_by_messages_or_by_their_number(
+    aged: Made, tmp_path: Path, kept: str
+) -> None:
+    made = copy(aged, tmp_path / "data")
+    if kept == "message_log is retired":
+        for path in sorted((made.path / "message_log").iterdir())[:-1]:
+            path.unlink()
+    assert in_process("check", str(made.path)).code == 0
+    damaging.cut_before_last_record(made.path / "ledger.log")
+    assert in_process("check", str(made.path), "--json").kinds() == [
+        "missing" if kept == "message_log is kept" else "contradictory"
+    ]
+
+
+def test_names_that_are_used_and_cut_off_are_missed(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    path = made.path / "names.log"
+    path.write_bytes(path.read_bytes()[: damaging.records(path)[1][0]])
+    done = in_process("check", str(made.path), "--json")
+    assert done.kinds() == ["missing"]
+    assert "is used, but only 1 names are known" in done.last["findings"][0]["detail"]
+
+
 def _repaired(made: Made, kind: str, damage: str) -> None:
     if damage in NOT_OURS:
         before = {path: path.read_bytes() for path in made.path.rglob("*") if path.is_file() and path.name != "lock"}
