@@ -4,6 +4,9 @@ A bit is flipped where the file itself says that it was durable (below the highe
 padding): the last group before a crash cannot be told from a torn one by anybody. Before that it is noted which messages
 the record holds. They may be unavailable, or come twice where their outcome was hit, if the server or the final check
 names the file. Every other message is judged as ever.
+
+What else a bit may explain depends on the file: in the ledger, of the windows in the record; in the broker's progress log,
+only that messages come again; in the broker's index and its checkpoint nothing, since the store has all that is in them.
 """
 
 from __future__ import annotations
@@ -25,9 +28,12 @@ from tests.simulation.failures import SimulationFailure
 
 DAY_MS = 86_400_000
 LOGS = ("/data/message_log/", "/data/schedule_log/", "/data/dispatch_log/")
+LEDGER, PROGRESS = "/data/ledger.log", "/data/broker/progress.log"
+BROKER = ("/data/broker/store/", "/data/broker/queue/", PROGRESS, "/data/broker/checkpoint")
 # Small files that a start cannot do without: it refuses and names them, and the operator brings them back from a copy.
 TABLES = ("/data/identity", "/data/names.log", "/data/days", "/data/sequences")
 CHECKPOINT = "/data/checkpoint"
+CHECKPOINTS = (CHECKPOINT, "/data/broker/checkpoint")
 
 
 @dataclass(slots=True)
@@ -41,12 +47,18 @@ class Flip:
     sequences: frozenset[int]
     whole: bool
     """Whether nothing of the file can be trusted: its header was hit, or it tells which messages have an outcome."""
+    windows: frozenset[tuple[int, bool]] = frozenset()
+    """Of a record of the ledger: starts of its windows in ms, and whether one is a day."""
+    left: bytes = b""
+    """All that the flip left of a checkpoint: those are replaced all the time, and one byte may be the same by chance."""
 
     def stands(self, disk: FakeDisk) -> bool:
         """Whether the byte is still as the flip left it: files are replaced, cut off and removed."""
         if self.path not in disk.files(self.path):
             return False
         content = disk.content(self.path)
+        if self.left:
+            return content == self.left
         return self.offset < len(content) and content[self.offset] == self.before ^ 1 << self.bit
 
 
@@ -70,6 +82,11 @@ class Damage:
         kind = self._chance.random()
         if kind < 0.12:
             paths = [path for path in (*TABLES, CHECKPOINT) if path in self._disk.files(path)]
+        elif kind < 0.24:
+            paths = self._disk.files(LEDGER)
+        elif kind < 0.44:
+            folder = self._chance.choice(BROKER)
+            paths = [path for path in self._disk.files(folder) if not path.endswith(".tmp")]
         else:
             folder = self._chance.choice(LOGS)
             paths = [path for path in self._disk.files(folder) if path.endswith(".log")]
@@ -83,21 +100,24 @@ class Damage:
         offset, sequences = found
         bit = self._chance.randrange(8)
         whole = "/dispatch_log/" in path or ("/schedule_log/" in path and offset < FILE_HEADER_BYTES)
-        flip = Flip(path, offset, bit, content[offset], sequences, whole)
+        windows = _windows(content, offset) if path == LEDGER else frozenset()
+        flip = Flip(path, offset, bit, content[offset], sequences, whole, windows)
         self._disk.flip_bit(path, offset, bit)
+        if path in CHECKPOINTS:
+            flip.left = self._disk.content(path)
         self.flips.append(flip)
         self._note("fault", "bit flips", path=path, offset=offset, bit=bit, sequences=sorted(sequences)[:12])
 
     def _place(self, path: str, content: bytes) -> tuple[int, frozenset[int]] | None:
         """An offset with something in it, and the messages that lose it."""
-        if path in (CHECKPOINT, *TABLES) and path != "/data/names.log":
+        if path in (*CHECKPOINTS, *TABLES) and path != "/data/names.log":
             return (self._chance.randrange(len(content)), frozenset()) if content else None
         records = list(_records(content))
         synced = max([header.synced_before for header in records], default=0)
         records = [header for header in records if header.end <= synced]
         if not records:
             return None
-        if self._chance.random() < 0.1 and "/message_log/" not in path:
+        if self._chance.random() < 0.1 and "/message_log/" not in path and not _restored_only(path):
             everything = frozenset().union(*[_sequences(content, header) for header in records])
             return self._chance.randrange(FILE_HEADER_BYTES), everything
         header = self._chance.choice(records)
@@ -115,14 +135,21 @@ class Damage:
 
     # -- judging
 
-    def explains(self, sequences: set[int], due_ms: list[int]) -> list[Flip]:
-        """The flips that may be the cause of what is wrong with a message. A dispatch file that lost some of its outcomes
-        does not tell any more which: nothing of its window or day may be delivered until it is repaired."""
+    def explains(self, sequences: set[int], due_ms: list[int], *, again: bool = False) -> list[Flip]:
+        """The flips that may be the cause of what is wrong with a message; `again`: that it came again. A dispatch file that
+        lost some of its outcomes does not tell any more which: nothing of its window or day may be delivered until it is
+        repaired."""
         return [
             flip
             for flip in self.flips
-            if flip.sequences & sequences or (flip.whole and any(self._in_file(flip.path, due) for due in due_ms))
+            if flip.sequences & sequences
+            or (flip.whole and any(self._in_file(flip.path, due) for due in due_ms))
+            or any(self._starts(due) & flip.windows for due in due_ms)
+            or (again and flip.path == PROGRESS)
         ]
+
+    def _starts(self, due_ms: int) -> set[tuple[int, bool]]:
+        return {(due_ms - due_ms % self._window_ms, False), (due_ms - due_ms % DAY_MS, True)}
 
     def _in_file(self, path: str, due_ms: int) -> bool:
         """Whether messages with this due time, or their outcomes, lie in the file."""
@@ -137,9 +164,25 @@ class Damage:
         for text in texts:
             # Outcomes whose messages are lost are named by the file that holds them, wherever the bit was that lost them.
             orphaned = bool(self.flips) and "no schedule file holds" in text
-            if not orphaned and not any(flip.path in text for flip in self.flips):
+            explained = orphaned or self._retired(text) or self._without_path(text)
+            if not explained and not any(flip.path in text for flip in self.flips):
                 raise SimulationFailure(f"corruption reported without damage: {text}")
         self.reports |= set(texts)
+
+    def _without_path(self, text: str) -> bool:
+        """Whether it is one of the reports that follow another one and tell offsets alone."""
+        begins = {"store offset": "/data/broker/store/", "acked up to ": "/data/broker/", "Damage(": LEDGER}
+        return any(
+            text.startswith(begin) and flip.path.startswith(folder)
+            for begin, folder in begins.items()
+            for flip in self.flips
+        )
+
+    def _retired(self, text: str) -> bool:
+        """Whether it is about the files of a window whose counts in the ledger were hit: nobody can know that they were
+        removed as they should."""
+        path = text.partition(":")[0]
+        return any(self._in_file(path, start) for flip in self.flips for start, _ in flip.windows)
 
     def verdict(self) -> None:
         """At the end, with the server down: the check must find what still stands, and nothing but that; and whatever was
@@ -181,6 +224,20 @@ def _records(content: bytes) -> Iterator[RecordHeader]:
             return
         yield header
         offset = header.end
+
+
+def _restored_only(path: str) -> bool:
+    """Files whose header is not damaged here: a start refuses them like a table, by name."""
+    return path == LEDGER or path.startswith("/data/broker/")
+
+
+def _windows(content: bytes, offset: int) -> frozenset[tuple[int, bool]]:
+    """The windows in the record of the ledger that holds this offset."""
+    header = next(header for header in _records(content) if header.offset <= offset < header.end)
+    columns = verify_columns(header, _columns(content, header))
+    return frozenset(
+        (int(start), bool(coarse)) for start, coarse in zip(columns["start_ms"], columns["coarse"], strict=True)
+    )
 
 
 def _columns(content: bytes, header: RecordHeader) -> bytes:

@@ -177,7 +177,7 @@ class World:
             raise SimulationFailure(f"the server id changed from {self.model.server_id} to {server_id}")
         self.model.server_id = self.model.server_id or server_id
         if self.host.server is not None:
-            self.damage.check_reports(self.host.server.opened.damages)
+            self.damage.check_reports([*self.host.server.opened.damages, *self.host.server.broker.damages])
         self._compare_files()
         await self._ask_for_all()
 
