@@ -26,7 +26,7 @@ from store.filesystem import FileSystem
 from store.identity import DataDirectory, SequenceReservation
 from store.ledger import Ledger
 from store.message_log import MessageLog
-from store.names import Names
+from store.names import CONSUMER_GROUP, SUBJECT, Names
 from store.schedule_log import ScheduleLog, Source
 from store.windows import DAY_MS, day_of
 
@@ -155,3 +155,16 @@ def count_accepted(schedule: ScheduleLog, days: DayTable, ledger: Ledger) -> tup
         rows += len(origin)
         internal += int(np.count_nonzero(origin))
     return rows - internal + int(ledger.totals().accepted.sum()), internal
+
+
+def find_lost_broker(fs: FileSystem, opened: Opened) -> CorruptionError | None:
+    """What to report where the broker's files are gone: a directory that has had a message or a consumer has had a broker
+    too; that of a new one is made now."""
+    path = f"{opened.directory.path}/broker"
+    if not len(opened.names.codes(SUBJECT)) + len(opened.names.codes(CONSUMER_GROUP)) or fs.listdir(path):
+        return None
+    detail = (
+        "the broker's files are missing; it begins empty: what was delivered and not consumed is lost to consumers "
+        "until `delayserver recover redispatch` delivers it again, and every group starts anew"
+    )
+    return CorruptionError(path, 0, detail)

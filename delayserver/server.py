@@ -40,7 +40,7 @@ from delayserver.lookup import Lookup
 from delayserver.orphans import find_orphans
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.publisher import Publisher
-from delayserver.recovery import Opened, count_accepted, open_directory
+from delayserver.recovery import Opened, count_accepted, find_lost_broker, open_directory
 from delayserver.remote_node import RemoteNode
 from delayserver.replayer import Replayer
 from delayserver.retention import Retention
@@ -52,9 +52,8 @@ from delayserver.stopping import finish
 from delayserver.transport import Connect, Listener, connect_socket
 from delayserver.turns import Turns
 from delayserver.window_book import WindowBook
-from store.errors import CorruptionError
 from store.filesystem import FileSystem, RealFileSystem
-from store.names import BROKER_GROUP, CONSUMER_GROUP, SUBJECT
+from store.names import BROKER_GROUP
 from wheel.cursors import LoadCursors
 from wheel.hashed_wheel import HashedWheel
 
@@ -203,7 +202,9 @@ class DelayServer:
         settings = self.settings
         server_id = opened.directory.server_id
         limits = settings.broker
-        self._notice_lost_broker(opened)
+        lost = find_lost_broker(self.fs, opened)
+        if lost is not None:
+            self._report_corruption(lost)
         self.broker = Broker.open(
             self.fs,
             f"{opened.directory.path}/broker",
@@ -269,16 +270,6 @@ class DelayServer:
         )
         self.checkpointing.clock_showed(opened.checkpoint.written_us)
         self.retention.durable_position = lambda: self.checkpointing.durable_position
-
-    def _notice_lost_broker(self, opened: Opened) -> None:
-        """A directory that has had a message or a consumer has had a broker too; that of a new one is made now."""
-        path = f"{opened.directory.path}/broker"
-        if len(opened.names.codes(SUBJECT)) + len(opened.names.codes(CONSUMER_GROUP)) and not self.fs.listdir(path):
-            detail = (
-                "the broker's files are missing; it begins empty: what was delivered and not consumed is lost to consumers "
-                "until `delayserver recover redispatch` delivers it again, and every group starts anew"
-            )
-            self._report_corruption(CorruptionError(path, 0, detail))
 
     def _build_group(self, group: GroupSettings, code: int, opened: Opened) -> BrokerGroup:
         server_id = opened.directory.server_id
