@@ -26,7 +26,8 @@ START_MS = 1_767_225_600_000  # 2026-01-01T00:00Z
 
 @dataclass
 class HandMade:
-    """`messages` go to message_log, those of them in `scheduled` to schedule_log too; `outcomes` are rows of (sequence,
+    """`messages` go to message_log, those of them in `scheduled` to schedule_log too, and behind them `unreplayed` ones, to
+    which the replay of the checkpoint has not come; `outcomes` are rows of (sequence,
     outcome, lateness in microseconds). Message n is due n milliseconds after `start_ms`."""
 
     path: Path
@@ -35,6 +36,7 @@ class HandMade:
     subject: str = "orders"
     messages: list[int] = field(default_factory=list)
     scheduled: list[int] = field(default_factory=list)
+    unreplayed: list[int] = field(default_factory=list)
     outcomes: list[tuple[int, Outcome, int]] = field(default_factory=list)
     retired: dict[str, int] = field(default_factory=dict)
 
@@ -47,6 +49,9 @@ class HandMade:
         log = MessageLog.open(fs, f"{path}/message_log", self.server_id, segment_bytes=1 << 20)
         for sequence in self.messages:
             log.append([self._messages([sequence])])
+        replayed = log.end
+        for sequence in self.unreplayed:
+            log.append([self._messages([sequence])])
         log.sync()
         schedule = ScheduleLog(fs, f"{path}/schedule_log", self.server_id, WINDOW_MS)
         for sequence in self.scheduled:
@@ -56,7 +61,7 @@ class HandMade:
         for outcome in self.outcomes:
             dispatch.append(DispatchKey(self.start_ms, False), self._outcome(*outcome, group))
         dispatch.sync()
-        checkpoint_file.write(fs, f"{path}/checkpoint", Checkpoint(server_id=self.server_id, replay_offset=log.end))
+        checkpoint_file.write(fs, f"{path}/checkpoint", Checkpoint(server_id=self.server_id, replay_offset=replayed))
         if self.retired:
             ledger = Ledger.open(fs, path, self.server_id)
             ledger.append(LedgerBatch.filled(1, subject=self._subject, start_ms=self.start_ms, **self.retired))
