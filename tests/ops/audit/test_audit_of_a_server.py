@@ -333,14 +333,17 @@ def test_the_page_renders_offline_with_the_numbers_of_the_json(
     }
     assert carried["latency"]["lateness_ms"] == lateness["lateness_ms"]
     for path in (
-        "completeness.accepted",
-        "completeness.pending",
-        "completeness.lost",
+        *[f"completeness.{name}" for name in ("accepted", "pending", *ENDS, "lost", "duplicated", "early", "orphaned")],
+        "completeness.broker.unacked",
         "latency.count",
         "latency.early",
+        "latency.attempts.retried",
     ):
-        top, name = path.split(".")
-        assert shown.figure(path) == f"{carried[top][name]:,}"
+        value: Any = carried
+        for name in path.split("."):
+            value = value[name]
+        assert shown.figure(path) == f"{value:,}", path
+    assert shown.figure("latency.slo.budget_used") == f"{carried['latency']['slo']['budget_used']:,.1%}"
     for row in carried["latency"]["worst_minutes"]:
         assert f"<td>{row['minute']}</td><td>{row['count']:,}</td>" in shown.dom
     for name, stage in carried["latency"]["stages_ms"].items():
