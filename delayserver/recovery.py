@@ -107,7 +107,8 @@ def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: ran
     dispatch.restore_reserve()
     above = max([schedule.last_sequence(key) for key in schedule.keys()], default=0)
     sequences = SequenceReservation.open(fs, path, server_id, above=above)
-    damages += [str(damage) for damage in [*log.damages, *schedule.damages, *dispatch.damages, *ledger.damages]]
+    damages += [str(damage) for damage in [*log.damages, *schedule.damages, *dispatch.damages]]
+    damages += [str(CorruptionError(f"{path}/ledger.log", damage.start, damage.detail)) for damage in ledger.damages]
     for damage in damages:
         logger.error("corruption: %s (run `delayserver recover check` on a copy)", damage)
     attempted = Attempted(0, 0)

@@ -19,6 +19,7 @@ import numpy as np
 from store.batches import I64, U8
 from store.errors import CorruptionError, FormatError
 from store.filesystem import FileSystem, read_whole, write_atomically
+from store.windows import TIME_MS_MAX
 
 FILE_NAME = "checkpoint"
 FORMAT_VERSION = 1
@@ -162,6 +163,9 @@ class Checkpoint:
     window_ms: int = 0
 
 
+# Direct, from a day, day: schedule_key.Source.
+_SOURCE_MAX = 2
+
 _TABLES: dict[str, type[Table]] = {
     "schedule": ScheduleFiles,
     "dispatch": DispatchFiles,
@@ -212,7 +216,17 @@ def _build(values: dict[str, Any], server_id: int) -> Checkpoint:
             values[name] = table._unpack(values[name])
     if values["server_id"] != server_id:
         raise ValueError("two server ids")
-    return Checkpoint(**values)
+    checkpoint = Checkpoint(**values)
+    _check_windows(checkpoint.schedule.start_ms, checkpoint.window_ms)
+    _check_windows(checkpoint.dispatch.start_ms, checkpoint.window_ms)
+    if (checkpoint.schedule.source > _SOURCE_MAX).any() or (checkpoint.dispatch.coarse > 1).any():
+        raise ValueError("a kind of window that is none")
+    return checkpoint
+
+
+def _check_windows(start_ms: I64, window_ms: int) -> None:
+    if ((start_ms < 0) | (start_ms > TIME_MS_MAX) | (start_ms % (window_ms or 1) != 0)).any():
+        raise ValueError("the start of a window that is none")
 
 
 def write(fs: FileSystem, path: str, checkpoint: Checkpoint) -> None:

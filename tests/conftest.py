@@ -1,4 +1,7 @@
-"""What all tests share: the `spark` marker. Without Java its tests are visibly skipped; in CI (CI=true) they fail."""
+"""What all tests share: the `spark` marker, and what runs beside what.
+
+Without Java the tests of Spark are visibly skipped; in CI (CI=true) they fail.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,11 @@ import os
 import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
+AUDIT = Path(__file__).parent / "ops" / "audit"
 JAVA_MIN = 17
 
 
@@ -38,3 +43,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
             pytest.fail(f"Spark tests must run in CI: {missing}", pytrace=False)
         pytest.skip(missing)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A file's tests stay together, since they share what is dear to make; so do all that start Spark, which come first:
+    they take longest."""
+    for item in items:
+        group = "spark" if AUDIT in item.path.parents else str(item.path)
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=lambda item: AUDIT not in item.path.parents)

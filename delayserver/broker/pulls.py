@@ -79,7 +79,9 @@ class PullService:
         waiting consumer is spared a pass of the event loop. What it raises is raised here."""
         await trio.lowlevel.checkpoint_if_cancelled()
         if not self._broker.admits(subject, group):
-            raise QueueFull("too many consumer groups; use one name for all consumers of a kind, or raise groups_max")
+            raise QueueFull(
+                "too many consumer groups; use one name for all consumers of a kind, or raise broker.groups_max"
+            )
         key = (subject, group)
         tried = False
         small = self._broker.waiting_rows(*key) <= LARGE_ROWS

@@ -65,12 +65,18 @@ class Capture:
     names: Names | None = None
 
     def schedule_path(self, key: ScheduleKey) -> str:
-        """Where a schedule file is."""
-        return f"{self.path}/schedule_log/{ScheduleLayout(self.window_ms).name(key)}"
+        """Where a schedule file is; the folder for a window that no file can have, as damage may name one."""
+        folder = f"{self.path}/schedule_log"
+        with suppress(ValueError):
+            return f"{folder}/{ScheduleLayout(self.window_ms).name(key)}"
+        return folder
 
     def dispatch_path(self, key: DispatchKey) -> str:
-        """Where a dispatch file is."""
-        return f"{self.path}/dispatch_log/{DispatchLayout(self.window_ms).name(key)}"
+        """Where a dispatch file is; as `schedule_path`."""
+        folder = f"{self.path}/dispatch_log"
+        with suppress(ValueError):
+            return f"{folder}/{DispatchLayout(self.window_ms).name(key)}"
+        return folder
 
     def open(self, path: str) -> File:
         """The file, also if it was removed after the capture and is held. Raises FileNotFoundError."""

@@ -10,6 +10,7 @@ schedule_log; where all of schedule_log is lost, a hundred million outcomes take
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,6 +28,7 @@ from delayserver.recover.table_check import check_tables, ledger_balance
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import Range, WindowCheck
 from store.batches import I64, MessageBatch
+from store.columns import MalformedColumnsError
 from store.dispatch_log import DispatchKey
 from store.file_header import FILE_SCHEDULE
 from store.filesystem import FileSystem
@@ -145,7 +147,7 @@ class Check:
             read = FileRead(self._taken, path, size, expected, Findings(), lambda _bytes: None)
             for records in read.records():
                 mine = records.of_kind(MessageBatch.schema.kind)
-                if len(mine):
+                with suppress(MalformedColumnsError):  # told when the window was read
                     columns = mine.columns(MessageBatch, ("sequence", "due_ms"))
                     parts.append(columns["sequence"][~units.is_retired(columns["due_ms"], columns["sequence"])])
         sequences = np.unique(np.concatenate(parts))

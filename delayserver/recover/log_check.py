@@ -283,7 +283,10 @@ class LogCheck:
                 mine = records.of_kind(KIND_MESSAGES)
                 if not len(mine):
                     continue
-                columns = mine.columns(MessageBatch, NAMES)
+                try:
+                    columns = mine.columns(MessageBatch, NAMES)
+                except MalformedColumnsError:
+                    continue  # told when the log was read
                 rows = Rows(**{name: columns[name] for name in NAMES}, offset=mine.row_offsets())
                 of_row = self._units.codes_of(rows.due_ms, rows.sequence)
                 places, known = self._units.places_of(of_row)
@@ -294,10 +297,7 @@ class LogCheck:
 
     def _path_of(self, code: int) -> str:
         key = ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)
-        try:
-            return self._taken.schedule_path(key)
-        except ValueError:  # a due time beyond the calendar, which no intake lets through
-            return f"{self._taken.path}/schedule_log"
+        return self._taken.schedule_path(key)
 
     def _report_missing(self) -> None:
         for code, found in self._missing.items():

@@ -171,7 +171,7 @@ class Damage:
 
     def _without_path(self, text: str) -> bool:
         """Whether it is one of the reports that follow another one and tell offsets alone."""
-        begins = {"store offset": "/data/broker/store/", "acked up to ": "/data/broker/", "Damage(": LEDGER}
+        begins = {"store offset": "/data/broker/store/", "acked up to ": "/data/broker/"}
         return any(
             text.startswith(begin) and flip.path.startswith(folder)
             for begin, folder in begins.items()

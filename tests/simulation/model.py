@@ -331,6 +331,9 @@ class Model:
         if len(identity.arrived_tokens) > 1:
             self.fail(f"copies {sorted(identity.arrived_tokens)} of one message arrived", row)
         if again and not retry:
+            if identity.unknown:
+                # The sequence of a copy without an answer is not known: it may as well be this one.
+                identity.arrived.setdefault(f"{group}@{place}", Handed(wall_us, life, until_us, steps))
             return None
         identity.deliveries += 1
         identity.seen_us = identity.seen_us or wall_us

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from store import checkpoint as checkpoints
 from store.checkpoint import OUTCOMES, Checkpoint, CoarseDays, DispatchFiles, ScheduleFiles, Table
 from store.errors import CorruptionError, FormatError
+from store.windows import TIME_MS_MAX
 from tests.fakes.disk import FakeDisk, SimulatedCrash
 
 PATH = "/d/checkpoint"
@@ -71,12 +72,25 @@ def test_tables_of_any_content_come_back(count: int, seed: int) -> None:
         (1 << 48) - 1,
         dispatch=DispatchFiles.filled(
             count,
-            start_ms=random.integers(-(1 << 62), 1 << 62, count),
+            start_ms=random.integers(0, TIME_MS_MAX, count),
             coarse=random.integers(0, 2, count),
             outcomes=random.integers(0, 3, (count, OUTCOMES)) * random.integers(0, 2, OUTCOMES),
         ),
     )
     assert same(checkpoints.decode(checkpoints.encode(written), PATH), written)
+
+
+@pytest.mark.parametrize("start_ms", [-60_000, 59_907, 60_000 * (1 << 40)])
+def test_a_window_that_is_none_is_damage(start_ms: int) -> None:
+    for table in (
+        {"schedule": ScheduleFiles.filled(1, start_ms=start_ms)},
+        {"dispatch": DispatchFiles.filled(1, start_ms=start_ms)},
+        {"schedule": ScheduleFiles.filled(1, source=3)},
+        {"dispatch": DispatchFiles.filled(1, coarse=2)},
+    ):
+        data = checkpoints.encode(Checkpoint(1, window_ms=60_000, **table))  # type: ignore[arg-type]
+        with pytest.raises(CorruptionError, match="window that is none"):
+            checkpoints.decode(data, PATH)
 
 
 def test_every_changed_byte_and_every_cut_is_detected() -> None:

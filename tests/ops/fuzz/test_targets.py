@@ -76,6 +76,14 @@ def test_an_unknown_record_that_is_cut_off_is_refused_at_the_first_opening_as_at
     )
 
 
+@pytest.mark.parametrize(("seed", "places"), [(4, range(141, 159)), (9, range(64, 200))])
+def test_columns_and_windows_that_are_none_behind_right_checksums_end_no_check(seed: int, places: range) -> None:
+    target = TARGETS["check"]
+    data = target.seeds()[seed]
+    for place in places:
+        target.check(target.mend(changed(data, [(place, 3)], len(data))))
+
+
 def test_a_reader_that_accepts_a_wrong_checksum_is_found() -> None:
     """The judge can fail: bytes whose checksums were not mended, given out as if they verified."""
     data = bytearray(records.TARGETS[1].seeds()[0])
