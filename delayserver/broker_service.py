@@ -6,6 +6,7 @@ for one consumer group. Only when they are durable the old delivery is done.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from itertools import pairwise
 from typing import Any
 
@@ -37,6 +38,9 @@ from store.names import CONSUMER_GROUP, SUBJECT, Names
 
 # Ended leases that become internal records in one step.
 EXPIRED_AT_ONCE = 4096
+
+# Servers whose newest connection is remembered.
+SERVERS_MAX = 1024
 
 
 class EmbeddedNode:
@@ -90,6 +94,8 @@ class BrokerService:
         self._settings = settings
         self._clock = clock
         self._leases = trio.Event()
+        # The newest connection over which each server has delivered.
+        self._newest: dict[int, int] = {}
 
     async def run(self) -> None:
         """Commit, serve waiting pulls, end leases; until cancelled."""
@@ -261,20 +267,36 @@ class BrokerService:
 
     # -- deliver
 
-    async def deliver(self, _connection: Connection, request: Request) -> dict[str, Any]:
-        """The operation `deliver` of another server."""
+    def deliver(self, connection: Connection, request: Request) -> Awaitable[dict[str, Any]]:
+        """The operation `deliver` of another server: stored at once, in the order of the requests, answered when durable."""
         batch, uncertain = self._read_delivery(request.arguments)
+        self._admit(connection, int(batch.server_id[0]))
         try:
             delivered = self.broker.deliver(batch, uncertain, self._clock.now_us())
         except DiskFullError as error:
             raise DiskFull(str(error), retry_after_ms=1000) from error
         self.pulls.arrived(delivered.arrived, len(batch))
+        return self._delivered(delivered.outcome)
+
+    async def _delivered(self, outcome: NDArray[np.uint8]) -> dict[str, Any]:
         try:
             await self.commit.durable()
         except StoreError as error:
             # Also for want of space: it is stored, seen by consumers and may yet be synced, so nobody may call it refused.
             raise StorageFailed(str(error)) from error
-        return {"outcome": pack_column(delivered.outcome)}
+        return {"outcome": pack_column(outcome)}
+
+    def _admit(self, connection: Connection, server_id: int) -> None:
+        """Refuse what comes late: a server has one connection, and has given up what it sent over an older one. It may
+        have sent that again since, as uncertain, so nobody would look for a duplicate of it any more."""
+        newest = self._newest.pop(server_id, 0)
+        self._newest[server_id] = max(newest, connection.number)
+        if len(self._newest) > SERVERS_MAX:
+            del self._newest[next(iter(self._newest))]
+        if connection.number < newest:
+            raise InvalidArgument(
+                "this server delivers over a newer connection; what comes over an older one is too late"
+            )
 
     def _read_delivery(self, arguments: dict[str, Any]) -> tuple[StoredBatch, bool]:
         get = arguments.get

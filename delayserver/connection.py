@@ -6,6 +6,7 @@ nursery). A client that stops reading, sends half a frame and goes, or sends non
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -25,11 +26,15 @@ from delayserver.settings import ListenSettings
 from delayserver.transport import Transport
 
 QuickHandler = Callable[["Connection", Request], None]
-# The result, or None where the handler has replied.
+# The result, or None where the handler has replied. What a handler does before it gives its awaitable is done at once, in
+# the order of the requests; tasks that begin in the same pass of the event loop have no order.
 SlowHandler = Callable[["Connection", Request], Awaitable[dict[str, Any] | None]]
 
 # Slow requests (pulls, lookups) of one connection at the same time; each is a task of a few KiB.
 SLOW_REQUESTS_MAX = 1024
+
+
+_numbers = itertools.count(1)
 
 
 class Handlers:
@@ -60,6 +65,7 @@ class Connection:
         "_unsent_bytes",
         "_watching",
         "_writing",
+        "number",
         "open",
         "transport",
     )
@@ -76,6 +82,8 @@ class Connection:
         self._reads = 0
         self._watching = False
         self._nursery: trio.Nursery | None = None
+        # Counts connections of this process in the order in which they were accepted.
+        self.number = next(_numbers)
         self.open = True
 
     async def run(self) -> None:
@@ -148,12 +156,19 @@ class Connection:
             self.fail(request.id, QueueFull(f"{SLOW_REQUESTS_MAX} requests of this connection wait already"))
         else:
             assert self._nursery is not None
-            self._slow += 1
-            self._nursery.start_soon(self._serve_slow, slow, request)
+            try:
+                answer = slow(self, request)
+            except DelayServerError as error:
+                self.fail(request.id, error)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._bug(request, error)
+            else:
+                self._slow += 1
+                self._nursery.start_soon(self._serve_slow, answer, request)
 
-    async def _serve_slow(self, handler: SlowHandler, request: Request) -> None:
+    async def _serve_slow(self, answer: Awaitable[dict[str, Any] | None], request: Request) -> None:
         try:
-            result = await handler(self, request)
+            result = await answer
             if result is not None:
                 self.reply(encode_reply(request.id, result))
         except DelayServerError as error:

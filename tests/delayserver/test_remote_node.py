@@ -12,6 +12,7 @@ import trio
 from delayserver.broker_node import DeliveryError
 from delayserver.front import BROKER
 from delayserver.protocol.columns import U8, unpack_column
+from delayserver.protocol.frames import encode_request
 from delayserver.remote_node import RemoteNode
 from delayserver.settings import GroupSettings, NodeSettings, RouteSettings
 from store.batches import StoredBatch
@@ -80,20 +81,18 @@ async def test_whatever_dies_on_the_way_the_node_stores_each_message_once(boot: 
     server.check_balance(pending=0)
 
 
-async def test_a_repeated_deliver_is_recognised_and_a_malformed_one_refused(boot: Boot) -> None:
-    node = boot(name="node", role=BROKER)
-    await node.start()
-    client = await node.client()
-    good = {
+def delivery(now_ms: int, sequence: int, *, uncertain: bool) -> dict[str, Any]:
+    """The arguments of a `deliver` of two messages."""
+    return {
         "server_id": "00000000000a",
-        "window_ms": node.now_ms // 60_000 * 60_000,
-        "uncertain": True,
+        "window_ms": now_ms // 60_000 * 60_000,
+        "uncertain": uncertain,
         "count": 2,
-        "sequence": [7],
+        "sequence": [sequence],
         "redelivery": 0,
-        "due_ms": node.now_ms,
-        "accepted_us": node.now_ms * 1_000,
-        "dispatched_us": node.now_ms * 1_000,
+        "due_ms": now_ms,
+        "accepted_us": now_ms * 1_000,
+        "dispatched_us": now_ms * 1_000,
         "expires_ms": 0,
         "origin_sequence": 0,
         "subjects": ["s"],
@@ -107,6 +106,44 @@ async def test_a_repeated_deliver_is_recognised_and_a_malformed_one_refused(boot
         "bodies": b"ab",
         "body_length": 1,
     }
+
+
+async def test_a_first_attempt_that_arrives_behind_its_repetition_over_a_newer_connection_is_refused(
+    boot: Boot,
+) -> None:
+    node = boot(name="node", role=BROKER)
+    await node.start()
+    older, newer = await node.client(), await node.client()
+    assert (await older.request("deliver", delivery(node.now_ms, 3, uncertain=False)))["outcome"]
+    again = await newer.request("deliver", delivery(node.now_ms, 7, uncertain=True))
+    assert unpack_column(again["outcome"], 2, U8, "outcome").tolist() == [1, 1]
+    assert await older.refused("deliver", delivery(node.now_ms, 7, uncertain=False)) == "invalid_argument"
+    other = delivery(node.now_ms, 7, uncertain=False) | {"server_id": "00000000000b"}
+    assert (await older.request("deliver", other))["outcome"], "another server has connections of its own"
+    assert len(await newer.pull()) == 6
+
+
+async def test_deliveries_that_are_read_together_are_stored_in_their_order(boot: Boot) -> None:
+    node = boot(name="node", role=BROKER)
+    await node.start()
+    client = await node.client()
+    for sequence in range(10, 50, 2):
+        first, second = (
+            encode_request(sequence + place, "deliver", delivery(node.now_ms, sequence, uncertain=bool(place)))
+            for place in (0, 1)
+        )
+        await client.send_bytes(first + second)
+        for place, expected in ((0, 1), (1, 2)):
+            outcome = (await client.reply(sequence + place))["outcome"]
+            assert unpack_column(outcome, 2, U8, "outcome").tolist() == [expected] * 2
+    assert len(await client.pull(max_messages=100)) == 40
+
+
+async def test_a_repeated_deliver_is_recognised_and_a_malformed_one_refused(boot: Boot) -> None:
+    node = boot(name="node", role=BROKER)
+    await node.start()
+    client = await node.client()
+    good = delivery(node.now_ms, 7, uncertain=True)
     for expected in (1, 2, 2):
         outcome = (await client.request("deliver", good))["outcome"]
         assert unpack_column(outcome, 2, U8, "outcome").tolist() == [expected] * 2

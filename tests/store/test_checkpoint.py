@@ -88,7 +88,7 @@ def test_a_window_that_is_none_is_damage(start_ms: int) -> None:
         {"schedule": ScheduleFiles.filled(1, source=3)},
         {"dispatch": DispatchFiles.filled(1, coarse=2)},
     ):
-        data = checkpoints.encode(Checkpoint(1, window_ms=60_000, **table))  # type: ignore[arg-type]
+        data = checkpoints.encode(Checkpoint(1, window_ms=60_000, **table))
         with pytest.raises(CorruptionError, match="window that is none"):
             checkpoints.decode(data, PATH)
 
