@@ -45,10 +45,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(missing)
 
 
+@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A file's tests stay together, since they share what is dear to make; so do all that start Spark, which come first:
     they take longest."""
     for item in items:
-        group = "spark" if AUDIT in item.path.parents else str(item.path)
+        group = "spark" if AUDIT in item.path.parents else item.path.stem
         item.add_marker(pytest.mark.xdist_group(group))
     items.sort(key=lambda item: AUDIT not in item.path.parents)
