@@ -1,4 +1,4 @@
-"""What all tests share: the `spark` marker, and what runs beside what.
+"""What all tests share: the `spark` marker, and what runs first.
 
 Without Java the tests of Spark are visibly skipped; in CI (CI=true) they fail.
 """
@@ -45,11 +45,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(missing)
 
 
-@pytest.hookimpl(tryfirst=True)  # before the groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests stay together, since they share what is dear to make; so do all that start Spark, which come first:
-    they take longest."""
-    for item in items:
-        group = "spark" if AUDIT in item.path.parents else item.path.stem
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Files that start Spark come first: they take longest, and the short ones then fill up both processes to the end."""
     items.sort(key=lambda item: AUDIT not in item.path.parents)
