@@ -117,11 +117,11 @@ def test_two_groups_get_every_message_each(server: Any) -> None:
 
 
 def test_what_is_cancelled_is_not_delivered(server: Any) -> None:
-    receipt = send(server, "cancelled", "x", "--delay", "2s")["receipt"]
+    receipt = send(server, "cancelled", "x", "--delay", "6s")["receipt"]
     assert server.run("cancel", receipt, "--json").row == {"receipt": receipt, "outcome": "cancelled"}
     assert server.run("cancel", receipt, "--json").row == {"receipt": receipt, "outcome": "already_cancelled"}
     assert server.run("lookup", receipt, "--json").row["outcome"] == "cancelled"
-    assert pull(server, "cancelled", "--wait", "4s") == []
+    assert pull(server, "cancelled", "--wait", "8s") == []
 
 
 def test_receipts_are_read_from_stdin_too(server: Any) -> None:
@@ -144,9 +144,10 @@ def test_a_bad_receipt_fails_alone_and_the_exit_code_says_so(server: Any) -> Non
 
 
 def test_lookup_follows_a_message(server: Any) -> None:
-    receipt = send(server, "followed", "x", "--delay", "1s")["receipt"]
-    before = server.run("lookup", receipt, "--json").row
-    assert (before["receipt"], before["outcome"]) == (receipt, "pending")
+    waiting = send(server, "followed", "x", "--delay", "1h")["receipt"]
+    before = server.run("lookup", waiting, "--json").row
+    assert (before["receipt"], before["outcome"]) == (waiting, "pending")
+    receipt = send(server, "followed", "y", "--delay", "0s")["receipt"]
     pull(server, "followed", "--ack")
     after = server.run("lookup", receipt, "--json").row
     assert (after["outcome"], after["subject"]) == ("delivered", "followed")
