@@ -155,9 +155,9 @@ def delay_silently_clamped() -> list[Change]:
     """Delays over the maximum silently clamped."""
 
     def mistaken(right: Any) -> Any:
-        def due(self: Any, due_ms: Any, delay_ms: Any, now_us: int, oldest_ms: int) -> int:
+        def due(self: Any, due_ms: Any, delay_ms: Any, now_us: int) -> int:
             try:
-                return int(right(self, due_ms, delay_ms, now_us, oldest_ms))
+                return int(right(self, due_ms, delay_ms, now_us))
             except TooFar:
                 return now_us // 1000 + int(self._settings.delay_ms_max)
 
