@@ -67,6 +67,8 @@ def run_seed(seed: int) -> Result:
         if result.failure:
             gc.collect()
         sys.unraisablehook = hook
+    if trace.bugs and not result.failure:
+        result.failure = trace.bugs[0]
     result.cpu_s = process_time.process_time() - started
     result.digest = trace.digest
     result.lines = trace.lines

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
+from delayserver.intake import Intake
 from tests.simulation.mistakes import MISTAKES, Change, made
 from tests.simulation.run import run_seed
 
@@ -22,3 +24,17 @@ def _noticed(mistake: Callable[[], list[Change]], seed: int) -> bool:
     with made(mistake):
         failure = run_seed(seed).failure
     return bool(failure) and not run_seed(seed).failure
+
+
+def test_a_bug_that_a_handler_answers_as_an_internal_error_fails_its_seed() -> None:
+    def broken() -> list[Change]:
+        def mistaken(_right: Any) -> Any:
+            def due(_self: Any, _due_ms: Any, _delay_ms: Any, _now_us: int) -> int:
+                raise TypeError("nobody expects this")
+
+            return due
+
+        return [(Intake, "_due", mistaken)]
+
+    with made(broken):
+        assert any("bug while answering send" in run_seed(seed).failure for seed in range(SEEDS_MAX))

@@ -23,6 +23,8 @@ class Trace:
         self._hash = hashlib.sha256()
         self.lines: list[str] = []
         self.wall_us: Callable[[], int] = lambda: BASE_US
+        # What handlers met and never should: bugs, each answered to its client and logged.
+        self.bugs: list[str] = []
 
     def note(self, who: str, what: str, **fields: Any) -> None:
         """One line: seconds since the start, who, what, and the fields."""
@@ -38,6 +40,7 @@ class Trace:
         """What the server logs belongs to the trace."""
         self.note("log", record.levelname.lower(), text=record.getMessage())
         if record.exc_info:
+            self.bugs.append(f"{record.getMessage()}: {record.exc_info[1]!r}")
             self.lines += logging.Formatter().formatException(record.exc_info).splitlines()
 
     @contextmanager
