@@ -275,6 +275,8 @@ class BrokerService:
             delivered = self.broker.deliver(batch, uncertain, self._clock.now_us())
         except DiskFullError as error:
             raise DiskFull(str(error), retry_after_ms=1000) from error
+        except StoreError as error:
+            raise StorageFailed(str(error)) from error
         self.pulls.arrived(delivered.arrived, len(batch))
         return self._delivered(delivered.outcome)
 

@@ -88,10 +88,14 @@ class Retention:
         return max(self._oldest_by_age_ms, self._retired_until_ms)
 
     def is_retired(self, start_ms: int, sequence: int) -> bool:
-        """Whether a message of this window may have been retired with it."""
+        """Whether a message of this window may have been retired with it. Damage in the ledger leaves that possible."""
         if not self._ledger.has(start_ms):
             return False
-        return sequence <= int(self._ledger.window(start_ms).last_sequence.max())
+        try:
+            return sequence <= int(self._ledger.window(start_ms).last_sequence.max())
+        except CorruptionError as error:
+            self.on_corruption(error)
+            return True
 
     def retired_up_to(self, start_ms: int) -> int:
         """The last sequence that went with this window, 0 if it was never retired: a replay has nothing to do below."""

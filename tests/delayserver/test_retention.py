@@ -265,3 +265,18 @@ async def test_a_ledger_that_cannot_be_written_anew_is_left_for_ten_minutes(
     await host.sleep_ms(10 * MINUTE_MS)
     assert len(tries) == 2
     host.check_balance(pending=0)
+
+
+async def test_damage_in_the_ledger_is_told_and_what_it_hides_counts_as_retired(boot: Boot) -> None:
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    receipt = (await client.put("gone", host.now_ms))["receipt"]
+    await host.sleep_ms(1_000)
+    host.clock.step(30 * MINUTE_MS)
+    await host.sleep_ms(12_000)
+    assert await client.lookup(receipt) == ["retired"]
+    host.disk.flip_bit("/data/ledger.log", 100)
+    assert await client.cancel(receipt) == ["retired"]
+    assert await client.lookup(receipt) == ["retired"]
+    assert any("/data/ledger.log" in text for text in host.server.opened.damages)
