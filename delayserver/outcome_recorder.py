@@ -24,7 +24,7 @@ from delayserver.settings import DispatchSettings
 from store.batches import OutcomeBatch
 from store.days import DayTable
 from store.dispatch_log import DispatchKey, DispatchLog
-from store.errors import CorruptionError, DiskFullError
+from store.errors import CorruptionError, DiskFullError, StoreError
 from store.filesystem import FileSystem
 from store.outcome_index import OutcomeIndex
 from store.windows import day_of, window_of, window_starts
@@ -57,6 +57,7 @@ class OutcomeRecorder:
         self._held: set[int] = set()
         self._released = trio.Event()
         self.open_messages = OpenMessages()
+        self._failure: StoreError | None = None
         self.day_outcomes: Callable[[int, NDArray[np.int64]], NDArray[np.uint8]] | None = None
         self.totals = np.zeros(16, dtype=np.int64)
         self.durable_totals = np.zeros(16, dtype=np.int64)
@@ -135,9 +136,12 @@ class OutcomeRecorder:
             await self._clock.sleep_ms(self._settings.outcome_flush_ms)
 
     async def flush(self) -> None:
-        """Write and sync what is buffered. One at a time; a second caller waits for the first."""
+        """Write and sync what is buffered. One at a time; a second caller waits for the first, and is told of its failure:
+        a checkpoint must not go past outcomes that were lost."""
         while self._flushing:
             await self._flushed.wait()
+        if self._failure is not None:
+            raise self._failure
         if not self._buffer:
             return
         self._flushing, self._buffer = self._buffer, []
@@ -145,6 +149,9 @@ class OutcomeRecorder:
         self._flushed = trio.Event()
         try:
             keys = await self._write(self._flushing)
+        except StoreError as error:
+            self._failure = error
+            raise
         finally:
             rows = sum([len(batch) for batch in self._flushing])
             self._flushing = []
