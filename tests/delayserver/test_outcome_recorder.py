@@ -10,6 +10,7 @@ import pytest
 from delayserver.protocol.outcomes import Outcome
 from store.batches import OutcomeBatch
 from store.dispatch_log import DispatchKey
+from store.errors import SyncFailedError
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, faked_settings
 
@@ -66,6 +67,18 @@ async def test_every_file_of_a_flush_that_met_a_full_disk_is_synced_before_it_co
         found = host.server.opened.dispatch.outcomes(DispatchKey(first_ms, False))
         assert found.sequence.tolist() == [1, 2], seed
         await host.kill()
+
+
+async def test_whoever_flushes_after_a_failed_sync_is_told_of_it(boot: Boot) -> None:
+    disk = FakeDisk()
+    host = boot(faked_settings(), disk=disk)
+    await host.start()
+    recorder = host.server.recorder
+    recorder.record(_outcomes([1], host.now_ms // 60_000 * 60_000))
+    disk.fail_next_sync("/data/dispatch_log")
+    for _ in range(2):
+        with pytest.raises(SyncFailedError):
+            await recorder.flush()
 
 
 def _outcomes(sequences: list[int], due_ms: int) -> OutcomeBatch:
