@@ -175,6 +175,7 @@ class Dispatcher:
     def _push_back(self, group: BrokerGroup, window: int, loaded: LoadedRows, index: OutcomeIndex) -> None:
         wanted = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)
         wanted &= self._loader.not_done_elsewhere(window, loaded.sequence) & self._routed_to(group, loaded)
+        wanted &= self._loader.published(loaded.sequence)
         candidates = loaded.take(np.flatnonzero(wanted))
         mine = ~self._in_memory(candidates)
         order = np.lexsort((candidates.sequence, candidates.due_ms))

@@ -23,7 +23,7 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.rows import make_rows
 from delayserver.settings import WheelSettings
 from delayserver.window_book import WindowBook
-from store.batches import OutcomeBatch
+from store.batches import I64, OutcomeBatch
 from store.dispatch_log import DispatchKey
 from store.errors import CorruptionError, FormatError
 from store.filesystem import FileSystem
@@ -217,12 +217,17 @@ class Loader:
             self.on_corruption(CorruptionError(self._schedule.path(key), damage.start, damage.detail))
         return index
 
+    def published(self, sequence: I64) -> NDArray[np.bool_]:
+        """Of messages found in the files those that the publisher has handed on, bool[n]. The others are placed only, and
+        it will record or release them itself: whoever does it here too does it twice."""
+        known: NDArray[np.bool_] = sequence <= self.published_to()
+        return known
+
     def _record_suppressed(self, window_ms: int, loaded: LoadedRows, index: OutcomeIndex) -> None:
         """A crash can lose the outcome row of a suppressed copy: its verdict stands in the schedule file."""
         copies = loaded.suppressed
         lost = index.missing(copies.sequence) & self.not_done_elsewhere(window_ms, copies.sequence)
-        # Those that are placed but not published yet are recorded when they are.
-        lost &= copies.sequence <= self.published_to()
+        lost &= self.published(copies.sequence)
         if lost.any():
             self._recorder.record(suppressed_outcomes(copies.take(np.flatnonzero(lost)), self._clock.now_us()))
 

@@ -6,10 +6,14 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
+import trio
 
 from delayserver.protocol.columns import pack_column
+from delayserver.replayer import Round
 from delayserver.turns import STEP_US
 from delayserver.units import format_utc
+from store.batches import MessageBatch
+from store.schedule_log import Source
 from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]
@@ -204,3 +208,27 @@ async def test_lateness_is_recorded_in_microseconds_from_due_to_hand_off(boot: B
     assert 0 <= found["dispatched_us"] - found["due_ms"] * 1_000 < 5_000
     assert found["attempts"] == 1
     assert found["broker_group"] == "fake"
+
+
+async def test_a_refill_leaves_what_is_placed_and_not_published_yet_to_its_publication(boot: Boot) -> None:
+    host = boot(faked_settings())
+    server = await host.start()
+    client = await host.client()
+    due_ms = host.now_ms
+    await client.put("before", due_ms)
+    await host.settled()
+    await host.sleep_ms(1_000)
+    server.replayer.between_rounds = trio.Event().wait
+    server.replayer.wake()
+    await host.sleep_ms(100)
+    await client.put("placed", due_ms)
+    log = server.opened.log
+    (entry,) = log.read(server.replayer.position, log.synced, 1 << 20)
+    assert isinstance(entry.batch, MessageBatch)
+    server.replayer.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
+    (group,) = server.groups.values()
+    group.spilled.add(due_ms // 60_000 * 60_000)
+    await server.dispatcher._refill_group(group)
+    await host.sleep_ms(1_000)
+    assert not group.spilled
+    assert host.fake().texts == ["before"]

@@ -323,6 +323,8 @@ class Producer:
             self._model.redispatched(from_ms, arguments["to_ms"])
         reply = await self._client.request("redispatch", arguments)
         self._note(self._client.name, "redispatched", **reply)
+        if not arguments["dry_run"]:
+            self._model.redispatched(from_ms, arguments["to_ms"])  # what was sent meanwhile too
 
 
 OUTCOMES = [
