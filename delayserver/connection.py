@@ -33,7 +33,6 @@ SlowHandler = Callable[["Connection", Request], Awaitable[dict[str, Any] | None]
 # Slow requests (pulls, lookups) of one connection at the same time; each is a task of a few KiB.
 SLOW_REQUESTS_MAX = 1024
 
-
 _numbers = itertools.count(1)
 
 
@@ -139,32 +138,28 @@ class Connection:
                 raise
             self.fail(error.request_id, error)
             return
-        quick = self._handlers.quick.get(request.operation)
-        if quick is not None:
-            try:
+        try:
+            quick = self._handlers.quick.get(request.operation)
+            if quick is not None:
                 quick(self, request)
-            except DelayServerError as error:
-                self.fail(request.id, error)
-            except Exception as error:  # noqa: BLE001 - a bug in one handler must not end the other clients
-                self._bug(request, error)
-            return
+            else:
+                self._begin_slow(request)
+        except DelayServerError as error:
+            self.fail(request.id, error)
+        except Exception as error:  # noqa: BLE001 - a bug in one handler must not end the other clients
+            self._bug(request, error)
+
+    def _begin_slow(self, request: Request) -> None:
         slow = self._handlers.slow.get(request.operation)
         if slow is None:
             known = ", ".join(sorted([*self._handlers.quick, *self._handlers.slow]))
-            self.fail(request.id, UnknownOperation(f"{request.operation[:64]!r} is not one of: {known}"))
-        elif self._slow >= SLOW_REQUESTS_MAX:
-            self.fail(request.id, QueueFull(f"{SLOW_REQUESTS_MAX} requests of this connection wait already"))
-        else:
-            assert self._nursery is not None
-            try:
-                answer = slow(self, request)
-            except DelayServerError as error:
-                self.fail(request.id, error)
-            except Exception as error:  # noqa: BLE001 - as above
-                self._bug(request, error)
-            else:
-                self._slow += 1
-                self._nursery.start_soon(self._serve_slow, answer, request)
+            raise UnknownOperation(f"{request.operation[:64]!r} is not one of: {known}")
+        if self._slow >= SLOW_REQUESTS_MAX:
+            raise QueueFull(f"{SLOW_REQUESTS_MAX} requests of this connection wait already")
+        assert self._nursery is not None
+        answer = slow(self, request)
+        self._slow += 1
+        self._nursery.start_soon(self._serve_slow, answer, request)
 
     async def _serve_slow(self, answer: Awaitable[dict[str, Any] | None], request: Request) -> None:
         try:

@@ -151,8 +151,8 @@ def count_accepted(schedule: ScheduleLog, days: DayTable, ledger: Ledger) -> tup
         # Damage was reported when the files were taken over; what is in it cannot be counted.
         columns = schedule.read_columns(key, ("sequence", "origin_sequence"), damages=[])
         origin = columns["origin_sequence"]
-        if key.source != Source.DAY and ledger.has(key.start_ms):
-            origin = origin[columns["sequence"] > int(ledger.window(key.start_ms).last_sequence.max())]
+        if key.source != Source.DAY:
+            origin = origin[columns["sequence"] > ledger.last_sequence(key.start_ms)]
         rows += len(origin)
         internal += int(np.count_nonzero(origin))
     return rows - internal + int(ledger.totals().accepted.sum()), internal

@@ -136,35 +136,29 @@ class RedispatchReader:
     # In a thread, where the disk may make one wait.
 
     def _columns(self, key: ScheduleKey, met: list[CorruptionError]) -> Columns:
-        damages: list[Damage] = []
-        try:
-            return self._schedule.read_columns(key, _COLUMNS, None, self._schedule.end(key), damages=damages)
-        except _UNREADABLE as error:
-            met.append(_named(error))
-            nothing = MessageBatch.filled(0)
-            return {name: getattr(nothing, name) for name in _COLUMNS}
-        finally:
-            met += [CorruptionError(self._schedule.path(key), damage.start, damage.detail) for damage in damages]
+        nothing = MessageBatch.filled(0)
+        return _around_damage(
+            lambda damages: self._schedule.read_columns(key, _COLUMNS, None, self._schedule.end(key), damages=damages),
+            {name: getattr(nothing, name) for name in _COLUMNS},
+            partial(self._schedule.path, key),
+            met,
+        )
 
     def _rows(self, key: ScheduleKey, sequences: I64, met: list[CorruptionError]) -> MessageBatch:
-        damages: list[Damage] = []
-        try:
-            return self._schedule.read_rows(key, sequences, damages=damages)
-        except _UNREADABLE as error:
-            met.append(_named(error))
-            return MessageBatch.filled(0)
-        finally:
-            met += [CorruptionError(self._schedule.path(key), damage.start, damage.detail) for damage in damages]
+        return _around_damage(
+            lambda damages: self._schedule.read_rows(key, sequences, damages=damages),
+            MessageBatch.filled(0),
+            partial(self._schedule.path, key),
+            met,
+        )
 
     def _written(self, file: DispatchKey, met: list[CorruptionError]) -> OutcomeBatch:
-        damages: list[Damage] = []
-        try:
-            return self._dispatch.outcomes(file, damages=damages)
-        except _UNREADABLE as error:
-            met.append(_named(error))
-            return OutcomeBatch.filled(0)
-        finally:
-            met += [CorruptionError(self._dispatch.path(file), damage.start, damage.detail) for damage in damages]
+        return _around_damage(
+            lambda damages: self._dispatch.outcomes(file, damages=damages),
+            OutcomeBatch.filled(0),
+            partial(self._dispatch.path, file),
+            met,
+        )
 
     def _lost(self, key: ScheduleKey, wanted: Wanted) -> int:
         """Messages of the window with a wanted outcome that no file of it gives out, counted with the first damaged one."""
@@ -190,6 +184,20 @@ class RedispatchReader:
 
     async def _run(self, read: Callable[[], Read]) -> Read:
         return read() if self._inline else await trio.to_thread.run_sync(read)
+
+
+def _around_damage(
+    read: Callable[[list[Damage]], Read], nothing: Read, path: Callable[[], str], met: list[CorruptionError]
+) -> Read:
+    """What `read` gives, or `nothing` of a file that cannot be read at all; what it passed over goes to `met`."""
+    damages: list[Damage] = []
+    try:
+        return read(damages)
+    except _UNREADABLE as error:
+        met.append(_named(error))
+        return nothing
+    finally:
+        met += [CorruptionError(path(), damage.start, damage.detail) for damage in damages]
 
 
 def _named(error: CorruptionError | FormatError | FileNotFoundError) -> CorruptionError:

@@ -70,8 +70,6 @@ class Retention:
         retired = ledger.windows()
         self._retired_until_ms = int(retired[-1][0]) + settings.window_ms if len(retired) else 0
         self._segments_seen: dict[int, int] = {}
-        self._asked_ms = -1
-        self._oldest_by_age_ms = 0
         self._damaged: set[int] = set()
         self._compact_after_us = 0
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
@@ -81,27 +79,22 @@ class Retention:
 
     def oldest_due_ms(self) -> int:
         """Due times before this are refused (`too_old`): their window may be gone, and with it what tells copies."""
-        now_ms = self._clock.now_ms()
-        if now_ms != self._asked_ms:
-            self._asked_ms = now_ms
-            self._oldest_by_age_ms = window_of(now_ms - self._settings.retention_ms, self._settings.window_ms)
-        return max(self._oldest_by_age_ms, self._retired_until_ms)
+        oldest_by_age_ms = window_of(self._clock.now_ms() - self._settings.retention_ms, self._settings.window_ms)
+        return max(oldest_by_age_ms, self._retired_until_ms)
 
     def is_retired(self, start_ms: int, sequence: int) -> bool:
         """Whether a message of this window may have been retired with it. Damage in the ledger leaves that possible."""
         if not self._ledger.has(start_ms):
             return False
         try:
-            return sequence <= int(self._ledger.window(start_ms).last_sequence.max())
+            return sequence <= self._ledger.last_sequence(start_ms)
         except CorruptionError as error:
             self.on_corruption(error)
             return True
 
     def retired_up_to(self, start_ms: int) -> int:
         """The last sequence that went with this window, 0 if it was never retired: a replay has nothing to do below."""
-        if not self._ledger.has(start_ms):
-            return 0
-        return int(self._ledger.window(start_ms).last_sequence.max())
+        return self._ledger.last_sequence(start_ms)
 
     def finish_interrupted(self) -> None:
         """A crash came between the ledger's entry and the removal of the files: remove what is left of them now."""
@@ -198,9 +191,8 @@ class Retention:
         before, retired_to = self._ledger.window(start_ms), self.retired_up_to(start_ms)
         subjects = [before.subject]
         placed = [np.zeros(0, np.int64)]
-        outcomes = self._dispatch.outcomes(
-            DispatchKey(start_ms, False)
-        )  # before the rows: each outcome has its row then
+        # Before the rows: each outcome has its row then.
+        outcomes = self._dispatch.outcomes(DispatchKey(start_ms, False))
         for source in _FINE:
             key = ScheduleKey(start_ms, source)
             if key in self._schedule:

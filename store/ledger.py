@@ -194,6 +194,11 @@ class Ledger:
         offset = windows.get(key)
         return _rows_at(segment, offset, key) if offset else LedgerBatch.filled(0)
 
+    def last_sequence(self, start_ms: int) -> int:
+        """The last sequence that is counted for a window, 0 if it is not recorded: only rows behind it count beside the
+        ledger. Raises CorruptionError."""
+        return int(self.window(start_ms).last_sequence.max(initial=0))
+
     def has(self, start_ms: int, *, coarse: bool = False) -> bool:
         """Whether a window is recorded, and so its files may go."""
         return bool(self._file[1].get(_key(start_ms, coarse)))

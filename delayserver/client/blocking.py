@@ -141,8 +141,7 @@ class Client:
         ``retries=0`` the id is the server's. A delay is resolved once, before the first attempt.
         """
         with self._lock:
-            if type(due_ms) is not int or delay_ms is not None or at is not None or delay is not None:
-                due_ms = self.resolve_due_ms(due_ms, delay_ms, at, delay)
+            due_ms = self.resolve_due_ms(due_ms, delay_ms, at, delay)
             if message_id is None and self._retries.retries:
                 message_id = send_calls.new_message_id()
             return self._run(

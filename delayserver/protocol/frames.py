@@ -155,14 +155,12 @@ def frame_of(payload: bytes) -> bytes:
 
 def encode_request(request_id: int, operation: str, arguments: dict[str, Any]) -> bytes:
     """The frame of one request."""
-    payload: bytes = _pack((request_id, operation, arguments))
-    return _pack_header(len(payload)) + payload
+    return frame_of(_pack((request_id, operation, arguments)))
 
 
 def encode_reply(request_id: int, result: dict[str, Any]) -> bytes:
     """The frame of one successful reply."""
-    payload: bytes = _pack((request_id, True, result))
-    return _pack_header(len(payload)) + payload
+    return frame_of(_pack((request_id, True, result)))
 
 
 def encode_error(request_id: int, error: DelayServerError) -> bytes:

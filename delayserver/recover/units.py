@@ -72,9 +72,7 @@ class Units:
 
     def retired_to(self, start_ms: int) -> int:
         """The last sequence that the ledger counts for a window, 0 where it was never retired."""
-        if self._ledger is None or not self._ledger.has(start_ms):
-            return 0
-        return int(self._ledger.window(start_ms).last_sequence.max())
+        return self._ledger.last_sequence(start_ms) if self._ledger is not None else 0
 
 
 def unit_code(key: ScheduleKey) -> int:

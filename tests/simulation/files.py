@@ -60,7 +60,7 @@ def count_files(host: Host) -> Counter[str]:
 
 def _retired_to(ledger: Ledger, start_ms: int, *, coarse: bool) -> int:
     """What the ledger counts of a window is up to this sequence; a message that came meanwhile keeps the files."""
-    return int(ledger.window(start_ms).last_sequence.max(initial=0)) if not coarse else 0
+    return ledger.last_sequence(start_ms) if not coarse else 0
 
 
 def _scheduled(host: Host, server_id: int, window_ms: int, ledger: Ledger) -> set[int]:
