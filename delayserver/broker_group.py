@@ -105,11 +105,13 @@ class BrokerGroup:
 
     def _bound(self) -> None:
         self._idle.unpark()
-        bound = FAILING_QUEUE_ROWS_MAX if self.failing else self._settings.queue_rows_max
-        if len(self.queue) > bound:
-            for dropped in self.queue.drop_behind(bound):
-                self.counters.dropped_from_memory += len(dropped)
-                self.on_dropped(dropped)
+        self.keep(FAILING_QUEUE_ROWS_MAX if self.failing else self._settings.queue_rows_max)
+
+    def keep(self, rows_max: int) -> None:
+        """Let the last rows past a bound leave memory, and note their windows."""
+        for dropped in self.queue.drop_behind(rows_max):
+            self.counters.dropped_from_memory += len(dropped)
+            self.on_dropped(dropped)
 
     @property
     def full(self) -> bool:

@@ -56,6 +56,10 @@ class Dispatcher:
         self._routes = routes
         self._loader = loader
         loader.not_dispatched = self._not_dispatched
+        loader.rows_elsewhere = lambda: sum([len(group.queue) for group in groups.values()])
+        loader.make_room = self._make_room
+        # Half of memory is for the queues, when it is short: the wheel needs the rest to have the others' rows in time.
+        self._share = max(settings.rows_max // (2 * len(groups)), 1)
         self._recorder = recorder
         self._inline = fs.inline
         self._slice_rows = settings.slice_rows if len(groups) == 1 else settings.shared_slice_rows
@@ -135,6 +139,13 @@ class Dispatcher:
 
     # -- rows that left memory
 
+    def _make_room(self) -> None:
+        """Where several groups share memory and it is short, none keeps more than its share of it waiting: whoever is
+        slower than its rows come would hold up the loading of everybody's."""
+        if len(self._groups) > 1:
+            for group in self._groups.values():
+                group.keep(self._share)
+
     def _dropped(self, rows: DueRows) -> None:
         """Note the windows with the group that the rows are routed to, also if another one stood in for it."""
         codes = self._wheel.codes(rows.payload["subject"])
@@ -175,18 +186,20 @@ class Dispatcher:
     def _push_back(self, group: BrokerGroup, window: int, loaded: LoadedRows, index: OutcomeIndex) -> None:
         wanted = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)
         wanted &= self._loader.not_done_elsewhere(window, loaded.sequence) & self._routed_to(group, loaded)
-        wanted &= self._loader.published(loaded.sequence)
+        wanted &= self._loader.has_published(loaded.sequence)
         candidates = loaded.take(np.flatnonzero(wanted))
         mine = ~self._in_memory(candidates)
         order = np.lexsort((candidates.sequence, candidates.due_ms))
         order = order[mine[order]]
         group.spilled.discard(window)
-        room = max(self._loader.room, 1)
+        # What is overdue goes before the far end of the wheel, which is read again in its time.
+        most = max(self._loader.room, self._share)
         rows = self._loader.mark_unknown(candidates.take(order))
         if len(order):
-            group.push(DueRows(rows.due_ms[:room], rows.sequence[:room], rows.rows[:room]))
-        if len(order) > room:
+            group.push(DueRows(rows.due_ms[:most], rows.sequence[:most], rows.rows[:most]))
+        if len(order) > most:
             group.spilled.add(window)
+        self._loader.bound()
 
     def _routed_to(self, group: BrokerGroup, loaded: LoadedRows) -> NDArray[np.bool_]:
         mask: NDArray[np.bool_] = self._wheel.codes(loaded.rows["subject"]) == group.code

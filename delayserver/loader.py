@@ -81,6 +81,7 @@ class Loader:
         self._clock = clock
         self._wake = trio.Event()
         self.rows_elsewhere: Callable[[], int] = lambda: 0
+        self.make_room: Callable[[], None] = lambda: None
         self.on_added: Callable[[], None] = lambda: None
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         self.not_done_elsewhere: Callable[[int, NDArray[np.int64]], NDArray[np.bool_]] = _all
@@ -91,7 +92,7 @@ class Loader:
         self.not_dispatched: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = lambda rows: np.ones(
             len(rows), dtype=bool
         )
-        self.published_to: Callable[[], int] = lambda: 1 << 62
+        self.has_published: Callable[[I64], NDArray[np.bool_]] = lambda sequence: np.ones(len(sequence), dtype=bool)
         self._waits_for_room = False
         self._damaged: dict[int, int] = {}
         self.loads = 0
@@ -99,7 +100,7 @@ class Loader:
 
     def wake_if_room(self) -> None:
         """Memory was freed: a window that was loaded in part may go on."""
-        if self._waits_for_room and self.room > self._settings.rows_max // 4:
+        if self._waits_for_room and not self._still_short():
             self._wake.set()
 
     def ends(self, window_ms: int) -> dict[str, int]:
@@ -115,12 +116,19 @@ class Loader:
         """Rows that memory may still take."""
         return self._settings.rows_max - len(self._wheel) - self.rows_elsewhere()
 
+    def _still_short(self) -> bool:
+        """Whether there is no room for a load, also after whoever holds more than its share has given it back."""
+        enough = self._settings.rows_max // 4
+        if self.room <= enough:
+            self.make_room()
+        return self.room <= enough
+
     async def run(self) -> None:
         """Load until cancelled."""
         while True:
             self._wake = trio.Event()
             window = self._next_window()
-            self._waits_for_room = window is not None and self.room <= self._settings.rows_max // 4
+            self._waits_for_room = window is not None and self._still_short()
             if window is not None and not self._waits_for_room:
                 await self._load(window)
                 continue
@@ -217,17 +225,11 @@ class Loader:
             self.on_corruption(CorruptionError(self._schedule.path(key), damage.start, damage.detail))
         return index
 
-    def published(self, sequence: I64) -> NDArray[np.bool_]:
-        """Of messages found in the files those that the publisher has handed on, bool[n]. The others are placed only, and
-        it will record or release them itself: whoever does it here too does it twice."""
-        known: NDArray[np.bool_] = sequence <= self.published_to()
-        return known
-
     def _record_suppressed(self, window_ms: int, loaded: LoadedRows, index: OutcomeIndex) -> None:
         """A crash can lose the outcome row of a suppressed copy: its verdict stands in the schedule file."""
         copies = loaded.suppressed
         lost = index.missing(copies.sequence) & self.not_done_elsewhere(window_ms, copies.sequence)
-        lost &= self.published(copies.sequence)
+        lost &= self.has_published(copies.sequence)
         if lost.any():
             self._recorder.record(suppressed_outcomes(copies.take(np.flatnonzero(lost)), self._clock.now_us()))
 
@@ -253,6 +255,8 @@ class Loader:
 
     def bound(self) -> None:
         """Called after rows went straight to the wheel: past the bound, drop the far end."""
+        if self.room < 0:
+            self.make_room()
         if self.room >= 0:
             return
         keep = int(self._settings.rows_max * KEEP_SHARE) - self.rows_elsewhere()

@@ -71,6 +71,7 @@ class Publisher:
     def publish_drained(self, done: Round) -> None:
         """A round of a sealed day: its rows were counted, and most of its copies recorded, when the day got them."""
         self._publish_rows(done)
+        self._replayer.published_drained()
 
     def _publish_rows(self, done: Round) -> None:
         now_us = self._clock.now_us()

@@ -15,12 +15,13 @@ from functools import partial
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from delayserver.buckets import bucket
 from delayserver.clock import Clock
 from delayserver.deduplication import Deduplication
 from delayserver.settings import StorageSettings
-from store.batches import CancelBatch, MessageBatch
+from store.batches import I64, CancelBatch, MessageBatch
 from store.columns import ColumnBatch
 from store.days import DayTable
 from store.errors import CorruptionError, DiskFullError
@@ -96,6 +97,7 @@ class Replayer:
         self._clock = clock
         self.position = position
         self.replayed_sequence = replayed_sequence
+        self._drained = np.empty(0, np.int64)
         self._queue: deque[LogEntry] = deque()
         self._queue_bytes = 0
         self._behind = True
@@ -258,6 +260,7 @@ class Replayer:
     async def place_drained(self, batch: MessageBatch) -> Round:
         """Place rows of a sealed day's file into its minutes; for `between_rounds` only."""
         done = Round(self.position, self.replayed_sequence)
+        self._drained = batch.sequence
         await self._round(partial(self.place_batch, batch, source=Source.FROM_DAY), done, False)
         return done
 
@@ -303,6 +306,18 @@ class Replayer:
         return max(self._schedule.last_sequence(key), self.retired_up_to(key.start_ms))
 
     # -- publishing
+
+    def has_published(self, sequence: I64) -> NDArray[np.bool_]:
+        """Of messages found in the files of windows those that were handed on, bool[n]. The others are placed only:
+        `publish` will record or release them, and whoever does it before does it twice."""
+        known: NDArray[np.bool_] = sequence <= self.replayed_sequence
+        if len(self._drained):
+            known &= ~np.isin(sequence, self._drained)
+        return known
+
+    def published_drained(self) -> None:
+        """What `place_drained` placed was handed on."""
+        self._drained = np.empty(0, np.int64)
 
     def published(self, done: Round) -> None:
         """Move the position on and wake who waits for it. To be called by `publish`, in the same step."""

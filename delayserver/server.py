@@ -166,7 +166,7 @@ class DelayServer:
             self.clock,
         )
         self.loader.not_done_elsewhere = self.tier.not_done
-        self.loader.published_to = lambda: self.replayer.replayed_sequence
+        self.loader.has_published = self.replayer.has_published
         self.loader.maybe_attempted = opened.attempted.maybe
         self.loader.result_unknown = opened.attempted.unknown
         self.loader.on_corruption = self._report_corruption
@@ -233,7 +233,6 @@ class DelayServer:
         self.dispatcher = Dispatcher(
             self.wheel, self.groups, self.routes, self.loader, self.recorder, self.fs, settings.wheel, self.clock
         )
-        self.loader.rows_elsewhere = lambda: self.dispatcher.rows_held
         self.loader.on_added = self.dispatcher.wake
         self.publisher = Publisher(
             self.replayer,

@@ -88,7 +88,8 @@ class WheelSettings:
     load_ahead_ms: int = 90_000
     """Windows are loaded this long before they start."""
     rows_max: int = 1_500_000
-    """Rows in memory, about 150 bytes each. Past it the far end is dropped and read again from disk in slices."""
+    """Rows in memory, about 150 bytes each. Past it the far end is dropped and read again from disk in slices. What is in
+    flight to the nodes comes on top."""
     slice_rows: int = 8192
     """Rows taken from the wheel, and handed over, in one step: about 2 ms of work each."""
     shared_slice_rows: int = 1024
@@ -103,7 +104,8 @@ class DispatchSettings:
     batch_messages_max: int = 8192
     batch_bytes_max: int = 4 * MIB
     queue_rows_max: int = 1_250_000
-    """Rows waiting for one group. Past it they are dropped from memory and read again from disk when it recovers."""
+    """Rows waiting for one group. Past it they are dropped from memory and read again from disk when it recovers. Where
+    several groups share `wheel.rows_max` and it is short, each keeps no more than its part of half of it."""
     workers: int = 8
     """Deliveries in flight per group: some wait for the node's sync while the next ones are read."""
     deliver_timeout_ms: int = 10_000

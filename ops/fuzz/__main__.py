@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 import tempfile
 from datetime import UTC, datetime
@@ -42,11 +43,11 @@ def main() -> None:
         corpus.mkdir(parents=True, exist_ok=True)
         for number, data in enumerate(target.seeds()):
             (corpus / f"seed-{number}").write_bytes(data)
-        _fuzz(atheris, Session(target), options, str(corpus))
+        _fuzz(atheris, Session(target), options, str(corpus), temporary)
 
 
-def _fuzz(atheris: Any, session: Session, options: argparse.Namespace, corpus: str) -> None:
-    """The engine never returns, so the last input of the time ends the process."""
+def _fuzz(atheris: Any, session: Session, options: argparse.Namespace, corpus: str, temporary: str) -> None:
+    """The engine never returns, so the last input of the time cleans up and ends the process."""
     mend = session.target.mend
 
     def mutate(data: bytes, size_max: int, seed: int) -> bytes:
@@ -56,6 +57,7 @@ def _fuzz(atheris: Any, session: Session, options: argparse.Namespace, corpus: s
     def one(data: bytes) -> None:
         session.one(data)
         if session.seconds >= options.seconds:
+            shutil.rmtree(temporary)
             _end(session, options)
 
     arguments = [sys.argv[0], corpus, "-verbosity=0", "-max_len=8192", "-timeout=120", "-rss_limit_mb=4096"]

@@ -65,6 +65,36 @@ async def test_a_group_in_trouble_does_not_delay_another(boot: Boot, trouble: st
     host.check_balance(pending=0)
 
 
+@pytest.mark.parametrize("room", ["of the wheel", "of the loader"])
+async def test_a_group_that_is_slow_and_does_not_fail_leaves_room_for_the_others(boot: Boot, room: str) -> None:
+    """Its rows fill what memory may hold: they are read again later, so that those of another group come in time."""
+    dispatch = QUICK | {"queue_rows_max": 330, "batch_messages_max": 10, "workers": 2}
+    wheel = {"rows_max": 400, "load_ahead_ms": 2_000}
+    storage = {"window_ms": 1_000}
+    host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=dispatch, wheel=wheel, storage=storage))
+    await host.start()
+    client = await host.client()
+    slow, good = host.fake("fakeA"), host.fake("fakeB")
+    slow.delay_ms = 100
+    start_ms = host.now_ms
+    later = [start_ms + (1_000 if room == "of the wheel" else 5_000) + 100 * number for number in range(30)]
+    if room == "of the loader":
+        for number, due_ms in enumerate(later):
+            await client.put(str(number), due_ms, subject="b")
+    await put_many(client, 2_000, start_ms + 100, "a")
+    await host.sleep_ms(700)
+    if room == "of the wheel":
+        for number, due_ms in enumerate(later):
+            await client.put(str(number), due_ms, subject="b")
+    await host.until(lambda: len(good.stored) == len(later), within_ms=10_000)
+    assert all(good.at_us[sequence] - good.due_ms[sequence] * 1_000 < 10_000 for sequence in good.stored)
+    assert len(slow.stored) < 1_900  # it was slow all the time
+    await host.until(lambda: len(slow.stored) >= 2_000, within_ms=60_000)
+    await host.settled()
+    assert len(set(slow.stored)) == len(slow.stored) == 2_000
+    host.check_balance(pending=0)
+
+
 async def test_nodes_of_a_group_share_by_weight_and_stand_in_for_each_other(boot: Boot) -> None:
     group = GroupSettings("g", (NodeSettings("fake1:1", 3), NodeSettings("fake2:1", 1), NodeSettings("fake3:1", 0)))
     host = boot(small_settings(groups=(group,), routes=(RouteSettings("*", ("g",)),), dispatch=QUICK))

@@ -7,8 +7,10 @@ from datetime import UTC, datetime
 
 import pytest
 
+from delayserver.replayer import Round
 from delayserver.server import DelayServer
 from delayserver.settings import Settings
+from store.batches import MessageBatch
 from store.record import HEADER_BYTES, decode_header
 from store.schedule_log import Source
 from tests.fakes.host import Client, Host, faked_settings
@@ -118,6 +120,37 @@ async def test_while_a_day_drains_its_windows_can_be_loaded_already(
     await host.kill()
     await host.start()
     check_done(host)
+
+
+async def test_a_refill_leaves_what_the_drain_has_placed_and_not_published_to_its_publication(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.day_tier.DRAIN_ROWS", 5)
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.stop()
+    host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
+    server = await host.start()
+    place, refills = server.replayer.place_drained, 0
+
+    async def place_and_refill(batch: MessageBatch) -> Round:
+        nonlocal refills
+        done = await place(batch)
+        (group,) = server.groups.values()
+        server.dispatcher.released_to[group.code] = host.now_ms
+        for placed in done.placed:
+            group.spilled.add(placed.key.start_ms)
+            await server.dispatcher._refill_group(group)
+            refills += 1
+        return done
+
+    monkeypatch.setattr(server.replayer, "place_drained", place_and_refill)
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=60_000)
+    await host.sleep_ms(1_000)
+    await host.settled()
+    check_done(host)
+    assert refills
 
 
 async def test_a_record_after_the_seal_goes_to_its_minute_while_the_day_drains(
