@@ -37,6 +37,8 @@ ROUND_BYTES_MAX = 4 << 20
 ROUND_ROWS_MAX = 1 << 16
 # Far behind, larger rounds: rows spread over many files then come in fewer, longer records.
 ROUND_BYTES_BEHIND = 16 << 20
+FAR_BEHIND_BYTES = 64 << 20
+ROUND_BYTES_FAR_BEHIND = 32 << 20
 # A round of this many rows is placed on the event loop: a hop to a thread would cost more.
 INLINE_ROWS_MAX = 512
 # Batches kept in memory between commit and replay; behind that they are read back from the log.
@@ -98,6 +100,7 @@ class Replayer:
         self.position = position
         self.replayed_sequence = replayed_sequence
         self._drained = np.empty(0, np.int64)
+        self._backwards = False
         self._queue: deque[LogEntry] = deque()
         self._queue_bytes = 0
         self._behind = True
@@ -220,13 +223,14 @@ class Replayer:
         return entries
 
     def _read(self, position: int, stop: int) -> list[LogEntry]:
+        size = ROUND_BYTES_FAR_BEHIND if stop - position > FAR_BEHIND_BYTES else ROUND_BYTES_BEHIND
         try:
-            return self._log.read(position, stop, ROUND_BYTES_BEHIND)
+            return self._log.read(position, stop, size)
         except CorruptionError as error:
             self.met_damage = True
             self.on_corruption(error)
             following = self._log.skip_damage(position)
-            return self._log.read(following, stop, ROUND_BYTES_BEHIND) if following < stop else []
+            return self._log.read(following, stop, size) if following < stop else []
 
     def _is_quick(self, entries: list[LogEntry]) -> bool:
         """Whether a round may hold the event loop: few rows (cancels are not placed), and no file to be made, since that
@@ -282,21 +286,32 @@ class Replayer:
     def place_batch(self, batch: MessageBatch, done: Round, source: Source) -> None:
         """Write rows to their files, skipping what is there already."""
         coarse = self._days.coarse_rows(batch.due_ms, batch.sequence) if source == Source.DIRECT else None
-        for part in bucket(batch, self._settings.window_ms, coarse, source):
-            rows = part.batch
-            high_water = self._high_water(part.key)
-            if int(rows.sequence[0]) <= high_water:
-                skip = int(np.searchsorted(rows.sequence, high_water, side="right"))
-                if skip == len(rows):
-                    continue
-                rows = rows.slice(skip, len(rows))
+        parts = [
+            (part.key, rows)
+            for part in bucket(batch, self._settings.window_ms, coarse, source)
+            if len(rows := self._behind_high_water(part.key, part.batch))
+        ]
+        # To and fro: of more files than may be open, those of the end of a round are open at the begin of the next one.
+        self._backwards = not self._backwards
+        if self._backwards:
+            parts.reverse()
+        self._schedule.prepare([key for key, _ in parts])
+        for key, rows in parts:
             if source == Source.DIRECT:
-                rows = self._deduplication.mark(part.key, rows)
+                marked = self._deduplication.mark(key, rows)
             else:
-                self._deduplication.drained_into(part.key.start_ms)
-            done.placed.append(Placed(part.key, self._schedule.append(part.key, rows), rows))
+                marked = rows
+                self._deduplication.drained_into(key.start_ms)
+            done.placed.append(Placed(key, self._schedule.append(key, marked), marked))
             if not self.count_skipped and source == Source.DIRECT:
                 _count(rows, done)
+
+    def _behind_high_water(self, key: ScheduleKey, rows: MessageBatch) -> MessageBatch:
+        """The rows that the file does not have yet."""
+        high_water = self._high_water(key)
+        if int(rows.sequence[0]) > high_water:
+            return rows
+        return rows.slice(int(np.searchsorted(rows.sequence, high_water, side="right")), len(rows))
 
     def _high_water(self, key: ScheduleKey) -> int:
         if key.source == Source.DAY and self._days.is_drained(key.start_ms):

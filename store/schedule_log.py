@@ -71,6 +71,13 @@ class ScheduleLog:
         self._finder.appended(key, int(batch.sequence[0]), int(batch.sequence[-1]), appended)
         return appended
 
+    def prepare(self, keys: Iterable[ScheduleKey]) -> None:
+        """Make those of these files that are not there yet, together: `append` makes them one by one.
+
+        Raises DiskFullError, StoreError.
+        """
+        self._files.prepare(keys)
+
     def sync(self, keys: Iterable[ScheduleKey] | None = None) -> None:
         """Make everything appended before the call durable. Raises SyncFailedError: final for that file."""
         self._files.sync(keys)

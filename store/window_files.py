@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic
 
@@ -23,6 +23,8 @@ from store.window_state import FileMark, FileState, Key, Layout
 
 # What a file is renamed to when its place is needed: its records are of another window.
 MISPLACED_SUFFIX = ".misplaced"
+# So many are open at once beside the table's own.
+CREATED_AT_ONCE = 32
 _HEADER_SUMMED = 40  # the bytes of a file header that its checksum covers
 
 
@@ -74,7 +76,7 @@ class WindowFiles(Generic[Key]):
     def _append(self, key: Key, batch: ColumnBatch) -> Appended:
         state = self.states.get(key)
         if state is None:
-            state = self._create(key)
+            (state,) = self._create([key])
         if state.failed or not state.settled:
             raise StoreError(
                 f"{state.path}: not writable (a sync failed, or it is not recovered yet): restart to recover"
@@ -85,7 +87,7 @@ class WindowFiles(Generic[Key]):
             self.misplaced[key] = error
             self.on_damage(error)
             self.forget(key, state)
-            state = self._create(key)
+            (state,) = self._create([key])
             pinned = self.table.pin(key)
         try:
             appended = pinned.segment.append(batch)
@@ -113,21 +115,36 @@ class WindowFiles(Generic[Key]):
         state.rows += len(batch)
         state.last_sequence = int(getattr(batch, batch.schema.fields[0][0])[-1])
 
-    def _create(self, key: Key) -> FileState:
-        path = f"{self.directory}/{self.layout.name(key)}"
-        folder, _, _ = path.rpartition("/")
-        if not self._files_of_day[folder]:
-            self.fs.make_directory(folder, durable=False)
-        if key in self.misplaced and self.fs.exists(path):
-            self._set_aside(path)
-        base, span_ms = self.layout.header_base(key)
-        header = FileHeader(self.layout.kind, self._server_id, base, span_ms)
-        segment = Segment.create(self.fs, path, header, listed=False)
-        self.table.insert(key, segment)
-        state = self.adopt(key, FileMark(FILE_HEADER_BYTES))
-        state.settled = True
-        state.listed = False
-        return state
+    def prepare(self, keys: Iterable[Key]) -> None:
+        """Make those of these files that are not there yet, many at a time: one by one each waits for the disk.
+
+        Raises DiskFullError, StoreError (files of this call may have been made, and stand empty).
+        """
+        with self._writing:
+            missing = [key for key in keys if key not in self.states]
+            at_once = min(CREATED_AT_ONCE, self.table.open_files_max)
+            for start in range(0, len(missing), at_once):
+                self._create(missing[start : start + at_once])
+
+    def _create(self, keys: Sequence[Key]) -> list[FileState]:
+        wanted = []
+        for key in keys:
+            path = f"{self.directory}/{self.layout.name(key)}"
+            folder, _, _ = path.rpartition("/")
+            if not self._files_of_day[folder]:
+                self.fs.make_directory(folder, durable=False)
+            if key in self.misplaced and self.fs.exists(path):
+                self._set_aside(path)
+            base, span_ms = self.layout.header_base(key)
+            wanted.append((path, FileHeader(self.layout.kind, self._server_id, base, span_ms)))
+        states = []
+        for key, segment in zip(keys, Segment.create_all(self.fs, wanted, listed=False), strict=True):
+            self.table.insert(key, segment)
+            state = self.adopt(key, FileMark(FILE_HEADER_BYTES))
+            state.settled = True
+            state.listed = False
+            states.append(state)
+        return states
 
     def adopt(self, key: Key, mark: FileMark) -> FileState:
         """Know a file as a mark says; not writable before `settled`."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from delayserver.protocol.errors import DelayServerError
+from delayserver.replayer import Round
+from store.schedule_log import Source
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, faked_settings
+from tests.fakes.rows import messages
 
 Boot = Callable[..., Host]
 # No checkpoint of its own accord: every start replays everything.
@@ -163,3 +167,22 @@ async def test_replay_reads_the_log_back_when_it_fell_behind(boot: Boot) -> None
     assert len(host.fake().stored) == 20
     await host.settled()
     host.check_balance(pending=0)
+
+
+async def test_rounds_over_more_files_than_may_be_open_begin_with_those_that_are(boot: Boot) -> None:
+    """In the same order each time, the least recently used one would always be the next one wanted."""
+    disk = FakeDisk()
+    host = boot(faked_settings(storage={"open_files_max": 24} | NO_CHECKPOINTS), disk=disk)
+    server = await host.start()
+    windows, rounds = 30, 6
+    start_ms = host.now_ms // 60_000 * 60_000 + 3_600_000
+    for number in range(rounds):
+        if number == 1:
+            opens = disk.counts["open"]
+        rows = messages(1 + number * windows, windows).with_columns(
+            due_ms=start_ms + 60_000 * np.arange(windows, dtype=np.int64)
+        )
+        server.replayer.place_batch(rows, Round(0, 0), Source.DIRECT)
+    assert schedule_rows(host) == windows * rounds
+    table = host.server.opened.schedule.open_file_count()
+    assert disk.counts["open"] - opens == (rounds - 1) * (windows - table)

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from store.errors import DiskFullError, LockedError, StoreError, SyncFailedError
-from store.filesystem import IOV_MAX, FileSystem, RealFileSystem, directory_of, read_whole, write_atomically
+from store.filesystem import (
+    IOV_MAX,
+    FileSystem,
+    RealFile,
+    RealFileSystem,
+    directory_of,
+    read_whole,
+    sync_together,
+    write_atomically,
+)
 from tests.fakes.disk import FakeDisk
 
 Made = tuple[FileSystem, str]
@@ -144,3 +154,34 @@ def test_a_failed_sync_stays_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_directory_of_a_path_is_found_also_without_one() -> None:
     assert [directory_of(path) for path in ("/a/b", "/b", "b", "a/b")] == ["/a", "/", ".", "a"]
+
+
+def test_files_are_synced_together_and_the_failure_of_one_is_told_after_all_are_done(tmp_path: Path) -> None:
+    fs = RealFileSystem()
+    synced: list[str] = []
+    files = [_SlowFile(fs.open(str(tmp_path / f"{number}"), create=True), synced) for number in range(40)]
+    sync_together(fs, files)  # type: ignore[arg-type]
+    sync_together(fs, [])
+    assert sorted(synced) == sorted(file.path for file in files)
+    synced.clear()
+    files[3].failing = True
+    with pytest.raises(SyncFailedError):
+        sync_together(fs, files)  # type: ignore[arg-type]
+    assert sorted(synced) == sorted(file.path for file in files if file is not files[3])
+
+
+class _SlowFile:
+    """A file whose sync takes long enough that a failure beside it comes first."""
+
+    def __init__(self, file: RealFile, synced: list[str]) -> None:
+        self.path = file.path
+        self.failing = False
+        self._file = file
+        self._synced = synced
+
+    def datasync(self) -> None:
+        if self.failing:
+            raise SyncFailedError(self.path)
+        time.sleep(0.01)
+        self._file.datasync()
+        self._synced.append(self.path)

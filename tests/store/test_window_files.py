@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,10 +12,10 @@ import numpy as np
 import pytest
 
 from store.batches import MessageBatch
-from store.errors import StoreError, SyncFailedError
+from store.errors import DiskFullError, StoreError, SyncFailedError
 from store.filesystem import RealFileSystem
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
-from tests.fakes.disk import FakeDisk
+from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
 from tests.fakes.rows import messages
 from tests.fakes.schedule_files import DAY, KEY, MINUTE, ROOT, assert_same, filled, opened, whole
 
@@ -226,3 +227,62 @@ def test_a_sync_in_another_thread_beside_appends_loses_nothing(tmp_path: object)
     log.check_invariants()
     assert sum(len(log.index(key)) for key in log) == 199
     log.close()
+
+
+def test_files_of_a_round_are_made_together_and_only_those_that_are_missing() -> None:
+    disk = FakeDisk()
+    log = opened(disk, 40)
+    keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(100)]
+    log.append(keys[7], messages(1, 2))
+    most = 0
+    opened_before = disk.counts["open"]
+    log.prepare(keys)
+    assert disk.counts["open"] - opened_before == 99
+    assert log.keys() == keys and log.open_file_count() <= 40
+    log.check_invariants()
+    assert (log.rows(keys[7]), log.rows(keys[8]), log.dirty_keys()) == (2, 0, [keys[7]])
+    log.prepare(keys)
+    assert disk.counts["open"] - opened_before == 99
+    for key in keys:
+        log.append(key, messages(10, 1))
+        most = max(most, log.open_file_count())
+    log.sync()
+    assert most <= 40
+    disk.crash(Random(3))
+    again = opened(disk)
+    again.recover_all({})
+    assert [again.rows(key) for key in keys] == [1] * 7 + [3] + [1] * 92
+    assert not again.damages
+
+
+@pytest.mark.parametrize("point", range(1, 14))
+def test_a_crash_while_files_are_made_together_leaves_no_damage(point: int) -> None:
+    keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(3)]
+    for seed in range(5):
+        disk = FakeDisk()
+        log = opened(disk)
+        disk.crash_after(point)
+        with contextlib.suppress(SimulatedCrash):
+            log.prepare(keys)
+            for key in keys:
+                log.append(key, messages(10, 1))
+        disk.crash(Random(seed))
+        again = opened(disk)
+        again.recover_all({})
+        assert not again.damages
+        again.prepare(keys)
+        assert again.keys() == keys
+
+
+def test_where_one_of_many_files_finds_no_room_none_is_made() -> None:
+    disk = FakeDisk()
+    log = opened(disk)
+    log.append(KEY, messages(1, 1))
+    disk.capacity_bytes = disk.used_bytes + 2 * PAGE
+    keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(1, 9)]
+    with pytest.raises(DiskFullError):
+        log.prepare(keys)
+    assert log.keys() == [KEY] and len(disk.files(ROOT)) == 1
+    disk.capacity_bytes = None
+    log.prepare(keys)
+    assert log.keys() == [KEY, *keys]
