@@ -111,6 +111,7 @@ class Replayer:
         self._waiters: list[tuple[int, trio.Event]] = []
         self.caught_up = trio.Event()
         self.publish: Callable[[Round], None] = lambda _round: None
+        self.take_turn: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self.on_progress: Callable[[int], None] = lambda _position: None
         self.between_rounds: Callable[[], Awaitable[None]] | None = None
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
@@ -162,7 +163,10 @@ class Replayer:
             entries = await self._next_entries()
             if entries:
                 done = Round(entries[-1].end, self.replayed_sequence)
-                await self._round(partial(self._place, entries), done, self._is_quick(entries))
+                quick = self._is_quick(entries)
+                if quick and not any(map(self._is_urgent, entries)):
+                    await self.take_turn()  # a millisecond's work that can wait for what is due now
+                await self._round(partial(self._place, entries), done, quick)
                 self.publish(done)
             elif not self._behind:
                 self.caught_up.set()
@@ -190,11 +194,12 @@ class Replayer:
         self._lingering = False
 
     def _may_linger(self, entry: LogEntry) -> bool:
+        self._lingering_rows += len(entry.batch)
+        return self._lingering_rows <= LINGER_ROWS_MAX and not self._is_urgent(entry)
+
+    def _is_urgent(self, entry: LogEntry) -> bool:
         batch = entry.batch
-        self._lingering_rows += len(batch)
-        if self._lingering_rows > LINGER_ROWS_MAX or isinstance(batch, CancelBatch):
-            return False
-        return _due_range(batch)[0] > self._clock.now_ms() + SOON_MS
+        return isinstance(batch, CancelBatch) or _due_range(batch)[0] <= self._clock.now_ms() + SOON_MS
 
     async def _next_entries(self) -> list[LogEntry]:
         if self._queue:

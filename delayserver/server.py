@@ -61,6 +61,9 @@ logger = logging.getLogger("delayserver")
 
 Ready = Callable[[str, int], None]
 
+# One record of a group that shares the event loop: reading it back takes half a millisecond.
+SHARED_READ_AHEAD_BYTES = 128 * 1024
+
 
 class DelayServer:
     """One server on one data directory. `open` recovers, `run` serves until `stop` or cancellation."""
@@ -205,6 +208,8 @@ class DelayServer:
         lost = find_lost_broker(self.fs, opened)
         if lost is not None:
             self._report_corruption(lost)
+        # Several groups take turns on the event loop: a consumer that lags reads back little in one step.
+        shared = {"read_ahead_bytes": SHARED_READ_AHEAD_BYTES} if len(settings.groups) > 1 else {}
         self.broker = Broker.open(
             self.fs,
             f"{opened.directory.path}/broker",
@@ -219,13 +224,15 @@ class DelayServer:
                 groups_max=limits.groups_max,
                 waiting_pulls_max=limits.waiting_pulls_max,
                 pull_messages_max=limits.pull_messages_max,
+                **shared,
             ),
         )
         self.broker_commit = BrokerCommit(self.broker, self.clock, threads=not self.fs.inline)
         self.turns = Turns(self.clock)
+        self.replayer.take_turn = self.turns.take
         self.pulls = PullService(self.broker, self.turns, self.clock)
         if len(settings.groups) > 1:
-            self.pulls.turn_rows_max = settings.wheel.shared_slice_rows * 2
+            self.pulls.turn_rows_max = settings.wheel.shared_slice_rows
         self.groups = {
             self.group_codes[group.name]: self._build_group(group, self.group_codes[group.name], opened)
             for group in settings.groups

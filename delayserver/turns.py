@@ -1,9 +1,10 @@
 """Large steps of work take turns: one in a pass of the event loop, and none just before a small batch is due.
 
 A step of a thousand rows holds the event loop for a millisecond. A pass that runs one of each kind (a delivery, its
-outcomes, a pull, its acks) holds it for several, and whoever is due in between is late by as much. So each of them waits
-for its turn first; small steps do not. A small batch that is ready and waits for its moment reserves it: the turn that
-would run into that moment comes after it. So a hot second of one group makes another one late by small steps only.
+outcomes, a pull, its acks, a round of replay) holds it for several, and whoever is due in between is late by as much. So
+each of them waits for its turn first; small steps do not. A small batch that is ready and waits for its moment reserves
+it: the turn that would run into that moment comes after it. So a hot second of one group makes another one late by small
+steps only.
 """
 
 from __future__ import annotations

@@ -186,3 +186,26 @@ async def test_rounds_over_more_files_than_may_be_open_begin_with_those_that_are
     assert schedule_rows(host) == windows * rounds
     table = host.server.opened.schedule.open_file_count()
     assert disk.counts["open"] - opens == (rounds - 1) * (windows - table)
+
+
+async def test_a_round_takes_its_turn_unless_something_in_it_is_urgent(boot: Boot) -> None:
+    host = boot(faked_settings())
+    server = await host.start()
+    client = await host.client()
+    await client.put("makes the window's file", host.now_ms + 30_000)
+    await host.sleep_ms(1_000)
+    turns: list[int] = []
+
+    async def take_turn() -> None:
+        turns.append(host.now_ms)
+
+    server.replayer.take_turn = take_turn
+    receipt = (await client.put("later", host.now_ms + 29_000))["receipt"]
+    await host.sleep_ms(100)
+    assert len(turns) == 1
+    await client.put("soon", host.now_ms + 100)
+    await client.cancel(receipt)
+    await host.sleep_ms(100)
+    assert len(turns) == 1
+    await host.sleep_ms(1_000)
+    assert host.fake().texts == ["soon"]
