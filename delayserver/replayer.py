@@ -354,7 +354,8 @@ class Replayer:
 
 def _due_range(batch: ColumnBatch | MessageRows) -> tuple[int, int]:
     if type(batch) is MessageRows:
-        return min(batch.due_ms), max(batch.due_ms)
+        first = batch.rows[0][0]
+        return (first, first) if len(batch.rows) == 1 else (min(batch.due_ms), max(batch.due_ms))
     assert isinstance(batch, MessageBatch)
     return int(batch.due_ms.min()), int(batch.due_ms.max())
 
