@@ -11,7 +11,6 @@ import fcntl
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -90,6 +89,10 @@ class FileSystem(Protocol):
 
     def sync_directory(self, path: str) -> None:
         """Make the entries of a directory durable. Raises SyncFailedError."""
+
+    def sync_together(self, files: Sequence[File]) -> None:
+        """`datasync` of several files, side by side where that is quicker. Raises SyncFailedError, after all of them
+        ended."""
 
     def free_bytes(self, path: str) -> int:
         """Free space for this user on the disk that holds `path`."""
@@ -188,6 +191,9 @@ class RealFileSystem:
 
     inline = False
 
+    # Made when it is needed: most tools only read, and a process that forks must not have its threads yet.
+    _pool: ThreadPoolExecutor | None = None
+
     def open(self, path: str, *, create: bool = False, write: bool = True) -> RealFile:
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | (os.O_CREAT if create else 0)
         try:
@@ -251,6 +257,18 @@ class RealFileSystem:
         finally:
             os.close(fd)
 
+    def sync_together(self, files: Sequence[File]) -> None:
+        # A journal writes down what waits for it at the same time in one go.
+        if len(files) == 1:
+            files[0].datasync()
+            return
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="sync")
+        waiting = [self._pool.submit(file.datasync) for file in files]
+        wait(waiting)
+        for done in waiting:
+            done.result()
+
     def free_bytes(self, path: str) -> int:
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize
@@ -280,24 +298,6 @@ def directory_of(path: str) -> str:
     """The directory that holds `path`."""
     parent, slash, _ = path.rpartition("/")
     return parent or slash or "."
-
-
-def sync_together(fs: FileSystem, files: Sequence[File]) -> None:
-    """`datasync` of several files side by side: a journal writes down what waits for it at the same time in one go.
-    Raises SyncFailedError, after all of them ended."""
-    if fs.inline or len(files) == 1:
-        for file in files:
-            file.datasync()
-        return
-    waiting = [_syncing().submit(file.datasync) for file in files]
-    wait(waiting)
-    for done in waiting:
-        done.result()
-
-
-@cache
-def _syncing() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(SYNCS_AT_ONCE, thread_name_prefix="sync")
 
 
 def write_atomically(fs: FileSystem, path: str, data: bytes) -> None:

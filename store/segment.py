@@ -27,7 +27,7 @@ from store.file_header import (
     decode_file_header,
     is_unfinished,
 )
-from store.filesystem import Buffer, File, FileSystem, directory_of, sync_together
+from store.filesystem import Buffer, File, FileSystem, directory_of
 from store.message_rows import MessageRows, encode_rows
 from store.record import HEADER_BYTES, BadRecordError, RecordHeader, decode_body, decode_header, encode_record
 from store.scan import SCAN_BYTES, Damage, Scan, ScanReport
@@ -108,7 +108,7 @@ class Segment:
                 if allocate_bytes:
                     file.allocate(allocate_bytes)
                 file.pwrite(0, [header.encode()])
-            sync_together(fs, files)
+            fs.sync_together(files)
             if listed:
                 for folder in dict.fromkeys([directory_of(path) for path, _ in wanted]):
                     fs.sync_directory(folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from store.errors import StoreError
-from store.filesystem import Buffer
+from store.filesystem import Buffer, File
 
 # A parser that writes or allocates more than this into one file has lost its bound.
 FILE_BYTES_MAX = 64 << 20
@@ -99,6 +99,9 @@ class MemoryDisk:
         self._files[target] = self._files.pop(source)
 
     def sync_directory(self, path: str) -> None:
+        pass
+
+    def sync_together(self, files: Sequence[File]) -> None:
         pass
 
     def free_bytes(self, path: str) -> int:

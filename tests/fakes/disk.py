@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from random import Random
 
 from store.errors import DiskFullError, LockedError, StoreError, SyncFailedError
-from store.filesystem import Buffer, directory_of
+from store.filesystem import Buffer, File, directory_of
 from tests.fakes.disk_node import PAGE, Node, whole_pages
 
 __all__ = ["PAGE", "FakeDisk", "FakeFile", "SimulatedCrash"]
@@ -392,6 +392,10 @@ class FakeDisk:
         if self.sync_fails(path):
             raise SyncFailedError(f"{path}: directory sync failed: simulated")
         self.sync_entries(path)
+
+    def sync_together(self, files: Sequence[File]) -> None:
+        for file in files:
+            file.datasync()
 
     def sync_entries(self, path: str) -> None:
         """Make the entries of a directory durable."""

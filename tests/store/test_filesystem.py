@@ -18,7 +18,6 @@ from store.filesystem import (
     RealFileSystem,
     directory_of,
     read_whole,
-    sync_together,
     write_atomically,
 )
 from tests.fakes.disk import FakeDisk
@@ -160,13 +159,13 @@ def test_files_are_synced_together_and_the_failure_of_one_is_told_after_all_are_
     fs = RealFileSystem()
     synced: list[str] = []
     files = [_SlowFile(fs.open(str(tmp_path / f"{number}"), create=True), synced) for number in range(40)]
-    sync_together(fs, files)  # type: ignore[arg-type]
-    sync_together(fs, [])
+    fs.sync_together(files)  # type: ignore[arg-type]
+    fs.sync_together([])
     assert sorted(synced) == sorted(file.path for file in files)
     synced.clear()
     files[3].failing = True
     with pytest.raises(SyncFailedError):
-        sync_together(fs, files)  # type: ignore[arg-type]
+        fs.sync_together(files)  # type: ignore[arg-type]
     assert sorted(synced) == sorted(file.path for file in files if file is not files[3])
 
 
