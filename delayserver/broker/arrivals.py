@@ -103,8 +103,9 @@ class Arrivals:
         return self._known.present(window, keys, window_keys(self._records(window), window))
 
     def _records(self, window: Window) -> Iterator[dict[str, NDArray[Any]]]:
+        """What of a window can be read. Messages that can't are delivered once more: nobody can pull the first copy."""
         for extent in self._state.windows.of(window):
-            for record in self._state.store.columns(extent.start, extent.stop):
+            for record in self._state.store.readable_columns(extent.start, extent.stop, self._state.damaged):
                 yield record.columns
 
     def _spill(self, queues: list[ConsumeQueue]) -> None:

@@ -101,16 +101,8 @@ def _scan(state: BrokerState, offset: int) -> None:
     for queue in state.queues.values():
         queue.retire(store.first)
     state.windows.retire(store.first)
-    while offset < store.end:
-        try:
-            for record in store.columns(offset, store.end):
-                _add_record(state, record)
-                offset = record.stop
-            return
-        except CorruptionError as error:
-            state.damages.append(str(error))
-            damaged, offset = offset, store.skip_damage(offset)
-            state.damages.append(f"store offsets {damaged} to {offset} are passed over")
+    for record in store.readable_columns(offset, store.end, state.damages.append):
+        _add_record(state, record)
 
 
 def _add_record(state: BrokerState, record: StoredColumns) -> None:

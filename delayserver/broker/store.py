@@ -6,7 +6,7 @@ It knows offsets and bytes; what a position, a queue or a group is stands elsewh
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -116,6 +116,20 @@ class BrokerStore:
             found = _read_columns(segment, base, position)
             yield found
             offset = found.stop
+
+    def readable_columns(self, start: int, stop: int, told: Callable[[str], None]) -> Iterator[StoredColumns]:
+        """`columns`, around damage: `told` hears what could not be read."""
+        offset = start
+        while offset < stop:
+            try:
+                for record in self.columns(offset, stop):
+                    yield record
+                    offset = record.stop
+                return
+            except CorruptionError as error:
+                told(str(error))
+                damaged, offset = offset, self.skip_damage(offset)
+                told(f"store offsets {damaged} to {offset} are passed over")
 
     def base_of(self, offset: int) -> int:
         """The base of the segment that holds an offset."""

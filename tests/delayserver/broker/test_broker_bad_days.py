@@ -61,6 +61,21 @@ def test_after_a_crash_a_repeated_hand_off_stores_exactly_what_was_lost() -> Non
         assert sorted(drain(broker)) == list(range(1, 31))
 
 
+def test_a_repeat_of_what_is_damaged_is_stored_again_and_what_is_not_stays_known() -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk)
+    for first in (1, 11, 21):
+        broker.deliver(messages(first, 10), False, NOW_US)
+    broker.sync()
+    broker = open_broker(disk)
+    path = disk.files("/data/broker/store")[0]
+    disk.flip_bit(path, 200)  # in the columns of the first record
+    outcomes = [broker.deliver(messages(first, 10), True, NOW_US).outcome.tolist() for first in (1, 11, 21)]
+    assert outcomes == [[1] * 10, [2] * 10, [2] * 10]
+    assert any(path in text for text in broker.damages)
+    assert sorted(set(drain(broker))) == list(range(1, 31))
+
+
 def test_a_repeat_that_is_partly_new_stores_only_the_new_rows() -> None:
     broker = open_broker(FakeDisk())
     broker.deliver(messages(1, 10), False, NOW_US)
