@@ -92,7 +92,8 @@ class Loader:
         self.not_dispatched: Callable[[NDArray[np.int64]], NDArray[np.bool_]] = lambda rows: np.ones(
             len(rows), dtype=bool
         )
-        self.has_published: Callable[[I64], NDArray[np.bool_]] = lambda sequence: np.ones(len(sequence), dtype=bool)
+        self.has_replayed: Callable[[I64], NDArray[np.bool_]] = lambda sequence: np.ones(len(sequence), dtype=bool)
+        self.has_published = self.has_replayed
         self._waits_for_room = False
         self._damaged: dict[int, int] = {}
         self.loads = 0
@@ -229,7 +230,8 @@ class Loader:
         """A crash can lose the outcome row of a suppressed copy: its verdict stands in the schedule file."""
         copies = loaded.suppressed
         lost = index.missing(copies.sequence) & self.not_done_elsewhere(window_ms, copies.sequence)
-        lost &= self.has_published(copies.sequence)
+        # Of a round of the message_log the publisher records them; of a day's rows it leaves them to the load that has them.
+        lost &= self.has_replayed(copies.sequence)
         if lost.any():
             self._recorder.record(suppressed_outcomes(copies.take(np.flatnonzero(lost)), self._clock.now_us()))
 

@@ -327,10 +327,15 @@ class Replayer:
 
     # -- publishing
 
+    def has_replayed(self, sequence: I64) -> NDArray[np.bool_]:
+        """Of messages found in the files of windows those whose round of the message_log was published, bool[n]."""
+        known: NDArray[np.bool_] = sequence <= self.replayed_sequence
+        return known
+
     def has_published(self, sequence: I64) -> NDArray[np.bool_]:
         """Of messages found in the files of windows those that were handed on, bool[n]. The others are placed only:
-        `publish` will record or release them, and whoever does it before does it twice."""
-        known: NDArray[np.bool_] = sequence <= self.replayed_sequence
+        `publish` will release them, or a load that was told to; whoever does it before does it twice."""
+        known = self.has_replayed(sequence)
         if len(self._drained):
             known &= ~np.isin(sequence, self._drained)
         return known

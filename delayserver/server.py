@@ -169,6 +169,7 @@ class DelayServer:
             self.clock,
         )
         self.loader.not_done_elsewhere = self.tier.not_done
+        self.loader.has_replayed = self.replayer.has_replayed
         self.loader.has_published = self.replayer.has_published
         self.loader.maybe_attempted = opened.attempted.maybe
         self.loader.result_unknown = opened.attempted.unknown
