@@ -269,7 +269,6 @@ class Replayer:
     async def place_drained(self, batch: MessageBatch) -> Round:
         """Place rows of a sealed day's file into its minutes; for `between_rounds` only."""
         done = Round(self.position, self.replayed_sequence)
-        self._drained = batch.sequence
         await self._round(partial(self.place_batch, batch, source=Source.FROM_DAY), done, False)
         return done
 
@@ -300,6 +299,8 @@ class Replayer:
         self._backwards = not self._backwards
         if self._backwards:
             parts.reverse()
+        if source == Source.FROM_DAY:  # not what its minutes had before: that was published, or is a load's
+            self._drained = np.concatenate([self._drained, *[rows.sequence for _, rows in parts]])
         self._schedule.prepare([key for key, _ in parts])
         for key, rows in parts:
             if source == Source.DIRECT:
