@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -20,12 +20,13 @@ from sortedcontainers import SortedSet
 from delayserver.attempted import Attempted
 from delayserver.broker_node import DeliveryError, NodeHealth, choose
 from delayserver.clock import LOOK_AGAIN_MS, Clock
-from delayserver.delivery import Shipment, outcomes, read_batch, shipments, take_rows
+from delayserver.delivery import ChangedRowsError, Shipment, outcomes, read_batch, shipments, take_rows
 from delayserver.group_queue import GroupQueue
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.protocol.outcomes import DeliverOutcome, Outcome
 from delayserver.settings import DispatchSettings
 from delayserver.turns import LARGE_ROWS, Turns
+from store.batches import StoredBatch
 from store.errors import CorruptionError
 from store.filesystem import FileSystem
 from store.schedule_log import ScheduleLog
@@ -261,17 +262,14 @@ class BrokerGroup:
         due_us = int(rows.due_ms.max()) * 1000
         queued_us = max(self._clock.now_us(), due_us)
         try:
-            read = partial(read_batch, self._schedule, shipment, self._server_id)
-            size = int(rows.payload["bodies_length"].sum())
-            small = self._inline or size <= INLINE_READ_BYTES_MAX
-            if small:
-                batch = read()
-            else:
-                async with self._reading:
-                    batch = await trio.to_thread.run_sync(read)
-                await self._turns.take()
+            batch = await self._read(shipment)
+        except ChangedRowsError as error:
+            # They stay pending on disk; what can be served goes on being served.
+            self.on_corruption(error)
+            if error.sound.any():
+                await self._attempt(node, replace(shipment, rows=take_rows(rows, np.flatnonzero(error.sound))))
+            return
         except (CorruptionError, FileNotFoundError, KeyError) as error:
-            # The rows stay pending on disk; what can be served goes on being served.
             self.on_corruption(error)
             return
         dispatched_us = self._clock.now_us()
@@ -299,6 +297,15 @@ class BrokerGroup:
         if len(rows) > LARGE_ROWS:
             await self._turns.take()
         self._answered(node, rows, answer, queued_us, dispatched_us, began_us)
+
+    async def _read(self, shipment: Shipment) -> StoredBatch:
+        read = partial(read_batch, self._schedule, shipment, self._server_id)
+        if self._inline or int(shipment.rows.payload["bodies_length"].sum()) <= INLINE_READ_BYTES_MAX:
+            return read()
+        async with self._reading:
+            batch = await trio.to_thread.run_sync(read)
+        await self._turns.take()
+        return batch
 
     def _failed(self, node: NodeHealth, rows: DueRows, reason: str, began_us: int, *, known: bool) -> None:
         self.counters.attempts_failed += 1

@@ -35,8 +35,9 @@ class Broker(Protocol):
         `uncertain`: the node may have some of these rows already and must look.
         """
 
-    async def windows_complete(self, windows_ms: list[int]) -> None:
-        """The server will not deliver anything of these windows again: the node may forget their keys."""
+    async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
+        """Nothing of these windows is to be delivered as it stands: the node may forget their keys. They are asked for
+        at the moment of telling, since a late message opens a window again. Raises DeliveryError."""
 
 
 class NodeHealth:

@@ -6,7 +6,7 @@ for one consumer group. Only when they are durable the old delivery is done.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Any
 
@@ -65,8 +65,8 @@ class EmbeddedNode:
             raise DeliveryError(str(error), known=False) from error
         return delivered.outcome
 
-    async def windows_complete(self, windows_ms: list[int]) -> None:
-        self._broker.window_complete(self._server_id, windows_ms)
+    async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
+        self._broker.window_complete(self._server_id, windows_ms())
 
 
 class BrokerService:
@@ -343,13 +343,16 @@ class BrokerService:
         column: NDArray[Any] = codes[index]
         return column
 
-    async def window_complete(self, _connection: Connection, request: Request) -> dict[str, Any]:
-        """The operation `window_complete` of another server."""
+    def window_complete(self, connection: Connection, request: Request) -> None:
+        """The operation `window_complete` of another server, at once: what it delivers behind it belongs to a window that
+        was opened again."""
         windows = request.arguments.get("window_ms")
         if type(windows) is not list or not all(type(window) is int for window in windows):
             raise InvalidArgument("window_ms must be a list of integers")
-        self.broker.window_complete(_server_number(request.arguments.get("server_id")), windows)
-        return {}
+        server_id = _server_number(request.arguments.get("server_id"))
+        self._admit(connection, server_id)
+        self.broker.window_complete(server_id, windows)
+        connection.reply(encode_reply(request.id, {}))
 
     def _subject_and_group(self, arguments: dict[str, Any]) -> tuple[int, int]:
         subject = self._intake.subject(arguments.get("subject"))

@@ -25,7 +25,7 @@ from delayserver.group_wheels import GroupWheels
 from delayserver.loader import Loader
 from delayserver.locator import Located, Locator
 from delayserver.outcome_recorder import OutcomeRecorder
-from delayserver.protocol.errors import DelayServerError, MessageDamaged
+from delayserver.protocol.errors import DelayServerError, MessageDamaged, StorageFailed
 from delayserver.protocol.outcomes import Outcome
 from delayserver.replayer import Replayer
 from store.batches import I64, U8, CancelBatch, MessageBatch
@@ -102,10 +102,13 @@ class Cancellation:
 
     async def durable(self, message: I64, answer: U8) -> None:
         """Return when `expired` and `dead_lettered` among the answers are on disk: after a crash before that the message
-        would be due once more, and what was due before a crash is asked for at the node instead of expiring."""
+        would be due once more, and what was due before a crash is asked for at the node instead of expiring. Raises
+        StorageFailed where they never will be."""
         promised = message[(answer == EXPIRED) | (answer == DEAD_LETTERED)]
         while len(promised) and any(np.isin(promised, rows.sequence).any() for rows in self._recorder.unwritten()):
             await self._clock.sleep_ms(1)
+        if len(promised) and self._recorder.gave_up:
+            raise StorageFailed("what became of it could not be written; ask again when the server is back")
 
     async def cancel(self, sequence: I64, due_ms: I64) -> U8:
         """Outcome codes u8[n] for n messages. Durable when this returns. Raises named errors of the commit."""

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from store.batches import OutcomeBatch, StoredBatch
 from store.columns import constant_column
+from store.errors import CorruptionError
+from store.schedule_index import batch_sums
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from wheel.due_rows import DueRows
 
@@ -56,8 +58,18 @@ def take_rows(rows: DueRows, indices: NDArray[np.intp]) -> DueRows:
     return DueRows(rows.due_ms[indices], rows.sequence[indices], rows.payload[indices])
 
 
+class ChangedRowsError(CorruptionError):
+    """Bytes of messages are not what they were when they were verified or written: `sound` bool[n] are the others."""
+
+    def __init__(self, path: str, offset: int, sequences: list[int], sound: NDArray[np.bool_]) -> None:
+        some = ", ".join(map(str, sequences[:4])) + (", …" if len(sequences) > 4 else "")
+        super().__init__(path, offset, f"the bytes of sequence {some} have changed since they were loaded")
+        self.sound = sound
+
+
 def read_batch(schedule: ScheduleLog, shipment: Shipment, server_id: int) -> StoredBatch:
-    """Read the messages' bytes. Raises CorruptionError, KeyError (the file is gone)."""
+    """Read the messages' bytes. Raises CorruptionError (ChangedRowsError where some can be served), KeyError (the file is
+    gone)."""
     payload = shipment.rows.payload
     key = ScheduleKey(shipment.window_ms, shipment.source)
     blobs = {}
@@ -68,7 +80,7 @@ def read_batch(schedule: ScheduleLog, shipment: Shipment, server_id: int) -> Sto
             if lengths.any()
             else memoryview(b"")
         )
-    return StoredBatch.filled(
+    batch = StoredBatch.filled(
         len(shipment.rows),
         sequence=shipment.rows.sequence,
         due_ms=compact_column(shipment.rows.due_ms),
@@ -90,6 +102,12 @@ def read_batch(schedule: ScheduleLog, shipment: Shipment, server_id: int) -> Sto
         },
         **blobs,
     )
+    sound = batch_sums(batch) == payload["row_sum"]
+    if not sound.all():
+        changed = np.flatnonzero(~sound)
+        offset = int(payload["bodies_offset"][changed[0]])
+        raise ChangedRowsError(schedule.path(key), offset, shipment.rows.sequence[changed].tolist(), sound)
+    return batch
 
 
 def compact_column(column: NDArray[Any]) -> NDArray[Any]:

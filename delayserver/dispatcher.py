@@ -114,8 +114,15 @@ class Dispatcher:
         group.push(rows)
 
     def _put_back(self, rows: DueRows) -> None:
-        self._wheel.add(rows.due_ms, rows.sequence, rows.payload)
-        self.wake()
+        """Rows whose due time lies ahead again, since the clock went back. If memory had to give up their part of the
+        window meanwhile, a load brings them."""
+        here = self._loader.has_loaded(rows.payload["window_ms"], rows.due_ms, rows.sequence)
+        if not here.all():
+            rows = take_rows(rows, np.flatnonzero(here))
+            self._loader.wake()
+        if len(rows):
+            self._wheel.add(rows.due_ms, rows.sequence, rows.payload)
+            self.wake()
 
     def _fail_over(self, group: BrokerGroup, rows: DueRows) -> DueRows:
         """Give rows to the next groups of their routes; returns those that have none that works."""

@@ -76,13 +76,13 @@ class Front:
             names_of.PING: operations.ping,
             names_of.STATUS: operations.status,
             names_of.ROUTE: operations.route,
+            names_of.WINDOW_COMPLETE: service.window_complete,
         }
         self.handlers.slow |= {
             names_of.PULL: service.pull,
             names_of.ACK: service.ack,
             names_of.NACK: service.nack,
             names_of.DELIVER: service.deliver,
-            names_of.WINDOW_COMPLETE: service.window_complete,
         }
         if server.role == SERVER:
             self.handlers.quick[names_of.SEND] = operations.send

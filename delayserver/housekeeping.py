@@ -91,16 +91,21 @@ class Housekeeping:
 
     async def _declare_complete(self) -> None:
         over_ms = self._clock.now_ms() - self._settings.storage.window_ms
-        windows = [start for start in self._completed if start <= over_ms and self._book.is_complete(start)]
-        if not windows:
+        over = {start for start in self._completed if start <= over_ms and self._book.is_settled(start)}
+        if not over:
             return
-        self._completed.difference_update(windows)
+        self._completed -= over
+
+        def complete() -> list[int]:
+            # A late message may have opened one again; it comes back here when that one has its outcome.
+            return [start for start in sorted(over) if self._book.is_settled(start)]
+
         for group in self._groups.values():
             for node in group.nodes:
                 if node.open_circuit:
                     continue
                 try:
                     with trio.move_on_after(1):
-                        await node.broker.windows_complete(windows)
+                        await node.broker.windows_complete(complete)
                 except DeliveryError as error:
                     logger.info("node %s was not told of complete windows: %s", node.broker.address, error)

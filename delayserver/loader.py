@@ -36,6 +36,8 @@ from wheel.keys import Key
 FINE_SOURCES = (Source.DIRECT, Source.FROM_DAY)
 # After an eviction this much of the bound is kept, so that the next few rows do not evict again.
 KEEP_SHARE = 0.75
+# And this much where an earlier window wants in: it is loaded while more than a quarter is free.
+LATE_SHARE = 0.5
 # A window whose file is damaged is looked at again after this long.
 DAMAGED_AGAIN_US = 60_000_000
 
@@ -112,6 +114,15 @@ class Loader:
         """There may be something to load now: records of a window nobody loads yet, or room in memory."""
         self._wake.set()
 
+    def has_loaded(self, window_ms: I64, due_ms: I64, sequence: I64) -> NDArray[np.bool_]:
+        """Whether loads have brought what was there of the rows' windows up to their keys, and memory has it still."""
+        here = np.zeros(len(due_ms), dtype=bool)
+        for start in np.unique(window_ms).tolist():
+            limit = self._cursors.loaded_limit(start)
+            before = (due_ms < limit.due_ms) | ((due_ms == limit.due_ms) & (sequence <= limit.sequence))
+            here |= before & (window_ms == start)
+        return here
+
     @property
     def room(self) -> int:
         """Rows that memory may still take."""
@@ -129,6 +140,8 @@ class Loader:
         while True:
             self._wake = trio.Event()
             window = self._next_window()
+            if window is not None and self._still_short():
+                self._put_before_later(window)
             self._waits_for_room = window is not None and self._still_short()
             if window is not None and not self._waits_for_room:
                 await self._load(window)
@@ -261,8 +274,18 @@ class Loader:
             self.make_room()
         if self.room >= 0:
             return
-        keep = int(self._settings.rows_max * KEEP_SHARE) - self.rows_elsewhere()
-        low, high = self._clock.now_ms(), self._clock.now_ms() + 2 * self._settings.load_ahead_ms
+        self._evict(KEEP_SHARE, self._clock.now_ms())
+
+    def _put_before_later(self, window_ms: int) -> None:
+        """A window that comes late, with messages that are due already or soon, does not wait behind later ones."""
+        end_ms = window_ms + self._window_ms
+        if self._wheel.rows_below(end_ms) < len(self._wheel):
+            self._evict(LATE_SHARE, max(end_ms - 1, self._clock.now_ms()))
+
+    def _evict(self, share: float, low_ms: int) -> None:
+        """Keep about this share of what memory can hold, the earliest rows, and all that is due up to `low_ms`."""
+        keep = int(self._settings.rows_max * share) - self.rows_elsewhere()
+        low, high = low_ms, self._clock.now_ms() + 2 * self._settings.load_ahead_ms
         while low < high:  # the latest due time up to which `keep` rows suffice
             middle = (low + high + 1) // 2
             if self._wheel.rows_below(middle + 1) <= keep:

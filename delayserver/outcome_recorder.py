@@ -58,6 +58,8 @@ class OutcomeRecorder:
         self._released = trio.Event()
         self.open_messages = OpenMessages()
         self._failure: StoreError | None = None
+        # Whether outcomes left this buffer without being durable: the server ends, and its next start decides again.
+        self.gave_up = False
         self.day_outcomes: Callable[[int, NDArray[np.int64]], NDArray[np.uint8]] | None = None
         self.totals = np.zeros(16, dtype=np.int64)
         self.durable_totals = np.zeros(16, dtype=np.int64)
@@ -147,12 +149,14 @@ class OutcomeRecorder:
         self._flushing, self._buffer = self._buffer, []
         totals = self.totals.copy()
         self._flushed = trio.Event()
+        keys = None
         try:
             keys = await self._write(self._flushing)
         except StoreError as error:
             self._failure = error
             raise
         finally:
+            self.gave_up |= keys is None
             rows = sum([len(batch) for batch in self._flushing])
             self._flushing = []
             self._flushed.set()

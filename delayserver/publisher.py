@@ -6,6 +6,7 @@ One call is one step on the event loop. So is the loader's `begin_load`; between
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +23,7 @@ from delayserver.window_book import WindowBook
 from store.batches import CancelBatch, OutcomeBatch
 from store.dispatch_log import DispatchKey
 from store.errors import CorruptionError
-from store.schedule_index import ScheduleIndex, index_rows
+from store.schedule_index import ScheduleIndex, batch_sums, index_rows
 from store.schedule_log import Source
 from wheel.cursors import LoadCursors
 
@@ -109,7 +110,7 @@ class Publisher:
         if placed.key.source == Source.FROM_DAY:
             owned &= self._loader.not_done_elsewhere(placed.key.start_ms, batch.sequence)
             owned &= self._recorder.not_held(batch.sequence)
-        index = index_rows(batch, placed.appended.blob_start)
+        index = replace(index_rows(batch, placed.appended.blob_start), row_sum=batch_sums(batch))
         if not owned.all():
             index = index.take(np.flatnonzero(owned))
         rows = make_rows(index, placed.key.start_ms, placed.key.source, now_us)

@@ -97,14 +97,17 @@ class RemoteNode:
 
         await transport.feed(received)
 
-    async def _request(self, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    async def _connection(self) -> Transport:
         if self._transport is None:
             connected = self._connected
             self._wanted.set()
             await connected.wait()
-        transport = self._transport
-        if transport is None:
+        if self._transport is None:
             raise DeliveryError(self._why, known=True)
+        return self._transport
+
+    async def _request(self, transport: Transport, operation: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Requests are sent in the order of the calls."""
         self._last_id += 1
         request_id, request = self._last_id, _Waiting()
         self._waiting[request_id] = request
@@ -128,6 +131,7 @@ class RemoteNode:
         groups, group_index = np.unique(batch.target_group, return_inverse=True)
         has_none = len(groups) > 0 and groups[0] == 0
         result = await self._request(
+            await self._connection(),
             DELIVER,
             {
                 "server_id": self._server_id,
@@ -163,9 +167,13 @@ class RemoteNode:
         except DelayServerError as error:
             raise DeliveryError(f"the node's answer is malformed: {error}", known=False) from error
 
-    async def windows_complete(self, windows_ms: list[int]) -> None:
+    async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
         """Best effort: a node that does not hear it keeps the keys for longer."""
-        await self._request(WINDOW_COMPLETE, {"server_id": self._server_id, "window_ms": windows_ms})
+        transport = await self._connection()
+        # Asked for as late as this: what is handed over from now on is sent behind it.
+        windows = windows_ms()
+        if windows:
+            await self._request(transport, WINDOW_COMPLETE, {"server_id": self._server_id, "window_ms": windows})
 
 
 async def _send_all(transport: Transport, frame: bytes) -> None:

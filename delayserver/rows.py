@@ -1,6 +1,7 @@
 """The index row: what the wheel and the queues carry of a message, so that its bytes stay on disk until they are needed.
 
-About 110 bytes. `window_ms` and `source` name the schedule file, the offsets and lengths the bytes in it.
+About 120 bytes. `window_ms` and `source` name the schedule file, the offsets and lengths the bytes in it, and `row_sum`
+is what they were.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ ROW = np.dtype(
         ("ids_offset", "<i8"),
         ("properties_offset", "<i8"),
         ("bodies_offset", "<i8"),
+        ("row_sum", "<u8"),
         ("ids_length", "<u4"),
         ("properties_length", "<u4"),
         ("bodies_length", "<u4"),
@@ -42,6 +44,7 @@ _FROM_INDEX = (
     "ids_offset",
     "properties_offset",
     "bodies_offset",
+    "row_sum",
     "ids_length",
     "properties_length",
     "bodies_length",

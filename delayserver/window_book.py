@@ -40,6 +40,11 @@ class WindowBook:
         """Whether every row of the window has an outcome in the file."""
         return self.outcomes(start_ms) - self.orphans.get(start_ms, 0) >= self.rows(start_ms)
 
+    def is_settled(self, start_ms: int) -> bool:
+        """Whether every row of the window has an outcome that no crash takes back."""
+        durable = self._dispatch.durable_rows(DispatchKey(start_ms, False))
+        return durable - self.orphans.get(start_ms, 0) >= self.rows(start_ms)
+
     def suspects(self, known: Container[ScheduleKey], damaged: Iterable[int], *, everywhere: bool) -> list[int]:
         """Windows whose outcomes may be orphaned: those with damage, with a schedule file that the checkpoint did not know
         (`known`), or with none, and with more outcomes than rows; with `everywhere` all that have an outcome."""

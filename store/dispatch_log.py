@@ -185,6 +185,11 @@ class DispatchLog:
         state = self._files.states.get(key)
         return state.rows if state is not None else 0
 
+    def durable_rows(self, key: DispatchKey) -> int:
+        """Of `rows`, those as of the last sync."""
+        state = self._files.states.get(key)
+        return state.durable.rows if state is not None else 0
+
     def path(self, key: DispatchKey) -> str:
         """Where the file is. Raises KeyError."""
         return self._files.states[key].path

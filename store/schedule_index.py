@@ -13,8 +13,10 @@ from typing import Any, ClassVar, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from store.batches import I64, U32, MessageBatch
+from store.batches import I64, U32, MessageBatch, StoredBatch
 from store.columns import concatenate_columns, ragged_offsets, take_column
+from store.filesystem import Buffer
+from store.row_sums import U64, message_sums
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class ScheduleIndex:
     ids_offset: I64
     properties_offset: I64
     bodies_offset: I64
+    row_sum: U64
+    """Of the id, properties and body (`row_sums.py`); 0 where the bytes were not read."""
 
     FROM_BATCH: ClassVar[tuple[str, ...]] = (
         "sequence", "due_ms", "accepted_us", "expires_ms", "origin_sequence", "duplicate_of", "subject",
@@ -101,7 +105,7 @@ class ScheduleIndex:
 
 
 _NAMES = tuple(field.name for field in fields(ScheduleIndex))
-_DTYPES = {name: dict(MessageBatch.schema.fields).get(name, "<i8") for name in _NAMES}
+_DTYPES = {name: dict(MessageBatch.schema.fields).get(name, "<i8") for name in _NAMES} | {"row_sum": "<u8"}
 
 
 def blob_places(columns: dict[str, Any], counts: I64, blob_offsets: I64) -> tuple[I64, I64, I64]:
@@ -122,20 +126,46 @@ def blob_places(columns: dict[str, Any], counts: I64, blob_offsets: I64) -> tupl
     return places[0], places[1], places[2]
 
 
-def build_index(columns: dict[str, Any], counts: I64, blob_offsets: I64) -> ScheduleIndex:
-    """The index of rows whose columns (at least `FROM_BATCH`) come from records with these counts and blob starts."""
+def build_index(
+    columns: dict[str, Any], counts: I64, blob_offsets: I64, blobs: Sequence[bytes] | None = None
+) -> ScheduleIndex:
+    """The index of rows whose columns (at least `FROM_BATCH`) come from records with these counts and blob starts.
+    With the verified blob blocks of the records it has their sums."""
     if not len(counts):
         return ScheduleIndex.empty()
     ids_offset, properties_offset, bodies_offset = blob_places(columns, counts, blob_offsets)
+    row_sum = np.broadcast_to(np.uint64(0), (len(ids_offset),))
+    if blobs is not None:
+        sizes = np.array([len(blob) for blob in blobs], np.int64)
+        places = blob_places(columns, counts, np.cumsum(sizes) - sizes)
+        row_sum = sums_of(columns, blobs[0] if len(blobs) == 1 else b"".join(blobs), places)
     return ScheduleIndex(
         **{name: columns[name] for name in ScheduleIndex.FROM_BATCH},
         ids_offset=ids_offset,
         properties_offset=properties_offset,
         bodies_offset=bodies_offset,
+        row_sum=row_sum,
     )
 
 
+def sums_of(columns: dict[str, Any], data: Buffer, places: tuple[I64, I64, I64]) -> U64:
+    """The sum of each row whose id, properties and body stand at these places of `data`."""
+    lengths = [columns[f"{name}_length"] for name in ("ids", "properties", "bodies")]
+    return message_sums([(data, place, length) for place, length in zip(places, lengths, strict=True)])
+
+
 def index_rows(batch: MessageBatch, blob_start: int) -> ScheduleIndex:
-    """The index of a batch just appended; `blob_start` is that of its `Appended`."""
+    """The index of a batch just appended, without the sums (`batch_sums`); `blob_start` is that of its `Appended`."""
     columns = {name: getattr(batch, name) for name in ScheduleIndex.FROM_BATCH}
     return build_index(columns, np.array([len(batch)], np.int64), np.array([blob_start], np.int64))
+
+
+def batch_sums(batch: MessageBatch | StoredBatch) -> U64:
+    """The sum of each row of a batch."""
+    return message_sums(
+        [
+            (batch.ids, ragged_offsets(batch.ids_length)[:-1], batch.ids_length),
+            (batch.properties, ragged_offsets(batch.properties_length)[:-1], batch.properties_length),
+            (batch.bodies, ragged_offsets(batch.bodies_length)[:-1], batch.bodies_length),
+        ]
+    )

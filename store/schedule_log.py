@@ -31,6 +31,9 @@ from store.window_files import WindowFiles
 from store.window_recovery import WindowRecovery
 from store.window_state import FileMark, WindowDamage
 
+# Bytes of records whose sums are made together: the index of a window is read without its blobs being held at once.
+INDEX_PART_BYTES = 4 << 20
+
 __all__ = ["FileMark", "Found", "ScheduleIndex", "ScheduleKey", "ScheduleLog", "Source", "index_rows"]
 
 
@@ -223,17 +226,19 @@ class ScheduleLog:
         *,
         from_key: tuple[int, int] | None = None,
         to_key: tuple[int, int] | None = None,
-        verify: bool = True,
         damages: list[Damage] | None = None,
     ) -> ScheduleIndex:
-        """What the loader keeps of the records in [start, stop), in file order: columns and places of the bytes.
+        """What the loader keeps of the records in [start, stop), in file order: columns, places and sums of the bytes.
 
-        Only rows whose (due_ms, sequence) lies after `from_key` and not after `to_key`. `verify` reads the blobs too
-        and checks them, so that `gather` need not.
+        Only rows whose (due_ms, sequence) lies after `from_key` and not after `to_key`. The blobs are read and verified
+        too, a bounded part at a time; what `gather` reads later is to be compared with the sums.
         """
-        records = self._read(key, start, stop, verify, damages)
-        rows = collect_rows(records, self._path(key), MessageBatch, ScheduleIndex.FROM_BATCH)
-        return build_index(rows.columns, rows.counts, rows.blob_offsets).between(from_key, to_key)
+        parts = []
+        for records in _in_parts(self._read(key, start, stop, True, damages)):
+            rows = collect_rows(records, self._path(key), MessageBatch, ScheduleIndex.FROM_BATCH)
+            index = build_index(rows.columns, rows.counts, rows.blob_offsets, [blob for _, _, blob in records])
+            parts.append(index.between(from_key, to_key))
+        return ScheduleIndex.concatenate(parts)
 
     def _path(self, key: ScheduleKey) -> str:
         state = self._files.states.get(key)
@@ -298,3 +303,19 @@ class ScheduleLog:
     def check_invariants(self) -> None:
         """For tests."""
         self._files.check_invariants()
+
+
+def _in_parts(
+    records: Iterable[tuple[RecordHeader, bytes, bytes]],
+) -> Iterator[list[tuple[RecordHeader, bytes, bytes]]]:
+    """The records, as many at a time as have about a part's bytes."""
+    part: list[tuple[RecordHeader, bytes, bytes]] = []
+    size = 0
+    for record in records:
+        part.append(record)
+        size += len(record[1]) + len(record[2])
+        if size >= INDEX_PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part

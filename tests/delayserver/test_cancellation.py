@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -444,6 +444,31 @@ async def test_expired_is_told_only_when_it_is_durable(boot: Boot) -> None:
     await host.sleep_ms(1_000)
     assert await client.lookup(receipt) == ["expired"]
     assert host.fake().texts == ["first"]
+
+
+async def test_expired_is_not_told_where_it_could_not_be_made_durable(boot: Boot) -> None:
+    storage = {"checkpoint_interval_ms": 60_000}
+    host = boot(faked_settings(dispatch={"outcome_flush_ms": 10_000}, storage=storage))
+    await host.start()
+    client = await host.client()
+    await client.put("first", host.now_ms)
+    await host.until(lambda: host.fake().texts == ["first"])
+    await host.sleep_ms(50)
+    receipt = (await client.put("late", host.now_ms, expires_ms=host.now_ms - 1))["receipt"]
+    await host.sleep_ms(50)
+    host.disk.fail_next_sync("/data/dispatch_log")
+    told: list[list[str]] = []
+    async with trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            with suppress(OSError):  # the server ends
+                told.append(await client.lookup(receipt))
+
+        nursery.start_soon(ask)
+        await host.sleep_ms(12_000)
+        nursery.cancel_scope.cancel()
+    assert "SyncFailedError" in repr(host.died_of)
+    assert told in ([], [["storage_failed"]])
 
 
 async def unanswered(host: Host, count: int) -> list[str]:

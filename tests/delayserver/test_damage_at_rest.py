@@ -110,6 +110,39 @@ async def test_a_damaged_body_is_not_rescheduled_and_its_message_lives_on(boot: 
     assert any(path in text for text in (await client.status())["corruption"])
 
 
+@pytest.mark.parametrize("blob", ["ids", "properties", "bodies"])
+@pytest.mark.parametrize("loaded", ["by the loader", "by the replayer"])
+async def test_bytes_that_change_after_their_message_was_loaded_are_not_delivered(
+    boot: Boot, blob: str, loaded: str
+) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms // 60_000 * 60_000 + 90_000
+    names = "one", "two", "six"
+    messages = [
+        {"subject": "s", "due_ms": due_ms, "body": name, "message_id": name, "properties": {"name": name}}
+        for name in names
+    ]
+    receipts = [result["receipt"] for result in (await client.request("send", {"messages": messages}))["results"]]
+    if loaded == "by the loader":
+        await host.settled()
+        await host.stop()
+        await host.start()
+    await host.until(lambda: len(host.server.wheel) == 3, within_ms=60_000)
+    path = only_file(host, "schedule_log", ".direct.log")
+    place = host.disk.content(path).index(b"two") + {"ids": 0, "properties": 3 * 3 + 12, "bodies": 0}[blob]
+    if blob == "bodies":
+        place = host.disk.content(path).rindex(b"two")
+    host.disk.flip_bit(path, place)
+    await host.sleep_ms(120_000)
+    assert host.died_of is None, host.died_of
+    assert host.fake().texts == ["one", "six"]
+    assert await (await host.client()).lookup(*receipts) == ["delivered", "pending", "delivered"]
+    status = await (await host.client()).status()
+    assert any(path in text and "changed" in text for text in status["corruption"])
+
+
 async def test_a_window_with_outcomes_of_messages_it_does_not_hold_is_kept_and_named(boot: Boot) -> None:
     host = boot(faked_settings(storage={"retention_ms": 60_000}))
     await host.start()

@@ -15,6 +15,7 @@ from delayserver.units import format_utc
 from store.batches import MessageBatch
 from store.schedule_log import Source
 from tests.fakes.host import Host, faked_settings
+from wheel.keys import Key
 
 Boot = Callable[..., Host]
 
@@ -232,3 +233,25 @@ async def test_a_refill_leaves_what_is_placed_and_not_published_yet_to_its_publi
     await host.sleep_ms(1_000)
     assert not group.spilled
     assert host.fake().texts == ["before"]
+
+
+@pytest.mark.parametrize("evicted", [False, True])
+async def test_what_is_not_due_any_more_is_put_back_into_memory_that_still_has_its_window(
+    boot: Boot, evicted: bool
+) -> None:
+    host = boot(faked_settings(dispatch={"backoff_ms_min": 20_000, "backoff_ms_max": 20_000}))
+    await host.start()
+    due_ms = host.now_ms + 60_000
+    host.fake().up = False
+    await (await host.client()).put("m", due_ms)
+    await host.until(lambda: bool(host.fake().attempts), within_ms=70_000)
+    host.clock.step(-300_000)
+    host.fake().up = True
+    await host.sleep_ms(5_000)
+    if evicted:
+        host.server.loader.evict_after(Key(host.now_ms, 0))
+    await host.sleep_ms(320_000)
+    assert host.fake().stored == [1]
+    assert host.fake().at_us[1] >= due_ms * 1_000
+    await host.settled()
+    host.check_balance(pending=0)

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.fakes.host import Host, faked_settings
+import numpy as np
+import trio
+
+from delayserver.settings import RouteSettings
+from delayserver.window_book import WindowBook
+from store.batches import OutcomeBatch
+from store.dispatch_log import DispatchKey, DispatchLog
+from tests.fakes.disk import FakeDisk
+from tests.fakes.host import Host, fake_group, faked_settings, small_settings
+from tests.fakes.rows import messages
+from tests.fakes.schedule_files import KEY, MINUTE, opened
 
 Boot = Callable[..., Host]
 
@@ -23,6 +33,57 @@ async def test_a_node_is_told_of_complete_windows_after_their_minute_and_not_of_
     assert host.fake().complete == [window_ms]
     host.fake().refuse = None
     await host.until(lambda: host.fake().complete == [window_ms, window_ms + 60_000], within_ms=60_000)
+
+
+async def test_a_window_that_a_late_message_opened_again_is_not_told_as_complete(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    window_ms = host.now_ms // 60_000 * 60_000
+    await client.put("done", window_ms + 100)
+    await host.settled()
+    host.fake().refuse = lambda batch: batch.sequence == 2
+    await client.put("late", window_ms + 200)
+    await host.sleep_ms(100_000)
+    assert not host.fake().complete, "an attempt of it may have an unknown result"
+    host.fake().refuse = None
+    await host.until(lambda: host.fake().complete == [window_ms], within_ms=60_000)
+
+
+def test_a_window_is_settled_when_its_last_outcome_is_durable() -> None:
+    disk = FakeDisk()
+    schedule, dispatch = opened(disk), DispatchLog(disk, "/data/dispatch_log", 1, 60_000)
+    book = WindowBook(schedule, dispatch)
+    schedule.append(KEY, messages(1, 2))
+    schedule.sync()
+    assert not book.is_settled(MINUTE)
+    dispatch.append(DispatchKey(MINUTE, False), OutcomeBatch.filled(2, sequence=np.arange(1, 3), due_ms=MINUTE))
+    assert book.is_complete(MINUTE)
+    assert not book.is_settled(MINUTE), "a crash would take it back, and the rows would come again"
+    dispatch.sync()
+    assert book.is_settled(MINUTE)
+    schedule.append(KEY, messages(5, 1))
+    assert not book.is_settled(MINUTE), "of a message that is only written an attempt may be made soon"
+
+
+async def test_what_is_told_is_asked_for_node_by_node(boot: Boot) -> None:
+    settings = small_settings(groups=(fake_group("fake", "fake1", "fake2"),), routes=(RouteSettings("*", ("fake",)),))
+    host = boot(settings)
+    await host.start()
+    client = await host.client()
+    window_ms = host.now_ms // 60_000 * 60_000
+    await client.put("done", window_ms + 100)
+    first, second = host.fake("fake1"), host.fake("fake2")
+    first.slow_to_hear = trio.Event()
+    await host.until(lambda: first.asked_to_hear, within_ms=200_000)
+    for fake in (first, second):
+        fake.refuse = lambda batch: batch.sequence == 2
+    await client.put("late", window_ms + 200)
+    await host.sleep_ms(500)
+    assert first.attempts and second.attempts
+    first.slow_to_hear.set()
+    await host.sleep_ms(2_000)
+    assert first.complete == second.complete == []
 
 
 async def test_slewing_is_no_step(boot: Boot) -> None:

@@ -50,6 +50,27 @@ async def test_more_rows_than_memory_may_hold_are_loaded_in_slices_and_delivered
     host.check_balance(pending=0)
 
 
+@pytest.mark.parametrize("late_rows", [1, 60])
+async def test_a_window_that_comes_late_does_not_wait_behind_later_ones(boot: Boot, late_rows: int) -> None:
+    host = boot(faked_settings(wheel={"rows_max": 100, "load_ahead_ms": 180_000}))
+    await host.start()
+    client = await host.client()
+    start_ms = host.now_ms // 60_000 * 60_000
+    later = [start_ms + 60_000 * minute + 30_000 + row for minute in (2, 3) for row in range(45)]
+    await put_columns(client, later)
+    await host.until(lambda: len(host.server.wheel) == len(later), within_ms=10_000)
+    await put_columns(client, [host.now_ms - 600_000] * late_rows)
+    await host.until(lambda: len(host.fake().stored) == late_rows, within_ms=5_000)
+    await host.sleep_ms(240_000)
+    fake = host.fake()
+    assert len(fake.stored) == len(set(fake.stored)) == len(later) + late_rows
+    assert all(
+        fake.at_us[one] <= (fake.due_ms[one] + 100) * 1_000 for one in fake.stored if fake.due_ms[one] > start_ms
+    )
+    await host.settled()
+    host.check_balance(pending=0)
+
+
 async def test_far_messages_cost_no_row_in_memory(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()

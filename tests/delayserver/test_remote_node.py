@@ -139,6 +139,58 @@ async def test_deliveries_that_are_read_together_are_stored_in_their_order(boot:
     assert len(await client.pull(max_messages=100)) == 40
 
 
+async def test_a_complete_window_is_forgotten_before_what_is_delivered_behind_it(boot: Boot) -> None:
+    node = boot(name="node", role=BROKER)
+    await node.start()
+    client = await node.client()
+    for sequence in range(10, 50, 2):
+        first = delivery(node.now_ms, sequence, uncertain=False)
+        complete = {"server_id": first["server_id"], "window_ms": [first["window_ms"]]}
+        requests = [("window_complete", complete), ("deliver", first), ("deliver", first | {"uncertain": True})]
+        frames = [encode_request(sequence * 10 + place, *request) for place, request in enumerate(requests)]
+        await client.send_bytes(b"".join(frames))
+        answers = [await client.reply(sequence * 10 + place) for place in range(3)]
+        assert unpack_column(answers[2]["outcome"], 2, U8, "outcome").tolist() == [2, 2], "here already"
+
+
+async def test_a_complete_window_over_an_older_connection_comes_too_late(boot: Boot) -> None:
+    node = boot(name="node", role=BROKER)
+    await node.start()
+    older, newer = await node.client(), await node.client()
+    first = delivery(node.now_ms, 3, uncertain=False)
+    complete = {"server_id": first["server_id"], "window_ms": [first["window_ms"]]}
+    assert await older.request("window_complete", complete) == {}
+    assert (await newer.request("deliver", first))["outcome"]
+    assert await older.refused("window_complete", complete) == "invalid_argument"
+    again = await newer.request("deliver", first | {"uncertain": True})
+    assert unpack_column(again["outcome"], 2, U8, "outcome").tolist() == [2, 2]
+
+
+async def test_which_windows_are_complete_is_asked_when_there_is_a_connection(
+    boot: Boot, nursery: trio.Nursery
+) -> None:
+    boot()
+    network = FakeNetwork()
+    remote = RemoteNode("node:1", 1, 1 << 20, network.connect, lambda _code: "s")
+    nursery.start_soon(remote.run)
+    asked = []
+
+    def windows() -> list[int]:
+        asked.append(True)
+        return []
+
+    with pytest.raises(DeliveryError):
+        await remote.windows_complete(windows)
+    assert not asked
+    listener = network.listen("node")
+    await remote.windows_complete(windows)
+    assert asked
+    stream = await listener.accept()
+    with trio.move_on_after(0.1) as nothing:
+        await stream.receive()
+    assert nothing.cancelled_caught, "of no window there is nothing to say"
+
+
 async def test_a_repeated_deliver_is_recognised_and_a_malformed_one_refused(boot: Boot) -> None:
     node = boot(name="node", role=BROKER)
     await node.start()
@@ -252,6 +304,8 @@ async def test_a_node_that_cannot_be_reached_has_certainly_stored_nothing(boot: 
             results.append(error)
 
     nursery.start_soon(deliver)
-    (await listener.accept()).reset()
+    stream = await listener.accept()
+    await stream.receive()
+    stream.reset()
     await trio.sleep(0.1)
     assert [error.known for error in results] == [False]

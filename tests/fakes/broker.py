@@ -30,6 +30,8 @@ class FakeBroker:
         self.uncertain_attempts = 0
         self.uncertain: set[int] = set()
         self.complete: list[int] = []
+        self.slow_to_hear: trio.Event | None = None
+        self.asked_to_hear = False
         self.stored: list[int] = []
         self.bodies: dict[int, bytes] = {}
         self.due_ms: dict[int, int] = {}
@@ -65,8 +67,11 @@ class FakeBroker:
                 self.at_us[sequence] = now_us
             start += length
 
-    async def windows_complete(self, windows_ms: list[int]) -> None:
-        self.complete += windows_ms
+    async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
+        self.asked_to_hear = True
+        if self.slow_to_hear is not None:
+            await self.slow_to_hear.wait()
+        self.complete += windows_ms()
 
     @property
     def texts(self) -> list[str]:

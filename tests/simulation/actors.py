@@ -452,7 +452,7 @@ class Consumer:
             peak_us=max(clock.peak_us, by.peak_us) if retry else by.peak_us,
             life=life,
             until_us=asked_us + ACK_TIMEOUT_MS * 1000,
-            steps=steps,
+            steps=(steps, clock.step_count),
         )
         if row is not None and not retry and row.state == ACCEPTED:
             due_ms, accepted_us, dispatched_us = message["due_ms"], message["accepted_us"], message["dispatched_us"]

@@ -52,7 +52,8 @@ class Handed:
     wall_us: int
     life: int
     until_us: int
-    steps: int
+    steps: tuple[int, int]
+    """How often the clock had been stepped when it was asked for, and when it came."""
     reason_to_come_again: str = ""
     acked: bool = False
     retry: bool = False
@@ -296,7 +297,7 @@ class Model:
         peak_us: int,
         life: int,
         until_us: int,
-        steps: int,
+        steps: tuple[int, int],
     ) -> Sent | None:
         """A consumer was handed a message by the broker at `place`. Checks all that can be said about it at once. None
         for one that a redispatch brought again."""
@@ -382,7 +383,7 @@ class Model:
             self.fail(f"arrived as sequence {fields['sequence']}", row)
 
     def _check_again(
-        self, row: Sent, identity: Identity, hands: str, wall_us: int, life: int, steps: int, retry: bool
+        self, row: Sent, identity: Identity, hands: str, wall_us: int, life: int, steps: tuple[int, int], retry: bool
     ) -> None:
         before = identity.arrived.get(hands)
         if before is None or identity.redispatched:
@@ -398,7 +399,7 @@ class Model:
         explained = (
             before.reason_to_come_again
             or (before.life != life and "crash")
-            or (before.steps != steps and "the clock was stepped")
+            or (before.steps[0] != steps[1] and "the clock was stepped")
             or (wall_us >= before.until_us and "its lease ended")
         )
         if not explained:
