@@ -106,7 +106,8 @@ class BrokerGroup:
 
     def _bound(self) -> None:
         self._idle.unpark()
-        self.keep(FAILING_QUEUE_ROWS_MAX if self.failing else self._settings.queue_rows_max)
+        rows_max = self._settings.queue_rows_max
+        self.keep(min(FAILING_QUEUE_ROWS_MAX, rows_max) if self.failing else rows_max)
 
     def keep(self, rows_max: int) -> None:
         """Let the last rows past a bound leave memory, and note their windows."""

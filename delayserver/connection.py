@@ -19,6 +19,7 @@ from delayserver.protocol.errors import (
     MalformedFrame,
     ProtocolError,
     QueueFull,
+    ShuttingDown,
     UnknownOperation,
 )
 from delayserver.protocol.frames import FrameDecoder, Request, decode_request, encode_error, encode_reply
@@ -44,6 +45,12 @@ class Handlers:
         self.slow = dict(slow)
         self.errors: dict[str, int] = {}
         self.on_bug: Callable[[str, BaseException], None] = lambda _operation, _error: None
+        self.closed = False
+
+    def close(self) -> None:
+        """Refuse whatever comes: the files are about to be closed. A handler that has begun may still meet that."""
+        self.closed = True
+        self.quick = dict.fromkeys([*self.quick, *self.slow], _refuse)
 
     def count_error(self, name: str) -> None:
         """One more error of this name went to a client (names come from a fixed set)."""
@@ -174,6 +181,9 @@ class Connection:
             self._slow -= 1
 
     def _bug(self, request: Request, error: Exception) -> None:
+        if self._handlers.closed:
+            self.fail(request.id, _stopping())
+            return
         self._handlers.on_bug(request.operation, error)
         self.fail(request.id, InternalError(f"{request.operation} met a bug of the server; its log says more"))
 
@@ -220,3 +230,11 @@ class Connection:
             self.close()
         finally:
             self._writing = False
+
+
+def _refuse(_connection: Connection, _request: Request) -> None:
+    raise _stopping()
+
+
+def _stopping() -> ShuttingDown:
+    return ShuttingDown("the server is stopping", retry_after_ms=1000)

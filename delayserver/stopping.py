@@ -35,6 +35,7 @@ async def _settle(server: DelayServer) -> None:
     await server.recorder.flush()
     await server.broker_commit.durable()
     await server.checkpointing.write(clean=True)
+    server.front.handlers.close()
     await server.broker_commit.close()
     if _attempts_settled(server):
         server.opened.sequences.close_clean()

@@ -208,6 +208,21 @@ async def test_past_its_bound_a_queue_drops_rows_from_memory_and_delivers_each_o
     host.check_balance(pending=0)
 
 
+async def test_a_failing_group_keeps_no_more_rows_than_a_working_one(boot: Boot) -> None:
+    dispatch = QUICK | {"queue_rows_max": 30, "batch_messages_max": 5, "workers": 2, "breaker_failures": 1}
+    host = boot(faked_settings(dispatch=dispatch))
+    await host.start()
+    host.fake().up = False
+    client = await host.client()
+    await put_many(client, 200, host.now_ms + 100, "s")
+    (group,) = host.server.groups.values()
+    await host.until(lambda: group.failing)
+    await put_many(client, 200, host.now_ms + 100, "s", first=200)
+    for _ in range(40):
+        await host.sleep_ms(25)
+        assert len(group.queue) <= 30 + 2 * 5
+
+
 async def test_all_workers_of_a_group_work_and_their_common_failure_counts_once(boot: Boot) -> None:
     host = boot(faked_settings(dispatch=QUICK | {"workers": 4, "backoff_ms_min": 100, "breaker_failures": 2}))
     await host.start()

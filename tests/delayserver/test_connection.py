@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
 import trio.testing
 
-from delayserver.protocol.errors import DelayServerError, FrameTooLarge, MalformedFrame, QueueFull, TooManyConnections
+from delayserver.protocol.errors import (
+    DelayServerError,
+    FrameTooLarge,
+    MalformedFrame,
+    QueueFull,
+    ShuttingDown,
+    TooManyConnections,
+)
 from delayserver.protocol.frames import encode_request
 from tests.fakes.host import Client, Host, small_settings
 
@@ -207,3 +215,27 @@ async def test_a_bug_in_one_handler_is_that_requests_error_only(boot: Boot) -> N
         await client.request("ping")
     assert error.value.name == "internal_error"
     await client.status()
+
+
+async def test_when_the_files_are_closed_requests_are_refused_and_what_began_before_is_no_bug(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    began, closed = trio.Event(), trio.Event()
+
+    async def slow(_connection: object, _request: object) -> dict[str, Any]:
+        began.set()
+        await closed.wait()
+        raise OSError("closed")
+
+    handlers = host.server.handlers
+    handlers.slow["lookup"] = slow
+    client, other = await host.client(), await host.client()
+    number = await client.ask("lookup", {})
+    await began.wait()
+    handlers.close()
+    closed.set()
+    with pytest.raises(ShuttingDown):
+        await client.reply(number)
+    for operation in ("send", "pull", "ack", "nack", "status"):
+        assert await other.refused(operation, {}) == "shutting_down", operation
+    assert "internal_error" not in host.server.status.to_map()["errors"]
