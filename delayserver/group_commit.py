@@ -8,7 +8,7 @@ a failed sync is final: all who wait are told, and the server stops.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -170,6 +170,14 @@ class GroupCommit:
         if not self._in_step:
             self._work.set()
         return group
+
+    def gathered_due_ms(self) -> Iterator[int]:
+        """The due times of all that was taken and is not in the log yet."""
+        for group in [*([self._committing] if self._committing else []), *self._gathered]:
+            yield from [row[0] for row in group.rows]
+            for batch in group.batches:
+                if isinstance(batch, MessageBatch):
+                    yield from np.unique(batch.due_ms).tolist()
 
     def begin_step(self) -> None:
         """What is handed in from here to `end_step`, which follows without a pause, is one group."""

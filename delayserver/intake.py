@@ -65,6 +65,10 @@ class Intake:
         self.server_id = ""
         self.on_storage_failed: Callable[[StorageFailed], None] = lambda _error: None
 
+    def ask_again(self) -> None:
+        """The oldest due time has moved within this millisecond."""
+        self._asked_ms = -1
+
     # -- rows
 
     def rows(self, messages: object) -> tuple[list[Row], list[Rejection]]:

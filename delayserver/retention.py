@@ -4,7 +4,7 @@ replayed. Before a window goes its counts are in the ledger, synced, so the bala
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import numpy as np
@@ -68,7 +68,7 @@ class Retention:
         self._settings = settings
         self._clock = clock
         retired = ledger.windows()
-        self._retired_until_ms = int(retired[-1][0]) + settings.window_ms if len(retired) else 0
+        self._closed_until_ms = int(retired[-1][0]) + settings.window_ms if len(retired) else 0
         self._segments_seen: dict[int, int] = {}
         self._damaged: set[int] = set()
         self._compact_after_us = 0
@@ -76,11 +76,14 @@ class Retention:
         self.durable_position: Callable[[], int] = lambda: 0
         self.is_draining: Callable[[int], bool] = lambda _start_ms: False
         self.on_retired: Callable[[list[int]], None] = lambda _windows: None
+        # Windows of messages that were taken and not placed yet; and who is to ask for `oldest_due_ms` again.
+        self.on_their_way: Callable[[], Awaitable[set[int]]] = _none
+        self.on_closed: Callable[[], None] = lambda: None
 
     def oldest_due_ms(self) -> int:
         """Due times before this are refused (`too_old`): their window may be gone, and with it what tells copies."""
         oldest_by_age_ms = window_of(self._clock.now_ms() - self._settings.retention_ms, self._settings.window_ms)
-        return max(oldest_by_age_ms, self._retired_until_ms)
+        return max(oldest_by_age_ms, self._closed_until_ms)
 
     def is_retired(self, start_ms: int, sequence: int) -> bool:
         """Whether a message of this window may have been retired with it. Damage in the ledger leaves that possible."""
@@ -139,6 +142,11 @@ class Retention:
         done = [start for start in sorted(starts) if self._may_go(start)]
         if not done:
             return
+        # From here on nothing more is accepted for them, also if the clock goes back.
+        self._closed_until_ms = max(self._closed_until_ms, done[-1] + self._settings.window_ms)
+        self.on_closed()
+        coming = await self.on_their_way()
+        done = [start for start in done if start not in coming]
         await self._recorder.flush()
         # A late message may have come meanwhile, and may come while the files are read: none above these counts.
         last = {start: self._last_sequence(start) for start in done if self._may_go(start)}
@@ -180,7 +188,6 @@ class Retention:
                 continue
             except DiskFullError:
                 return  # the others keep their files, and a later pass comes back to them
-            self._retired_until_ms = max(self._retired_until_ms, start + self._settings.window_ms)
 
     def _count(self, start_ms: int, last_sequence: int) -> LedgerBatch:
         """What the ledger will hold of a window: what it holds already, and the rows up to `last_sequence` that are not
@@ -268,3 +275,7 @@ class Retention:
         if below:
             self._log.retire(below)
             self._segments_seen = {base: seen for base, seen in self._segments_seen.items() if base >= below}
+
+
+async def _none() -> set[int]:
+    return set()

@@ -37,6 +37,7 @@ from delayserver.latency import LatencyHistogram
 from delayserver.loader import Loader
 from delayserver.locator import Locator
 from delayserver.lookup import Lookup
+from delayserver.on_their_way import OnTheirWay
 from delayserver.orphans import find_orphans
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.publisher import Publisher
@@ -340,14 +341,11 @@ class DelayServer:
             self.clock,
         )
         self.cancellation.is_retired = self.retention.is_retired
+        window_ms, groups = settings.storage.window_ms, list(self.groups.values())
+        coming = OnTheirWay(self.commit, opened.log, self.replayer, window_ms, inline=self.fs.inline)
+        self.retention.on_their_way, self.retention.on_closed = coming.windows, self.intake.ask_again
         self.lookup = Lookup(
-            self.cancellation,
-            self.recorder,
-            opened.dispatch,
-            list(self.groups.values()),
-            self.retention,
-            opened.names,
-            settings.storage.window_ms,
+            self.cancellation, self.recorder, opened.dispatch, groups, self.retention, opened.names, window_ms
         )
         self.broker_service = BrokerService(
             self.broker,

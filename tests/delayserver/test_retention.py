@@ -61,6 +61,50 @@ async def test_windows_within_retention_stay(boot: Boot) -> None:
     assert await client.lookup(receipt) == ["delivered"]
 
 
+@pytest.mark.parametrize("where", ["in the log", "in the commit"])
+async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, where: str) -> None:
+    """With it would go what tells that the message is a copy of one that was delivered."""
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms
+    await client.put("first", due_ms, message_id="id")
+    await host.settled()
+    free, blocked = trio.Event(), trio.Event()
+
+    async def wait() -> None:
+        blocked.set()
+        await free.wait()
+        host.server.replayer.between_rounds = None
+
+    host.server.replayer.between_rounds = wait
+    host.server.replayer.wake()
+    await blocked.wait()
+    if where == "in the commit":
+        host.server.commit.refusal = None
+        lag, host.server.commit._lagging = host.server.commit._lagging, lambda: True  # type: ignore[method-assign]
+    copy = {"subject": "s", "due_ms": due_ms, "body": "copy", "message_id": "id"}
+    number = await client.ask("send", {"messages": [copy]})
+    await host.sleep_ms(100)
+    host.clock.step(30 * MINUTE_MS)
+    await host.sleep_ms(12_000)
+    assert host.server.opened.schedule.keys()
+    other = await host.client()
+    (late,) = await other.send({"subject": "s", "due_ms": due_ms, "body": "late"})
+    assert late["error"] == "too_old"
+    if where == "in the commit":
+        host.server.commit._lagging = lag  # type: ignore[method-assign]
+        host.server.commit.replayed(host.server.replayer.position)
+    free.set()
+    assert "receipt" in (await client.reply(number))["results"][0]
+    await host.settled()
+    assert host.fake().texts == ["first"]
+    assert host.check_balance(pending=0)["deduplicated"] == 1
+    await host.sleep_ms(12_000)
+    assert not host.server.opened.schedule.keys()
+    host.check_balance(pending=0)
+
+
 async def test_the_balance_holds_at_every_crash_while_a_window_is_retired(boot: Boot) -> None:
     for operations in range(1, 24, 4):
         host = boot(settings(), name=f"host{operations}")
@@ -140,7 +184,11 @@ async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_n
         if moment == "before it is counted":
             enter(last)
 
+    async def nothing() -> set[int]:
+        return set()
+
     server.retention._enter = enter_beside_replay  # type: ignore[method-assign]
+    server.retention.on_their_way = nothing  # or it would wait; this is the second line of defence
     host.clock.step(30 * MINUTE_MS)
     await host.until(lambda: server.opened.schedule.rows(window) == 2, within_ms=12_000)
     assert server.opened.ledger.has(window.start_ms)

@@ -1,0 +1,65 @@
+"""Which windows have messages on their way: accepted, or about to be, and not in their schedule file yet.
+
+Retention asks before it lets a window go. While replay waits for a full disk, that may be long after the window is complete;
+and with the window goes what tells that such a message is a copy of one that was delivered.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import trio
+
+from delayserver.group_commit import GroupCommit
+from delayserver.replayer import Replayer
+from store.batches import MessageBatch
+from store.errors import CorruptionError
+from store.message_log import MessageLog
+from store.message_rows import MessageRows
+from store.windows import window_of, window_starts
+
+READ_BYTES = 1 << 20
+
+
+class OnTheirWay:
+    """Reads what the replayer has still to place."""
+
+    def __init__(
+        self, commit: GroupCommit, log: MessageLog, replayer: Replayer, window_ms: int, *, inline: bool
+    ) -> None:
+        self._commit = commit
+        self._log = log
+        self._replayer = replayer
+        self._window_ms = window_ms
+        self._inline = inline
+        # The last stretch that was read, and its windows: a blocked replayer is asked about again and again.
+        self._stretch = (0, 0)
+        self._windows: set[int] = set()
+
+    async def windows(self) -> set[int]:
+        """Starts of the windows of everything that was taken before this call."""
+        gathered = {window_of(due_ms, self._window_ms) for due_ms in self._commit.gathered_due_ms()}
+        stretch = self._replayer.position, self._log.synced
+        if stretch != self._stretch:
+            read = partial(self._read, *stretch)
+            self._windows = read() if self._inline else await trio.to_thread.run_sync(read)
+            self._stretch = stretch
+        return gathered | self._windows
+
+    def _read(self, position: int, stop: int) -> set[int]:
+        windows: set[int] = set()
+        while position < stop:
+            try:
+                entries = self._log.read(position, stop, READ_BYTES)
+            except CorruptionError:  # the replayer reports it, and goes around it in the same way
+                position = self._log.skip_damage(position)
+                continue
+            if not entries:
+                break
+            for entry in entries:
+                if isinstance(entry.batch, MessageBatch | MessageRows):
+                    due_ms = np.asarray(entry.batch.due_ms, np.int64)
+                    windows.update(np.unique(window_starts(due_ms, self._window_ms)).tolist())
+            position = entries[-1].end
+        return windows
