@@ -8,10 +8,10 @@ from typing import Any
 from ops.audit.session import start_session
 
 
-def quick_session() -> Any:
+def quick_session(master: str = "local[2]") -> Any:
     """A local session; queries are interpreted, and the JVM compiles quickly rather than well."""
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-    session = start_session("local[2]")
+    session = start_session(master)
     for name, value in (
         ("spark.sql.codegen.wholeStage", "false"),
         ("spark.sql.codegen.factoryMode", "NO_CODEGEN"),

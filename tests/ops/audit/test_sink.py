@@ -15,7 +15,9 @@ from tests.ops.audit.needs_spark import require_pyspark
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 require_pyspark()
 
-import ops.audit.sink  # noqa: E402 - behind the check that Spark is there
+from pyspark import TaskContext  # noqa: E402 - behind the check that Spark is there
+
+import ops.audit.sink  # noqa: E402
 from ops.audit.sink import send  # noqa: E402
 from tests.ops.audit.quick_spark import quick_session  # noqa: E402
 from tests.ops.audit.server_process import ServerProcess, free_port  # noqa: E402
@@ -23,7 +25,7 @@ from tests.ops.audit.server_process import ServerProcess, free_port  # noqa: E40
 
 @pytest.fixture(scope="module")
 def spark() -> Iterator[Any]:
-    session = quick_session()
+    session = quick_session("local[2,3]")  # a task is tried three times
     yield session
     session.stop()
 
@@ -80,6 +82,29 @@ def test_a_campaign_sent_twice_is_one_campaign(spark: Any, servers: list[ServerP
         assert after["pending"] == before["accepted"]
     _send(rows, servers, campaign="second")
     assert sum([status["pending"] for status in _status(servers)]) == 10_000
+
+
+def test_a_task_that_spark_runs_again_sends_nothing_twice(spark: Any, servers: list[ServerProcess]) -> None:
+    due_ms = int(time.time() * 1000) + 3_600_000
+
+    def messages(batches: Iterator[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(batches):
+            if number == 3 and TaskContext.get().attemptNumber() == 0:
+                time.sleep(1)  # what was handed on before is sent
+                raise RuntimeError("the first attempt of every task dies half way")
+            yield batch
+
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", 100)
+    rows = spark.range(1600, numPartitions=2).selectExpr(
+        "concat(id, repeat('x', 10000)) as body", f"{due_ms} as due_ms"
+    )
+    try:
+        _send(rows.mapInArrow(messages, rows.schema), servers[:1], subject="news")
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    status = _status(servers[:1])[0]
+    assert status["deduplicated"] >= 100, "or no attempt had sent anything before it died"
+    assert status["accepted"] - status["deduplicated"] == status["pending"] == 1600
 
 
 def test_what_is_delivered_is_what_the_row_said(spark: Any, servers: list[ServerProcess]) -> None:
