@@ -15,6 +15,7 @@ from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from delayserver.settings import Settings
 from delayserver.units import parse_address, parse_duration_ms, parse_size_bytes
+from store.windows import check_window_ms
 
 DAY_MS: Final = 86_400_000
 U32_MAX: Final = 2**32 - 1
@@ -109,8 +110,10 @@ def check_settings(settings: Settings) -> None:
                 f"{smaller} = {_value_of(settings, smaller)} is above {larger} = {_value_of(settings, larger)}: "
                 f"lower the one or raise the other"
             )
-    if DAY_MS % settings.storage.window_ms:
-        raise ConfigError(f"storage.window_ms: {settings.storage.window_ms} does not divide a day ({DAY_MS} ms)")
+    try:
+        check_window_ms(settings.storage.window_ms)
+    except ValueError as error:
+        raise ConfigError(f"storage.{error}") from error
 
 
 def keys_of(kind: type = Settings, prefix: str = "") -> list[str]:

@@ -20,6 +20,7 @@ from delayserver.protocol.errors import (
     ProtocolError,
     QueueFull,
     ShuttingDown,
+    StorageFailed,
     UnknownOperation,
 )
 from delayserver.protocol.frames import FrameDecoder, Request, decode_request, encode_error, encode_reply
@@ -181,8 +182,8 @@ class Connection:
             self._slow -= 1
 
     def _bug(self, request: Request, error: Exception) -> None:
-        if self._handlers.closed:
-            self.fail(request.id, _stopping())
+        if self._handlers.closed:  # what it did until then is not known
+            self.fail(request.id, StorageFailed("the server stopped while it worked on this; look when it is back"))
             return
         self._handlers.on_bug(request.operation, error)
         self.fail(request.id, InternalError(f"{request.operation} met a bug of the server; its log says more"))
@@ -233,8 +234,4 @@ class Connection:
 
 
 def _refuse(_connection: Connection, _request: Request) -> None:
-    raise _stopping()
-
-
-def _stopping() -> ShuttingDown:
-    return ShuttingDown("the server is stopping", retry_after_ms=1000)
+    raise ShuttingDown("the server is stopping", retry_after_ms=1000)

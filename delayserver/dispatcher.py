@@ -116,7 +116,7 @@ class Dispatcher:
     def _put_back(self, rows: DueRows) -> None:
         """Rows whose due time lies ahead again, since the clock went back. If memory had to give up their part of the
         window meanwhile, a load brings them."""
-        here = self._loader.has_loaded(rows.payload["window_ms"], rows.due_ms, rows.sequence)
+        here = self._loader.has_brought(rows.payload, rows.due_ms, rows.sequence)
         if not here.all():
             rows = take_rows(rows, np.flatnonzero(here))
             self._loader.wake()

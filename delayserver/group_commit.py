@@ -18,7 +18,7 @@ import trio
 from delayserver.clock import Clock
 from delayserver.protocol.errors import DelayServerError, DiskFull, QueueFull, ShuttingDown, StorageFailed
 from delayserver.settings import StorageSettings
-from store.batches import CancelBatch, MessageBatch
+from store.batches import I64, CancelBatch, MessageBatch
 from store.columns import ColumnBatch
 from store.errors import DiskFullError, StoreError
 from store.filesystem import FileSystem
@@ -171,13 +171,11 @@ class GroupCommit:
             self._work.set()
         return group
 
-    def gathered_due_ms(self) -> Iterator[int]:
-        """The due times of all that was taken and is not in the log yet."""
+    def gathered_due_ms(self) -> Iterator[I64]:
+        """The due times i64[n] of all that was taken and is not in the log yet, in parts."""
         for group in [*([self._committing] if self._committing else []), *self._gathered]:
-            yield from [row[0] for row in group.rows]
-            for batch in group.batches:
-                if isinstance(batch, MessageBatch):
-                    yield from np.unique(batch.due_ms).tolist()
+            yield np.fromiter([row[0] for row in group.rows], np.int64, len(group.rows))
+            yield from [batch.due_ms for batch in group.batches if isinstance(batch, MessageBatch)]
 
     def begin_step(self) -> None:
         """What is handed in from here to `end_step`, which follows without a pause, is one group."""

@@ -91,14 +91,14 @@ class Housekeeping:
 
     async def _declare_complete(self) -> None:
         over_ms = self._clock.now_ms() - self._settings.storage.window_ms
-        over = {start for start in self._completed if start <= over_ms and self._book.is_settled(start)}
+        over = {start for start in self._completed if start <= over_ms and self._is_settled(start)}
         if not over:
             return
         self._completed -= over
 
         def complete() -> list[int]:
             # A late message may have opened one again; it comes back here when that one has its outcome.
-            return [start for start in sorted(over) if self._book.is_settled(start)]
+            return [start for start in sorted(over) if self._is_settled(start)]
 
         for group in self._groups.values():
             for node in group.nodes:
@@ -109,3 +109,7 @@ class Housekeeping:
                         await node.broker.windows_complete(complete)
                 except DeliveryError as error:
                     logger.info("node %s was not told of complete windows: %s", node.broker.address, error)
+
+    def _is_settled(self, start_ms: int) -> bool:
+        """Whether nothing of the window is to be delivered: while its day drains, more of it is on its way from there."""
+        return self._book.is_settled(start_ms) and not self._opened.days.is_draining(start_ms)

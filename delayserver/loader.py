@@ -98,6 +98,7 @@ class Loader:
         self.has_published = self.has_replayed
         self._waits_for_room = False
         self._damaged: dict[int, int] = {}
+        self._unreadable: set[int] = set()
         self.loads = 0
         self.evictions = 0
 
@@ -114,13 +115,18 @@ class Loader:
         """There may be something to load now: records of a window nobody loads yet, or room in memory."""
         self._wake.set()
 
-    def has_loaded(self, window_ms: I64, due_ms: I64, sequence: I64) -> NDArray[np.bool_]:
-        """Whether loads have brought what was there of the rows' windows up to their keys, and memory has it still."""
-        here = np.zeros(len(due_ms), dtype=bool)
-        for start in np.unique(window_ms).tolist():
-            limit = self._cursors.loaded_limit(start)
-            before = (due_ms < limit.due_ms) | ((due_ms == limit.due_ms) & (sequence <= limit.sequence))
-            here |= before & (window_ms == start)
+    def has_brought(self, rows: NDArray[Any], due_ms: I64, sequence: I64) -> NDArray[np.bool_]:
+        """Which of these index rows of the wheel memory has, or had until they were released: no load brings them again
+        before their part of the window is evicted."""
+        here = np.zeros(len(rows), dtype=bool)
+        # A record begins below its blobs, and the next one begins behind them.
+        offset = rows["ids_offset"] - 1
+        code = rows["window_ms"] * 4 + rows["source"]
+        for value in np.unique(code).tolist():
+            mine = np.flatnonzero(code == value)
+            here[mine] = self._cursors.holds(
+                value // 4, Source(value % 4).name, offset[mine], due_ms[mine], sequence[mine]
+            )
         return here
 
     @property
@@ -140,7 +146,7 @@ class Loader:
         while True:
             self._wake = trio.Event()
             window = self._next_window()
-            if window is not None and self._still_short():
+            if window is not None and window not in self._unreadable and self._still_short():
                 self._put_before_later(window)
             self._waits_for_room = window is not None and self._still_short()
             if window is not None and not self._waits_for_room:
@@ -186,11 +192,13 @@ class Loader:
             self._cursors.abandon_load(ticket)
             # The other windows go on; somebody may repair this one meanwhile.
             self._damaged[window_ms] = self._clock.monotonic_us() + DAMAGED_AGAIN_US
+            self._unreadable.add(window_ms)
             return
         except BaseException:
             self._cursors.abandon_load(ticket)
             raise
         self._cursors.finish_load(ticket)
+        self._unreadable.discard(window_ms)
         self.loads += 1
         self.on_added()
 
@@ -279,7 +287,8 @@ class Loader:
     def _put_before_later(self, window_ms: int) -> None:
         """A window that comes late, with messages that are due already or soon, does not wait behind later ones."""
         end_ms = window_ms + self._window_ms
-        if self._wheel.rows_below(end_ms) < len(self._wheel):
+        in_queues = self.rows_elsewhere() >= int(self._settings.rows_max * LATE_SHARE)  # it would not fit all the same
+        if not in_queues and self._wheel.rows_below(end_ms) < len(self._wheel):
             self._evict(LATE_SHARE, max(end_ms - 1, self._clock.now_ms()))
 
     def _evict(self, share: float, low_ms: int) -> None:

@@ -13,11 +13,11 @@ import trio
 
 from delayserver.group_commit import GroupCommit
 from delayserver.replayer import Replayer
-from store.batches import MessageBatch
+from store.batches import I64, MessageBatch
 from store.errors import CorruptionError
 from store.message_log import MessageLog
 from store.message_rows import MessageRows
-from store.windows import window_of, window_starts
+from store.windows import window_starts
 
 READ_BYTES = 1 << 20
 
@@ -39,13 +39,19 @@ class OnTheirWay:
 
     async def windows(self) -> set[int]:
         """Starts of the windows of everything that was taken before this call."""
-        gathered = {window_of(due_ms, self._window_ms) for due_ms in self._commit.gathered_due_ms()}
-        stretch = self._replayer.position, self._log.synced
-        if stretch != self._stretch:
-            read = partial(self._read, *stretch)
-            self._windows = read() if self._inline else await trio.to_thread.run_sync(read)
-            self._stretch = stretch
+        gathered = {start for due_ms in self._commit.gathered_due_ms() for start in self._starts(due_ms)}
+        position, stop = self._replayer.position, self._log.synced
+        if position != self._stretch[0]:
+            self._windows, self._stretch = set(), (position, position)
+        if stop > self._stretch[1]:
+            read = partial(self._read, self._stretch[1], stop)
+            self._windows |= read() if self._inline else await trio.to_thread.run_sync(read)
+            self._stretch = position, stop
         return gathered | self._windows
+
+    def _starts(self, due_ms: I64) -> list[int]:
+        starts: list[int] = np.unique(window_starts(due_ms, self._window_ms)).tolist()
+        return starts
 
     def _read(self, position: int, stop: int) -> set[int]:
         windows: set[int] = set()
@@ -59,7 +65,6 @@ class OnTheirWay:
                 break
             for entry in entries:
                 if isinstance(entry.batch, MessageBatch | MessageRows):
-                    due_ms = np.asarray(entry.batch.due_ms, np.int64)
-                    windows.update(np.unique(window_starts(due_ms, self._window_ms)).tolist())
+                    windows.update(self._starts(np.asarray(entry.batch.due_ms, np.int64)))
             position = entries[-1].end
         return windows

@@ -328,6 +328,7 @@ class Operations:
         changes = self._changes(item)
 
         def build(old: MessageBatch) -> MessageBatch:
+            self._intake.due(due_ms, None)  # once more: it may have waited, and the window been closed meanwhile
             columns = {
                 "ids": old.ids,
                 "ids_length": old.ids_length,

@@ -110,9 +110,14 @@ class Publisher:
         if placed.key.source == Source.FROM_DAY:
             owned &= self._loader.not_done_elsewhere(placed.key.start_ms, batch.sequence)
             owned &= self._recorder.not_held(batch.sequence)
-        index = replace(index_rows(batch, placed.appended.blob_start), row_sum=batch_sums(batch))
+        index = index_rows(batch, placed.appended.blob_start)
+        if placed.row_sum is not None:
+            index = replace(index, row_sum=placed.row_sum)
         if not owned.all():
-            index = index.take(np.flatnonzero(owned))
+            mine = np.flatnonzero(owned)
+            index, batch = index.take(mine), batch if placed.row_sum is not None else batch.take(mine)
+        if placed.row_sum is None:  # its window was taken since it was placed
+            index = replace(index, row_sum=batch_sums(batch))
         rows = make_rows(index, placed.key.start_ms, placed.key.source, now_us)
         if placed.key.source == Source.FROM_DAY:
             # Drained again after a crash: they may have been handed over before it.

@@ -21,13 +21,14 @@ from store import checkpoint as checkpoint_file
 from store.checkpoint import Checkpoint
 from store.days import DayTable
 from store.dispatch_log import DispatchLog
-from store.errors import CorruptionError
+from store.errors import CorruptionError, FormatError
 from store.filesystem import FileSystem
 from store.identity import DataDirectory, SequenceReservation
 from store.ledger import Ledger
 from store.message_log import MessageLog
 from store.names import CONSUMER_GROUP, SUBJECT, Names
 from store.schedule_log import ScheduleLog, Source
+from store.window_span import find_span_ms
 from store.windows import DAY_MS, day_of
 
 logger = logging.getLogger("delayserver")
@@ -69,6 +70,7 @@ def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: ran
     _refuse_lost_tables(fs, path)
     names = Names.open(fs, path, server_id, settings.message.subjects_max)
     checkpoint, lost = _read_checkpoint(fs, path, server_id, damages)
+    _refuse_other_windows(path, find_span_ms(fs, path) or checkpoint.window_ms, storage.window_ms)
     log = MessageLog.open(
         fs,
         f"{path}/message_log",
@@ -128,6 +130,16 @@ def _refuse_lost_tables(fs: FileSystem, path: str) -> None:
         if not fs.exists(f"{path}/{table}") and fs.listdir(f"{path}/{folder}"):
             detail = f"the table is missing, but {folder} has files; `delayserver recover rebuild` makes it anew"
             raise CorruptionError(f"{path}/{table}", 0, detail)
+
+
+def _refuse_other_windows(path: str, found_ms: int, window_ms: int) -> None:
+    """Files of windows of another length would not be found, and their messages not delivered. Raises FormatError."""
+    if found_ms and found_ms != window_ms:
+        raise FormatError(
+            path,
+            f"its windows are {found_ms} ms long, and storage.window_ms is {window_ms} ms: messages would not be found; "
+            "set it back (only an empty directory takes another length)",
+        )
 
 
 def _read_checkpoint(fs: FileSystem, path: str, server_id: int, damages: list[str]) -> tuple[Checkpoint, bool]:

@@ -28,6 +28,8 @@ from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem
 from store.message_log import LogEntry, MessageLog
 from store.message_rows import MessageRows, to_batch
+from store.row_sums import U64
+from store.schedule_index import batch_sums
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.segment import Appended
 from store.windows import window_of
@@ -57,6 +59,8 @@ class Placed:
     key: ScheduleKey
     appended: Appended
     batch: MessageBatch
+    row_sum: U64 | None = None
+    """Of all rows, where they are likely to go straight to the wheel: made in the thread that places them."""
 
 
 @dataclass(slots=True)
@@ -117,6 +121,8 @@ class Replayer:
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         # The last sequence that retention removed with a window: without its file there is no other high-water mark.
         self.retired_up_to: Callable[[int], int] = lambda _start_ms: 0
+        # Whether rows of this window may go to the wheel at once; asked in the thread that places them.
+        self.sums_wanted: Callable[[int], bool] = lambda _start_ms: False
         self.bytes_since_checkpoint = 0
         self.met_damage = False
         # Without a checkpoint the files were counted instead, so rows that are in them already are not counted again.
@@ -308,7 +314,9 @@ class Replayer:
             else:
                 marked = rows
                 self._deduplication.drained_into(key.start_ms)
-            done.placed.append(Placed(key, self._schedule.append(key, marked), marked))
+            wanted = key.source != Source.DAY and self.sums_wanted(key.start_ms)
+            row_sum = batch_sums(marked) if wanted else None
+            done.placed.append(Placed(key, self._schedule.append(key, marked), marked, row_sum))
             if not self.count_skipped and source == Source.DIRECT:
                 _count(rows, done)
 

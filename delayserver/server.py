@@ -194,6 +194,7 @@ class DelayServer:
         self.retention.is_draining = opened.days.is_draining
         self.retention.on_corruption = self._report_corruption
         self.replayer.retired_up_to = self.retention.retired_up_to
+        self.replayer.sums_wanted = self.cursors.is_taken
         self.retention.finish_interrupted()
         self._count_totals(opened)
 

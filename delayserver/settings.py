@@ -41,7 +41,7 @@ class MessageSettings:
     delay_ms_max: int = 2 * 366 * 86_400_000
     """Two years of due times cost some hundreds of coarse files. Farther ones are refused (`too_far`), never clamped."""
     subjects_max: int = 1_000_000
-    """The table of names is in memory: about 150 bytes each."""
+    """Names of subjects, consumer groups and broker groups together. They are in memory: about 200 bytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,8 @@ class StorageSettings:
     durability: str = "sync"
     """`sync`: acknowledged means fdatasync'ed. `os`: acknowledged means in the page cache (lost with the machine)."""
     window_ms: int = 60_000
-    """One schedule segment a minute: small enough to load at once, few enough to name and list."""
+    """One schedule segment a minute: small enough to load at once, few enough to name and list. Whole seconds that divide
+    a day; a directory keeps the length that it was made with, another one is refused."""
     fine_horizon_ms: int = 26 * 3_600_000
     """Messages due beyond it rest in one coarse file a day; a day is split into minutes when it starts within it."""
     message_log_segment_bytes: int = 256 * MIB

@@ -112,7 +112,7 @@ class Names:
         if len(self) + len(new) > self._names_max:
             raise TableFullError(
                 f"{len(new)} new names do not fit: {len(self)} of {self._names_max} are taken; "
-                "raise names_max in the settings or use fewer names"
+                "raise message.subjects_max or use fewer names"
             )
         assert self._segment is not None, "a table opened for reading only"
         first = len(self._names)

@@ -27,8 +27,9 @@ def _scrambled(count: int) -> U64:
     return mixed
 
 
-# Odd, so that a changed bit of a word always changes its product modulo 2^64. The words of a long row share them.
+# Odd, so that a changed bit of a word always changes its product modulo 2^64.
 _FACTORS = _scrambled(512) | np.uint64(1)
+_BLOCK_WORDS = 1 << 14
 _REST, _LENGTH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 # What tells a row's id from the same bytes in its properties or its body.
 _PARTS: U64 = np.array([0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 1], np.uint64)
@@ -72,21 +73,45 @@ def _equal(data: Buffer, words: U64, offsets: I64, count: int) -> U64:
         taken: U64 = np.ndarray((len(offsets), count), "<u8", data, int(offsets[0]), (step, 8))
     else:
         taken = words[offsets[:, np.newaxis] + np.arange(0, 8 * count, 8)]
-    sums: U64 = taken @ (_FACTORS[:count] if count <= len(_FACTORS) else np.resize(_FACTORS, count))
+    sums: U64 = _mixed(taken) @ _factors(np.arange(count) if count > len(_FACTORS) else slice(count))
     return sums
 
 
 def _ragged(words: U64, offsets: I64, counts: U32) -> U64:
-    """Rows of `counts` whole words."""
+    """Rows of `counts` whole words: some at a time, so that what is worked on stays in the processor's cache."""
     sums = np.zeros(len(offsets), np.uint64)
     some = np.flatnonzero(counts)
-    if len(some):
-        count = counts[some].astype(np.int64)
-        starts = np.cumsum(count) - count
-        number = np.arange(int(count.sum())) - np.repeat(starts, count)
-        taken = words[np.repeat(offsets[some], count) + 8 * number]
-        sums[some] = np.add.reduceat(taken * _FACTORS[number & (len(_FACTORS) - 1)], starts)
+    stops = np.cumsum(counts[some].astype(np.int64))
+    begin = reached = 0
+    while begin < len(some):
+        end = max(int(np.searchsorted(stops, reached + _BLOCK_WORDS, side="right")), begin + 1)
+        sums[some[begin:end]] = _block(words, offsets[some[begin:end]], counts[some[begin:end]].astype(np.int64))
+        begin, reached = end, int(stops[end - 1])
     return sums
+
+
+def _block(words: U64, offsets: I64, count: I64) -> U64:
+    starts = np.cumsum(count) - count
+    number = np.arange(int(count.sum())) - np.repeat(starts, count)
+    taken = words[np.repeat(offsets, count) + 8 * number]
+    sums: U64 = np.add.reduceat(_mixed(taken) * _factors(number), starts)
+    return sums
+
+
+def _mixed(words: U64) -> U64:
+    """The high half folded into the low one: otherwise two changes of the highest bits could cancel each other."""
+    mixed: U64 = words ^ (words >> np.uint64(32))
+    return mixed
+
+
+def _factors(number: I64 | slice) -> U64:
+    """The factors of the words with these numbers in their rows; each further 512 words have other ones."""
+    if isinstance(number, slice):
+        return _FACTORS[number]
+    factors: U64 = _FACTORS[number & (len(_FACTORS) - 1)]
+    if len(number) and int(number.max()) >= len(_FACTORS):
+        factors = factors * (2 * (number // len(_FACTORS)) + 1).astype(np.uint64)
+    return factors
 
 
 def _rests(words: U64, offsets: I64, rest: U32) -> U64:
@@ -94,4 +119,4 @@ def _rests(words: U64, offsets: I64, rest: U32) -> U64:
     places = np.minimum(offsets, len(words) - 1)
     shifted = words[places] >> ((offsets - places).astype(np.uint64) * np.uint64(8))
     masked: U64 = shifted & ((np.uint64(1) << (rest.astype(np.uint64) * np.uint64(8))) - np.uint64(1))
-    return masked
+    return _mixed(masked)

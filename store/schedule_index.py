@@ -7,7 +7,7 @@ bytes a message and the bytes are read when it leaves.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from store.batches import I64, U32, MessageBatch, StoredBatch
 from store.columns import concatenate_columns, ragged_offsets, take_column
-from store.filesystem import Buffer
+from store.record import RecordHeader
+from store.record_rows import collect_rows
 from store.row_sums import U64, message_sums
 
 
@@ -90,10 +91,10 @@ class ScheduleIndex:
             return self
         return type(self)(*[np.where(mask, column, column.dtype.type(0)) for column in self._columns()])
 
-    def between(self, from_key: tuple[int, int] | None, to_key: tuple[int, int] | None) -> Self:
-        """The rows whose (due_ms, sequence) lies after `from_key` and not after `to_key`."""
+    def between(self, from_key: tuple[int, int] | None, to_key: tuple[int, int] | None) -> NDArray[np.intp] | None:
+        """Which rows have a (due_ms, sequence) after `from_key` and not after `to_key`; None: all of them."""
         if from_key is None and to_key is None:
-            return self
+            return None
         mask = np.ones(len(self), np.bool_)
         if from_key is not None:
             due_ms, sequence = from_key
@@ -101,7 +102,7 @@ class ScheduleIndex:
         if to_key is not None:
             due_ms, sequence = to_key
             mask &= (self.due_ms < due_ms) | ((self.due_ms == due_ms) & (self.sequence <= sequence))
-        return self if bool(mask.all()) else self.take(np.flatnonzero(mask))
+        return None if bool(mask.all()) else np.flatnonzero(mask)
 
 
 _NAMES = tuple(field.name for field in fields(ScheduleIndex))
@@ -126,32 +127,45 @@ def blob_places(columns: dict[str, Any], counts: I64, blob_offsets: I64) -> tupl
     return places[0], places[1], places[2]
 
 
-def build_index(
-    columns: dict[str, Any], counts: I64, blob_offsets: I64, blobs: Sequence[bytes] | None = None
-) -> ScheduleIndex:
-    """The index of rows whose columns (at least `FROM_BATCH`) come from records with these counts and blob starts.
-    With the verified blob blocks of the records it has their sums."""
+def build_index(columns: dict[str, Any], counts: I64, blob_offsets: I64) -> ScheduleIndex:
+    """The index of rows whose columns (at least `FROM_BATCH`) come from records with these counts and blob starts; their
+    sums are 0."""
     if not len(counts):
         return ScheduleIndex.empty()
     ids_offset, properties_offset, bodies_offset = blob_places(columns, counts, blob_offsets)
-    row_sum = np.broadcast_to(np.uint64(0), (len(ids_offset),))
-    if blobs is not None:
-        sizes = np.array([len(blob) for blob in blobs], np.int64)
-        places = blob_places(columns, counts, np.cumsum(sizes) - sizes)
-        row_sum = sums_of(columns, blobs[0] if len(blobs) == 1 else b"".join(blobs), places)
     return ScheduleIndex(
         **{name: columns[name] for name in ScheduleIndex.FROM_BATCH},
         ids_offset=ids_offset,
         properties_offset=properties_offset,
         bodies_offset=bodies_offset,
-        row_sum=row_sum,
+        row_sum=np.broadcast_to(np.uint64(0), (len(ids_offset),)),
     )
 
 
-def sums_of(columns: dict[str, Any], data: Buffer, places: tuple[I64, I64, I64]) -> U64:
-    """The sum of each row whose id, properties and body stand at these places of `data`."""
-    lengths = [columns[f"{name}_length"] for name in ("ids", "properties", "bodies")]
-    return message_sums([(data, place, length) for place, length in zip(places, lengths, strict=True)])
+def part_of_index(
+    records: Sequence[tuple[RecordHeader, bytes, bytes]],
+    path: str,
+    from_key: tuple[int, int] | None,
+    to_key: tuple[int, int] | None,
+) -> ScheduleIndex:
+    """The index of those rows of some verified records that lie between two keys, with their sums.
+
+    Raises CorruptionError as `collect_rows`.
+    """
+    rows = collect_rows(records, path, MessageBatch, ScheduleIndex.FROM_BATCH)
+    index = build_index(rows.columns, rows.counts, rows.blob_offsets)
+    chosen = index.between(from_key, to_key)
+    blobs = [blob for _, _, blob in records]
+    sizes = np.array([len(blob) for blob in blobs], np.int64)
+    places = blob_places(rows.columns, rows.counts, np.cumsum(sizes) - sizes)
+    if chosen is not None:
+        index, places = index.take(chosen), (places[0][chosen], places[1][chosen], places[2][chosen])
+    if not len(index):
+        return index
+    data = blobs[0] if len(blobs) == 1 else b"".join(blobs)
+    lengths = index.ids_length, index.properties_length, index.bodies_length
+    sums = message_sums([(data, place, length) for place, length in zip(places, lengths, strict=True)])
+    return replace(index, row_sum=sums)
 
 
 def index_rows(batch: MessageBatch, blob_start: int) -> ScheduleIndex:

@@ -24,7 +24,7 @@ from store.record import BadRecordError, RecordHeader, build_batch, verify_colum
 from store.record_reader import RecordReader
 from store.record_rows import collect_rows
 from store.schedule_find import Found, ScheduleFinder
-from store.schedule_index import ScheduleIndex, build_index, index_rows
+from store.schedule_index import ScheduleIndex, index_rows, part_of_index
 from store.schedule_key import ScheduleKey, ScheduleLayout, Source
 from store.segment import Appended, Damage, ScanReport
 from store.window_files import WindowFiles
@@ -233,12 +233,10 @@ class ScheduleLog:
         Only rows whose (due_ms, sequence) lies after `from_key` and not after `to_key`. The blobs are read and verified
         too, a bounded part at a time; what `gather` reads later is to be compared with the sums.
         """
-        parts = []
-        for records in _in_parts(self._read(key, start, stop, True, damages)):
-            rows = collect_rows(records, self._path(key), MessageBatch, ScheduleIndex.FROM_BATCH)
-            index = build_index(rows.columns, rows.counts, rows.blob_offsets, [blob for _, _, blob in records])
-            parts.append(index.between(from_key, to_key))
-        return ScheduleIndex.concatenate(parts)
+        parts = _in_parts(self._read(key, start, stop, True, damages))
+        return ScheduleIndex.concatenate(
+            [part_of_index(records, self._path(key), from_key, to_key) for records in parts]
+        )
 
     def _path(self, key: ScheduleKey) -> str:
         state = self._files.states.get(key)

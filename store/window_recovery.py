@@ -62,7 +62,8 @@ class WindowRecovery(Generic[Key]):
                 [state for key, state in self._files.states.items() if key in present and key not in known]
             )
         for key, mark in known.items():
-            if key not in present:
+            # One of nothing but its header may be gone: a start that removed it did not live to write a checkpoint.
+            if key not in present and mark.end > FILE_HEADER_BYTES:
                 self._lost(key, self._files.adopt(key, mark), "the file is missing, but the checkpoint knows it")
 
     def _set_aside(self, day: str, name: str) -> None:
@@ -122,7 +123,8 @@ class WindowRecovery(Generic[Key]):
             self._damaged(key, state, damage)
         # Records are aligned; a range of damage up to the end of a file may not be.
         state.end = -(-report.end // _RECORD_ALIGN) * _RECORD_ALIGN
-        if self._files.write and (size != state.end or state.end > state.durable.end):
+        only_header = state.durable.end <= FILE_HEADER_BYTES  # or not known at all: maybe not synced either
+        if self._files.write and (size != state.end or state.end > state.durable.end or only_header):
             if size != state.end:
                 segment.file.truncate(state.end)
             # Also what was read back whole: after a mere restart it may be in the page cache only, and after a failed

@@ -100,6 +100,22 @@ class LoadCursors:
         direct: Mask = window.owner(source, offset, due_ms, sequence)
         return direct
 
+    def holds(self, window_start_ms: int, source: str, offset: Int64s, due_ms: Int64s, sequence: Int64s) -> Mask:
+        """True for each of n rows, in records at `offset`, that is in the wheel (or was, if it has been released since):
+        a load has brought it, or the replayer has added it. False where a load that runs or is still to come brings it.
+
+        Of rows about which `owner` was asked already: bool[n].
+        """
+        window = self._windows.get(window_start_ms)
+        if window is None:
+            return np.zeros(len(due_ms), np.bool_)
+        held: Mask = window.holds(source, offset, due_ms, sequence)
+        return held
+
+    def is_taken(self, window_start_ms: int) -> bool:
+        """Whether a part of this window is loaded or being loaded, so that new rows of it may go straight to the wheel."""
+        return window_start_ms in self._windows
+
     def evict(self, window_start_ms: int, key: Key) -> None:
         """Rows of this window with a greater key were dropped from the wheel: they are a later load's again.
 

@@ -111,6 +111,14 @@ class WindowCursor:
         direct: Mask = np.array([*(offset >= end for end in ends), False], np.bool_)  # The last: keys behind the limit.
         return direct[self._slice_of(due_ms, sequence)]
 
+    def holds(self, source: str, offset: Int64s, due_ms: Int64s, sequence: Int64s) -> Mask:
+        at = self._slice_of(due_ms, sequence)
+        loaded = np.array([*(piece.state is SliceState.LOADED for piece in self.slices), False], np.bool_)
+        never = np.iinfo(np.int64).max
+        ends = np.array([*(piece.end_offsets.get(source, 0) for piece in self.slices), never], np.int64)
+        held: Mask = loaded[at] | (offset >= ends[at])
+        return held
+
     def evict(self, key: Key) -> None:
         kept: list[Slice] = []
         from_key = KEY_LOWEST

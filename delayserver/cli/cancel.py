@@ -16,9 +16,9 @@ from delayserver.cli import receipts as by_receipt
 def cancel(context: click.Context, receipts: tuple[str, ...], server: str, as_json: bool) -> None:
     """Cancel the messages with these receipts; `-` reads receipts from stdin, one a line.
 
-    The outcome is one of cancelled, already_cancelled, delivered, expired, dead_lettered, too_late (an attempt is
-    running, or its result is unknown after a crash) and unknown. What is answered `cancelled` is never delivered. The
-    exit code is 0 when every receipt got such an answer.
+    The outcome is one of cancelled, already_cancelled, delivered, expired, dead_lettered, retired (its window is past
+    retention), too_late (an attempt is running, or its result is unknown after a crash) and unknown. What is answered
+    `cancelled` is never delivered. The exit code is 0 when every receipt got such an answer.
     """
     with options.connect(server) as client:
         code = by_receipt.answer_each(

@@ -25,8 +25,9 @@ from store.identity import IDENTITY, read_identity
 from store.ledger import Ledger
 from store.names import Names
 from store.schedule_key import ScheduleKey, ScheduleLayout, Source
+from store.window_span import find_span_ms
 from store.window_state import FileMark
-from store.windows import check_window_ms, parse_day_name
+from store.windows import parse_day_name
 
 DEFAULT_WINDOW_MS = 60_000
 # Files held open, so that a server that retires or drains them meanwhile cannot take them away from the reader.
@@ -193,21 +194,8 @@ def _read_checkpoint(fs: FileSystem, path: str, server_id: int, findings: Findin
 def find_window_ms(fs: FileSystem, path: str, checkpoint: Checkpoint | None = None) -> int:
     """The length of the windows, from the header of any file that has one. Where all are retired, from the checkpoint, and
     a minute where that does not tell either."""
-    for log in ("schedule_log", "dispatch_log"):
-        for day in fs.listdir(f"{path}/{log}"):
-            for name in fs.listdir(f"{path}/{log}/{day}"):
-                if name == "day.log" or not name.endswith(".log"):
-                    continue
-                with suppress(StoreError, FileNotFoundError, ValueError):
-                    file = fs.open(f"{path}/{log}/{day}/{name}", write=False)
-                    try:
-                        span_ms = decode_file_header(file.pread(0, FILE_HEADER_BYTES), name).span_ms
-                    finally:
-                        file.close()
-                    if span_ms:
-                        check_window_ms(span_ms)
-                        return span_ms
-    return (checkpoint.window_ms if checkpoint is not None else 0) or DEFAULT_WINDOW_MS
+    told_ms = checkpoint.window_ms if checkpoint is not None else 0
+    return find_span_ms(fs, path) or told_ms or DEFAULT_WINDOW_MS
 
 
 def _hold(taken: Capture, path: str) -> int | None:

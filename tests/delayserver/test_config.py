@@ -104,7 +104,10 @@ REFUSED = {
     "size for a duration": ("[storage]\nwindow_ms = '1MiB'", "storage.window_ms: '1MiB' is no duration"),
     "no size": ("[storage]\ngroup_bytes_max = '8 apples'", "storage.group_bytes_max: '8 apples' is no size"),
     "no choice": ("[storage]\ndurability = 'synch'", "expected 'sync' or 'os', not 'synch', did you mean 'sync'?"),
-    "window that does not divide a day": ("[storage]\nwindow_ms = '7m'", "storage.window_ms: 420000 does not divide"),
+    "window that does not divide a day": (
+        "[storage]\nwindow_ms = '7m'",
+        "storage.window_ms 420000: must be whole seconds that divide a day",
+    ),
     "no address": ("[[groups]]\nnodes = ['here']", "groups.nodes.address: 'here' is no address"),
     "no nodes": ("[[groups]]\nnodes = []", "groups.nodes: expected a list with at least one entry"),
     "group twice": ("[[groups]]\n[[groups]]", "groups.name: 'default' is defined twice"),

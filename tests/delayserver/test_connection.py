@@ -14,7 +14,7 @@ from delayserver.protocol.errors import (
     FrameTooLarge,
     MalformedFrame,
     QueueFull,
-    ShuttingDown,
+    StorageFailed,
     TooManyConnections,
 )
 from delayserver.protocol.frames import encode_request
@@ -234,7 +234,7 @@ async def test_when_the_files_are_closed_requests_are_refused_and_what_began_bef
     await began.wait()
     handlers.close()
     closed.set()
-    with pytest.raises(ShuttingDown):
+    with pytest.raises(StorageFailed):
         await client.reply(number)
     for operation in ("send", "pull", "ack", "nack", "status"):
         assert await other.refused(operation, {}) == "shutting_down", operation

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import numpy as np
 import pytest
@@ -13,6 +14,9 @@ from delayserver.replayer import Round
 from delayserver.turns import STEP_US
 from delayserver.units import format_utc
 from store.batches import MessageBatch
+from store.dispatch_log import DispatchKey
+from store.errors import CorruptionError
+from store.outcome_index import OutcomeIndex
 from store.schedule_log import Source
 from tests.fakes.host import Host, faked_settings
 from wheel.keys import Key
@@ -255,3 +259,42 @@ async def test_what_is_not_due_any_more_is_put_back_into_memory_that_still_has_i
     assert host.fake().at_us[1] >= due_ms * 1_000
     await host.settled()
     host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("load", ["runs", "failed"])
+async def test_a_row_that_no_load_will_bring_is_put_back_into_memory(boot: Boot, load: str) -> None:
+    """It was added behind the ends that a load captured, so it is in the wheel and nowhere else."""
+    host = boot(faked_settings(dispatch={"backoff_ms_min": 3_000, "backoff_ms_max": 3_000}))
+    await host.start()
+    server, client = host.server, await host.client()
+    window_ms = host.now_ms // 60_000 * 60_000
+    await client.put("first", host.now_ms)
+    await host.until(lambda: host.fake().texts == ["first"])
+    await host.settled()
+    pinned, free, blocked = server.recorder.pinned, trio.Event(), trio.Event()
+
+    @asynccontextmanager
+    async def pin(key: DispatchKey) -> AsyncIterator[OutcomeIndex]:
+        if key.start_ms == window_ms and not free.is_set():
+            blocked.set()
+            if load == "failed":
+                raise CorruptionError("/data/dispatch_log", 0, "the outcomes cannot be read")
+            await free.wait()
+        async with pinned(key) as index:
+            yield index
+
+    server.recorder.pinned = pin  # type: ignore[method-assign]
+    server.loader.evict_after(Key(window_ms - 1, 1 << 62))
+    server.loader.wake()
+    await blocked.wait()
+    host.fake().up = False
+    due_ms = host.now_ms + 1_000
+    await client.put("m", due_ms)
+    await host.until(lambda: bool(host.fake().attempts) and host.now_ms > due_ms + 200, within_ms=20_000)
+    host.clock.step(-10_000)
+    host.fake().up = True
+    await host.sleep_ms(4_500)
+    free.set()
+    await host.sleep_ms(20_000)
+    assert host.fake().texts == ["first", "m"]
+    assert host.fake().at_us[2] >= due_ms * 1_000

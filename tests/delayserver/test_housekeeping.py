@@ -66,6 +66,21 @@ def test_a_window_is_settled_when_its_last_outcome_is_durable() -> None:
     assert not book.is_settled(MINUTE), "of a message that is only written an attempt may be made soon"
 
 
+async def test_a_window_is_not_told_as_complete_while_its_day_drains(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    window_ms = host.now_ms // 60_000 * 60_000
+    await client.put("done", window_ms + 100)
+    draining = True
+    host.server.opened.days.is_draining = lambda due_ms: draining  # type: ignore[method-assign]
+    await host.sleep_ms(130_000)
+    assert host.fake().texts == ["done"]
+    assert not host.fake().complete, "more of it is on its way from the day's file"
+    draining = False
+    await host.until(lambda: host.fake().complete == [window_ms])
+
+
 async def test_what_is_told_is_asked_for_node_by_node(boot: Boot) -> None:
     settings = small_settings(groups=(fake_group("fake", "fake1", "fake2"),), routes=(RouteSettings("*", ("fake",)),))
     host = boot(settings)

@@ -7,13 +7,13 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from store.errors import CorruptionError, LockedError, StoreError
+from store.errors import CorruptionError, FormatError, LockedError, StoreError
 from store.filesystem import write_atomically
 from store.record import HEADER_BYTES, decode_header
 from store.schedule_log import ScheduleKey, Source
 from store.segment import FILE_DISPATCH, FileHeader
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Host, faked_settings, small_settings, texts
+from tests.fakes.host import Host, faked_settings, small_settings, texts, with_settings
 
 Boot = Callable[..., Host]
 
@@ -331,3 +331,27 @@ async def test_schedule_files_are_found_by_name_in_utc(boot: Boot) -> None:
     await host.settled()
     path = host.server.opened.schedule.path(ScheduleKey(1_772_366_400_000, Source.DIRECT))
     assert "2026-03-01" in path or "20260301" in path
+
+
+@pytest.mark.parametrize("left", ["everything", "no checkpoint", "no files of windows"])
+async def test_windows_of_another_length_are_refused_by_name(boot: Boot, left: str) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    await (await host.client()).put("m", host.now_ms + 30_000)
+    await host.settled()
+    await host.stop()
+    if left == "no checkpoint":
+        host.disk.remove("/data/checkpoint")
+    elif left == "no files of windows":
+        host.disk.remove_directory("/data/schedule_log")
+    host.settings = with_settings(host.settings, storage={"window_ms": 10_000})
+    await host.start()
+    refusal: object = host.died_of
+    assert isinstance(refusal, FormatError)
+    assert "its windows are 60000 ms long, and storage.window_ms is 10000 ms" in str(refusal)
+    await host.kill()
+    host.settings = with_settings(host.settings, storage={"window_ms": 60_000})
+    await host.start()
+    assert host.died_of is None, host.died_of
+    if left != "no files of windows":
+        await host.until(lambda: host.fake().texts == ["m"], within_ms=40_000)

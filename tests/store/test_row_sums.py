@@ -53,8 +53,11 @@ def test_a_changed_bit_changes_the_sum_of_its_row_and_of_no_other(rows: list[byt
 def test_long_rows_zeros_and_swapped_words_are_told_apart() -> None:
     row = np.random.default_rng(1).bytes(100_003)
     swapped = row[8:16] + row[:8] + row[16:]
+    pages = row[4096:8192] + row[:4096] + row[8192:]
+    stuck = row[:7] + bytes([row[7] ^ 128]) + row[8:15] + bytes([row[15] ^ 128]) + row[16:]
     cut, zeroed = row[:-1] + b"\0", row[:4096] + bytes(4096) + row[8192:]
-    assert len({*sums([row, swapped, cut, zeroed, row[:-1], b"", b"\0", b"\0\0"])}) == 8
+    rows = [row, swapped, pages, stuck, cut, zeroed, row[:-1], b"", b"\0", b"\0\0"]
+    assert len({*sums(rows)}) == len({*(sums([one])[0] for one in rows)}) == len(rows)
     assert sums([b""]) == [0]
 
 

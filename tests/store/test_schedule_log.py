@@ -269,6 +269,26 @@ def test_a_file_without_its_header_is_removed(size: int) -> None:
     again.append(KEY, messages(1, 1))
 
 
+def test_a_file_of_nothing_but_its_header_may_be_gone_later() -> None:
+    """Its header is synced when it is taken over; where it was lost before that, a second start finds no file at all."""
+    disk = FakeDisk()
+    log = opened(disk)
+    log.append(KEY, messages(1, 1))
+    log.sync()
+    disk.open(log.path(KEY)).truncate(64)
+    disk.open(log.path(KEY)).pwrite(0, [disk.content(log.path(KEY))[:64]])
+    syncs = disk.counts["datasync"]
+    again = opened(disk)
+    again.recover_all({})
+    assert disk.counts["datasync"] > syncs
+    marks = again.marks()
+    assert marks[KEY].end == 64
+    disk.remove(log.path(KEY))
+    last = opened(disk)
+    last.recover_all(marks)
+    assert (last.damages, last.keys()) == ([], [])
+
+
 def test_damage_below_what_was_synced_is_reported_and_the_rest_served() -> None:
     disk = FakeDisk()
     log, rows = filled(disk, [4, 5, 6])

@@ -138,6 +138,17 @@ class CursorsMachine(RuleBasedStateMachine):
                 assert row not in held, "a row of a range that nobody has taken is in the wheel"
 
     @invariant()
+    def what_the_cursors_say_of_a_row_is_so(self) -> None:
+        held = set(self.wheel)
+        unasked = {row for rows in self.unasked for row in rows}
+        for row in self.published:
+            if row not in unasked:
+                offset = np.array([row.offset], np.int64)
+                holds = self.cursors.holds(row.window_start_ms, row.source, offset, *columns([row]))
+                assert bool(holds[0]) == (row in held)
+                assert self.cursors.is_taken(row.window_start_ms) or row not in held
+
+    @invariant()
     def queries_agree_with_each_other(self) -> None:
         self.cursors.check_invariants()
         for window in WINDOWS:

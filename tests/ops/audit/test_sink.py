@@ -88,8 +88,10 @@ def test_a_task_that_spark_runs_again_sends_nothing_twice(spark: Any, servers: l
     due_ms = int(time.time() * 1000) + 3_600_000
 
     def messages(batches: Iterator[Any]) -> Iterator[Any]:
+        task = TaskContext.get()
+        assert task is not None
         for number, batch in enumerate(batches):
-            if number == 3 and TaskContext.get().attemptNumber() == 0:
+            if number == 3 and task.attemptNumber() == 0:
                 time.sleep(1)  # what was handed on before is sent
                 raise RuntimeError("the first attempt of every task dies half way")
             yield batch
