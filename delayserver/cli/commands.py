@@ -87,8 +87,7 @@ def _load(point: EntryPoint) -> click.Command:
     except (ImportError, AttributeError) as error:
         extra = f"[{','.join(point.extras)}]" if point.extras else ""
         raise click.ClickException(
-            f"`delayserver {point.name}` cannot be loaded ({error}): install what it needs with "
-            f"pip install 'delayserver{extra}'"
+            f"`delayserver {point.name}` cannot be loaded ({error}): install what it needs with pip install '.{extra}'"
         ) from error
     if not isinstance(command, click.Command):
         raise click.ClickException(f"`delayserver {point.name}`: {point.value} is no command; report it to its authors")

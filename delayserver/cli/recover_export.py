@@ -35,7 +35,7 @@ def export(directory: str, from_ms: int | None, targets: tuple[str, ...], as_jso
     folder, to_ms = _split(targets)
     shared.check_range(from_ms, to_ms)
     if importlib.util.find_spec("pyarrow") is None:
-        raise click.ClickException("export needs pyarrow: pip install 'delayserver[audit]'")
+        raise click.ClickException("export needs pyarrow: pip install '.[audit]'")
     from delayserver.recover.capture import capture
     from delayserver.recover.export import Export
     from delayserver.recover.findings import Findings

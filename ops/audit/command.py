@@ -151,7 +151,7 @@ def _check_packages() -> None:
     """What the extra brings. Raises `click.ClickException`."""
     missing = [name for name in ("pyspark", "pyarrow", "plotly") if importlib.util.find_spec(name) is None]
     if missing:
-        raise click.ClickException(f"{', '.join(missing)} not installed: pip install 'delayserver[audit]'")
+        raise click.ClickException(f"{', '.join(missing)} not installed: pip install '.[audit]'")
 
 
 def _run(request: Request, name: str) -> int:
