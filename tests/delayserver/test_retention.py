@@ -105,6 +105,31 @@ async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, w
     host.check_balance(pending=0)
 
 
+async def test_a_reschedule_that_waited_is_refused_where_its_window_was_closed_meanwhile(boot: Boot) -> None:
+    host = boot(settings())
+    await host.start()
+    client, other = await host.client(), await host.client()
+    free, blocked = trio.Event(), trio.Event()
+
+    async def wait() -> None:
+        blocked.set()
+        await free.wait()
+        host.server.replayer.between_rounds = None
+
+    host.server.replayer.between_rounds = wait
+    host.server.replayer.wake()
+    await blocked.wait()
+    receipt = (await client.put("m", host.now_ms + 120 * MINUTE_MS))["receipt"]
+    number = await other.ask("reschedule", {"items": [{"receipt": receipt, "due_ms": host.now_ms - 30_000}]})
+    await host.sleep_ms(100)
+    host.clock.step(30 * MINUTE_MS)
+    free.set()
+    (result,) = (await other.reply(number))["results"]
+    assert result["error"] == "too_old"
+    assert await client.lookup(receipt) == ["pending"]
+    host.check_balance(pending=1)
+
+
 async def test_the_balance_holds_at_every_crash_while_a_window_is_retired(boot: Boot) -> None:
     for operations in range(1, 24, 4):
         host = boot(settings(), name=f"host{operations}")
