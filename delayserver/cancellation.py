@@ -106,9 +106,9 @@ class Cancellation:
         StorageFailed where they never will be."""
         promised = message[(answer == EXPIRED) | (answer == DEAD_LETTERED)]
         while len(promised) and any(np.isin(promised, rows.sequence).any() for rows in self._recorder.unwritten()):
+            if self._recorder.gave_up:
+                raise StorageFailed("what became of it could not be written; ask again when the server is back")
             await self._clock.sleep_ms(1)
-        if len(promised) and self._recorder.gave_up:
-            raise StorageFailed("what became of it could not be written; ask again when the server is back")
 
     async def cancel(self, sequence: I64, due_ms: I64) -> U8:
         """Outcome codes u8[n] for n messages. Durable when this returns. Raises named errors of the commit."""

@@ -58,7 +58,7 @@ class OutcomeRecorder:
         self._released = trio.Event()
         self.open_messages = OpenMessages()
         self._failure: StoreError | None = None
-        # Whether outcomes left this buffer without being durable: the server ends, and its next start decides again.
+        # Whether outcomes could not be made durable: the server ends, and its next start decides again.
         self.gave_up = False
         self.day_outcomes: Callable[[int, NDArray[np.int64]], NDArray[np.uint8]] | None = None
         self.totals = np.zeros(16, dtype=np.int64)
@@ -140,10 +140,12 @@ class OutcomeRecorder:
     async def flush(self) -> None:
         """Write and sync what is buffered. One at a time; a second caller waits for the first, and is told of its failure:
         a checkpoint must not go past outcomes that were lost."""
-        while self._flushing:
+        while self._flushing and not self.gave_up:
             await self._flushed.wait()
         if self._failure is not None:
             raise self._failure
+        if self.gave_up:
+            await trio.sleep_forever()  # the server ends: nothing may be written as if those were durable
         if not self._buffer:
             return
         self._flushing, self._buffer = self._buffer, []
@@ -156,12 +158,11 @@ class OutcomeRecorder:
             self._failure = error
             raise
         finally:
-            self.gave_up |= keys is None
-            rows = sum([len(batch) for batch in self._flushing])
-            self._flushing = []
+            self.gave_up = keys is None  # then they stay what is unwritten: until the end nobody hears otherwise
             self._flushed.set()
+        self._rows -= sum([len(batch) for batch in self._flushing])
+        self._flushing = []
         self.durable_totals = totals
-        self._rows -= rows
         self._room.set()
         self.on_durable(keys)
 

@@ -15,6 +15,7 @@ from delayserver.protocol.columns import U8, pack_column, unpack_column
 from delayserver.protocol.frames import encode_request
 from delayserver.protocol.outcomes import Outcome
 from store.dispatch_log import DispatchKey
+from store.errors import StoreError
 from store.outcome_index import OutcomeIndex
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Client, Host, faked_settings, small_settings
@@ -469,6 +470,27 @@ async def test_expired_is_not_told_where_it_could_not_be_made_durable(boot: Boot
         nursery.cancel_scope.cancel()
     assert "SyncFailedError" in repr(host.died_of)
     assert told in ([], [["storage_failed"]])
+
+
+async def test_what_was_cancelled_stays_so_where_its_outcome_could_not_be_written(boot: Boot) -> None:
+    """Until the server has ended, and after it: the cancel is durable in message_log."""
+    host = boot(faked_settings(dispatch={"outcome_flush_ms": 1_000}))
+    await host.start()
+    client = await host.client()
+    await client.put("first", host.now_ms)
+    await host.until(lambda: host.fake().texts == ["first"])
+    receipt = (await client.put("m", host.now_ms + 3_600_000))["receipt"]
+    recorder = host.server.recorder
+    assert await client.cancel(receipt) == ["cancelled"]
+    host.disk.fail_next_sync("/data/dispatch_log")
+    with pytest.raises(StoreError):
+        await recorder.flush()
+    assert recorder.unwritten()
+    assert await client.lookup(receipt) == ["cancelled"]
+    await host.lose_power(1)
+    await host.start()
+    assert await (await host.client()).lookup(receipt) == ["cancelled"]
+    host.check_balance(pending=0)
 
 
 async def unanswered(host: Host, count: int) -> list[str]:
