@@ -394,6 +394,8 @@ class Model:
             # is from a lease that ended, maybe of a pull whose reply was lost. And where a failover of unknown result
             # left a copy at another broker, the lease of that one can end here: it goes through the same pipeline.
             return
+        if retry and self.disturbed and row.subject.startswith("remote."):
+            return  # likewise, and the reply to the pull of that copy was lost: nobody has seen it at the other broker
         if before.acked:
             self.fail(f"{hands} acked it, and got it again", row, again=True)
         explained = (
