@@ -222,7 +222,8 @@ class BrokerService:
         subject, group = self._subject_and_group(arguments)
         deliveries = _deliveries(arguments)
         delay_ms = _bounded(arguments, "delay_ms", 0, 30 * 86_400_000, 0)
-        batch = self.broker.nack(subject, group, deliveries, delay_ms, self._clock.now_us())
+        clock = self._clock
+        batch = self.broker.nack(subject, group, deliveries, delay_ms, clock.now_us(), clock.monotonic_us())
         await self._retry(batch)
         return {"nacked": len(deliveries) - batch.unknown, "unknown": batch.unknown}
 
@@ -232,7 +233,7 @@ class BrokerService:
             try:
                 await self._pipeline.commit(batch.messages)
             except DelayServerError:
-                self.broker.abandon_retry(batch, self._clock.now_us())
+                self.broker.abandon_retry(batch, self._clock.monotonic_us())
                 raise
         self.broker.settle_retry(batch)
         self.pulls.acked(batch.subject, batch.group)
@@ -245,13 +246,15 @@ class BrokerService:
                 self._leases = trio.Event()
                 await self._leases.wait()
                 continue
-            if deadline_us > self._clock.now_us():
+            wait_us = deadline_us - self._clock.monotonic_us()
+            if wait_us > 0:
                 self._leases = trio.Event()
-                with trio.move_on_after(self._clock.wait_s(deadline_us)):
+                with trio.move_on_after(wait_us / 1_000_000):
                     await self._leases.wait()
                     await self._clock.sleep_ms(10)  # pulls come in bursts; leases last for seconds
                 continue
-            for batch in self.broker.expired_leases(self._clock.now_us(), EXPIRED_AT_ONCE):
+            now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
+            for batch in self.broker.expired_leases(now_us, lease_us, EXPIRED_AT_ONCE):
                 try:
                     await self._retry(batch)
                 except DelayServerError:

@@ -1,4 +1,5 @@
 """The broker: delivered messages wait here for consumer groups. Synchronous; time and every wait are the caller's.
+`now_us` is the wall clock, `lease_us` a clock that is never set: leases are durations of this process.
 
     deliver -> [sync] -> "delivered" is recorded      pull -> ack -> [sync] -> answered
                          nack, expired_leases -> the server's message_log -> settle_retry
@@ -88,12 +89,12 @@ class Broker:
         group: int,
         max_messages: int,
         max_bytes: int,
-        now_us: int,
+        lease_us: int,
         ack_timeout_ms: int | None = None,
     ) -> PulledBatch | None:
         """Hand out what is there now, retries first; None if nothing is. A group is made by its first pull and starts
         at the earliest position kept, so a group that comes late gets what was delivered before."""
-        return self._consuming.pull((subject, group), max_messages, max_bytes, now_us, ack_timeout_ms)
+        return self._consuming.pull((subject, group), max_messages, max_bytes, lease_us, ack_timeout_ms)
 
     def waiting_rows(self, subject: int, group: int) -> int:
         """How many rows wait for a group, acks of before a restart included."""
@@ -103,25 +104,25 @@ class Broker:
         """Ack deliveries (i64[n], any order). Answer the client after the sync that follows."""
         return self._consuming.ack((subject, group), deliveries)
 
-    def nack(self, subject: int, group: int, deliveries: I64, delay_ms: int, now_us: int) -> RetryBatch:
+    def nack(self, subject: int, group: int, deliveries: I64, delay_ms: int, now_us: int, lease_us: int) -> RetryBatch:
         """Take leased deliveries (i64[n]) back: they become internal records due in `delay_ms`, for this group only."""
-        return self._retries.nack((subject, group), deliveries, delay_ms, now_us)
+        return self._retries.nack((subject, group), deliveries, delay_ms, now_us, lease_us)
 
-    def expired_leases(self, now_us: int, limit: int) -> list[RetryBatch]:
+    def expired_leases(self, now_us: int, lease_us: int, limit: int) -> list[RetryBatch]:
         """Deliveries whose ack timeout has passed, about `limit` of them, one batch a group; due at once."""
-        return self._retries.expired(now_us, limit)
+        return self._retries.expired(now_us, lease_us, limit)
 
     def next_lease_deadline_us(self) -> int | None:
-        """When `expired_leases` has something to give, None while nothing is leased."""
+        """When (of `lease_us`) `expired_leases` has something to give, None while nothing is leased."""
         return self._retries.next_deadline_us()
 
     def settle_retry(self, batch: RetryBatch) -> None:
         """The internal records of the batch are durable in the message_log: the deliveries they stand for are done."""
         self._retries.settle(batch)
 
-    def abandon_retry(self, batch: RetryBatch, now_us: int) -> None:
+    def abandon_retry(self, batch: RetryBatch, lease_us: int) -> None:
         """The internal records could not be made durable: the deliveries stay leased for another ack timeout."""
-        self._retries.abandon(batch, now_us)
+        self._retries.abandon(batch, lease_us)
 
     # Durability
 

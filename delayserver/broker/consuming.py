@@ -31,7 +31,7 @@ class Consuming:
         self.acked = 0
 
     def pull(
-        self, key: GroupKey, max_messages: int, max_bytes: int, now_us: int, ack_timeout_ms: int | None
+        self, key: GroupKey, max_messages: int, max_bytes: int, lease_us: int, ack_timeout_ms: int | None
     ) -> PulledBatch | None:
         """See `Broker.pull`."""
         limits = self._state.limits
@@ -41,7 +41,7 @@ class Consuming:
         for retry in (True, False):
             queue = self._state.queues.get(key if retry else (key[0], 0))
             if queue is not None:
-                self._hand_out(key, retry, queue, group.cursor(retry), budget, now_us + timeout_ms * 1000)
+                self._hand_out(key, retry, queue, group.cursor(retry), budget, lease_us + timeout_ms * 1000)
         pulled = budget.pulled()
         self.pulled += 0 if pulled is None else len(pulled)
         return pulled

@@ -104,7 +104,7 @@ class PullService:
         self, key: GroupKey, max_messages: int, max_bytes: int, ack_timeout_ms: int | None
     ) -> PulledBatch | None:
         self._use_at_once()
-        return self._broker.pull(*key, max_messages, max_bytes, self._clock.now_us(), ack_timeout_ms)
+        return self._broker.pull(*key, max_messages, max_bytes, self._clock.monotonic_us(), ack_timeout_ms)
 
     def _use_at_once(self) -> None:
         self._at_once -= 1
@@ -180,7 +180,7 @@ class PullService:
                 *key,
                 min(waiter.max_messages, self.turn_rows_max),
                 waiter.max_bytes,
-                self._clock.now_us(),
+                self._clock.monotonic_us(),
                 waiter.ack_timeout_ms,
             )
         except StoreError as error:

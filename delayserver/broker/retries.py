@@ -94,7 +94,7 @@ class Retries:
         self._state = state
         self.retried = 0
 
-    def nack(self, key: GroupKey, deliveries: I64, delay_ms: int, now_us: int) -> RetryBatch:
+    def nack(self, key: GroupKey, deliveries: I64, delay_ms: int, now_us: int, lease_us: int) -> RetryBatch:
         """See `Broker.nack`."""
         group = self._state.groups.get(key)
         if group is None:
@@ -106,20 +106,20 @@ class Retries:
                     found[part.retry].extend(group.cursor(part.retry).to_retry(start, stop))
         taken = sum([stop - start for ranges in found for start, stop in ranges])
         due_ms = -(-(now_us + delay_ms * 1000) // 1000)
-        return self._batch(key, found, due_ms, now_us, len(deliveries) - taken)
+        return self._batch(key, found, due_ms, now_us, lease_us + delay_ms * 1000, len(deliveries) - taken)
 
-    def expired(self, now_us: int, limit: int) -> list[RetryBatch]:
+    def expired(self, now_us: int, lease_us: int, limit: int) -> list[RetryBatch]:
         """See `Broker.expired_leases`."""
         batches: list[RetryBatch] = []
         deadlines = self._state.deadlines
         seen = []
-        while limit > 0 and (first := deadlines.first(self._deadline_us)) is not None and first[0] <= now_us:
+        while limit > 0 and (first := deadlines.first(self._deadline_us)) is not None and first[0] <= lease_us:
             key = first[1]
             deadlines.forget(key)
             seen.append(key)
             group = self._state.groups[key]
-            found = (group.main.expired(now_us, limit), group.retry.expired(now_us, limit))
-            batches.append(self._batch(key, found, now_us // 1000, now_us, 0))
+            found = (group.main.expired(lease_us, limit), group.retry.expired(lease_us, limit))
+            batches.append(self._batch(key, found, now_us // 1000, now_us, lease_us, 0))
             limit -= max(1, len(batches[-1]))
         for key in seen:  # what is left of them, after all others had their turn
             deadline_us = self._deadline_us(key)
@@ -137,8 +137,10 @@ class Retries:
         deadlines = [cursor.next_deadline_us() for cursor in (group.main, group.retry)]
         return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
-    def _batch(self, key: GroupKey, found: Found, due_ms: int, now_us: int, unknown: int) -> RetryBatch:
-        """Gather the messages of the ranges; beyond the bound of bytes the rest stays leased until it is due."""
+    def _batch(
+        self, key: GroupKey, found: Found, due_ms: int, now_us: int, deadline_us: int, unknown: int
+    ) -> RetryBatch:
+        """Gather the messages of the ranges; beyond the bound of bytes the rest stays leased until it would be due."""
         gathered = _Gathered(self._state.limits.retry_bytes_max)
         done: Found = ([], [])
         for retry, ranges in ((False, found[0]), (True, found[1])):
@@ -148,8 +150,8 @@ class Retries:
                 if reached > start:
                     done[retry].append((start, reached))
                 if reached < stop:
-                    cursor.abandon(reached, stop, due_ms * 1000)
-                    self._state.deadlines.note(key, due_ms * 1000)
+                    cursor.abandon(reached, stop, deadline_us)
+                    self._state.deadlines.note(key, deadline_us)
         messages = gathered.messages(key[1], due_ms, now_us)
         batch = RetryBatch(*key, messages, tuple(done[0]), tuple(done[1]), unknown)
         self.retried += len(batch)
@@ -178,9 +180,9 @@ class Retries:
                 self._state.groups[key].cursor(retry).settle(start, stop)
                 self._state.acked(key, retry, start, stop)
 
-    def abandon(self, batch: RetryBatch, now_us: int) -> None:
+    def abandon(self, batch: RetryBatch, lease_us: int) -> None:
         """See `Broker.abandon_retry`."""
-        deadline_us = now_us + self._state.limits.ack_timeout_ms_default * 1000
+        deadline_us = lease_us + self._state.limits.ack_timeout_ms_default * 1000
         key = (batch.subject, batch.group)
         for retry, ranges in ((False, batch.main), (True, batch.retry)):
             for start, stop in ranges:

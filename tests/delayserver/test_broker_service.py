@@ -164,3 +164,19 @@ async def test_messages_of_several_servers_in_one_pull_name_each_its_own(boot: B
     own = f"{host.server.opened.directory.server_id:012x}"
     pairs = ["000000000abc"] * 2, ["000000000def"] * 2
     assert [pulled["server_ids"][place] for place in index] == [own, *pairs[0], *pairs[1], *pairs[0]]
+
+
+@pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
+async def test_a_lease_is_a_duration_whatever_the_wall_clock_does(boot: Boot, step_ms: int) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms)
+    (message,) = await client.pull(wait_ms=1_000, ack_timeout_ms=2_000)
+    assert message["attempt"] == 1
+    host.clock.step(step_ms)
+    await host.sleep_ms(1_500)
+    assert await client.pull() == []
+    await host.sleep_ms(1_000)
+    (again,) = await client.pull(wait_ms=1_000)
+    assert (again["body"], again["attempt"]) == (b"m", 2)

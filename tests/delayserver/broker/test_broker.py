@@ -108,7 +108,7 @@ def test_a_nack_becomes_an_internal_record_for_its_group_only(tmp_path: Path) ->
     broker.deliver(messages(1, 3), False, NOW_US)
     pulled = broker.pull(SUBJECT, GROUP, 10, 1 << 20, NOW_US)
     assert pulled is not None
-    retry = broker.nack(SUBJECT, GROUP, pulled.delivery[1:2], 1500, NOW_US + 1)
+    retry = broker.nack(SUBJECT, GROUP, pulled.delivery[1:2], 1500, NOW_US + 1, NOW_US + 1)
     assert retry.messages is not None
     assert retry.messages.due_ms.tolist() == [NOW_US // 1000 + 1501]  # rounded up: never early
     assert retry.messages.origin_sequence.tolist() == [2]
@@ -137,9 +137,9 @@ def test_an_ack_timeout_gives_the_message_to_the_retry_pipeline_at_its_deadline(
     broker.ack(SUBJECT, GROUP, pulled.delivery[:1], NOW_US)
     deadline = broker.next_lease_deadline_us()
     assert deadline == NOW_US + 2_000_000
-    assert broker.expired_leases(deadline - 1, 100) == []
-    first = broker.expired_leases(deadline, 2)
-    second = broker.expired_leases(deadline, 2)
+    assert broker.expired_leases(deadline, deadline - 1, 100) == []
+    first = broker.expired_leases(deadline, deadline, 2)
+    second = broker.expired_leases(deadline, deadline, 2)
     origins = [batch.messages.origin_sequence.tolist() for batch in (*first, *second) if batch.messages]
     assert origins in ([[2], [3, 4]], [[2, 3], [4]])
     assert broker.next_lease_deadline_us() is None

@@ -168,7 +168,7 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), key=st.sampled_from([(s, g) for s in SUBJECTS for g in GROUPS]), settle=st.booleans())
     def nack(self, data: st.DataObject, key: Key, settle: bool) -> None:
         deliveries = self._some(data, self.leases[key])
-        batch = self.broker.nack(*key, np.array(deliveries, np.int64), 5, self.now_us)
+        batch = self.broker.nack(*key, np.array(deliveries, np.int64), 5, self.now_us, self.now_us)
         assert batch.unknown == 0
         self._retry(key, batch, settle)
 
@@ -176,7 +176,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def expire(self, step_ms: int, settle: bool) -> None:
         self.now_us += step_ms * 1000
         deadline = self.broker.next_lease_deadline_us()
-        batches = self.broker.expired_leases(self.now_us, 10)
+        batches = self.broker.expired_leases(self.now_us, self.now_us, 10)
         assert deadline is None or bool(batches) == (deadline <= self.now_us)
         for batch in batches:
             self._retry((batch.subject, batch.group), batch, settle)
