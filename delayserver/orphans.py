@@ -74,7 +74,12 @@ def _count(schedule: ScheduleLog, dispatch: DispatchLog, start_ms: int) -> int:
         return 0
     files = [ScheduleKey(start_ms, source) for source in _FINE]
     placed = [_sequences(schedule, file) for file in files]
-    unreadable = sum([schedule.rows(file) for file in files]) - sum([len(sequences) for sequences in placed])
+    counted = sum([schedule.rows(file) for file in files])
+    if sum([len(sequences) for sequences in placed]) > counted:
+        # A record whose bytes were damaged when the file was taken over is not counted, though its columns can be read:
+        # its outcomes stand for nobody either.
+        placed = [_verified(schedule, file) for file in files]
+    unreadable = counted - sum([len(sequences) for sequences in placed])
     # While a day is drained, the minutes may lack rows that a crash took: they come again from the day's file.
     placed.append(_sequences(schedule, ScheduleKey(day_of(start_ms), Source.DAY)))
     unknown = int(np.count_nonzero(~np.isin(settled, np.concatenate(placed))))
@@ -84,3 +89,9 @@ def _count(schedule: ScheduleLog, dispatch: DispatchLog, start_ms: int) -> int:
 def _sequences(schedule: ScheduleLog, key: ScheduleKey) -> I64:
     sequences: I64 = schedule.read_columns(key, ("sequence",), damages=[])["sequence"]
     return sequences
+
+
+def _verified(schedule: ScheduleLog, key: ScheduleKey) -> I64:
+    """Of the records that verify as a whole."""
+    parts = [batch.sequence for _, batch in schedule.batches(key, damages=[])]
+    return np.concatenate([np.zeros(0, np.int64), *parts])

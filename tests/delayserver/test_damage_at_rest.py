@@ -143,6 +143,32 @@ async def test_bytes_that_change_after_their_message_was_loaded_are_not_delivere
     assert any(path in text and "changed" in text for text in status["corruption"])
 
 
+async def test_outcomes_of_a_damaged_record_that_is_not_counted_do_not_stand_for_a_late_message(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms
+    for number in range(3):
+        await client.put(f"body {number}", due_ms)
+        await host.settled()
+    await host.until(lambda: len(host.fake().stored) == 3)
+    await host.settled()
+    await host.stop()
+    path = only_file(host, "schedule_log", ".direct.log")
+    header = decode_header(host.disk.content(path)[FILE_HEADER_BYTES:][:HEADER_BYTES], FILE_HEADER_BYTES)
+    host.disk.flip_bit(path, header.blob_offset + 2)
+    host.disk.remove("/data/checkpoint")
+    host.clock.step(300_000)  # so that nothing but its count brings the window into memory again
+    await host.start()
+    await (await host.client()).put("late", due_ms)
+    await host.until(lambda: host.fake().texts[-1] == "late", within_ms=10_000)
+    await host.stop()
+    await host.start()
+    await (await host.client()).put("later", due_ms)
+    await host.until(lambda: host.fake().texts[-1] == "later", within_ms=10_000)
+    assert sorted(host.fake().texts) == ["body 0", "body 1", "body 2", "late", "later"]
+
+
 async def test_a_window_with_outcomes_of_messages_it_does_not_hold_is_kept_and_named(boot: Boot) -> None:
     host = boot(faked_settings(storage={"retention_ms": 60_000}))
     await host.start()
