@@ -61,6 +61,21 @@ async def test_windows_within_retention_stay(boot: Boot) -> None:
     assert await client.lookup(receipt) == ["delivered"]
 
 
+async def held_replay(host: Host) -> trio.Event:
+    """Let replay place nothing until the event is set."""
+    free, held = trio.Event(), trio.Event()
+
+    async def wait() -> None:
+        held.set()
+        await free.wait()
+        host.server.replayer.between_rounds = None
+
+    host.server.replayer.between_rounds = wait
+    host.server.replayer.wake()
+    await held.wait()
+    return free
+
+
 @pytest.mark.parametrize("where", ["in the log", "in the commit"])
 async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, where: str) -> None:
     """With it would go what tells that the message is a copy of one that was delivered."""
@@ -70,18 +85,8 @@ async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, w
     due_ms = host.now_ms
     await client.put("first", due_ms, message_id="id")
     await host.settled()
-    free, blocked = trio.Event(), trio.Event()
-
-    async def wait() -> None:
-        blocked.set()
-        await free.wait()
-        host.server.replayer.between_rounds = None
-
-    host.server.replayer.between_rounds = wait
-    host.server.replayer.wake()
-    await blocked.wait()
+    free = await held_replay(host)
     if where == "in the commit":
-        host.server.commit.refusal = None
         lag, host.server.commit._lagging = host.server.commit._lagging, lambda: True  # type: ignore[method-assign]
     copy = {"subject": "s", "due_ms": due_ms, "body": "copy", "message_id": "id"}
     number = await client.ask("send", {"messages": [copy]})
@@ -109,16 +114,7 @@ async def test_a_reschedule_that_waited_is_refused_where_its_window_was_closed_m
     host = boot(settings())
     await host.start()
     client, other = await host.client(), await host.client()
-    free, blocked = trio.Event(), trio.Event()
-
-    async def wait() -> None:
-        blocked.set()
-        await free.wait()
-        host.server.replayer.between_rounds = None
-
-    host.server.replayer.between_rounds = wait
-    host.server.replayer.wake()
-    await blocked.wait()
+    free = await held_replay(host)
     receipt = (await client.put("m", host.now_ms + 120 * MINUTE_MS))["receipt"]
     number = await other.ask("reschedule", {"items": [{"receipt": receipt, "due_ms": host.now_ms - 30_000}]})
     await host.sleep_ms(100)
