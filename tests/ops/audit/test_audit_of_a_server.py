@@ -30,7 +30,7 @@ from ops.audit.latency_cells import ATTEMPTS_MAX  # noqa: E402
 from ops.audit.log_frames import Range  # noqa: E402
 from store.filesystem import RealFileSystem  # noqa: E402
 from tests.ops.audit.browser import Browser  # noqa: E402
-from tests.ops.audit.plain_rows import OutcomeRow, outcome_rows, store_records  # noqa: E402
+from tests.ops.audit.plain_rows import OutcomeRow, StoreRecord, outcome_rows, store_records  # noqa: E402
 from tests.ops.audit.quick_spark import quick_session  # noqa: E402
 from tests.ops.audit.story import Seen, Story  # noqa: E402
 
@@ -262,22 +262,37 @@ def _broker_balance(spark: Any, directories: tuple[str, ...]) -> dict[str, Any]:
     return audit.completeness(question, broker_log=True, use=lambda made: made.to_map())
 
 
-def test_what_a_broker_lost_is_named(spark: Any, seen: Seen, balance: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("whole_segment", [False, True])
+def test_what_a_broker_lost_is_named(
+    spark: Any, seen: Seen, balance: dict[str, Any], tmp_path: Path, whole_segment: bool
+) -> None:
     copies = _copies(seen, tmp_path)
     records = store_records(copies[0])
-    kept, lost = records[:-2], {key for record in records[-2:] for key in record.keys}
-    assert records[-1].path == records[-2].path and lost
-    os.truncate(records[-2].path, records[-2].offset)
+    last = [one for one in records if one.path == records[-1].path]
+    count = len(last) + 1 if whole_segment else 2
+    kept, lost = records[:-count], records[-count:]
+    _cut(lost, kept[-1].path)
     found = _broker_balance(spark, copies)
-    messages = sorted({sequence for _, sequence in lost} - {sequence for one in kept for _, sequence in one.keys})
+    keys = {key for one in lost for key in one.keys} - {key for one in kept for key in one.keys}
+    messages = sorted([sequence for _, sequence in keys])
+    assert messages
     assert found["not_stored"] == len(messages)
     assert [row["sequence"] for row in found["evidence"]["not_stored"]] == messages[:100]
     seen_too = {(delivery.due_ms, delivery.sequence) for delivery in seen.deliveries + seen.redeliveries}
     for row in found["evidence"]["not_stored"]:
         receipt = parse_receipt(row["receipt"])
         assert (receipt.due_ms, receipt.sequence) in seen_too, "clients had it, and the store has it no more"
-    assert found["broker"]["stored"] == balance["broker"]["stored"] - sum([len(one.keys) for one in records[-2:]])
+    assert found["broker"]["stored"] == balance["broker"]["stored"] - sum([len(one.keys) for one in lost])
     assert [found[name] for name in ("accepted", *ENDS)] == [balance[name] for name in ("accepted", *ENDS)]
+
+
+def _cut(lost: list[StoreRecord], end: str) -> None:
+    """Take the last records from a store whose last segment is then `end`."""
+    for record in reversed(lost):
+        if record.path == end:
+            os.truncate(record.path, record.offset)
+        else:
+            Path(record.path).unlink(missing_ok=True)
 
 
 def test_what_retention_gave_back_is_not_called_lost(
