@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import trio
 
+from delayserver.attempt_horizon import AttemptHorizon
 from delayserver.clock import Clock
 from delayserver.day_tier import DayTier
 from delayserver.outcome_recorder import OutcomeRecorder
@@ -40,6 +41,7 @@ class Checkpointing:
         publisher: Publisher,
         tier: DayTier,
         book: WindowBook,
+        horizon: AttemptHorizon,
         settings: StorageSettings,
         clock: Clock,
     ) -> None:
@@ -53,6 +55,7 @@ class Checkpointing:
         self._publisher = publisher
         self._tier = tier
         self._book = book
+        self._horizon = horizon
         self._settings = settings
         self._clock = clock
         self._writing = trio.Lock()
@@ -61,33 +64,33 @@ class Checkpointing:
         self.durable_position = 0
         self.written = 0
         self.disk_full = False
-        # The latest time the clock has shown, over all lives: what was due by then may have been attempted, also if the
-        # clock went back since.
-        self._peak_us = 0
-        self._peak_moved = False
-
-    def clock_showed(self, peak_us: int) -> None:
-        """The clock was at `peak_us` before it went back: the next checkpoint says so, soon."""
-        self._peak_us = max(self._peak_us, peak_us)
-        self._peak_moved = True
 
     async def run(self) -> None:
         """Write checkpoints until cancelled."""
         last_us = self._clock.monotonic_us()
         while True:
-            await self._clock.sleep_ms(POLL_MS)
-            due = self._clock.monotonic_us() - last_us >= self._settings.checkpoint_interval_ms * 1000
-            if (due and self._changed()) or self._replayer.bytes_since_checkpoint >= self._settings.checkpoint_bytes:
+            if self._is_due(self._clock.monotonic_us() - last_us):
                 try:
                     await self.write()
                     self.disk_full = False
                 except DiskFullError:
                     self.disk_full = True
+                    # Deliveries do not wait for the operator. Until there is room, only a step back of the clock together
+                    # with a crash can make an attempt look as if it lay ahead.
+                    self._horizon.move(self._clock.now_us())
                 last_us = self._clock.monotonic_us()
+            await self._clock.sleep_ms(POLL_MS)
+
+    def _is_due(self, waited_us: int) -> bool:
+        if self._horizon.is_near(self._clock.now_ms()):
+            return True
+        if self._replayer.bytes_since_checkpoint >= self._settings.checkpoint_bytes:
+            return True
+        return waited_us >= self._settings.checkpoint_interval_ms * 1000 and self._changed()
 
     def _changed(self) -> bool:
         moved = self._replayer.position != self._written_position
-        return moved or self._peak_moved or int(self._recorder.totals.sum()) != self._written_outcomes
+        return moved or int(self._recorder.totals.sum()) != self._written_outcomes
 
     async def write(self, *, clean: bool = False) -> None:
         """Sync and write one checkpoint, after one that is being written. Raises DiskFullError; SyncFailedError is final."""
@@ -103,10 +106,9 @@ class Checkpointing:
         drains = dict(self._tier.positions)
         outcomes = int(self._recorder.totals.sum())
         self._replayer.bytes_since_checkpoint = 0
-        self._peak_moved = False
-        self._peak_us = max(self._peak_us, self._clock.now_us())
+        peak_us = max(self._horizon.peak_us, self._clock.now_us())
         await self._recorder.flush()
-        save = partial(self._save, position, sequence, totals, drains, dict(self._book.orphans), clean)
+        save = partial(self._save, position, sequence, totals, drains, dict(self._book.orphans), peak_us, clean)
         if self._fs.inline:
             save()
         else:
@@ -114,6 +116,7 @@ class Checkpointing:
                 await trio.to_thread.run_sync(save)
         self._written_position, self._written_outcomes = position, outcomes
         self.durable_position = position
+        self._horizon.move(peak_us)
         self.written += 1
 
     def _save(
@@ -123,6 +126,7 @@ class Checkpointing:
         totals: dict[str, int],
         drains: dict[int, int],
         orphans: dict[int, int],
+        peak_us: int,
         clean: bool,
     ) -> None:
         self._schedule.sync()
@@ -143,7 +147,7 @@ class Checkpointing:
                 ),
                 totals=totals,
                 clean=clean,
-                written_us=self._peak_us,
+                written_us=peak_us,
                 orphans=OrphanedOutcomes.filled(
                     len(orphans),
                     start_ms=np.array(list(orphans), dtype=np.int64),

@@ -15,6 +15,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from delayserver.attempt_horizon import AttemptHorizon
 from delayserver.broker_group import BrokerGroup
 from delayserver.clock import Clock
 from delayserver.delivery import take_rows
@@ -46,6 +47,7 @@ class Dispatcher:
         routes: Routes,
         loader: Loader,
         recorder: OutcomeRecorder,
+        horizon: AttemptHorizon,
         fs: FileSystem,
         settings: WheelSettings,
         clock: Clock,
@@ -61,6 +63,8 @@ class Dispatcher:
         # Half of memory is for the queues, when it is short: the wheel needs the rest to have the others' rows in time.
         self._share = max(settings.rows_max // (2 * len(groups)), 1)
         self._recorder = recorder
+        self._horizon = horizon
+        horizon.on_moved = self.wake
         self._inline = fs.inline
         self._slice_rows = settings.slice_rows if len(groups) == 1 else settings.shared_slice_rows
         self._clock = clock
@@ -92,7 +96,8 @@ class Dispatcher:
         while True:
             self._wake = trio.Event()
             released = False
-            for code, rows in self._wheel.advance(self._clock.now_ms() + AHEAD_MS, self._slice_rows):
+            to_ms = min(self._clock.now_ms() + AHEAD_MS, self._horizon.due_ms)
+            for code, rows in self._wheel.advance(to_ms, self._slice_rows):
                 self._release(self._groups[code], rows)
                 released = True
                 if len(rows) > LARGE_ROWS:
@@ -102,7 +107,7 @@ class Dispatcher:
                 continue
             self._loader.wake_if_room()
             next_due_ms = self._wheel.next_due_ms()
-            if next_due_ms is None:
+            if next_due_ms is None or next_due_ms > self._horizon.due_ms:
                 await self._wake.wait()
                 continue
             with trio.move_on_after(self._clock.wait_s((next_due_ms - AHEAD_MS) * 1000)):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
 import trio
 
@@ -47,7 +46,6 @@ class Housekeeping:
         self._completed: set[int] = set()
         self.disk_low = False
         self.free_bytes = 0
-        self.on_step_back: Callable[[int], None] = lambda _peak_us: None
         self.clock_steps = 0
         self.clock_step_last_ms = 0
         self.look_at_disk()
@@ -69,8 +67,6 @@ class Housekeeping:
             self.clock_step_last_ms = step_ms
             logger.warning("the clock was stepped by %d ms; nothing is delivered early by the new time", step_ms)
             self._dispatcher.wake()
-            if step_ms < 0:
-                self.on_step_back(offset_us + self._clock.monotonic_us())
         return now_us
 
     def look_at_disk(self) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from delayserver.attempt_horizon import AHEAD_MS, AttemptHorizon
 from delayserver.attempted import Attempted
 from delayserver.chance import random_server_id
 from delayserver.checkpointing import dispatch_marks, schedule_marks
@@ -33,9 +34,6 @@ from store.windows import DAY_MS, day_of
 
 logger = logging.getLogger("delayserver")
 
-# A clock that was stepped back while the server was down must not make attempts look as if they lay ahead.
-CLOCK_SLACK_MS = 60_000
-
 
 @dataclass(slots=True)
 class Opened:
@@ -52,6 +50,7 @@ class Opened:
     checkpoint: Checkpoint
     checkpoint_lost: bool
     attempted: Attempted
+    horizon: AttemptHorizon
     damages: list[str] = field(default_factory=list)
 
     def close(self) -> None:
@@ -113,13 +112,26 @@ def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: ran
     damages += [str(CorruptionError(f"{path}/ledger.log", damage.start, damage.detail)) for damage in ledger.damages]
     for damage in damages:
         logger.error("corruption: %s (run `delayserver recover check` on a copy)", damage)
-    attempted = Attempted(0, 0)
+    attempted, horizon = Attempted(0, 0), AttemptHorizon(checkpoint.written_us)
     if not sequences.clean and not directory.created:
-        latest_ms = max(clock.now_ms(), checkpoint.written_us // 1000 + CLOCK_SLACK_MS)
+        # Without a checkpoint the horizon of the last life is not known: what this one would begin with has to do.
+        latest_ms = clock.now_ms() + AHEAD_MS if lost else max(clock.now_ms(), horizon.due_ms)
         # What was due in this very millisecond may have been attempted in it.
         attempted = Attempted(latest_ms + 1, sequences.next)
     return Opened(
-        directory, names, log, schedule, dispatch, ledger, days, sequences, checkpoint, lost, attempted, damages
+        directory,
+        names,
+        log,
+        schedule,
+        dispatch,
+        ledger,
+        days,
+        sequences,
+        checkpoint,
+        lost,
+        attempted,
+        horizon,
+        damages,
     )
 
 

@@ -241,8 +241,9 @@ class DelayServer:
             for group in settings.groups
         }
         self.dispatcher = Dispatcher(
-            self.wheel, self.groups, self.routes, self.loader, self.recorder, self.fs, settings.wheel, self.clock
-        )
+            self.wheel, self.groups, self.routes, self.loader, self.recorder, opened.horizon,
+            self.fs, settings.wheel, self.clock,
+        )  # fmt: skip
         self.loader.on_added = self.dispatcher.wake
         self.publisher = Publisher(
             self.replayer,
@@ -274,10 +275,10 @@ class DelayServer:
             self.publisher,
             self.tier,
             self.book,
+            opened.horizon,
             settings.storage,
             self.clock,
         )
-        self.checkpointing.clock_showed(opened.checkpoint.written_us)
         self.retention.durable_position = lambda: self.checkpointing.durable_position
 
     def _build_group(self, group: GroupSettings, code: int, opened: Opened) -> BrokerGroup:
@@ -361,7 +362,6 @@ class DelayServer:
         )
         self.housekeeping = Housekeeping(self.fs, opened, self.book, self.groups, self.dispatcher, settings, self.clock)
         self.recorder.on_durable = self.housekeeping.outcomes_durable
-        self.housekeeping.on_step_back = self.checkpointing.clock_showed
         self.status = Status(self)
         self.front = Front(self)
         self.handlers = self.front.handlers

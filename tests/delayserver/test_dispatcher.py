@@ -117,6 +117,28 @@ async def test_after_a_step_forward_what_is_overdue_leaves_within_a_second(boot:
     assert status["early"] == 0
 
 
+async def test_nothing_is_attempted_that_no_durable_checkpoint_covers(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    await (await host.client()).put("m", host.now_ms + 600_000)
+    await host.settled()
+    async with host.server.checkpointing._writing:  # as one that a busy disk holds up
+        host.clock.step(600_000)
+        await host.sleep_ms(5_000)
+        assert host.fake().attempts == []
+    await host.until(lambda: host.fake().texts == ["m"], within_ms=1_000)
+
+
+async def test_a_full_disk_holds_no_delivery_back(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    await (await host.client()).put("m", host.now_ms + 600_000)
+    await host.settled()
+    host.disk.capacity_bytes = host.disk.used_bytes
+    host.clock.step(600_000)
+    await host.until(lambda: host.fake().texts == ["m"], within_ms=1_000)
+
+
 @pytest.mark.parametrize("step_ms", [-1_500, -60_000, -7_200_000])
 async def test_after_a_step_back_nothing_is_early_by_the_new_time(boot: Boot, step_ms: int) -> None:
     host = boot(faked_settings())

@@ -305,6 +305,29 @@ async def test_delivered_without_a_record_of_it_the_broker_is_asked_and_the_cons
         host.check_balance(pending=0)
 
 
+@pytest.mark.parametrize("idle_ms", [0, 200_000])
+@pytest.mark.parametrize("back_ms", [10_000, 3_600_000])
+async def test_a_clock_that_goes_back_by_any_amount_before_a_crash_does_not_hide_attempts(
+    boot: Boot, idle_ms: int, back_ms: int
+) -> None:
+    host = boot(small_settings(storage={"checkpoint_interval_ms": 1 << 30}))
+    await host.start()
+    await host.sleep_ms(idle_ms)
+    receipt = (await (await host.client()).put("m", host.now_ms + 200))["receipt"]
+    (message,) = await (await host.client()).pull(group="before", wait_ms=1_000)
+    # Here, and nothing says yet that it was delivered.
+    host.clock.step(-back_ms)
+    await host.kill()
+    await host.start()
+    client = await host.client()
+    assert host.now_ms < message["due_ms"], "it lies ahead again"
+    assert await client.cancel(receipt) == ["too_late"]
+    host.clock.step(back_ms)
+    await host.sleep_ms(2_000)
+    assert texts(await client.pull(group="after")) == ["m"]
+    host.check_balance(pending=0)
+
+
 async def test_a_broker_that_is_gone_is_told_and_a_new_directory_is_no_loss(boot: Boot) -> None:
     host = boot()
     await host.start()

@@ -16,7 +16,7 @@ from tests.fakes.rows import messages
 
 Boot = Callable[..., Host]
 # No checkpoint of its own accord: every start replays everything.
-NO_CHECKPOINTS = {"checkpoint_interval_ms": 1 << 40}
+RARE_CHECKPOINTS = {"checkpoint_interval_ms": 1 << 40}
 
 
 def schedule_rows(host: Host) -> int:
@@ -26,7 +26,7 @@ def schedule_rows(host: Host) -> int:
 
 
 async def test_the_same_range_of_the_log_replayed_again_and_again_adds_nothing(boot: Boot) -> None:
-    host = boot(faked_settings(storage=NO_CHECKPOINTS))
+    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
     await host.start()
     client = await host.client()
     due_ms = [host.now_ms + 1_000 + 2_003 * number for number in range(60)]
@@ -35,6 +35,7 @@ async def test_the_same_range_of_the_log_replayed_again_and_again_adds_nothing(b
     await client.cancel(*receipts[40:45])
     for life in range(4):
         await host.kill()
+        host.disk.remove("/data/checkpoint")
         await host.start()
         await host.settled()
         assert host.server.opened.checkpoint_lost
@@ -106,7 +107,7 @@ async def test_a_disk_that_fills_up_in_the_middle_of_a_round_neither_loses_nor_r
 
 async def test_the_same_with_a_lost_checkpoint_counts_each_message_once(boot: Boot) -> None:
     disk = FakeDisk()
-    host = boot(faked_settings(storage=NO_CHECKPOINTS), disk=disk)
+    host = boot(faked_settings(storage=RARE_CHECKPOINTS), disk=disk)
     await host.start()
     client = await host.client()
     disk.capacity_bytes = disk.used_bytes + 12_000
@@ -172,7 +173,7 @@ async def test_replay_reads_the_log_back_when_it_fell_behind(boot: Boot) -> None
 async def test_rounds_over_more_files_than_may_be_open_begin_with_those_that_are(boot: Boot) -> None:
     """In the same order each time, the least recently used one would always be the next one wanted."""
     disk = FakeDisk()
-    host = boot(faked_settings(storage={"open_files_max": 24} | NO_CHECKPOINTS), disk=disk)
+    host = boot(faked_settings(storage={"open_files_max": 24} | RARE_CHECKPOINTS), disk=disk)
     server = await host.start()
     windows, rounds = 30, 6
     start_ms = host.now_ms // 60_000 * 60_000 + 3_600_000

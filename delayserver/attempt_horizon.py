@@ -1,0 +1,45 @@
+"""Up to which due time attempts may have been made, durable before the first of them is made.
+
+After a crash nobody knows what was attempted in the last moments, and the clock does not say it: it may have been set
+back since, by any amount. So nothing is attempted that is due later than the horizon, and the horizon goes ahead of the
+clock with the checkpoint that says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# How far a checkpoint looks ahead. After a crash, messages due in that time cannot be cancelled any more: few.
+AHEAD_MS = 30_000
+# A checkpoint is due when less than this is left: more than one takes that meets a busy disk.
+LEFT_MS = 15_000
+
+
+def horizon_ms(peak_us: int) -> int:
+    """The horizon of a checkpoint which was written when the clock had shown at most `peak_us`."""
+    return peak_us // 1000 + AHEAD_MS
+
+
+class AttemptHorizon:
+    """The horizon of this process; it never goes back."""
+
+    __slots__ = ("due_ms", "on_moved", "peak_us")
+
+    def __init__(self, peak_us: int) -> None:
+        # The latest time that the clock has shown to a checkpoint, over all lives.
+        self.peak_us = peak_us
+        self.due_ms = horizon_ms(peak_us)
+        """What is due later may not be attempted yet."""
+        self.on_moved: Callable[[], None] = lambda: None
+
+    def is_near(self, now_ms: int) -> bool:
+        """Whether a checkpoint is due for the sake of the horizon."""
+        return now_ms > self.due_ms - LEFT_MS
+
+    def move(self, peak_us: int) -> None:
+        """A checkpoint of `peak_us` is durable."""
+        self.peak_us = max(self.peak_us, peak_us)
+        due_ms = horizon_ms(self.peak_us)
+        if due_ms > self.due_ms:
+            self.due_ms = due_ms
+            self.on_moved()
