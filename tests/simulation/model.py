@@ -516,8 +516,15 @@ class Model:
         if not self.damage.flips:
             return []
         sequences = {copy.sequence for copy in identity.copies if copy.sequence}
+        if any(not copy.sequence and copy.state != REFUSED for copy in identity.copies):
+            sequences |= self._hit_of_unknown()  # its answer did not come: one of those may be its own
         dues = [copy.due_ms for copy in identity.copies if copy.due_ms is not None]
         return self.damage.explains(sequences, dues, again=again)
+
+    def _hit_of_unknown(self) -> set[int]:
+        """Sequences that a flipped bit hit and that no answer has named."""
+        known = {copy.sequence for identity in self.identities.values() for copy in identity.copies}
+        return {sequence for flip in self.damage.flips for sequence in flip.sequences} - known
 
     def fail(self, what: str, row: Sent, *, again: bool = False) -> None:
         """Raise the verdict with all that is known of the message; where a flipped bit may be the cause, keep it until
