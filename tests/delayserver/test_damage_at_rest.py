@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from delayserver.protocol.outcomes import Outcome
+from delayserver.replayer import Round
 from store.batches import OutcomeBatch
 from store.record import HEADER_BYTES, decode_header
 from store.segment import FILE_HEADER_BYTES
@@ -141,6 +143,24 @@ async def test_bytes_that_change_after_their_message_was_loaded_are_not_delivere
     assert await (await host.client()).lookup(*receipts) == ["delivered", "pending", "delivered"]
     status = await (await host.client()).status()
     assert any(path in text and "changed" in text for text in status["corruption"])
+
+
+async def test_rows_whose_window_was_taken_between_their_record_and_its_publication_have_their_sums(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    replayer, publish = host.server.replayer, host.server.replayer.publish
+
+    def publish_without(done: Round) -> None:
+        done.placed[:] = [replace(placed, row_sum=None) for placed in done.placed]
+        publish(done)
+
+    replayer.publish = publish_without
+    client = await host.client()
+    for text in ("m", "n"):
+        await client.put(text, host.now_ms + 300, message_id=text)
+    await host.sleep_ms(1_000)
+    assert host.fake().texts == ["m", "n"]
+    assert host.check_balance(pending=0)["corruption"] == []
 
 
 async def test_outcomes_of_a_damaged_record_that_is_not_counted_do_not_stand_for_a_late_message(boot: Boot) -> None:

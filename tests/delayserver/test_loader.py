@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from delayserver.protocol.columns import pack_column
 from store.schedule_log import ScheduleKey, Source
+from store.segment import FILE_DISPATCH, FileHeader
 from tests.fakes.host import Client, Host, faked_settings
 from wheel.keys import Key
 
@@ -69,6 +70,29 @@ async def test_a_window_that_comes_late_does_not_wait_behind_later_ones(boot: Bo
     )
     await host.settled()
     host.check_balance(pending=0)
+
+
+async def test_a_window_that_cannot_be_read_takes_no_memory_from_later_ones(boot: Boot) -> None:
+    host = boot(faked_settings(wheel={"rows_max": 100, "load_ahead_ms": 900_000}))
+    await host.start()
+    client = await host.client()
+    start_ms = host.now_ms // 60_000 * 60_000
+    receipt = (await client.put("cancelled", start_ms + 60_000))["receipt"]
+    await client.put("pending", start_ms + 60_000)
+    assert await client.cancel(receipt) == ["cancelled"]
+    await host.settled()
+    await host.stop()
+    (path,) = [path for path in host.disk.files("/data/dispatch_log") if path.endswith(".log")]
+    host.disk.overwrite(path, 0, FileHeader(FILE_DISPATCH, host.server.opened.directory.server_id, 0).encode())
+    await host.start()
+    await host.sleep_ms(5_000)
+    later = [start_ms + 60_000 * minute + row for minute in (10, 11) for row in range(45)]
+    await put_columns(await host.client(), later)
+    await host.sleep_ms(200_000)  # it is looked at again every minute
+    assert len(host.server.wheel) == len(later)
+    assert host.server.loader.evictions == 0
+    await host.sleep_ms(600_000)
+    assert len(host.fake().stored) == len(later)
 
 
 async def test_far_messages_cost_no_row_in_memory(boot: Boot) -> None:
