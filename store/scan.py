@@ -139,7 +139,7 @@ class Scan:
                     continue
 
     def _anything_from(self, position: int) -> bool:
-        return any(data.count(0) != len(data) for _, data in self._chunks(position))
+        return any(data != bytes(len(data)) for _, data in self._chunks(position))
 
     def _chunks(self, position: int) -> Iterator[tuple[int, bytes]]:
         """The rest of the file in overlapping pieces. Space that was reserved and never written is passed over: a
