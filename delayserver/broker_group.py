@@ -226,10 +226,6 @@ class BrokerGroup:
         return went
 
     async def _deliver(self, node: NodeHealth, rows: DueRows) -> None:
-        # As of the hand-off: a batch is made ready a moment before it is due.
-        rows = self._without_expired(rows, max(self._clock.now_us(), int(rows.due_ms.max()) * 1000))
-        if not len(rows):
-            return
         parts = {}
         for shipment in shipments(rows):
             # Every row is in flight from the step in which it left the queue: a cancel must find it somewhere.
@@ -238,7 +234,12 @@ class BrokerGroup:
             self._in_flight[self._attempts] = shipment.rows.sequence
         try:
             for attempt, shipment in parts.items():
-                await self._attempt(node, shipment)
+                # As of the hand-off: a batch is made ready a moment before it is due, or waits for an answer to another.
+                due_us = int(shipment.rows.due_ms.max()) * 1000
+                rows = self._without_expired(shipment.rows, max(self._clock.now_us(), due_us))
+                self._in_flight[attempt] = rows.sequence
+                if len(rows):
+                    await self._attempt(node, replace(shipment, rows=rows))
                 del self._in_flight[attempt]
         finally:
             for attempt in parts:

@@ -59,6 +59,7 @@ class Checkpointing:
         self._settings = settings
         self._clock = clock
         self._writing = trio.Lock()
+        recorder.on_disk_full = lambda: horizon.move(clock.now_us())
         self._written_position = -1
         self._written_outcomes = -1
         self.durable_position = 0

@@ -7,7 +7,7 @@ import logging
 import trio
 
 from delayserver.broker_group import BrokerGroup
-from delayserver.broker_node import DeliveryError
+from delayserver.broker_node import Broker, DeliveryError
 from delayserver.clock import Clock
 from delayserver.dispatcher import Dispatcher
 from delayserver.recovery import Opened
@@ -21,6 +21,9 @@ logger = logging.getLogger("delayserver")
 INTERVAL_MS = 250
 # A wall clock that moves this much against the monotonic one was stepped, not slewed (NTP slews 0.5 ms a second).
 STEP_MS = 100
+# Complete windows that a node is told of in one request, and how long one is left alone that did not hear it.
+WINDOWS_AT_ONCE = 1_000
+AGAIN_US = 10_000_000
 
 
 class Housekeeping:
@@ -44,6 +47,11 @@ class Housekeeping:
         self._settings = settings
         self._clock = clock
         self._completed: set[int] = set()
+        # Windows that are over, by the address of a node that has not heard it; and when to try again, monotonic.
+        self._untold: dict[str, set[int]] = {
+            node.broker.address: set() for group in groups.values() for node in group.nodes
+        }
+        self._again_us = dict.fromkeys(self._untold, 0)
         self.disk_low = False
         self.free_bytes = 0
         self.clock_steps = 0
@@ -53,6 +61,8 @@ class Housekeeping:
     async def run(self) -> None:
         """Look until cancelled."""
         offset_us = self._clock.now_us() - self._clock.monotonic_us()
+        # Whether the process before told the nodes nobody knows.
+        self._completed.update(self._book.starts())
         while True:
             await self._clock.sleep_ms(INTERVAL_MS)
             offset_us = self._look_at_clock(offset_us)
@@ -88,23 +98,34 @@ class Housekeeping:
     async def _declare_complete(self) -> None:
         over_ms = self._clock.now_ms() - self._settings.storage.window_ms
         over = {start for start in self._completed if start <= over_ms and self._is_settled(start)}
-        if not over:
-            return
         self._completed -= over
+        for untold in self._untold.values():
+            untold.update(over)
+        for group in self._groups.values():
+            for node in group.nodes:
+                address = node.broker.address
+                if (
+                    self._untold[address]
+                    and not node.open_circuit
+                    and self._clock.monotonic_us() >= self._again_us[address]
+                ):
+                    await self._tell(node.broker, self._untold[address])
+
+    async def _tell(self, node: Broker, untold: set[int]) -> None:
+        windows = sorted(untold)[:WINDOWS_AT_ONCE]
 
         def complete() -> list[int]:
             # A late message may have opened one again; it comes back here when that one has its outcome.
-            return [start for start in sorted(over) if self._is_settled(start)]
+            return [start for start in windows if self._is_settled(start)]
 
-        for group in self._groups.values():
-            for node in group.nodes:
-                if node.open_circuit:
-                    continue
-                try:
-                    with trio.move_on_after(1):
-                        await node.broker.windows_complete(complete)
-                except DeliveryError as error:
-                    logger.info("node %s was not told of complete windows: %s", node.broker.address, error)
+        try:
+            with trio.fail_after(1):
+                await node.windows_complete(complete)
+        except (DeliveryError, trio.TooSlowError) as error:
+            logger.info("node %s was not told of complete windows: %s", node.address, error or "no answer")
+            self._again_us[node.address] = self._clock.monotonic_us() + AGAIN_US
+        else:
+            untold.difference_update(windows)
 
     def _is_settled(self, start_ms: int) -> bool:
         """Whether nothing of the window is to be delivered: while its day drains, more of it is on its way from there."""

@@ -65,6 +65,7 @@ class OutcomeRecorder:
         self.durable_totals = np.zeros(16, dtype=np.int64)
         self.on_durable: Callable[[set[DispatchKey]], None] = lambda _keys: None
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
+        self.on_disk_full: Callable[[], None] = lambda: None
         self.disk_full = False
 
     @property
@@ -180,6 +181,7 @@ class OutcomeRecorder:
             except _PartlyWrittenError as error:
                 done += error.parts
                 self.disk_full = True
+                self.on_disk_full()
                 # Not shielded: a stop must not wait for room that nobody makes. The next start finds these undone.
                 await self._clock.sleep_ms(200)
 

@@ -90,7 +90,7 @@ class DelayServer:
         self._connect = connect
         self.ready = False
         self.stopping = trio.Event()
-        self._remote: list[RemoteNode] = []
+        self._remote: dict[str, RemoteNode] = {}
         self.address = ("", 0)
 
     # -- building
@@ -290,10 +290,11 @@ class DelayServer:
                     self.broker, self.broker_commit, self.pulls, self.clock, server_id
                 )
             else:
-                broker = RemoteNode(
+                # One connection, whichever groups share the node: it refuses what comes over an older one.
+                broker = self._remote.get(node.address) or RemoteNode(
                     node.address, server_id, self.settings.listen.frame_bytes_max, self._connect, opened.names.name
                 )
-                self._remote.append(broker)
+                self._remote[node.address] = broker
             nodes.append(NodeHealth(broker, node.weight, self.settings.dispatch, self._chance.random))
         built = BrokerGroup(
             group.name,
@@ -380,7 +381,7 @@ class DelayServer:
         async with trio.open_nursery() as nursery:
             for task in (self.commit.run, self.replayer.run, self.recorder.run, self.broker_service.run):
                 nursery.start_soon(task)
-            for node in self._remote:
+            for node in self._remote.values():
                 nursery.start_soon(node.run)
             await self._recover()
             nursery.start_soon(self.commit.warm)

@@ -28,6 +28,10 @@ class WindowBook:
         """Take all windows of both logs into account; a few microseconds a file."""
         self.refresh({key.start_ms for key in self._schedule.keys() if key.source != Source.DAY})
 
+    def starts(self) -> set[int]:
+        """Starts of all windows with messages, in milliseconds."""
+        return {key.start_ms for key in self._schedule.keys() if key.source != Source.DAY}
+
     def rows(self, start_ms: int) -> int:
         """Rows in the schedule files of a window."""
         return sum([self._schedule.rows(ScheduleKey(start_ms, source)) for source in (Source.DIRECT, Source.FROM_DAY)])

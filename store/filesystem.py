@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Protocol
 
-from store.errors import DiskFullError, LockedError, StoreError, SyncFailedError
+from store.errors import CorruptionError, DiskFullError, LockedError, StoreError, SyncFailedError
 
 Buffer = bytes | bytearray | memoryview
 
@@ -31,7 +31,8 @@ class File(Protocol):
     path: str
 
     def pread(self, offset: int, length: int) -> bytes:
-        """At most `length` bytes from `offset`; fewer only at the end of the file."""
+        """At most `length` bytes from `offset`; fewer only at the end of the file. Raises CorruptionError where the disk
+        cannot read them."""
 
     def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> int:
         """Write all buffers at `offset`, returns the bytes written. Raises DiskFullError, StoreError."""
@@ -112,17 +113,22 @@ class RealFile:
         self._sync_failed = False
 
     def pread(self, offset: int, length: int) -> bytes:
-        data = os.pread(self._fd, length, offset)
-        if len(data) == length or not data:
-            return data
-        parts = [data]
-        got = len(data)
-        while got < length:
-            more = os.pread(self._fd, length - got, offset + got)
-            if not more:
-                break
-            parts.append(more)
-            got += len(more)
+        try:
+            data = os.pread(self._fd, length, offset)
+            if len(data) == length or not data:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < length:
+                more = os.pread(self._fd, length - got, offset + got)
+                if not more:
+                    break
+                parts.append(more)
+                got += len(more)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            raise CorruptionError(self.path, offset, f"{length} bytes cannot be read: {error.strerror}") from error
         return b"".join(parts)
 
     def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> int:

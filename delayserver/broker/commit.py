@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import trio
 
@@ -81,8 +82,9 @@ class BrokerCommit:
         async with self._upkeep_lock:
             if self._broker.checkpoint_due() or self._broker.retires_past_checkpoint(self._clock.now_us()):
                 plan: CheckpointWrite = self._broker.checkpoint_plan()
-                await self._run(plan.run)
-                self._broker.finish_checkpoint(plan)
+                with suppress(DiskFullError):  # retention may make room
+                    await self._run(plan.run)
+                    self._broker.finish_checkpoint(plan)
             self._broker.retire(self._clock.now_us())
 
     async def close(self) -> None:

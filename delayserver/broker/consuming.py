@@ -11,6 +11,7 @@ from delayserver.broker.queue import ConsumeQueue
 from delayserver.broker.ranges import Range
 from delayserver.broker.state import BrokerState
 from store.batches import I64
+from store.errors import StoreError
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +63,15 @@ class Consuming:
         """Take runs while they are there and fit; consecutive ones are one lease."""
         limits = self._state.limits
         held: Range = (cursor.next, cursor.next)
-        while budget.messages > 0 and cursor.lease_ranges < limits.lease_ranges_max:
+        while budget.messages > 0 and cursor.has_room(limits.lease_ranges_max):
             room = min(budget.messages, limits.outstanding_max - cursor.outstanding())
             span = cursor.available(queue.end, room) if room > 0 else None
-            taken = None if span is None else self._take(key, retry, cursor, budget, span)
+            try:
+                taken = None if span is None else self._take(key, retry, cursor, budget, span)
+            except StoreError:
+                if not budget.parts:
+                    raise
+                break  # what was taken is given out; the next pull meets the error
             if taken is None:
                 break
             if taken[0] != held[1]:
@@ -86,8 +92,13 @@ class Consuming:
         start, stop = span
         run = self._state.run_at(key if retry else (key[0], 0), start)
         count = min(stop, run.position + run.row_count) - start
-        batch = self._state.read(run)
+        given_back = (
+            run.store_offset < self._state.store.first
+        )  # of a block that retention has taken in part: no damage
+        batch = None if given_back else self._state.read(run)
         if batch is None:
+            # Unreadable messages must not hold up what is behind them; they are counted and reported, not forgotten.
+            self._state.damaged_messages += 0 if given_back else count
             self._pass_over(key, retry, cursor, start, start + count)
             return start + count, start + count
         row = run.row_start + start - run.position
@@ -101,18 +112,18 @@ class Consuming:
         return start, start + count
 
     def _pass_over(self, key: GroupKey, retry: bool, cursor: Cursor, start: int, stop: int) -> None:
-        """Unreadable messages must not hold up what is behind them; they are counted and reported, not forgotten."""
-        self._state.damaged_messages += stop - start
         cursor.hand_out(start, stop)
         for low, high in cursor.ack(start, stop, stop):
             self._state.acked(key, retry, low, high)
 
     def ack(self, key: GroupKey, deliveries: I64) -> Acked:
         """See `Broker.ack`."""
-        # An unknown group may have pulled before a crash and its making was not durable, so an ack makes it too.
+        parts = split_deliveries(deliveries)
+        if key not in self._state.groups and not self._may_have_pulled(parts):
+            return Acked(0, len(deliveries))
         group = self._state.group(key)
         acked = 0
-        for part in split_deliveries(deliveries):
+        for part in parts:
             cursor = group.cursor(part.retry)
             limit = self._ack_limit(key, part, cursor)
             for start, stop in part.ranges:
@@ -121,6 +132,12 @@ class Consuming:
                     self._state.acked(key, part.retry, low, high)
         self.acked += acked
         return Acked(acked, len(deliveries) - acked)
+
+    def _may_have_pulled(self, parts: list[DeliveryRanges]) -> bool:
+        """Whether an unknown group may have pulled before a crash, and its making was not durable."""
+        if len(self._state.groups) >= self._state.limits.groups_max:
+            return False
+        return any(part.epoch == (self._state.epoch - 1) % EPOCHS for part in parts)
 
     def _ack_limit(self, key: GroupKey, part: DeliveryRanges, cursor: Cursor) -> int:
         """Up to which position an ack counts. What the process before this one handed out counts as far as the store

@@ -25,7 +25,17 @@ GroupKey = tuple[int, int]
 class Cursor:
     """Position state of (subject, group) over one queue. `committed`: everything below it is acked."""
 
-    __slots__ = ("_leases", "_prune_at", "acked", "committed", "next", "retrying", "seen_stop", "seen_times")
+    __slots__ = (
+        "_leases",
+        "_prune_at",
+        "_settled",
+        "acked",
+        "committed",
+        "next",
+        "retrying",
+        "seen_stop",
+        "seen_times",
+    )
 
     def __init__(self, committed: int) -> None:
         self.committed = committed
@@ -36,6 +46,7 @@ class Cursor:
         self.seen_times = 0
         self._leases: list[tuple[int, int, int]] = []
         self._prune_at = _PRUNE_MIN
+        self._settled = 0
 
     @property
     def lease_ranges(self) -> int:
@@ -71,11 +82,19 @@ class Cursor:
         """Lease handed out positions until the deadline. Settled leases leave the heap when it has doubled."""
         heapq.heappush(self._leases, (deadline_us, start, stop))
         if len(self._leases) >= self._prune_at:
-            self._leases = [
-                lease for lease in self._leases if lease[2] > self.committed and self._unsettled(*lease[1:])
-            ]
-            heapq.heapify(self._leases)
-            self._prune_at = max(_PRUNE_MIN, 2 * len(self._leases))
+            self._prune()
+
+    def _prune(self) -> None:
+        self._leases = [lease for lease in self._leases if lease[2] > self.committed and self._unsettled(*lease[1:])]
+        heapq.heapify(self._leases)
+        self._prune_at = max(_PRUNE_MIN, 2 * len(self._leases))
+        self._settled = 0
+
+    def has_room(self, ranges_max: int) -> bool:
+        """Whether fewer than `ranges_max` leases are held; at the bound, settled ones leave the heap if they may be many."""
+        if len(self._leases) >= ranges_max and self._settled > ranges_max // 8:
+            self._prune()
+        return len(self._leases) < ranges_max
 
     def attempts_before(self, start: int, count: int) -> I64:
         """How often each of `count` positions was handed out by earlier processes, as far as that is known: i64[n]."""
@@ -97,6 +116,7 @@ class Cursor:
         return fresh
 
     def _acked(self, start: int, stop: int) -> None:
+        self._settled += stop - start
         if start == self.committed:
             self.committed = stop
             behind = self.acked.following(stop)

@@ -75,7 +75,7 @@ class ConsumeQueue:
         index = bisect_right(self._positions, position) - 1
         if index >= 0:
             return Run(self._positions[index], self._offsets[index], self._rows[index], self._counts[index])
-        runs = blocks.read(self.block_of(position).block_offset)
+        runs = blocks.read(self.block_at(position)[0].block_offset)
         row = int(np.searchsorted(runs.position, position, side="right")) - 1
         return Run(
             int(runs.position[row]), int(runs.store_offset[row]), int(runs.row_start[row]), int(runs.row_count[row])
@@ -91,11 +91,14 @@ class ConsumeQueue:
         index = bisect_right(self._positions, position) - 1
         if index >= 0:
             return self._offsets[index]
-        return self.block_of(position).store_offset_first
+        return self.block_at(position)[0].store_offset_first
 
-    def block_of(self, position: int) -> SpilledBlock:
-        """The block on disk that holds a position below those in memory."""
-        return self.blocks[bisect_right(self.blocks, position, key=_position) - 1]
+    def block_at(self, position: int) -> tuple[SpilledBlock, int]:
+        """The block on disk that holds a position below those in memory, and the position behind its last one."""
+        following = bisect_right(self.blocks, position, key=_position)
+        if following < len(self.blocks):
+            return self.blocks[following - 1], self.blocks[following].position
+        return self.blocks[following - 1], self._positions[0] if self._positions else self.end
 
     def spill_above(self, runs_max: int, blocks: RunBlocks) -> int:
         """Move the older half to disk if there are more than `runs_max` in memory; returns how many moved.

@@ -32,6 +32,7 @@ def recover_broker(fs: FileSystem, directory: str, server_id: int, limits: Broke
     # A lost checkpoint must not bring an epoch back that old delivery ids still carry; the time will not.
     epoch = checkpoint.epoch + 1 if checkpoint else now_us // 1_000_000
     store = BrokerStore.open(fs, f"{directory}/store", server_id, limits, checkpoint.store_offset if checkpoint else 0)
+    found = checkpoint is not None
     if checkpoint is None or checkpoint.store_offset > store.end:
         checkpoint = BrokerCheckpoint(server_id)
     state = BrokerState(
@@ -50,9 +51,12 @@ def recover_broker(fs: FileSystem, directory: str, server_id: int, limits: Broke
     state.damages += [f"{found.path}: {found.damage.detail}" for found in store.damages]
     state.damages += [f"{directory}/progress.log: {damage.detail}" for damage in state.progress.damages]
     _scan(state, checkpoint.store_offset)
-    bases = [base for base, _, _ in store.segments()]
-    state.segment_newest_us = {base: state.segment_newest_us.get(base, now_us) for base in bases}
-    _read_progress(state)
+    # What came behind the checkpoint is younger than it says, nobody knows by how much.
+    state.segment_newest_us = {
+        base: state.segment_newest_us.get(base, now_us) if end <= checkpoint.store_offset else now_us
+        for base, end, _ in store.segments()
+    }
+    _read_progress(state, complete=found)
     state.recovered_ends = {key: queue.end for key, queue in state.queues.items()}
     return state
 
@@ -123,16 +127,25 @@ def _add_record(state: BrokerState, record: StoredColumns) -> None:
         queue.spill_above(state.limits.queue_runs_max, state.blocks)
 
 
-def _read_progress(state: BrokerState) -> None:
+def _read_progress(state: BrokerState, *, complete: bool) -> None:
+    """`complete`: a checkpoint names all queues, also those whose messages were given back."""
+    lost: dict[QueueKey, int] = {}
     for row in state.progress.rows():
-        _apply(state, row)
+        _apply(state, row, lost)
+    if complete:
+        for (subject, target), stop in lost.items():
+            state.damaged(
+                f"acked up to {stop} of subject {subject}, group {target}, and nothing of it is stored: messages are missing"
+            )
     for (subject, group), consumer_group in state.groups.items():
         for cursor, target in ((consumer_group.main, 0), (consumer_group.retry, group)):
             queue = state.queues.get((subject, target))
+            if queue is not None:
+                cursor.skip_to(queue.first)
             cursor.restart(queue.end if queue else 0)
 
 
-def _apply(state: BrokerState, row: ProgressRow) -> None:
+def _apply(state: BrokerState, row: ProgressRow, lost: dict[QueueKey, int]) -> None:
     key = (row.subject, row.group)
     group = state.groups.get(key)
     if group is None:
@@ -142,7 +155,7 @@ def _apply(state: BrokerState, row: ProgressRow) -> None:
     if row.change != ACKED:
         cursor.seen_stop, cursor.seen_times = row.stop, row.times
         return
-    queue = _queue_of(state, (row.subject, row.group if row.retry else 0), row.stop)
+    queue = _queue_of(state, (row.subject, row.group if row.retry else 0), row.stop, lost)
     if queue is not None:
         if row.stop > queue.end:
             state.progress_ahead = True
@@ -150,12 +163,13 @@ def _apply(state: BrokerState, row: ProgressRow) -> None:
         cursor.ack(row.start, row.stop, queue.end)
 
 
-def _queue_of(state: BrokerState, key: QueueKey, stop: int) -> ConsumeQueue | None:
+def _queue_of(state: BrokerState, key: QueueKey, stop: int, lost: dict[QueueKey, int]) -> ConsumeQueue | None:
     """The queue of a row. One of which nothing is stored any more (and no checkpoint tells) goes on where acks end,
-    so that no position is used twice."""
+    so that no position is used twice; it is noted in `lost`."""
     queue = state.queues.get(key)
     if queue is None and stop > 0:
         queue = state.queues[key] = ConsumeQueue(stop, stop)
+        lost[key] = stop
     elif queue is not None and queue.first == queue.end < stop:
-        queue.first = queue.end = stop
+        queue.first = queue.end = lost[key] = stop
     return queue

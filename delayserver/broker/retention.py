@@ -74,5 +74,5 @@ def _move_up(state: BrokerState) -> None:
         for cursor, queue_key in ((group.main, (key[0], 0)), (group.retry, key)):
             if queue_key in state.queues:
                 cursor.skip_to(state.queues[queue_key].first)
-    in_use = [queue.blocks[0].block_offset for queue in state.queues.values() if queue.blocks]
+    in_use = [block.block_offset for queue in state.queues.values() for block in queue.blocks]
     state.blocks.retire(min(in_use, default=state.blocks.end))

@@ -46,7 +46,7 @@ class RunBlocks:
         found = self._cache.get(offset)
         if found is None:
             entries = self._log.read(offset, self._log.end, 1)
-            if not entries or not isinstance(entries[0].batch, RunBatch):
+            if not entries or entries[0].start != offset or not isinstance(entries[0].batch, RunBatch):
                 raise CorruptionError(self._log.locate(offset)[1].path, offset, "no block of index rows")
             found = entries[0].batch
             # A copy: the view would keep the whole read of the disk in memory.

@@ -11,12 +11,12 @@ from delayserver.broker.delivering import grouped_columns
 from delayserver.broker.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.progress import ACKED, ProgressLog, ProgressRows
-from delayserver.broker.queue import ConsumeQueue, QueueKey, Run
+from delayserver.broker.queue import ConsumeQueue, QueueKey, Run, SpilledBlock
 from delayserver.broker.run_blocks import RunBlocks
 from delayserver.broker.store import BrokerStore
 from delayserver.broker.windows import WindowTable
 from store.batches import RunBatch, StoredBatch
-from store.errors import CorruptionError
+from store.errors import CorruptionError, DiskFullError
 from store.filesystem import FileSystem
 
 # Damage is counted without end, but told in words only this often.
@@ -70,27 +70,37 @@ class BrokerState:
         self.pending.add(ACKED, *key, retry, start, stop)
 
     def run_at(self, key: QueueKey, position: int) -> Run:
-        """The run that holds a position of a queue. A damaged block of index rows is made again from the store.
-
-        Raises CorruptionError where the store is damaged in the same place.
-        """
+        """The run that holds a position of a queue. A damaged block of index rows is made again from the store; where the
+        store is damaged too, a run that cannot be read stands for what is lost."""
         queue = self.queues[key]
         try:
             return queue.run_at(position, self.blocks)
         except CorruptionError as error:
             self.damaged(str(error))
-        block = queue.block_of(position)
+        block, stop = queue.block_at(position)
+        runs = self._runs_of(key, block, stop)
+        try:
+            columns = dict(zip(("position", "store_offset", "row_start", "row_count"), np.array(runs).T, strict=True))
+            block.block_offset = self.blocks.append(RunBatch.filled(len(runs), **columns))
+        except DiskFullError:
+            pass  # made again the next time
+        return next(Run(*run) for run in reversed(runs) if run[0] <= position)
+
+    def _runs_of(self, key: QueueKey, block: SpilledBlock, stop: int) -> list[tuple[int, int, int, int]]:
+        """The rows of a block, up to the position `stop`, made from the store."""
+        expected = block.position
         runs: list[tuple[int, int, int, int]] = []
-        for record in self.store.columns(block.store_offset_first, self.store.end):
-            if record.offset > block.store_offset_last:
-                break
+        for record in self.store.readable_columns(block.store_offset_first, block.store_offset_last + 1, self.damaged):
             for run in grouped_columns(record.columns["subject"], record.columns["target_group"]):
                 if run.key == key:
                     first = int(record.columns["position"][run.row_start])
+                    if first > expected:
+                        runs.append((expected, block.store_offset_first, 0, first - expected))
                     runs.append((first, record.offset, run.row_start, run.row_count))
-        columns = dict(zip(("position", "store_offset", "row_start", "row_count"), np.array(runs).T, strict=True))
-        block.block_offset = self.blocks.append(RunBatch.filled(len(runs), **columns))
-        return queue.run_at(position, self.blocks)
+                    expected = first + run.row_count
+        if expected < stop:
+            runs.append((expected, block.store_offset_last, 0, stop - expected))
+        return runs
 
     def read(self, run: Run) -> StoredBatch | None:
         """The stored batch of a run; None, reported and counted, if the disk gives something else back."""

@@ -111,7 +111,10 @@ class BrokerStore:
             if position >= segment.end:
                 if base + segment.end >= self._log.end:
                     return
-                offset = base + segment.end + FILE_HEADER_BYTES
+                following = self._log.skip_damage(base + segment.end)
+                if following > base + segment.end:
+                    raise CorruptionError(segment.path, segment.end, f"the store goes on at offset {following} only")
+                offset = following + FILE_HEADER_BYTES
                 continue
             found = _read_columns(segment, base, position)
             yield found

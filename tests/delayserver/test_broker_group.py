@@ -358,3 +358,32 @@ async def test_a_dead_group_costs_few_attempts_by_its_growing_pause(boot: Boot) 
     await host.sleep_ms(30_000)
     assert 5 <= len(fake.attempts) <= 40
     assert isinstance(host.clock, SimulatedClock)
+
+
+async def test_what_expires_while_it_waits_behind_another_window_is_not_delivered(boot: Boot) -> None:
+    host = boot(
+        faked_settings(
+            dispatch={
+                "deliver_timeout_ms": 10_000,
+                "backoff_ms_min": 1_000,
+                "backoff_ms_max": 2_000,
+                "breaker_failures": 100,
+            }
+        )
+    )
+    await host.start()
+    client, node = await host.client(), host.fake()
+    node.up = False
+    start_ms = host.now_ms // 60_000 * 60_000 + 60_000
+    await client.put("first", start_ms - 1)
+    second = await client.put("second", start_ms, expires_ms=start_ms + 8_000)
+    await host.sleep_ms(start_ms + 3_000 - host.now_ms)
+    node.up, node.gate = True, trio.Event()
+    before = len(node.attempts)
+    await host.until(lambda: len(node.attempts) > before)
+    node.gate = None  # only the attempt that runs hangs
+    await host.sleep_ms(15_000)
+    await host.settled()
+    assert await client.lookup(second["receipt"]) == ["expired"]
+    assert "second" not in node.texts
+    host.check_balance(pending=0)

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from delayserver.front import BROKER
 from delayserver.protocol.columns import I64, U32, unpack_column
 from delayserver.protocol.errors import QueueFull
+from delayserver.settings import GroupSettings, NodeSettings, RouteSettings
 from store.batches import StoredBatch
 from store.names import SUBJECT
+from tests.fakes.clock import SimulatedClock
 from tests.fakes.host import Client, Host, small_settings, texts
+from tests.fakes.network import FakeNetwork
 
 Boot = Callable[..., Host]
 
@@ -180,3 +184,34 @@ async def test_a_lease_is_a_duration_whatever_the_wall_clock_does(boot: Boot, st
     await host.sleep_ms(1_000)
     (again,) = await client.pull(wait_ms=1_000)
     assert (again["body"], again["attempt"]) == (b"m", 2)
+
+
+async def test_an_ack_makes_no_consumer_group(boot: Boot) -> None:
+    host = boot(small_settings(broker={"groups_max": 2}))
+    await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms)
+    (message,) = await client.pull(group="one", wait_ms=1_000)
+    for group in ("typo", "tipo", "typ0"):
+        arguments = {"subject": "s", "group": group, "count": 1, "deliveries": message["delivery"]}
+        assert await client.request("ack", arguments) == {"acked": 0, "unknown": 1}
+    assert len(host.server.broker._state.groups) == 1
+
+
+async def test_two_groups_may_name_the_same_node(boot: Boot) -> None:
+    network, clock = FakeNetwork(), SimulatedClock()
+    node = boot(name="node", role=BROKER, network=network, clock=clock)
+    groups = tuple(GroupSettings(name, (NodeSettings("node:1"),)) for name in ("one", "two"))
+    routes = (RouteSettings("a*", ("one",)), RouteSettings("*", ("two",)))
+    server = boot(small_settings(groups=groups, routes=routes), name="server", network=network, clock=clock)
+    await node.start()
+    await server.start()
+    client = await server.client()
+    for number in range(3):
+        for subject in ("a", "b"):
+            await client.put(f"{subject}{number}", server.now_ms, subject=subject)
+            await server.sleep_ms(200)
+    await server.sleep_ms(10_000)
+    consumer = await node.client()
+    assert texts(await consumer.pull("b")) == ["b0", "b1", "b2"]
+    assert texts(await consumer.pull("a")) == ["a0", "a1", "a2"]

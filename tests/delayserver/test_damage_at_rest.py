@@ -163,6 +163,27 @@ async def test_rows_whose_window_was_taken_between_their_record_and_its_publicat
     assert host.check_balance(pending=0)["corruption"] == []
 
 
+async def test_bytes_that_the_disk_cannot_read_hold_back_their_own_window_only(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client, node = await host.client(), host.fake()
+    due_ms = host.now_ms // 60_000 * 60_000 + 180_000
+    for number in range(3):
+        await client.put(f"{number}" * 5_000, due_ms + number * 1_000)
+    await client.put("other window", due_ms + 60_000)
+    await host.settled()
+    (path, *_) = [name for name in host.disk.files("/data/schedule_log") if b"1" * 5_000 in host.disk.content(name)]
+    place = host.disk.content(path).index(b"1" * 5_000)
+    host.disk.unreadable[path] = [(place + 1_000, place + 2_000)]
+    await host.sleep_ms(400_000)
+    assert host.died_of is None
+    assert "other window" in node.texts
+    await host.kill()
+    await host.start()
+    assert host.died_of is None
+    assert any(path in text for text in host.check_balance()["corruption"])
+
+
 async def test_outcomes_of_a_damaged_record_that_is_not_counted_do_not_stand_for_a_late_message(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()

@@ -129,14 +129,20 @@ async def test_nothing_is_attempted_that_no_durable_checkpoint_covers(boot: Boot
     await host.until(lambda: host.fake().texts == ["m"], within_ms=1_000)
 
 
-async def test_a_full_disk_holds_no_delivery_back(boot: Boot) -> None:
+@pytest.mark.parametrize("unwritten", [False, True], ids=["alone", "behind-an-unwritten-outcome"])
+async def test_a_full_disk_holds_no_delivery_back(boot: Boot, unwritten: bool) -> None:
     host = boot(faked_settings())
     await host.start()
-    await (await host.client()).put("m", host.now_ms + 600_000)
+    client = await host.client()
+    start_ms = host.now_ms // 60_000 * 60_000 + 60_000
+    if unwritten:
+        await client.put("early", start_ms)
+    await client.put("late", start_ms + 50_000)
     await host.settled()
-    host.disk.capacity_bytes = host.disk.used_bytes
-    host.clock.step(600_000)
-    await host.until(lambda: host.fake().texts == ["m"], within_ms=1_000)
+    await host.sleep_ms(start_ms - 1_000 - host.now_ms)
+    host.disk.capacity_bytes = 0
+    await host.sleep_ms(60_000)
+    assert host.fake().texts[-1] == "late"
 
 
 @pytest.mark.parametrize("step_ms", [-1_500, -60_000, -7_200_000])

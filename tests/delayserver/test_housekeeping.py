@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import trio
 
 from delayserver.settings import RouteSettings
@@ -99,6 +100,40 @@ async def test_what_is_told_is_asked_for_node_by_node(boot: Boot) -> None:
     first.slow_to_hear.set()
     await host.sleep_ms(2_000)
     assert first.complete == second.complete == []
+
+
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_windows_that_were_complete_before_a_restart_do_not_hold_the_store(boot: Boot, how: str) -> None:
+    host = boot(small_settings(broker={"segment_bytes": 4096}))
+    await host.start()
+    client = await host.client()
+    for _ in range(5):
+        await client.put("x" * 1000, host.now_ms)
+    await host.sleep_ms(500)
+    await (host.stop() if how == "stop" else host.kill())
+    await host.start()
+    client = await host.client()
+    await host.sleep_ms(70_000)
+    for message in await client.pull():
+        await client.request("ack", {"subject": "s", "group": "g", "count": 1, "deliveries": message["delivery"]})
+    await client.put("x" * 4000, host.now_ms)
+    await host.sleep_ms(70_000)
+    assert host.server.broker.status()["open_windows"] == 0
+    host.server.broker.retire(host.clock.now_us() + 7_200_000_000)
+    assert len(host.disk.files("/data/broker/store/")) <= 2
+
+
+async def test_a_node_that_was_not_reachable_hears_of_complete_windows_later(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    node = host.fake()
+    await (await host.client()).put("m", host.now_ms)
+    await host.until(lambda: node.texts == ["m"])
+    node.up = False
+    await host.sleep_ms(130_000)
+    assert not node.complete
+    node.up = True
+    await host.until(lambda: bool(node.complete), within_ms=15_000)
 
 
 async def test_slewing_is_no_step(boot: Boot) -> None:

@@ -71,6 +71,8 @@ class FakeBroker:
         self.asked_to_hear = True
         if self.slow_to_hear is not None:
             await self.slow_to_hear.wait()
+        if not self.up:
+            raise DeliveryError("it is down", known=True)
         self.complete += windows_ms()
 
     @property

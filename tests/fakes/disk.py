@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-from store.errors import DiskFullError, LockedError, StoreError, SyncFailedError
+from store.errors import CorruptionError, DiskFullError, LockedError, StoreError, SyncFailedError
 from store.filesystem import Buffer, File, directory_of
 from tests.fakes.disk_node import PAGE, Node, whole_pages
 
@@ -52,6 +52,9 @@ class FakeFile:
     def pread(self, offset: int, length: int) -> bytes:
         node = self._open()
         self._disk.counts["pread"] += 1
+        for start, stop in self._disk.unreadable.get(self.path, ()):
+            if offset < stop and start < offset + length:
+                raise CorruptionError(self.path, offset, "the disk cannot read this")
         data = bytes(node.data[offset : offset + length])
         missing = min(length, node.size - offset) - len(data)
         return data + bytes(missing) if missing > 0 else data
@@ -132,6 +135,8 @@ class FakeDisk:
         self.life = 0
         self.dead = False
         self.counts: Counter[str] = Counter()
+        self.unreadable: dict[str, list[tuple[int, int]]] = {}
+        """Ranges (start, stop) of files that cannot be read any more."""
         self.operations = 0
         self.last_write: tuple[Node, int, int] | None = None
         self._files: dict[str, Node] = {}

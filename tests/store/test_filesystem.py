@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from store.errors import DiskFullError, LockedError, StoreError, SyncFailedError
+from store.errors import CorruptionError, DiskFullError, LockedError, StoreError, SyncFailedError
 from store.filesystem import (
     IOV_MAX,
     FileSystem,
@@ -184,3 +184,12 @@ class _SlowFile:
         time.sleep(0.01)
         self._file.datasync()
         self._synced.append(self.path)
+
+
+def test_what_the_disk_cannot_read_is_damage_by_name() -> None:
+    with_hole = RealFileSystem().open("/proc/self/mem", write=False)  # nothing is mapped at its start: EIO
+    try:
+        with pytest.raises(CorruptionError, match=r"/proc/self/mem.*8 bytes cannot be read"):
+            with_hole.pread(0, 8)
+    finally:
+        with_hole.close()

@@ -8,41 +8,19 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayserver.broker.broker import Broker
 from delayserver.broker.limits import DAY_MS, BrokerLimits
-from store.batches import StoredBatch
 from store.errors import CorruptionError, SyncFailedError
+from tests.delayserver.broker.brokers import (
+    GROUP,
+    HOUR_US,
+    NOW_US,
+    SERVER,
+    SUBJECT,
+    drain,
+    messages,
+    open_broker,
+)
 from tests.fakes.disk import FakeDisk, SimulatedCrash
-
-NOW_US = 1_900_000_000_000_000
-SERVER, SUBJECT, GROUP = 7, 1, 9
-HOUR_US = 3_600_000_000
-LIMITS = BrokerLimits(segment_bytes=4096, queue_segment_bytes=4096, queue_runs_max=4, cache_bytes_max=4096)
-
-
-def messages(first: int, count: int, window_ms: int = 60_000) -> StoredBatch:
-    return StoredBatch.filled(
-        count,
-        sequence=np.arange(first, first + count),
-        server_id=SERVER,
-        window_ms=window_ms,
-        subject=SUBJECT,
-        bodies_length=50,
-        bodies=bytes(50 * count),
-    )
-
-
-def open_broker(disk: FakeDisk, limits: BrokerLimits = LIMITS) -> Broker:
-    return Broker.open(disk, "/data/broker", SERVER, NOW_US, limits)
-
-
-def drain(broker: Broker, group: int = GROUP, now_us: int = NOW_US) -> list[int]:
-    """Pull and ack everything; the sequences in order."""
-    found: list[int] = []
-    while (pulled := broker.pull(SUBJECT, group, 7, 1 << 20, now_us)) is not None:
-        found += pulled.batch.sequence.tolist()
-        assert broker.ack(SUBJECT, group, pulled.delivery, now_us).unknown == 0
-    return found
 
 
 def test_after_a_crash_a_repeated_hand_off_stores_exactly_what_was_lost() -> None:
