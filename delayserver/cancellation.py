@@ -179,6 +179,8 @@ class Cancellation:
                 if self._recorder.any_held(message):
                     # Another cancel of one of these is on its way: it decides first.
                     await self._recorder.wait_released()
+                elif self._by_file(np.flatnonzero(located.found & ~known), due_ms).keys() != files.keys():
+                    continue  # a day was sealed meanwhile: what was decided since stands in its minutes
                 elif not files or not (known & ~self._undecided(located, due_ms)).any():
                     return self._decided(located, due_ms, files, indexes)
 

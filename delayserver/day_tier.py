@@ -8,7 +8,7 @@ ask here for them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 
 import numpy as np
@@ -70,7 +70,8 @@ class DayTier:
         # Days whose coarse outcomes cannot be read, up to the sequence at which they were sealed.
         self._unknown: dict[int, int] = {}
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
-        self.publish_drained: Callable[[Round], None] = lambda _round: None
+        self.publish_drained: Callable[[Round, dict[int, OutcomeIndex | None]], None] = lambda _round, _decided: None
+        self.is_taken: Callable[[int], bool] = lambda _start_ms: False
         self.moved_already = np.zeros(16, dtype=np.int64)
 
     def fine_until_ms(self) -> int:
@@ -177,7 +178,15 @@ class DayTier:
             return
         if batch is not None:
             done = await self._replayer.place_drained(batch)
-            self.publish_drained(done)
+            async with AsyncExitStack() as stack:
+                decided: dict[int, OutcomeIndex | None] = {}
+                for start in {placed.key.start_ms for placed in done.placed if self.is_taken(placed.key.start_ms)}:
+                    decided[start] = None
+                    with suppress(CorruptionError):  # told; what may be cancelled is not handed over
+                        decided[start] = await stack.enter_async_context(
+                            self._recorder.pinned(DispatchKey(start, False))
+                        )
+                self.publish_drained(done, decided)
             await self._record_lost_copies(done)
             self.positions[start_ms] = position
         elif self._all_drained(key):

@@ -62,6 +62,14 @@ class Locator:
 
     def locate(self, sequence: I64, due_ms: I64) -> Located:
         """Messages by sequence and due time (both must agree). Internal records are nobody's to find."""
+        while True:
+            version = self._days.version
+            located = self._locate(sequence, due_ms)
+            # The file of a day may have gone meanwhile, on the event loop, and its rows to minutes looked into before.
+            if version == self._days.version or bool(located.found.all()):
+                return located
+
+    def _locate(self, sequence: I64, due_ms: I64) -> Located:
         count = len(sequence)
         found = np.zeros(count, dtype=bool)
         message = np.zeros(count, dtype=np.int64)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import trio
 
-from delayserver.checkpointing import schedule_marks
+from delayserver.checkpointing import dispatch_marks, schedule_marks
 from store.batches import I64
 from store.dispatch_log import DispatchKey, DispatchLog
 from store.errors import CorruptionError, FormatError
@@ -55,7 +55,7 @@ async def find_orphans(server: DelayServer) -> None:
         book.orphans = dict(zip(kept.start_ms.tolist(), kept.rows.tolist(), strict=True))
     suspects = book.suspects(
         schedule_marks(opened.checkpoint.schedule),
-        [damage.key.start_ms for damage in opened.schedule.damages],
+        [damage.key.start_ms for damage in opened.schedule.damages] + _grown(server),
         everywhere=kept is None or bool(opened.log.damages) or server.replayer.met_damage,
     )
     count = partial(count_orphans, opened.schedule, opened.dispatch, suspects)
@@ -65,6 +65,16 @@ async def find_orphans(server: DelayServer) -> None:
     for start, rows in found.items():
         path = opened.dispatch.path(DispatchKey(start, False))
         logger.error("%s: %d outcomes of messages that no schedule file holds; the window is kept", path, rows)
+
+
+def _grown(server: DelayServer) -> list[int]:
+    """Windows with outcomes that the checkpoint does not know: their messages may be lost (durability `os`)."""
+    marks, dispatch = dispatch_marks(server.opened.checkpoint.dispatch), server.opened.dispatch
+    return [
+        key.start_ms
+        for key in dispatch.keys()
+        if not key.coarse and (key not in marks or dispatch.end(key) > marks[key].end)
+    ]
 
 
 def _count(schedule: ScheduleLog, dispatch: DispatchLog, start_ms: int) -> int:

@@ -23,6 +23,7 @@ from delayserver.window_book import WindowBook
 from store.batches import CancelBatch, OutcomeBatch
 from store.dispatch_log import DispatchKey
 from store.errors import CorruptionError
+from store.outcome_index import OutcomeIndex
 from store.schedule_index import ScheduleIndex, batch_sums, index_rows
 from store.schedule_log import Source
 from wheel.cursors import LoadCursors
@@ -52,6 +53,8 @@ class Publisher:
         self._clock = clock
         self.accepted = 0
         self.internal = 0
+        self._decided: dict[int, OutcomeIndex | None] = {}
+        recorder.replayed_sequence = lambda: replayer.replayed_sequence
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         # While a start replays what a crash left, outcomes of cancels and of copies wait here: dispatch_log may have kept
         # them though the crash took the schedule file or the checkpoint, and each must be recorded once.
@@ -62,15 +65,17 @@ class Publisher:
         self.accepted += done.accepted
         self.internal += done.internal
         if done.messages is not None and self.recovered is None:  # what a start replays may have its outcome already
-            self._recorder.open_messages.add(done.messages)
+            self._recorder.opened(done.messages)
         self._publish_rows(done)
         for batch in done.cancels:
             self._settle(cancelled_outcomes(batch, self._clock.now_us()))
             self._recorder.release(batch.sequence)
         self._replayer.published(done)
 
-    def publish_drained(self, done: Round) -> None:
-        """A round of a sealed day: its rows were counted, and most of its copies recorded, when the day got them."""
+    def publish_drained(self, done: Round, decided: dict[int, OutcomeIndex | None]) -> None:
+        """A round of a sealed day: its rows were counted, and most of its copies recorded, when the day got them.
+        `decided`: what the outcome files of their windows say, for those that are taken; None where they cannot be read."""
+        self._decided = decided
         self._publish_rows(done)
         self._replayer.published_drained()
 
@@ -102,7 +107,9 @@ class Publisher:
         owned = self._cursors.owner(
             placed.key.start_ms, placed.key.source.name, placed.appended.start, batch.due_ms, batch.sequence
         )
-        if placed.key.source == Source.FROM_DAY:
+        if placed.key.source == Source.FROM_DAY and owned.any():
+            decided = self._decided.get(placed.key.start_ms)
+            owned &= decided.missing(batch.sequence) if decided is not None else False
             self._record_lost_copies(placed, owned, now_us)
         owned &= batch.duplicate_of == 0
         if not owned.any():

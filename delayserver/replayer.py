@@ -134,6 +134,8 @@ class Replayer:
         """Durable entries from the commit, in order."""
         if not self._behind:
             for entry in entries:
+                if entry.start < self.position:
+                    continue  # read from the log already, before its commit came back from the thread
                 size = entry.end - entry.start
                 if self._queue_bytes + size > QUEUE_BYTES_MAX:
                     self._behind = True  # from here on the log itself is the queue
@@ -241,7 +243,8 @@ class Replayer:
             self.met_damage = True
             self.on_corruption(error)
             following = self._log.skip_damage(position)
-            return self._log.read(following, stop, size) if following < stop else []
+            assert following > position
+            return self._read(following, stop) if following < stop else []
 
     def _is_quick(self, entries: list[LogEntry]) -> bool:
         """Whether a round may hold the event loop: few rows (cancels are not placed), and no file to be made, since that

@@ -18,7 +18,7 @@ from delayserver.settings import StorageSettings
 from delayserver.window_book import WindowBook
 from store.batches import I64, U32, LedgerBatch
 from store.dispatch_log import DispatchKey, DispatchLog
-from store.errors import CorruptionError, DiskFullError
+from store.errors import CorruptionError, DiskFullError, FormatError
 from store.filesystem import FileSystem
 from store.ledger import Ledger
 from store.message_log import MessageLog
@@ -104,8 +104,16 @@ class Retention:
         starts = {key.start_ms for key in self._schedule.keys() if key.source != Source.DAY}
         starts |= {key.start_ms for key in self._dispatch.keys() if not key.coarse}
         for start in sorted(starts):
-            if self._ledger.has(start) and self._last_sequence(start) <= self.retired_up_to(start):
+            if self._ledger.has(start) and self._last_known(start) <= self.retired_up_to(start):
                 self._remove(start)
+
+    def _last_known(self, start_ms: int) -> int:
+        """As `_last_sequence`; a crash may have taken a late message from its schedule file and left its outcome."""
+        try:
+            outcomes = self._dispatch.outcomes(DispatchKey(start_ms, False), damages=[])
+        except (CorruptionError, FormatError):
+            return 1 << 62  # told by whoever needs the file; it is kept
+        return max(self._last_sequence(start_ms), int(outcomes.sequence.max(initial=0)))
 
     def _last_sequence(self, start_ms: int) -> int:
         return max(self._schedule.last_sequence(ScheduleKey(start_ms, source)) for source in _FINE)

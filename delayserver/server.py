@@ -264,6 +264,7 @@ class DelayServer:
         self.publisher.on_corruption = self._report_corruption
         self.replayer.publish = self.publisher.publish
         self.tier.publish_drained = self.publisher.publish_drained
+        self.tier.is_taken = self.cursors.is_taken
         self.checkpointing = Checkpointing(
             self.fs,
             f"{opened.directory.path}/checkpoint",

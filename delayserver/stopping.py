@@ -44,4 +44,6 @@ async def _settle(server: DelayServer) -> None:
 def _attempts_settled(server: DelayServer) -> bool:
     """Whether no attempt has an unknown result; otherwise the next start must take the end for a crash, and ask."""
     attempted = server.opened.attempted
+    if any(day.start_ms < attempted.due_before_ms for day in server.opened.days.draining()):
+        return False  # what a crash took from its minutes waits in the file of the day
     return not attempted.any_unknown and not any(True for _ in server.book.incomplete_before(attempted.due_before_ms))

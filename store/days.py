@@ -40,6 +40,7 @@ class DayTable:
         self._path = path
         self._sealed = sealed
         self.fine_until_ms = fine_until_ms
+        self.version = 0
 
     @classmethod
     def open(cls, fs: FileSystem, path: str, fine_until_ms: int) -> DayTable:
@@ -78,6 +79,7 @@ class DayTable:
         )
         write_atomically(self._fs, self._path, google_crc32c.value(payload).to_bytes(4, "little") + payload)
         self.fine_until_ms, self._sealed = fine_until_ms, sealed
+        self.version += 1
 
     def coarse_rows(self, due_ms: I64, sequence: I64) -> NDArray[np.bool_] | None:
         """True where a record of the message_log goes to its day file; None where no row does (the common case)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Generic
 
 import google_crc32c
@@ -156,7 +156,8 @@ class WindowFiles(Generic[Key]):
         state = FileState(path, mark.end, mark.last_sequence, mark.rows, counts, durable, settled=False)
         if key not in self.states:
             self._files_of_day[path.rpartition("/")[0]] += 1
-        self.states[key] = state
+        with self.table.lock:  # `marks` walks over them in another thread
+            self.states[key] = state
         return state
 
     # Open files
@@ -248,15 +249,18 @@ class WindowFiles(Generic[Key]):
             wanted = self.dirty_keys() if keys is None else list(keys)
             synced = [done for key in wanted if (done := self._sync_one(key)) is not None]
             self.list_names([state for _, state, _ in synced if not state.listed])
-            for key, state, mark in synced:
-                self._made_durable(key, state, mark)
+            with self._writing:  # not beside a removal
+                for key, state, mark in synced:
+                    if self.states.get(key) is state:  # else it is gone, and another file may have its name
+                        self._made_durable(key, state, mark)
 
     def list_names(self, states: list[FileState]) -> None:
         """Make the names of new files durable, once a folder: a file that a crash forgets must not be pointed to."""
         if not states:
             return
         for folder in dict.fromkeys([state.path.rpartition("/")[0] for state in states]):  # once each, in an order
-            self.fs.sync_directory(folder)
+            with suppress(FileNotFoundError):  # removed meanwhile, with all that was in it
+                self.fs.sync_directory(folder)
         self.fs.sync_directory(self.directory)
         for state in states:
             state.listed = True

@@ -180,6 +180,7 @@ async def test_bytes_that_the_disk_cannot_read_hold_back_their_own_window_only(b
     assert "other window" in node.texts
     await host.kill()
     await host.start()
+    await host.sleep_ms(5_000)
     assert host.died_of is None
     assert any(path in text for text in host.check_balance()["corruption"])
 

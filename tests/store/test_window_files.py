@@ -6,6 +6,7 @@ import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -15,6 +16,7 @@ from store.batches import MessageBatch
 from store.errors import DiskFullError, StoreError, SyncFailedError
 from store.filesystem import RealFileSystem
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.windows import DAY_MS
 from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
 from tests.fakes.rows import messages
 from tests.fakes.schedule_files import DAY, KEY, MINUTE, ROOT, assert_same, filled, opened, whole
@@ -286,3 +288,26 @@ def test_where_one_of_many_files_finds_no_room_none_is_made() -> None:
     disk.capacity_bytes = None
     log.prepare(keys)
     assert log.keys() == [KEY, *keys]
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["removed", "made-again"])
+def test_a_file_that_goes_while_others_are_synced_takes_no_other_files_mark_along(again: bool, tmp_path: Path) -> None:
+    fs = RealFileSystem()
+    log = ScheduleLog(fs, f"{tmp_path}/log", 1, 60_000, 64)
+    gone, other = KEY, ScheduleKey(KEY.start_ms + 10 * DAY_MS, Source.DIRECT)
+    log.append(gone, messages(1, 1))
+    log.append(other, messages(2, 1))
+    sync_one = log._files._sync_one
+
+    def beside_retention(key: ScheduleKey) -> object:
+        done = sync_one(key)
+        if key == other:  # the event loop, while the checkpoint's thread syncs
+            log.remove(gone)
+            if again:
+                log.append(gone, messages(3, 1))
+        return done
+
+    log._files._sync_one = beside_retention  # type: ignore[method-assign, assignment]
+    log.sync()
+    assert log.dirty_keys() == [gone] * again
+    log.check_invariants()
