@@ -250,7 +250,7 @@ class BrokerGroup:
         if not expires_ms.any():
             return rows
         # Where an attempt may have been made it can be delivered already: that is for the node to say.
-        expired = (expires_ms > 0) & (expires_ms * 1000 < now_us) & (rows.payload["uncertain"] == 0)
+        expired = (expires_ms > 0) & (expires_ms < -(-now_us // 1000)) & (rows.payload["uncertain"] == 0)
         if not expired.any():
             return rows
         gone = take_rows(rows, np.flatnonzero(expired))

@@ -193,6 +193,9 @@ class Operations:
             return {"outcome": pack_column(await self._cancellation.cancel(sequence, _sane(due_ms)))}
         receipts, errors = await self._named(arguments)
         outcome = await self._cancellation.cancel(receipts[0], receipts[1])
+        for index in np.flatnonzero(outcome == int(Outcome.ALREADY_CANCELLED)).tolist():
+            while outcome[index] == int(Outcome.ALREADY_CANCELLED) and await self._replaced(arguments, receipts, index):
+                outcome[index] = (await self._cancellation.cancel(receipts[0][[index]], receipts[1][[index]]))[0]
         if not errors and "receipts" in arguments:
             connection.reply(encode_cancel_reply(request.id, arguments["receipts"], outcome))
             return None
@@ -204,9 +207,13 @@ class Operations:
         arguments = request.arguments
         receipts, errors = await self._named(arguments)
         fields = []
-        for sequence, due_ms in zip(receipts[0].tolist(), receipts[1].tolist(), strict=True):
+        for index, due_ms in enumerate(receipts[1].tolist()):
+            sequence = int(receipts[0][index])
             try:
                 found = await self._lookup.find(sequence, due_ms)
+                while found.outcome == Outcome.CANCELLED and await self._replaced(arguments, receipts, index):
+                    sequence = int(receipts[0][index])
+                    found = await self._lookup.find(sequence, due_ms)
             except MessageDamaged as error:
                 fields.append(error_to_map(error))
                 continue
@@ -287,6 +294,19 @@ class Operations:
             return self._locator.by_id(subject, due_ms, message_id), due_ms
         except CorruptionError as error:
             raise MessageDamaged(str(error)) from error
+
+    async def _replaced(
+        self, arguments: dict[str, Any], receipts: tuple[NDArray[np.int64], NDArray[np.int64]], index: int
+    ) -> bool:
+        """Whether the name of an item stands for another message by now, which then takes its place in `receipts`: a
+        reschedule to the same time, which was under way when the name was looked up."""
+        if arguments.get("receipts") is not None or not receipts[0][index]:
+            return False
+        sequence, _ = await self._by_id(arguments["messages"][index])
+        if sequence in (0, int(receipts[0][index])):
+            return False
+        receipts[0][index] = sequence
+        return True
 
     async def _of_subject(self, subject: int, sequence: int, due_ms: int) -> int:
         """The sequence, or 0 where that message has another subject."""

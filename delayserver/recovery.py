@@ -117,7 +117,8 @@ def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: ran
         horizon = AttemptHorizon(min(checkpoint.written_us, clock.now_us()))
     if not sequences.clean and not directory.created:
         # Without a checkpoint the horizon of the last life is not known: what this one would begin with has to do.
-        latest_ms = clock.now_ms() + AHEAD_MS if lost else max(clock.now_ms(), horizon.due_ms)
+        unknown = lost or not checkpoint.written_us  # `rebuild` makes one that does not tell either
+        latest_ms = clock.now_ms() + AHEAD_MS if unknown else max(clock.now_ms(), horizon.due_ms)
         # What was due in this very millisecond may have been attempted in it.
         attempted = Attempted(latest_ms + 1, sequences.next)
     return Opened(

@@ -37,7 +37,7 @@ SPARE_RECORDS_MAX = 1 << 11
 class Ledger:
     """Windows that are gone, and what was in them. One writer."""
 
-    __slots__ = ("_file", "_fs", "_previous", "_records", "_rows", "_totals", "damages")
+    __slots__ = ("_file", "_fs", "_previous", "_records", "_rows", "_totals", "damages", "highest_sequence")
 
     def __init__(self, fs: FileSystem, segment: Segment | None) -> None:
         self._fs = fs
@@ -48,6 +48,8 @@ class Ledger:
         self._rows = 0
         self._totals = np.zeros((1, len(COUNTERS)), np.int64)
         self.damages: list[Damage] = []
+        # Of any window in any record.
+        self.highest_sequence = 0
 
     @classmethod
     def open(cls, fs: FileSystem, directory: str, server_id: int, *, write: bool = True) -> Ledger:
@@ -110,6 +112,7 @@ class Ledger:
         windows.set_many(keys, np.array(offsets, np.int64)[latest])
 
     def _count(self, batch: LedgerBatch) -> None:
+        self.highest_sequence = max(self.highest_sequence, int(batch.last_sequence.max(initial=0)))
         self._records += 1
         self._rows += len(batch)
 

@@ -28,6 +28,8 @@ def rebuild(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     from store.filesystem import RealFileSystem
 
     fs, findings = RealFileSystem(), Findings()
+    with shared.usage_of_directory():
+        capture(fs, directory, Findings()).close()  # before a lock is left in a folder that is not ours
     with shared.usage_of_directory(), locked(fs, directory.rstrip("/")):
         taken = capture(fs, directory, findings)
         try:

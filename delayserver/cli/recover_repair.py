@@ -40,6 +40,9 @@ def repair(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
             _show(plan_repair(taken), as_json)
             return
         with locked(fs, taken.path):
+            # Once more: a server may have worked on it until just now.
+            taken.close()
+            taken = capture(fs, directory, Findings())
             steps = plan_repair(taken)
             _show(steps, as_json)
             if all(step.deed == Deed.LEAVE for step in steps):

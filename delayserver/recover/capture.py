@@ -60,6 +60,8 @@ class Capture:
     dispatch: dict[DispatchKey, int] = field(default_factory=dict)
     message_log: list[LogPart] = field(default_factory=list)
     strangers: list[str] = field(default_factory=list)
+    # Files whose marks were taken out of the checkpoint since.
+    forgotten: set[str] = field(default_factory=set)
     held: dict[str, File] = field(default_factory=dict)
     ledger: Ledger | None = None
     days: DayTable | None = None

@@ -110,7 +110,7 @@ class Check:
         highest = max(log.highest_sequence, windows.highest_sequence)
         check_tables(taken, highest, max(log.subject_max, windows.subject_max), findings, self._progress)
         BrokerCheck(taken, findings, self._progress).run()
-        self._compare_totals(windows)
+        self._compare_totals(windows, log)
         return self.checked
 
     def _retired(self) -> None:
@@ -189,14 +189,14 @@ class Check:
             )
             self._findings.add(ORPHANED, path, int(orphans.offset[0]), detail, len(orphans))
 
-    def _compare_totals(self, windows: WindowCheck) -> None:
+    def _compare_totals(self, windows: WindowCheck, log: LogCheck) -> None:
         """The server counts what it accepts; its count and the files must agree as of the checkpoint."""
         taken, totals = self._taken, self._taken.checkpoint.totals
         damaged = any(self._findings.counts[kind] for kind in (CORRUPT, MISSING, MISPLACED, UNREADABLE))
         if not self._span.everything or taken.checkpoint_lost or "accepted" not in totals or damaged:
             return
         ledger = int(taken.ledger.totals().accepted.sum()) if taken.ledger is not None else 0
-        found = windows.accepted_before + ledger
+        found = windows.accepted_before + ledger - log.retired_waiting
         if found != totals["accepted"]:
             detail = (
                 f"the server counted {totals['accepted']} accepted messages up to sequence "

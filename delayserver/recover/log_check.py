@@ -90,6 +90,8 @@ class LogCheck:
         self._logged = Fingerprints(len(units.codes))
         self.loose = loose
         self.waiting: dict[int, Balance] = {}
+        # Messages that the ledger counts and that replay will meet again: the checkpoint does not count them yet.
+        self.retired_waiting = 0
         self.highest_sequence = 0
         self._last_logged = 0
         self.subject_max = 0
@@ -182,7 +184,10 @@ class LogCheck:
             self._findings.add(CONTRADICTORY, read.path, int(rows.offset[place]), detail)
         self.highest_sequence = max(self.highest_sequence, int(rows.sequence.max()))
         self.subject_max = max(self.subject_max, int(rows.subject.max()))
-        rows = rows.take(self._span.mask(rows.due_ms) & ~self._units.is_retired(rows.due_ms, rows.sequence))
+        retired = self._units.is_retired(rows.due_ms, rows.sequence)
+        again = retired & (part.base + rows.offset >= self._taken.checkpoint.replay_offset)
+        self.retired_waiting += int(np.count_nonzero(again & (rows.origin_sequence == 0)))
+        rows = rows.take(self._span.mask(rows.due_ms) & ~retired)
         if not len(rows.sequence):
             return
         codes = self._units.codes_of(rows.due_ms, rows.sequence)

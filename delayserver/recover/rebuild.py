@@ -46,8 +46,8 @@ def apply_rebuild(taken: Capture, plan: RebuildPlan, tell: Tell = lambda _text: 
         tell(f"{root}/identity is written anew")
     if plan.names:
         header = FileHeader(FILE_NAMES, taken.server_id, 0)
-        write_file(fs, f"{root}/{NAMES_FILE}", header, [lost_names(1, plan.subject_max)] if plan.subject_max else [])
-        tell(f"{root}/{NAMES_FILE} is written anew, with stand-ins for {plan.subject_max} names")
+        write_file(fs, f"{root}/{NAMES_FILE}", header, [lost_names(1, plan.code_max)] if plan.code_max else [])
+        tell(f"{root}/{NAMES_FILE} is written anew, with stand-ins for {plan.code_max} names")
     if plan.days:
         taken.days = rebuild_days(taken)
         tell(f"{root}/days is written anew")
@@ -78,7 +78,7 @@ class Restore:
             for batch in self._logged(np.array(codes, np.int64)):
                 self._set_aside(side, batch, held)
             forget_marks(self._taken, {self._taken.schedule_path(key) for key in [*held, *side.keys()]})
-            for key in sorted({*held, *side.keys()}):
+            for key in sorted({*held, *side.keys()}, key=lambda key: (key.start_ms, -key.source)):
                 self._merge(side, key)
         finally:
             side.close()
@@ -154,7 +154,7 @@ class Restore:
         copies = mark_copies(self._taken, key, restored, self._valid) if count else restored
         span_ms = DAY_MS if key.source == Source.DAY else self._taken.window_ms
         header = FileHeader(FILE_SCHEDULE, self._taken.server_id, key.start_ms, span_ms)
-        write_file(self._taken.fs, path, header, merge(self._valid(key), iter(copies)))
+        self._taken.schedule[key] = write_file(self._taken.fs, path, header, merge(self._valid(key), iter(copies)))
         self._tell(f"{path} is written anew: {count} messages restored")
 
 
@@ -232,7 +232,7 @@ def write_checkpoint(taken: Capture, plan: RebuildPlan, tell: Tell) -> None:
     replayed = min(_sequence_before(taken, offset), plan.highest_sequence)
     after = capture(fs, root, Findings())
     try:
-        after.checkpoint = Checkpoint(taken.server_id, replayed_sequence=replayed)
+        after.checkpoint = Checkpoint(taken.server_id, replay_offset=offset, replayed_sequence=replayed)
         accepted = count_accepted(after)
     finally:
         after.close()

@@ -9,6 +9,7 @@ import numpy as np
 
 from delayserver.recover.cancel_check import cancels_without_outcome
 from delayserver.recover.capture import Capture
+from delayserver.recover.codes import highest_code
 from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.findings import CORRUPT, MISSING, UNREADABLE, Finding, Findings
 from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence
@@ -38,7 +39,7 @@ class RebuildPlan:
     checkpoint: bool = False
     replay_from: int = EVERYTHING
     highest_sequence: int = 0
-    subject_max: int = 0
+    code_max: int = 0
     refusals: list[Finding] = field(default_factory=list)
 
     def texts(self, taken: Capture) -> list[str]:
@@ -74,6 +75,8 @@ def plan_rebuild(taken: Capture, found: Findings) -> RebuildPlan:
     plan.sequences = _sequences_lost(taken, plan.highest_sequence)
     plan.refusals = [finding for finding in [*found, *findings] if finding.kind == UNREADABLE]
     plan.refusals += [f for f in found if f.kind == CORRUPT and f.file == f"{root}/{NAMES_FILE}"]
+    logs = (f"{root}/schedule_log/", f"{root}/dispatch_log/")
+    plan.refusals += [f for f in findings if f.kind == CORRUPT and f.file.startswith(logs)]
     return plan
 
 
@@ -98,8 +101,9 @@ def _look_at_files(taken: Capture, plan: RebuildPlan, findings: Findings) -> Non
     differing = units.codes[log.differing()].tolist()
     damaged = [code for code in windows.damaged if not _is_skipped(units, code)]
     plan.codes = sorted({*differing, *damaged, *log.missing_codes})
-    plan.highest_sequence = max(windows.highest_sequence, log.highest_sequence)
-    plan.subject_max = max(windows.subject_max, log.subject_max)
+    ledger = taken.ledger.highest_sequence if taken.ledger is not None else 0
+    plan.highest_sequence = max(windows.highest_sequence, log.highest_sequence, ledger)
+    plan.code_max = highest_code(taken) if plan.names else 0
 
 
 def _look_at_cancels(taken: Capture, plan: RebuildPlan, loose: OutcomeRows, cancels: tuple[I64, I64, I64]) -> None:

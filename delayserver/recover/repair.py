@@ -15,7 +15,7 @@ import numpy as np
 
 from delayserver.recover.capture import Capture
 from delayserver.recover.quarantine import write_quarantine
-from delayserver.recover.repair_plan import Deed, Step
+from delayserver.recover.repair_plan import MOVING, Deed, Step
 from store import checkpoint as checkpoint_file
 from store.batches import NameBatch
 from store.checkpoint import Checkpoint, CoarseDays
@@ -34,19 +34,24 @@ Tell = Callable[[str], None]
 def apply_repair(taken: Capture, steps: Iterable[Step], tell: Tell = lambda _text: None) -> None:
     """Do all steps. The caller holds the lock. Raises DiskFullError (nothing was lost), StoreError."""
     steps = [step for step in steps if step.deed != Deed.LEAVE]
-    rewritten = {step.path for step in steps if step.deed == Deed.TAKE_OUT}
     moved = {step.path for step in steps if step.deed == Deed.RENAME}
-    forget_marks(taken, rewritten | moved | {step.target for step in steps if step.target})
+    forget_marks(taken, moved | {step.target for step in steps if step.target})
     _rename(taken.fs, [step for step in steps if step.deed == Deed.RENAME], tell)
     for path, group in groupby([step for step in steps if step.deed != Deed.RENAME], key=lambda step: step.path):
         _repair_file(taken, path, list(group), tell)
 
 
 def forget_marks(taken: Capture, paths: set[str]) -> None:
-    """Take files out of the checkpoint, so that the next start reads them whole: their offsets are going to change."""
+    """Take files out of the checkpoint, so that the next start reads them whole: their offsets change.
+
+    While a file is damaged its mark may be all that says how far it was durable. Without it, what stands behind the damage
+    looks like the rest of a torn end.
+    """
     checkpoint = taken.checkpoint
-    if not paths or taken.checkpoint_lost:
+    if paths <= taken.forgotten or taken.checkpoint_lost:
         return
+    taken.forgotten |= paths
+    paths = taken.forgotten
     schedule, dispatch = checkpoint.schedule, checkpoint.dispatch
     known_schedule = np.array([taken.schedule_path(key) not in paths for key in taken.schedule_known], bool)
     known_dispatch = np.array([taken.dispatch_path(key) not in paths for key in taken.dispatch_known], bool)
@@ -78,13 +83,21 @@ def recount(taken: Capture, accepted: int) -> None:
 
 def _rename(fs: FileSystem, steps: list[Step], tell: Tell) -> None:
     """Two steps, so that two files that were swapped can change places; one whose place is taken stays."""
-    leaving = {step.path for step in steps}
-    free = [step for step in steps if step.target in leaving or not fs.exists(step.target)]
+    free = steps
+    before: list[Step] = []
+    while free != before:
+        before, leaving = free, {step.path for step in free}
+        first = {step.target: step.path for step in reversed(free)}
+        free = [
+            step
+            for step in free
+            if first[step.target] == step.path and (step.target in leaving or not fs.exists(step.target))
+        ]
     for step in free:
-        fs.replace(step.path, f"{step.path}.moving")
+        fs.replace(step.path, f"{step.path}{MOVING}")
     for step in free:
         fs.make_directory(directory_of(step.target))
-        fs.replace(f"{step.path}.moving", step.target)
+        fs.replace(f"{step.path}{MOVING}", step.target)
         tell(f"{step.path} is {step.target} now")
     for folder in {directory_of(path) for step in free for path in (step.path, step.target)}:
         fs.sync_directory(folder)
@@ -123,7 +136,7 @@ def _repair_file(taken: Capture, path: str, steps: list[Step], tell: Tell) -> No
         file.close()
     taken_out = [step for step in steps if step.deed == Deed.TAKE_OUT]
     if taken_out:
-        _write_anew(fs, path, taken_out[0], tell)
+        _write_anew(taken, path, taken_out[0], tell)
 
 
 def placeholders(start: int, stop: int) -> Iterable[tuple[int, list[bytes]]]:
@@ -149,10 +162,17 @@ def _placeholder(offset: int, length: int) -> list[bytes]:
     return [bytes(buffer) for buffer in record.buffers]
 
 
-def _write_anew(fs: FileSystem, path: str, step: Step, tell: Tell) -> None:
+def _write_anew(taken: Capture, path: str, step: Step, tell: Tell) -> None:
     """The same records behind one another, without what does not verify."""
     assert step.header is not None and step.expected is not None
-    write_file(fs, path, step.header, _whole_records(fs, path, step))
+    synced = step.expected.synced
+
+    def forget_if_longer(end: int) -> None:
+        if end >= synced:  # the old mark would look right for the new file, and its place may be inside a record
+            forget_marks(taken, {path})
+
+    write_file(taken.fs, path, step.header, _whole_records(taken.fs, path, step), forget_if_longer)
+    forget_marks(taken, {path})
     tell(f"{path} is written anew")
 
 
@@ -187,8 +207,16 @@ def lost_names(first: int, count: int) -> NameBatch:
     )
 
 
-def write_file(fs: FileSystem, path: str, header: FileHeader, batches: Iterable[ColumnBatch]) -> int:
+def write_file(
+    fs: FileSystem,
+    path: str,
+    header: FileHeader,
+    batches: Iterable[ColumnBatch],
+    before: Callable[[int], None] = lambda _end: None,
+) -> int:
     """Replace a log file by one with these records, atomically; returns its length. Raises DiskFullError, StoreError.
+
+    `before` is told that length when the new file is durable and the old one still in its place.
 
     Each record may say that all before it was synced: nobody sees the file before its sync.
     """
@@ -210,6 +238,7 @@ def write_file(fs: FileSystem, path: str, header: FileHeader, batches: Iterable[
         raise
     finally:
         file.close()
+    before(end)
     fs.replace(temporary, path)
     fs.sync_directory(directory_of(path))
     return end

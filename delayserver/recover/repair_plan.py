@@ -19,6 +19,7 @@ from delayserver.recover.file_read import Expected
 from delayserver.recover.log_check import log_parts
 from delayserver.recover.record_scan import RecordScan
 from store import checkpoint as checkpoint_file
+from store.dispatch_log import DispatchKey, DispatchLayout
 from store.errors import CorruptionError, FormatError
 from store.file_header import (
     FILE_DISPATCH,
@@ -35,8 +36,12 @@ from store.file_header import (
     is_unfinished,
 )
 from store.filesystem import read_whole
+from store.schedule_key import ScheduleKey, ScheduleLayout
 from store.schedule_log import Source
 from store.windows import DAY_MS
+
+# What a file is called between its two names.
+MOVING = ".moving"
 
 
 class Deed(Enum):
@@ -90,10 +95,28 @@ class _Target:
 
 def plan_repair(taken: Capture) -> list[Step]:
     """The steps, in the order in which they are done. Raises StoreError where the disk fails."""
-    steps: list[Step] = []
+    steps: list[Step] = list(_stranded(taken))
     for target in _targets(taken):
         steps += _plan_file(taken, target)
     return steps + list(_small_files(taken))
+
+
+def _stranded(taken: Capture) -> Iterator[Step]:
+    """Files that an interrupted repair left between two names."""
+    for path in taken.strangers:
+        if not path.endswith(MOVING):
+            continue
+        file = taken.open(path)
+        try:
+            size = file.size()
+            header = decode_file_header(file.pread(0, FILE_HEADER_BYTES), path)
+        except (CorruptionError, FormatError):
+            continue
+        finally:
+            taken.release(file)
+        name = _name_of(taken, path.removesuffix(MOVING), header) if header.server_id == taken.server_id else ""
+        if name:
+            yield Step(Deed.RENAME, path, 0, size, "an interrupted repair left it under this name", target=name)
 
 
 def _targets(taken: Capture) -> Iterator[_Target]:
@@ -179,12 +202,13 @@ def _name_of(taken: Capture, path: str, header: FileHeader) -> str:
     """Where a file with this header belongs, if its name tells what kind of file of the window it is."""
     if header.kind == FILE_MESSAGE_LOG:
         return f"{taken.path}/message_log/{header.base:020d}.log"
-    for key in taken.schedule:
-        if taken.schedule_path(key) == path:
-            return taken.schedule_path(type(key)(header.base, key.source))
-    for found in taken.dispatch:
-        if taken.dispatch_path(found) == path:
-            return taken.dispatch_path(type(found)(header.base, found.coarse))
+    folder, day, name = path.rsplit("/", 2)
+    if folder.endswith("/schedule_log"):
+        key = ScheduleLayout(taken.window_ms).parse(day, name)
+        return "" if key is None else taken.schedule_path(ScheduleKey(header.base, key.source))
+    if folder.endswith("/dispatch_log"):
+        found = DispatchLayout(taken.window_ms).parse(day, name)
+        return "" if found is None else taken.dispatch_path(DispatchKey(header.base, found.coarse))
     return ""
 
 

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+
+import numpy as np
 
 from delayserver.recover.capture import Capture, capture
+from delayserver.recover.file_read import FileRead
 from delayserver.recover.findings import Findings
-from delayserver.recover.log_check import first_kept_sequence
+from delayserver.recover.log_check import first_kept_sequence, log_parts
 from delayserver.recover.repair import apply_repair, recount
 from delayserver.recover.repair_plan import Step
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import Range, Visited, WindowCheck
+from store.batches import MessageBatch
+from store.columns import MalformedColumnsError
 from store.filesystem import FileSystem
 from store.identity import LOCK
 
@@ -52,7 +57,26 @@ def count_accepted(taken: Capture) -> int:
     )
     windows.run()
     ledger = int(taken.ledger.totals().accepted.sum()) if taken.ledger is not None else 0
-    return windows.accepted_before + ledger
+    return windows.accepted_before + ledger - _retired_waiting(taken, units)
+
+
+def _retired_waiting(taken: Capture, units: Units) -> int:
+    """Messages that the ledger counts and that the next start replays, which counts them again."""
+    waiting = 0
+    for part, expected in log_parts(taken):
+        if part.base + part.size <= taken.checkpoint.replay_offset:
+            continue
+        read = FileRead(taken, part.path, part.size, expected, Findings(), _ignore)
+        for records in read.records(blobs=False):
+            mine = records.of_kind(MessageBatch.schema.kind)
+            if not len(mine):
+                continue
+            with suppress(MalformedColumnsError):
+                columns = mine.columns(MessageBatch, ("sequence", "due_ms", "origin_sequence"))
+                again = units.is_retired(columns["due_ms"], columns["sequence"]) & (columns["origin_sequence"] == 0)
+                again &= part.base + mine.row_offsets() >= taken.checkpoint.replay_offset
+                waiting += int(np.count_nonzero(again))
+    return waiting
 
 
 def _see(_visited: Visited) -> None:

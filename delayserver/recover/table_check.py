@@ -29,7 +29,8 @@ def check_tables(
             read = FileRead(taken, path, taken.fs.size(path), Expected(kind, 0), findings, progress)
             for _ in read.records():
                 pass
-    _check_sequences(taken, highest_sequence, findings)
+    retired = taken.ledger.highest_sequence if taken.ledger is not None else 0
+    _check_sequences(taken, max(highest_sequence, retired), findings)
     if taken.names is not None and subject_max > len(taken.names):
         detail = f"subject code {subject_max} is used, but only {len(taken.names)} names are known"
         findings.add(MISSING, f"{taken.path}/names.log", 0, detail)

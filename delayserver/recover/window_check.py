@@ -153,7 +153,8 @@ class WindowCheck:
                 self._day(start, sorted({window for window in days[start] if window >= 0}))
 
     def _day(self, start_ms: int, windows: list[int]) -> None:
-        day = _Day(start_ms, self._outcomes(DispatchKey(start_ms, True)))
+        coarse = self._outcomes(DispatchKey(start_ms, True))
+        day = _Day(start_ms, coarse.take(np.flatnonzero(self._span.mask(coarse.due_ms))))
         for window in windows:
             if self._span.holds(window, self._taken.window_ms):
                 self._window(window, day)

@@ -387,3 +387,15 @@ async def test_what_expires_while_it_waits_behind_another_window_is_not_delivere
     assert await client.lookup(second["receipt"]) == ["expired"]
     assert "second" not in node.texts
     host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("expires_ms", [1 << 61, (1 << 62) - 1])
+async def test_an_expiry_that_never_comes_is_no_overflow(boot: Boot, expires_ms: int) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    await client.put("row", host.now_ms + 500, expires_ms=expires_ms)
+    columns = {"count": 1, "subject": "s", "due_ms": host.now_ms + 500, "bodies": b"column", "body_length": 6}
+    await client.request("send", columns | {"expires_ms": 2 * expires_ms + 1})
+    await host.sleep_ms(1_000)
+    assert host.fake().texts == ["row", "column"]

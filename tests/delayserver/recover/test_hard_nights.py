@@ -1,0 +1,279 @@
+"""What an operator may meet at three in the morning: tools that are interrupted, and directories in rare states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from delayserver.recover import repair
+from delayserver.recover.capture import capture
+from delayserver.recover.check import check_directory
+from delayserver.recover.findings import Findings
+from delayserver.recover.rebuild import apply_rebuild
+from delayserver.recover.rebuild_plan import plan_rebuild
+from store import identity
+from store.errors import StoreError
+from store.filesystem import RealFileSystem
+from store.schedule_key import ScheduleKey, ScheduleLayout, Source
+from store.windows import DAY_MS
+from tests.delayserver.recover import damaging
+from tests.delayserver.recover.directories import Made, copy, in_process
+from tests.delayserver.recover.test_corruption_table import files
+from tests.delayserver.recover.test_repair_rebuild import status_of
+from tests.fakes.disk import FakeDisk
+from tests.fakes.host import Host, faked_settings, small_settings
+
+Boot = Callable[..., Host]
+
+
+def ends_here(*_arguments: object) -> NoReturn:
+    raise StoreError("the process ends here")
+
+
+def pending_of(made: Made) -> set[str]:
+    """Receipts."""
+    return {row["receipt"] for row in in_process("pending", str(made.path), "--list", "--json").rows}
+
+
+def file_of_pending(made: Made) -> Path:
+    """The schedule file of the window that is due in an hour: two records, of which only a checkpoint says that they were
+    durable."""
+    due_ms = int(made.receipts["pending"].split("-")[1], 16)
+    name = ScheduleLayout(60_000).name(ScheduleKey(due_ms - due_ms % 60_000, Source.DIRECT))
+    return made.path / "schedule_log" / name
+
+
+def findings_of(disk: FakeDisk, from_ms: int | None = None, to_ms: int | None = None) -> list[str]:
+    taken, checked = check_directory(disk, "/data", from_ms=from_ms, to_ms=to_ms)
+    taken.close()
+    return [f"{finding.kind} {finding.file} {finding.detail}" for finding in checked.findings]
+
+
+def rebuild(disk: FakeDisk) -> None:
+    findings = Findings()
+    taken = capture(disk, "/data", findings)
+    plan = plan_rebuild(taken, findings)
+    assert not plan.refusals
+    apply_rebuild(taken, plan)
+    taken.close()
+
+
+@pytest.mark.parametrize("then", ["repair", "start"])
+def test_an_interrupted_repair_keeps_the_proof_that_damage_is_no_torn_end(
+    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    made = copy(stopped, tmp_path / "data")
+    for segment in (made.path / "message_log").iterdir():
+        segment.unlink()
+    damaging.flip_in_columns(file_of_pending(made))
+    other = copy(made, tmp_path / "other")
+    assert in_process("repair", str(other.path), "--yes").code == 0
+    expected = pending_of(other)
+    assert expected
+    with monkeypatch.context() as patch:
+        patch.setattr(repair, "write_quarantine", ends_here)
+        assert in_process("repair", str(made.path), "--yes").code == 1
+    if then == "repair":
+        assert in_process("repair", str(made.path), "--yes").code == 0
+    else:
+        status_of(made)
+    assert pending_of(made) == expected
+
+
+def test_rebuild_leaves_what_is_corrupt_to_repair(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    path = files(made.path)["dispatch_log minute"]
+    damaging.flip_in_columns(path)
+    before = path.read_bytes()
+    assert in_process("rebuild", str(made.path), "--yes").code == 1
+    assert path.read_bytes() == before
+
+
+def test_files_that_an_interrupted_repair_left_between_two_names_get_theirs(
+    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = copy(stopped, tmp_path / "data")
+    first, second, *_ = sorted((made.path / "dispatch_log").glob("*/*.log"))
+    damaging.swap(first, second)
+    replace = RealFileSystem.replace
+
+    def end(self: RealFileSystem, source: str, target: str) -> None:
+        if source.endswith(".moving"):
+            ends_here()
+        replace(self, source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RealFileSystem, "replace", end)
+        assert in_process("repair", str(made.path), "--yes").code == 1
+    assert in_process("repair", str(made.path), "--yes").code == 0
+    after = in_process("check", str(made.path), "--json")
+    assert (after.code, after.last["findings"]) == (0, [])
+
+
+def test_a_file_that_gets_its_name_back_takes_no_other_files_place(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    first, second, third, *_ = sorted((made.path / "schedule_log").glob("*/*.direct.log"))
+    only_here = third.read_bytes()
+    first.write_bytes(second.read_bytes())
+    second.write_bytes(only_here)
+    third.write_bytes(only_here[:64])  # made anew by a server in between, without any message
+    in_process("repair", str(made.path), "--yes")
+    assert any(only_here in path.read_bytes() for path in made.path.rglob("*") if path.is_file())
+
+
+def test_rebuild_leaves_no_lock_in_a_folder_that_is_not_ours(tmp_path: Path) -> None:
+    (tmp_path / "photos").mkdir()
+    assert in_process("rebuild", str(tmp_path / "photos"), "--dry-run").code == 2
+    assert list((tmp_path / "photos").iterdir()) == []
+
+
+async def drained_with_copy(host: Host) -> int:
+    """A message of a coarse day, and a copy of it that came when the day was fine; the process is killed. The due time."""
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms - host.now_ms % DAY_MS + 3 * DAY_MS + 5_000
+    await client.put("original", due_ms, message_id="x")
+    await host.sleep_ms(2_000)
+    await host.stop()
+    host.clock.step(2 * DAY_MS)
+    await host.start()
+    client = await host.client()
+    minutes = [f"/data/schedule_log/{day}" for day in host.disk.listdir("/data/schedule_log")]
+    assert minutes
+    await host.until(lambda: not host.server.opened.days.draining() and sum_of_minutes(host) == 1, within_ms=60_000)
+    copied = (await client.put("copy", due_ms, message_id="x"))["receipt"]
+    assert await client.lookup(copied) == ["deduplicated"]
+    await host.sleep_ms(3_000)
+    await host.kill()
+    return due_ms
+
+
+def sum_of_minutes(host: Host) -> int:
+    keys = host.server.opened.schedule.keys()
+    return sum(key.source == Source.FROM_DAY for key in keys) * all(key.source != Source.DAY for key in keys)
+
+
+@pytest.mark.parametrize("outcomes", ["kept", "lost"])
+async def test_a_copy_whose_window_is_rebuilt_is_a_copy_again(boot: Boot, outcomes: str) -> None:
+    host = boot(faked_settings())
+    due_ms = await drained_with_copy(host)
+    assert findings_of(host.disk) == []
+    for path in list(host.disk.files("/data/schedule_log")):
+        host.disk.remove(path)
+    if outcomes == "lost":
+        for path in list(host.disk.files("/data/dispatch_log")):
+            host.disk.remove(path)
+    rebuild(host.disk)
+    if outcomes == "kept":
+        assert findings_of(host.disk) == []
+    host.clock.step(due_ms - host.now_ms)
+    await host.start()
+    await host.sleep_ms(5_000)
+    assert host.fake().texts == ["original"]
+
+
+async def test_sequences_are_rebuilt_above_what_retention_took(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "BLOCK", 4)  # so that forty messages are what forty million are
+    short = {"window_ms": 10_000, "retention_ms": 20_000, "message_log_segment_bytes": 4096}
+    host = boot(small_settings(storage=short | {"message_log_retention_ms": 5_000}))
+    await host.start()
+    client = await host.client()
+    far = (await client.put("far", host.now_ms + 3_600_000))["receipt"]
+    ids: set[str] = set()
+    last = 0
+    while len(ids) < 40 or host.server.opened.log._tail[1].end < 4096:
+        reply = await client.put("x" * 500, host.now_ms + 10)
+        ids.add(reply["message_id"])
+        last = reply["sequence"]
+    assert await client.cancel(far) == ["cancelled"], "the next segment begins with what is no message"
+    await host.sleep_ms(70_000)
+    await host.stop()
+    host.disk.remove("/data/sequences")
+    rebuild(host.disk)
+    assert findings_of(host.disk) == []
+    await host.start()
+    reply = await (await host.client()).put("new", host.now_ms + 10)
+    assert reply["message_id"] not in ids and reply["sequence"] > last
+
+
+async def test_a_rebuilt_table_of_names_gives_no_code_of_a_consumer_group_to_another(boot: Boot) -> None:
+    host = boot(small_settings())
+    await host.start()
+    client = await host.client()
+    await client.put("one", host.now_ms + 10)
+    await host.sleep_ms(100)
+    for group in ("g1", "g2", "g3"):
+        (message,) = await client.pull("s", group)
+        await client.request("ack", {"subject": "s", "group": group, "count": 1, "deliveries": [message["delivery"]]})
+    await host.sleep_ms(2_000)
+    await host.stop()
+    host.disk.remove("/data/names.log")
+    rebuild(host.disk)
+    assert findings_of(host.disk) == []
+    await host.start()
+    client = await host.client()
+    pulled = [len(await client.pull("lost-name-2", group)) for group in ("new1", "new2", "new3", "new4")]
+    assert pulled == [1] * 4, "a new group begins with the oldest message"
+
+
+async def test_after_a_rebuild_without_a_checkpoint_attempts_are_in_mind(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    await host.sleep_ms(20_000)
+    receipt = (await client.put("m", host.now_ms + 1_000))["receipt"]
+    fake = host.fake()
+    fake.up, fake.known_failures, fake.stores_before_failing = False, False, True
+    await host.until(lambda: bool(fake.stored))
+    await host.kill()
+    host.disk.remove("/data/checkpoint")
+    rebuild(host.disk)
+    host.clock.step(-10_000)
+    await host.start()
+    assert await (await host.client()).cancel(receipt) == ["too_late"]
+
+
+async def test_a_check_of_a_range_is_clean_beside_outcomes_that_a_crash_left_of_a_drained_day(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = host.now_ms - host.now_ms % DAY_MS + 3 * DAY_MS
+    receipts = [(await client.put(f"m{m}", start_ms + 60_000 * m))["receipt"] for m in range(5)]
+    assert await client.cancel(receipts[1]) == ["cancelled"]
+    await host.sleep_ms(3_000)
+    (coarse,) = [path for path in host.disk.files("/data/dispatch_log") if path.endswith("/day.log")]
+    content = host.disk.content(coarse)
+    await host.stop()
+    host.clock.step(2 * DAY_MS)
+    await host.start()
+    await host.until(lambda: not host.disk.exists(coarse), within_ms=60_000)
+    await host.kill()
+    file = host.disk.open(coarse, create=True)  # the end came a moment before it was removed
+    file.pwrite(0, [content])
+    file.datasync()
+    file.close()
+    assert findings_of(host.disk) == []
+    assert findings_of(host.disk, start_ms + 180_000, start_ms + 300_000) == []
+
+
+async def test_retired_messages_that_message_log_still_has_are_counted_once_after_a_rebuild(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"window_ms": 10_000, "retention_ms": 20_000}))
+    await host.start()
+    client = await host.client()
+    for number in range(4):
+        await client.put(f"m{number}", host.now_ms + 100)
+    await client.put("later", host.now_ms + 3_600_000)
+    await host.sleep_ms(60_000)
+    await host.stop()
+    assert findings_of(host.disk) == []
+    host.disk.remove("/data/checkpoint")
+    rebuild(host.disk)
+    assert findings_of(host.disk) == []
+    await host.start()
+    await host.sleep_ms(3_000)
+    assert host.check_balance(pending=1)["accepted"] == 5
+    await host.stop()
+    assert findings_of(host.disk) == []
