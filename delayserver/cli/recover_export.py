@@ -37,9 +37,9 @@ def export(directory: str, from_ms: int | None, targets: tuple[str, ...], as_jso
     if importlib.util.find_spec("pyarrow") is None:
         raise click.ClickException("export needs pyarrow: pip install '.[audit]'")
     from delayserver.recover.capture import capture
+    from delayserver.recover.due_range import Range
     from delayserver.recover.export import Export
     from delayserver.recover.findings import Findings
-    from delayserver.recover.window_check import Range
     from store.filesystem import RealFileSystem
 
     Path(folder).mkdir(parents=True, exist_ok=True)

@@ -42,9 +42,9 @@ def pending(
     """
     shared.check_range(from_ms, to_ms)
     from delayserver.recover.capture import capture
+    from delayserver.recover.due_range import Range
     from delayserver.recover.findings import Findings
     from delayserver.recover.pending import Pending
-    from delayserver.recover.window_check import Range
     from store.filesystem import RealFileSystem
 
     with shared.usage_of_directory():

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -20,18 +20,20 @@ from delayserver.recover.broker_check import BrokerCheck, broker_bytes
 from delayserver.recover.cancel_check import check_cancels
 from delayserver.recover.capture import Capture, capture
 from delayserver.recover.days_rebuild import derive_days
+from delayserver.recover.due_range import Range
 from delayserver.recover.file_read import Expected, FileRead
 from delayserver.recover.findings import CONTRADICTORY, CORRUPT, MISPLACED, MISSING, ORPHANED, UNREADABLE, Findings
 from delayserver.recover.log_check import UNITS_AT_ONCE, LogCheck, by_sequence, first_kept_sequence
 from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.table_check import check_tables, ledger_balance
 from delayserver.recover.units import Units
-from delayserver.recover.window_check import Range, WindowCheck
+from delayserver.recover.window_check import WindowCheck
 from store.batches import I64, MessageBatch
 from store.columns import MalformedColumnsError
 from store.dispatch_log import DispatchKey
 from store.file_header import FILE_SCHEDULE
 from store.filesystem import FileSystem
+from store.ledger import Ledger
 from store.schedule_log import ScheduleKey, Source
 from store.windows import DAY_MS, day_of, window_of
 
@@ -96,6 +98,7 @@ class Check:
         units = Units(taken)
         windows = WindowCheck(taken, units, first_kept_sequence(taken), self._span, findings, self._progress, self._add)
         windows.run()
+        retired = self._retired_meanwhile(windows)
         loose = by_sequence(windows.loose)
 
         def settle(sequence: I64, due_ms: I64, offset: I64) -> None:
@@ -110,7 +113,7 @@ class Check:
         highest = max(log.highest_sequence, windows.highest_sequence)
         check_tables(taken, highest, max(log.subject_max, windows.subject_max), findings, self._progress)
         BrokerCheck(taken, findings, self._progress).run()
-        self._compare_totals(windows, log)
+        self._compare_totals(windows.accepted_before + retired - log.retired_waiting)
         return self.checked
 
     def _retired(self) -> None:
@@ -189,14 +192,33 @@ class Check:
             )
             self._findings.add(ORPHANED, path, int(orphans.offset[0]), detail, len(orphans))
 
-    def _compare_totals(self, windows: WindowCheck, log: LogCheck) -> None:
+    def _retired_meanwhile(self, windows: WindowCheck) -> int:
+        """Windows that retention took since the capture are in the ledger by now: the messages accepted in them."""
+        taken = self._taken
+        if not windows.gone:
+            return 0
+        ledger, accepted = Ledger.open(taken.fs, taken.path, taken.server_id, write=False), 0
+        try:
+            for start in windows.gone:
+                if not ledger.has(start):
+                    path = taken.schedule_path(ScheduleKey(start, Source.DIRECT))
+                    self._findings.add(MISSING, path, 0, "a file of this window went while it was read")
+                    continue
+                balance = ledger_balance(replace(taken, ledger=ledger), start, self._findings)
+                accepted += int(ledger.window(start).accepted.sum())
+                self._add("retired", start, balance)
+        finally:
+            ledger.close()
+        return accepted
+
+    def _compare_totals(self, found: int) -> None:
         """The server counts what it accepts; its count and the files must agree as of the checkpoint."""
         taken, totals = self._taken, self._taken.checkpoint.totals
         damaged = any(self._findings.counts[kind] for kind in (CORRUPT, MISSING, MISPLACED, UNREADABLE))
         if not self._span.everything or taken.checkpoint_lost or "accepted" not in totals or damaged:
             return
         ledger = int(taken.ledger.totals().accepted.sum()) if taken.ledger is not None else 0
-        found = windows.accepted_before + ledger - log.retired_waiting
+        found += ledger
         if found != totals["accepted"]:
             detail = (
                 f"the server counted {totals['accepted']} accepted messages up to sequence "

@@ -14,12 +14,13 @@ import numpy as np
 
 from delayserver.protocol.receipts import derived_message_ids, format_receipts
 from delayserver.recover.capture import Capture
+from delayserver.recover.due_range import Range
 from delayserver.recover.dump import outcome_name
 from delayserver.recover.file_read import Expected, FileRead
 from delayserver.recover.findings import Findings
 from delayserver.recover.survey import survey
 from delayserver.recover.whole_rows import message_rows
-from delayserver.recover.window_check import Range, Visited
+from delayserver.recover.window_check import Visited
 from store.batches import I64, KIND_OUTCOMES, MessageBatch, OutcomeBatch
 from store.columns import ragged_offsets
 from store.file_header import FILE_DISPATCH

@@ -14,13 +14,14 @@ from numpy.typing import NDArray
 
 from delayserver.recover.balance import ACCEPTED, INTERNAL, PENDING, Balance
 from delayserver.recover.capture import Capture, LogPart
+from delayserver.recover.due_range import Range
 from delayserver.recover.file_read import Expected, FileRead, Progress
 from delayserver.recover.findings import CONTRADICTORY, CORRUPT, MISSING, ORPHANED, Findings
 from delayserver.recover.fingerprint import Fingerprints
 from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.records import Records
 from delayserver.recover.units import Units
-from delayserver.recover.window_check import NAMES, Range, Rows, Visit, Visited
+from delayserver.recover.window_check import NAMES, Rows, Visit, Visited
 from store.batches import I64, KIND_CANCELS, KIND_MESSAGES, KIND_NAMES, CancelBatch, MessageBatch
 from store.columns import MalformedColumnsError
 from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG

@@ -9,10 +9,11 @@ import numpy as np
 
 from delayserver.protocol.receipts import derived_message_id, format_receipt
 from delayserver.recover.capture import Capture
+from delayserver.recover.due_range import Range
 from delayserver.recover.dump import put_blob
 from delayserver.recover.survey import survey
 from delayserver.recover.whole_rows import message_rows
-from delayserver.recover.window_check import Range, Rows, Visited
+from delayserver.recover.window_check import Rows, Visited
 from store.batches import I64, MessageBatch
 from store.columns import ragged_offsets
 from store.names import SUBJECT

@@ -11,11 +11,12 @@ from delayserver.recover.cancel_check import cancels_without_outcome
 from delayserver.recover.capture import Capture
 from delayserver.recover.codes import highest_code
 from delayserver.recover.days_rebuild import derive_days
+from delayserver.recover.due_range import Range
 from delayserver.recover.findings import CORRUPT, MISSING, UNREADABLE, Finding, Findings
 from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence
 from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.units import Units
-from delayserver.recover.window_check import Range, Visited, WindowCheck
+from delayserver.recover.window_check import Visited, WindowCheck
 from store.batches import I64
 from store.errors import CorruptionError, FormatError
 from store.identity import IDENTITY, SEQUENCES, read_reservation

@@ -11,10 +11,11 @@ import numpy as np
 
 from delayserver.clock import Clock
 from delayserver.recover.capture import Capture
+from delayserver.recover.due_range import Range
 from delayserver.recover.findings import CORRUPT, UNREADABLE
 from delayserver.recover.survey import Surveyed, survey
 from delayserver.recover.whole_rows import message_rows
-from delayserver.recover.window_check import Range, Visited
+from delayserver.recover.window_check import Visited
 from delayserver.redispatch import deliveries_again
 from delayserver.redispatch_reading import BYTES_MAX, MESSAGES_MAX, Unread, Wanted
 from delayserver.settings import StorageSettings

@@ -8,13 +8,14 @@ from contextlib import contextmanager, suppress
 import numpy as np
 
 from delayserver.recover.capture import Capture, capture
+from delayserver.recover.due_range import Range
 from delayserver.recover.file_read import FileRead
 from delayserver.recover.findings import Findings
 from delayserver.recover.log_check import first_kept_sequence, log_parts
 from delayserver.recover.repair import apply_repair, recount
 from delayserver.recover.repair_plan import Step
 from delayserver.recover.units import Units
-from delayserver.recover.window_check import Range, Visited, WindowCheck
+from delayserver.recover.window_check import Visited, WindowCheck
 from store.batches import MessageBatch
 from store.columns import MalformedColumnsError
 from store.filesystem import FileSystem

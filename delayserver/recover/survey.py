@@ -13,11 +13,12 @@ import numpy as np
 
 from delayserver.recover.capture import Capture
 from delayserver.recover.days_rebuild import derive_days
+from delayserver.recover.due_range import Range
 from delayserver.recover.findings import Findings
 from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence
 from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.units import Units
-from delayserver.recover.window_check import Range, Visit, WindowCheck
+from delayserver.recover.window_check import Visit, WindowCheck
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from delayserver.protocol.outcomes import Outcome
 from delayserver.recover.balance import ACCEPTED, INTERNAL, PENDING, Balance
 from delayserver.recover.capture import Capture
+from delayserver.recover.due_range import Range
 from delayserver.recover.file_read import Expected, FileRead, Progress
 from delayserver.recover.findings import CONTRADICTORY, CORRUPT, MISPLACED, Findings
 from delayserver.recover.fingerprint import Fingerprints, row_hashes
@@ -70,30 +71,6 @@ Visit = Callable[[Visited], None]
 
 
 @dataclass(slots=True)
-class Range:
-    """Due times looked at: [from_ms, to_ms), whole windows."""
-
-    from_ms: int = 0
-    to_ms: int = 1 << 62
-
-    @property
-    def everything(self) -> bool:
-        """Whether nothing is left out."""
-        return self.from_ms == 0 and self.to_ms == 1 << 62
-
-    def holds(self, start_ms: int, span_ms: int) -> bool:
-        """Whether a window or day has a part in the range."""
-        return start_ms < self.to_ms and start_ms + span_ms > self.from_ms
-
-    def mask(self, due_ms: I64) -> NDArray[np.bool_]:
-        """Rows in the range, bool[n]."""
-        if self.everything:
-            return np.ones(len(due_ms), np.bool_)
-        mask: NDArray[np.bool_] = (due_ms >= self.from_ms) & (due_ms < self.to_ms)
-        return mask
-
-
-@dataclass(slots=True)
 class _Day:
     """What the windows of a day leave for the day's own file."""
 
@@ -135,6 +112,9 @@ class WindowCheck:
         self.loose: list[OutcomeRows] = []
         self.damaged: dict[int, list[tuple[int, int]]] = {}
         self.accepted_before = 0
+        # Windows whose files went while they were read: a running server's retention takes them.
+        self.gone: list[int] = []
+        self._met_gone = False
         self.highest_sequence = 0
         self.subject_max = 0
 
@@ -176,6 +156,7 @@ class WindowCheck:
         read = FileRead(self._taken, path, size, expected, self._findings, self._progress)
         span_ms = DAY_MS if key.coarse else self._taken.window_ms
         rows = read_outcomes(read, key.start_ms, key.start_ms + span_ms, self._findings)
+        self._met_gone |= read.gone
         if known is not None:
             self._compare_mark(read, sum(known.counts) + sum(known.internal_counts))
         return rows
@@ -249,6 +230,7 @@ class WindowCheck:
     def _window(self, window: int, day: _Day) -> None:
         # What the ledger counts is left out: a crash left its files, or a message that came meanwhile keeps them.
         retired_to = self._units.retired_to(window)
+        self._met_gone, before = False, self.accepted_before
         outcomes = self._outcomes(DispatchKey(window, False))
         outcomes = outcomes.take(np.flatnonzero(outcomes.sequence > retired_to))
         balance = Balance()
@@ -256,6 +238,10 @@ class WindowCheck:
             key = ScheduleKey(window, source)
             if key in self._taken.schedule:
                 self._window_file(key, retired_to, outcomes, day, balance)
+        if self._met_gone:
+            self.gone.append(window)
+            self.accepted_before = before
+            return
         unseen = np.flatnonzero(~outcomes.seen)
         if len(unseen):
             day.loose.append(outcomes.take(unseen))
@@ -283,6 +269,7 @@ class WindowCheck:
                 self._units.placed.add_all(place, hashes[kept])
             if key.source == Source.FROM_DAY:
                 all_of_it.add_all(0, hashes)
+        self._met_gone |= read.gone
         if read.gone or not read.usable:
             self._units.skipped[place] = True
         if read.gaps:

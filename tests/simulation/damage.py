@@ -17,8 +17,8 @@ from random import Random
 
 from delayserver.recover.capture import capture
 from delayserver.recover.check import Check
+from delayserver.recover.due_range import Range
 from delayserver.recover.findings import TORN, Finding, Findings
-from delayserver.recover.window_check import Range
 from store.dispatch_log import DispatchKey, DispatchLayout
 from store.file_header import FILE_HEADER_BYTES
 from store.record import HEADER_BYTES, BadRecordError, RecordHeader, decode_header, verify_columns

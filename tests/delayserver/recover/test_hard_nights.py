@@ -10,7 +10,7 @@ import pytest
 
 from delayserver.recover import repair
 from delayserver.recover.capture import capture
-from delayserver.recover.check import check_directory
+from delayserver.recover.check import Check, check_directory, whole_windows
 from delayserver.recover.findings import Findings
 from delayserver.recover.rebuild import apply_rebuild
 from delayserver.recover.rebuild_plan import plan_rebuild
@@ -277,3 +277,24 @@ async def test_retired_messages_that_message_log_still_has_are_counted_once_afte
     assert host.check_balance(pending=1)["accepted"] == 5
     await host.stop()
     assert findings_of(host.disk) == []
+
+
+async def test_a_check_is_clean_beside_a_server_whose_retention_takes_a_window_meanwhile(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"window_ms": 10_000, "retention_ms": 20_000}))
+    await host.start()
+    client = await host.client()
+    for number in range(4):
+        await client.put(f"m{number}", host.now_ms + 100)
+        await host.sleep_ms(10_000)
+    await client.put("later", host.now_ms + 3_600_000)
+    await host.sleep_ms(3_000)
+    findings = Findings()
+    taken = capture(host.disk, "/data", findings)
+    kept = len(host.server.opened.schedule.keys())
+    await host.sleep_ms(12_000)
+    assert len(host.server.opened.schedule.keys()) < kept, "a window is retired"
+    span = whole_windows(None, None, taken.window_ms)
+    done = Check(taken, span, findings, lambda *_: None, lambda *_: None).run()
+    taken.close()
+    assert [finding.detail for finding in findings] == []
+    assert int(done.balance.totals()[0]) == 5

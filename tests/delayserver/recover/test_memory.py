@@ -9,11 +9,11 @@ import numpy as np
 
 from delayserver.recover.balance import ACCEPTED, Balance
 from delayserver.recover.capture import capture
+from delayserver.recover.due_range import Range
 from delayserver.recover.findings import Findings
 from delayserver.recover.log_check import LogCheck
 from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.units import Units
-from delayserver.recover.window_check import Range
 from store.batches import I64, CancelBatch
 from store.filesystem import RealFileSystem
 from store.message_log import MessageLog
