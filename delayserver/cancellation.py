@@ -40,6 +40,8 @@ Places = NDArray[np.intp]
 
 # Up to this many are looked up on the event loop.
 INLINE_MESSAGES_MAX = 32
+# And so many rows are looked through there for an id.
+INLINE_ROWS_MAX = 4096
 CANCELLED, ALREADY_CANCELLED = int(Outcome.CANCELLED), int(Outcome.ALREADY_CANCELLED)
 # Promises that the message never arrives. Each rests on its outcome row alone, so it is not told before that is durable.
 EXPIRED, DEAD_LETTERED = int(Outcome.EXPIRED), int(Outcome.DEAD_LETTERED)
@@ -95,6 +97,13 @@ class Cancellation:
             located.put(rest, in_files)
             located.hidden[~accepted] = False
         return located
+
+    async def sequence_of(self, subject: int, due_ms: int, message_id: bytes) -> int:
+        """The message with an id, 0 if there is none, of what is replayed. Raises CorruptionError; see `Locator.by_id`."""
+        find = partial(self._locator.by_id, subject, due_ms, message_id)
+        if self._inline or self._locator.rows_near(due_ms) <= INLINE_ROWS_MAX:
+            return find()
+        return await trio.to_thread.run_sync(find)
 
     async def caught_up(self) -> None:
         """Return when everything accepted so far is in its schedule file."""

@@ -63,7 +63,6 @@ class Front:
             server.commit,
             server.cancellation,
             server.lookup,
-            server.locator,
             server.opened.names,
             server.status.to_map,
             self.route,

@@ -115,6 +115,10 @@ class Locator:
         self.on_corruption(error)
         return error
 
+    def rows_near(self, due_ms: int) -> int:
+        """How many rows a search for an id looks through."""
+        return sum([self._schedule.rows(file) for file in self._files(window_of(due_ms, self._window_ms))])
+
     def by_id(self, subject: int, due_ms: int, message_id: bytes) -> int:
         """Sequence of the message with this id, 0 if there is none. Scans the columns of one window.
 

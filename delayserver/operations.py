@@ -14,7 +14,6 @@ from delayserver.clock import Clock
 from delayserver.connection import Connection
 from delayserver.group_commit import Committed, GroupCommit
 from delayserver.intake import Intake, Rejection
-from delayserver.locator import Locator
 from delayserver.lookup import Lookup
 from delayserver.protocol.cancel_reply import encode_cancel_reply
 from delayserver.protocol.columns import I64, pack_column, unpack_column, unpack_count
@@ -58,7 +57,6 @@ class Operations:
         commit: GroupCommit,
         cancellation: Cancellation,
         lookup: Lookup,
-        locator: Locator,
         names: Names,
         status: Callable[[], dict[str, Any]],
         route: Callable[[dict[str, Any]], dict[str, Any]],
@@ -73,7 +71,6 @@ class Operations:
         self._commit = commit
         self._cancellation = cancellation
         self._lookup = lookup
-        self._locator = locator
         self._names = names
         self._status = status
         self._route = route
@@ -291,7 +288,7 @@ class Operations:
             return 0, due_ms
         await self._cancellation.caught_up()
         try:
-            return self._locator.by_id(subject, due_ms, message_id), due_ms
+            return await self._cancellation.sequence_of(subject, due_ms, message_id), due_ms
         except CorruptionError as error:
             raise MessageDamaged(str(error)) from error
 

@@ -564,24 +564,3 @@ async def test_a_clean_stop_is_no_settlement_of_an_attempt_whose_row_left_the_qu
     await host.stop()
     await host.start()
     assert await (await host.client()).cancel(receipt) == ["too_late"]
-
-
-@pytest.mark.parametrize("operation", ["cancel", "lookup"])
-async def test_a_name_beside_a_reschedule_to_the_same_time_is_the_one_that_lives(boot: Boot, operation: str) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    one, two = await host.client(), await host.client()
-    outcomes = set()
-    for number in range(20):
-        due_ms, name = host.now_ms + 500, f"name{number}"
-        receipt = (await one.put("old", due_ms, message_id=name))["receipt"]
-        moved = await one.ask("reschedule", {"items": [{"receipt": receipt, "due_ms": due_ms, "body": "new"}]})
-        asked = await two.ask(operation, {"messages": [{"subject": "s", "message_id": name, "due_ms": due_ms}]})
-        (moved_to,) = (await one.reply(moved))["results"]
-        (answer,) = (await two.reply(asked))["results"]
-        outcomes.add((moved_to["outcome"], answer["outcome"]))
-        await host.sleep_ms(1_000)
-        if answer["outcome"] in ("cancelled", "already_cancelled"):
-            assert host.fake().texts == [], (moved_to["outcome"], answer["outcome"])
-        host.fake().stored.clear()
-    assert any(first == "cancelled" for first, _ in outcomes), "in some rounds the reschedule came first"
