@@ -112,7 +112,8 @@ def test_a_damaged_block_on_a_full_disk_is_made_again_for_the_pull_alone() -> No
     assert drain(broker) == list(range(1, 121))
 
 
-def test_where_block_and_record_are_damaged_only_the_record_is_lost() -> None:
+@pytest.mark.parametrize("which", ["first", "last"])
+def test_where_block_and_record_are_damaged_only_the_record_is_lost(which: str) -> None:
     disk = FakeDisk()
     broker = open_broker(disk, SMALL_BLOCKS)
     for batch in range(12):
@@ -120,11 +121,13 @@ def test_where_block_and_record_are_damaged_only_the_record_is_lost() -> None:
     broker.close()
     disk.kill()
     broker = open_broker(disk, SMALL_BLOCKS)
-    block = broker._state.queues[SUBJECT, 0].blocks[1]
+    block, following = broker._state.queues[SUBJECT, 0].blocks[1:3]
     damage_block(disk, broker, 1)
-    disk.flip_bit(disk.files("/data/broker/store")[0], block.store_offset_first + 70)
+    record = block.store_offset_first if which == "first" else block.store_offset_last
+    disk.flip_bit(disk.files("/data/broker/store")[0], record + 70)
     lost = set(range(1, 121)) - set(drain(broker))
-    assert lost == set(range(block.position + 1, block.position + 11))
+    first = block.position + 1 if which == "first" else following.position - 9
+    assert lost == set(range(first, first + 10))
     assert broker.status()["damaged_messages"] == 10
 
 
