@@ -39,8 +39,8 @@ def server(tmp_path: Path) -> Iterator[ServerUnderTest]:
     made.clean_up()
 
 
-def receive(client: Client, count: int, timeout_s: float = 15.0) -> list[Delivery]:
-    """Pull and ack until `count` deliveries came."""
+def receive(client: Client, count: int, timeout_s: float = 90.0) -> list[Delivery]:
+    """Pull and ack until `count` deliveries came. What a full disk refused comes after a back-off of up to 30 s."""
     came: list[Delivery] = []
     end_s = time.monotonic() + timeout_s
     while len(came) < count and time.monotonic() < end_s:
