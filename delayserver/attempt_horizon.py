@@ -15,22 +15,20 @@ AHEAD_MS = 30_000
 LEFT_MS = 15_000
 
 
-def horizon_ms(peak_us: int) -> int:
-    """The horizon of a checkpoint which was written when the clock had shown at most `peak_us`."""
-    return peak_us // 1000 + AHEAD_MS
-
-
 class AttemptHorizon:
     """The horizon of this process; it never goes back."""
 
-    __slots__ = ("due_ms", "on_moved", "peak_us")
+    __slots__ = ("on_moved", "peak_us")
 
     def __init__(self, peak_us: int) -> None:
         # The latest time that the clock has shown to a checkpoint, over all lives.
         self.peak_us = peak_us
-        self.due_ms = horizon_ms(peak_us)
-        """What is due later may not be attempted yet."""
         self.on_moved: Callable[[], None] = lambda: None
+
+    @property
+    def due_ms(self) -> int:
+        """What is due later may not be attempted yet."""
+        return self.peak_us // 1000 + AHEAD_MS
 
     def is_near(self, now_ms: int) -> bool:
         """Whether a checkpoint is due for the sake of the horizon."""
@@ -38,8 +36,6 @@ class AttemptHorizon:
 
     def move(self, peak_us: int) -> None:
         """A checkpoint of `peak_us` is durable."""
-        self.peak_us = max(self.peak_us, peak_us)
-        due_ms = horizon_ms(self.peak_us)
-        if due_ms > self.due_ms:
-            self.due_ms = due_ms
+        if peak_us > self.peak_us:
+            self.peak_us = peak_us
             self.on_moved()

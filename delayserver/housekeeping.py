@@ -24,6 +24,8 @@ STEP_MS = 100
 # Complete windows that a node is told of in one request, and how long one is left alone that did not hear it.
 WINDOWS_AT_ONCE = 1_000
 AGAIN_US = 10_000_000
+# Of more than eleven days of minutes a node that does not hear is not told: it gives keys up by itself after a week.
+UNTOLD_MAX = 16_384
 
 
 class Housekeeping:
@@ -62,7 +64,7 @@ class Housekeeping:
         """Look until cancelled."""
         offset_us = self._clock.now_us() - self._clock.monotonic_us()
         # Whether the process before told the nodes nobody knows.
-        self._completed.update(self._book.starts())
+        self._completed.update(start for start in self._book.starts() if self._book.is_settled(start))
         while True:
             await self._clock.sleep_ms(INTERVAL_MS)
             offset_us = self._look_at_clock(offset_us)
@@ -101,6 +103,8 @@ class Housekeeping:
         self._completed -= over
         for untold in self._untold.values():
             untold.update(over)
+            if len(untold) > UNTOLD_MAX:
+                untold.difference_update(sorted(untold)[:-UNTOLD_MAX])
         for group in self._groups.values():
             for node in group.nodes:
                 address = node.broker.address

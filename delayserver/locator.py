@@ -126,6 +126,16 @@ class Locator:
 
         A reschedule that keeps the due time leaves the cancelled message there as well: the last one is the one that lives.
         """
+        while True:
+            version = self._days.version
+            last, hidden = self._by_id(subject, due_ms, message_id)
+            if last or version == self._days.version:  # as in `locate`
+                break
+        if not last and hidden is not None:
+            raise hidden
+        return last
+
+    def _by_id(self, subject: int, due_ms: int, message_id: bytes) -> tuple[int, CorruptionError | None]:
         wanted = hash_id(message_id)
         last = 0
         hidden: CorruptionError | None = None
@@ -139,9 +149,7 @@ class Locator:
             last = max(last, int(found.max(initial=0)))
             for damage in damages:
                 hidden = self._told(CorruptionError(self._schedule.path(file), damage.start, damage.detail))
-        if not last and hidden is not None:
-            raise hidden
-        return last
+        return last, hidden
 
     def read(self, sequence: int, due_ms: int) -> MessageBatch | None:
         """One whole message. Raises CorruptionError (told already) where damage stands around it."""

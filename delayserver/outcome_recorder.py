@@ -21,7 +21,7 @@ from delayserver.clock import Clock
 from delayserver.open_messages import OpenMessages
 from delayserver.protocol.outcomes import Outcome
 from delayserver.settings import DispatchSettings
-from store.batches import MessageBatch, OutcomeBatch
+from store.batches import I64, MessageBatch, OutcomeBatch
 from store.days import DayTable
 from store.dispatch_log import DispatchKey, DispatchLog
 from store.errors import CorruptionError, DiskFullError, StoreError
@@ -58,8 +58,8 @@ class OutcomeRecorder:
         self._released = trio.Event()
         self.open_messages = OpenMessages()
         self.replayed_sequence: Callable[[], int] = lambda: 1 << 62
-        # Decided before their round was published: at most one round.
-        self._early: set[int] = set()
+        # Sequences decided before their round was published: of one round at most.
+        self._early: list[I64] = []
         self._failure: StoreError | None = None
         # Whether outcomes could not be made durable: the server ends, and its next start decides again.
         self.gave_up = False
@@ -90,15 +90,15 @@ class OutcomeRecorder:
         self.open_messages.remove(batch.sequence)
         early = batch.sequence[batch.sequence > self.replayed_sequence()]
         if len(early):  # delivered by a load, while the round that placed them waits for room for the rest of it
-            self._early.update(early.tolist())
+            self._early.append(early)
         self._work.set()
 
     def opened(self, messages: MessageBatch) -> None:
         """A round of the message_log is published: its messages have no outcome, but for early ones."""
         self.open_messages.add(messages)
-        if self._early:
-            self.open_messages.remove(np.fromiter(self._early, np.int64, len(self._early)))
-            self._early.clear()
+        for early in self._early:
+            self.open_messages.remove(early)
+        self._early.clear()
 
     def _feed_indexes(self, batch: OutcomeBatch) -> None:
         for key, part in self._by_file(batch):

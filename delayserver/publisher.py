@@ -53,7 +53,6 @@ class Publisher:
         self._clock = clock
         self.accepted = 0
         self.internal = 0
-        self._decided: dict[int, OutcomeIndex | None] = {}
         recorder.replayed_sequence = lambda: replayer.replayed_sequence
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
         # While a start replays what a crash left, outcomes of cancels and of copies wait here: dispatch_log may have kept
@@ -66,7 +65,7 @@ class Publisher:
         self.internal += done.internal
         if done.messages is not None and self.recovered is None:  # what a start replays may have its outcome already
             self._recorder.opened(done.messages)
-        self._publish_rows(done)
+        self._publish_rows(done, {})
         for batch in done.cancels:
             self._settle(cancelled_outcomes(batch, self._clock.now_us()))
             self._recorder.release(batch.sequence)
@@ -75,11 +74,10 @@ class Publisher:
     def publish_drained(self, done: Round, decided: dict[int, OutcomeIndex | None]) -> None:
         """A round of a sealed day: its rows were counted, and most of its copies recorded, when the day got them.
         `decided`: what the outcome files of their windows say, for those that are taken; None where they cannot be read."""
-        self._decided = decided
-        self._publish_rows(done)
+        self._publish_rows(done, decided)
         self._replayer.published_drained()
 
-    def _publish_rows(self, done: Round) -> None:
+    def _publish_rows(self, done: Round, decided: dict[int, OutcomeIndex | None]) -> None:
         now_us = self._clock.now_us()
         ahead_ms = now_us // 1000 + self._settings.load_ahead_ms
         added = wanted = False
@@ -92,7 +90,7 @@ class Publisher:
             start = placed.key.start_ms
             touched.add(start)
             # Whether a window is taken is for the cursors to say, not for the clock: after a step back it may lie far ahead.
-            added |= self._add_owned(placed, now_us)
+            added |= self._add_owned(placed, decided.get(placed.key.start_ms), now_us)
             wanted |= start < ahead_ms and not self._cursors.is_loaded(start)
         self._book.refresh(touched)
         if added:
@@ -101,14 +99,13 @@ class Publisher:
         if wanted:
             self._loader.wake()
 
-    def _add_owned(self, placed: Placed, now_us: int) -> bool:
-        """Put the rows into the wheel that no load will bring."""
+    def _add_owned(self, placed: Placed, decided: OutcomeIndex | None, now_us: int) -> bool:
+        """Put the rows into the wheel that no load will bring; `decided` is asked for rows of a day."""
         batch = placed.batch
         owned = self._cursors.owner(
             placed.key.start_ms, placed.key.source.name, placed.appended.start, batch.due_ms, batch.sequence
         )
         if placed.key.source == Source.FROM_DAY and owned.any():
-            decided = self._decided.get(placed.key.start_ms)
             owned &= decided.missing(batch.sequence) if decided is not None else False
             self._record_lost_copies(placed, owned, now_us)
         owned &= batch.duplicate_of == 0

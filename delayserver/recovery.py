@@ -115,7 +115,7 @@ def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: ran
     attempted, horizon = Attempted(0, 0), AttemptHorizon(checkpoint.written_us)
     if sequences.clean:  # no attempt is unknown: a clock that once ran far ahead need not be remembered
         horizon = AttemptHorizon(min(checkpoint.written_us, clock.now_us()))
-    if not sequences.clean and not directory.created:
+    elif not directory.created:
         # Without a checkpoint the horizon of the last life is not known: what this one would begin with has to do.
         unknown = lost or not checkpoint.written_us  # `rebuild` makes one that does not tell either
         latest_ms = clock.now_ms() + AHEAD_MS if unknown else max(clock.now_ms(), horizon.due_ms)

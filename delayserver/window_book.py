@@ -26,7 +26,7 @@ class WindowBook:
 
     def open(self) -> None:
         """Take all windows of both logs into account; a few microseconds a file."""
-        self.refresh({key.start_ms for key in self._schedule.keys() if key.source != Source.DAY})
+        self.refresh(self.starts())
 
     def starts(self) -> set[int]:
         """Starts of all windows with messages, in milliseconds."""

@@ -92,9 +92,8 @@ class Consuming:
         start, stop = span
         run = self._state.run_at(key if retry else (key[0], 0), start)
         count = min(stop, run.position + run.row_count) - start
-        given_back = (
-            run.store_offset < self._state.store.first
-        )  # of a block that retention has taken in part: no damage
+        # Of a block that retention has taken in part: no damage.
+        given_back = run.store_offset < self._state.store.first
         batch = None if given_back else self._state.read(run)
         if batch is None:
             # Unreadable messages must not hold up what is behind them; they are counted and reported, not forgotten.

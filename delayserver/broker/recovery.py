@@ -32,7 +32,7 @@ def recover_broker(fs: FileSystem, directory: str, server_id: int, limits: Broke
     # A lost checkpoint must not bring an epoch back that old delivery ids still carry; the time will not.
     epoch = checkpoint.epoch + 1 if checkpoint else now_us // 1_000_000
     store = BrokerStore.open(fs, f"{directory}/store", server_id, limits, checkpoint.store_offset if checkpoint else 0)
-    found = checkpoint is not None
+    complete = checkpoint is not None
     if checkpoint is None or checkpoint.store_offset > store.end:
         checkpoint = BrokerCheckpoint(server_id)
     state = BrokerState(
@@ -56,7 +56,7 @@ def recover_broker(fs: FileSystem, directory: str, server_id: int, limits: Broke
         base: state.segment_newest_us.get(base, now_us) if end <= checkpoint.store_offset else now_us
         for base, end, _ in store.segments()
     }
-    _read_progress(state, complete=found)
+    _read_progress(state, complete=complete)
     state.recovered_ends = {key: queue.end for key, queue in state.queues.items()}
     return state
 

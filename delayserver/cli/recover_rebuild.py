@@ -20,7 +20,7 @@ def rebuild(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     Messages that only schedule_log holds any more (their message_log is retired) stay. Files that lack nothing are not
     touched. The server must be stopped. Interrupted, it can be run again. Run `repair` first where `check` says corrupt.
     """
-    from delayserver.recover.capture import capture
+    from delayserver.recover.capture import capture, find_server_id
     from delayserver.recover.findings import Findings
     from delayserver.recover.rebuild import apply_rebuild
     from delayserver.recover.rebuild_plan import plan_rebuild
@@ -29,7 +29,9 @@ def rebuild(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
 
     fs, findings = RealFileSystem(), Findings()
     with shared.usage_of_directory():
-        capture(fs, directory, Findings()).close()  # before a lock is left in a folder that is not ours
+        find_server_id(
+            fs, directory.rstrip("/") or "/", Findings()
+        )  # before a lock is left in a folder that is not ours
     with shared.usage_of_directory(), locked(fs, directory.rstrip("/")):
         taken = capture(fs, directory, findings)
         try:

@@ -29,6 +29,17 @@ def day_after_next(host: Host) -> int:
     return (host.now_ms // DAY_MS + 2) * DAY_MS
 
 
+async def stopped_with_far_message(host: Host) -> int:
+    """A life in which a message for a coarse day was taken; its due time."""
+    await host.start()
+    due_ms = day_after_next(host) + HOUR_MS + 30_000
+    await (await host.client()).put("m", due_ms)
+    await host.settled()
+    await host.sleep_ms(20_000)
+    await host.stop()
+    return due_ms
+
+
 def never_finish(host: Host) -> Callable[[DelayServer], None]:
     """Days are drained slowly, and none is given up."""
 
@@ -79,13 +90,7 @@ async def test_what_was_delivered_from_a_minute_that_a_crash_lost_is_not_deliver
     boot: Boot, seed: int
 ) -> None:
     host = boot(coarse_settings(storage=NO_CHECKPOINTS))
-    await host.start()
-    client = await host.client()
-    due_ms = day_after_next(host) + HOUR_MS + 30_000
-    await client.put("m", due_ms)
-    await host.settled()
-    await host.sleep_ms(20_000)
-    await host.stop()
+    due_ms = await stopped_with_far_message(host)
     host.clock.step(due_ms - 10_000 - host.now_ms)
     host.before_run = never_finish(host)
     await host.start()
@@ -167,13 +172,7 @@ async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(b
 
 async def test_a_clean_stop_keeps_in_mind_what_was_attempted_and_lies_in_a_draining_day_alone(boot: Boot) -> None:
     host = boot(coarse_settings(storage=NO_CHECKPOINTS))
-    await host.start()
-    client = await host.client()
-    due_ms = day_after_next(host) + HOUR_MS + 30_000
-    await client.put("m", due_ms)
-    await host.settled()
-    await host.sleep_ms(20_000)
-    await host.stop()
+    due_ms = await stopped_with_far_message(host)
     host.clock.step(due_ms + 300_000 - host.now_ms)
     fake = host.fake()
     fake.stores_before_failing, fake.up, fake.known_failures = True, False, False
