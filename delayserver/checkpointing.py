@@ -23,7 +23,7 @@ from store.filesystem import FileSystem
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.window_state import FileMark
 
-POLL_MS = 50
+POLL_MS = 250
 
 
 class Checkpointing:
@@ -80,7 +80,8 @@ class Checkpointing:
                     # with a crash can make an attempt look as if it lay ahead.
                     self._horizon.move(self._clock.now_us())
                 last_us = self._clock.monotonic_us()
-            await self._clock.sleep_ms(POLL_MS)
+            left_ms = self._settings.checkpoint_interval_ms - (self._clock.monotonic_us() - last_us) // 1000
+            await self._clock.sleep_ms(min(left_ms, POLL_MS) if left_ms > 0 else POLL_MS)
 
     def _is_due(self, waited_us: int) -> bool:
         if self._horizon.is_near(self._clock.now_ms()):

@@ -111,6 +111,7 @@ class GroupCommit:
         self._replayed = log.synced
         self._in_step = False
         self._lag_fell = trio.Event()
+        self._moved = trio.Event()
         self.groups = 0
         self.highest_sequence = sequences.next - 1
         # Messages of the balance: found by the start, and committed since.
@@ -294,6 +295,7 @@ class GroupCommit:
         # Answers first: the clients go on while the rest of this step is done.
         group.tell(entries)
         self._end = entries[-1].end
+        self._moved.set()
         self._publish(entries)
 
     def _disk_is_quick(self) -> bool:
@@ -340,13 +342,17 @@ class GroupCommit:
 
     async def warm(self) -> None:
         """Overwrite space ahead of the tail while nothing is to be committed."""
-        while True:
-            await self._clock.sleep_ms(20)
-            if self._idle.is_set() and self._settings.warm_ahead_bytes:
+        while self._settings.warm_ahead_bytes:
+            self._moved = trio.Event()
+            warmed = False
+            if self._idle.is_set():
                 try:
-                    self._log.warm_ahead(self._settings.warm_ahead_bytes)
+                    warmed = self._log.warm_ahead(self._settings.warm_ahead_bytes)
                 except DiskFullError:
                     await self._clock.sleep_ms(1000)
+            if not warmed:
+                await self._moved.wait()  # an idle server does not poll
+            await self._clock.sleep_ms(20)
 
     async def stop(self) -> None:
         """Refuse what is new, and wait until what was taken is durable and answered."""

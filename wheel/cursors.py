@@ -160,7 +160,8 @@ class LoadCursors:
 
     def is_loaded(self, window_start_ms: int) -> bool:
         """Whether the whole window is in the wheel."""
-        return self.loaded_limit(window_start_ms) == KEY_HIGHEST
+        window = self._windows.get(window_start_ms)
+        return window is not None and window.is_loaded
 
     def windows(self) -> list[int]:
         """Starts of all windows with a cursor, in order."""
@@ -168,7 +169,7 @@ class LoadCursors:
 
     def partially_loaded(self) -> list[int]:
         """Starts of the windows of which a part is taken, but not all is loaded, in order."""
-        return [start for start, window in self._windows.items() if window.loaded_limit != KEY_HIGHEST]
+        return [start for start, window in self._windows.items() if not window.is_loaded]
 
     def next_unloaded(self, floor_ms: int, ceiling_ms: int) -> int | None:
         """The first window from the one around `floor_ms`, starting before `ceiling_ms`, that a load can be begun for.
@@ -177,7 +178,7 @@ class LoadCursors:
         """
         for start in range(floor_ms // self._window_ms * self._window_ms, ceiling_ms, self._window_ms):
             window = self._windows.get(start)
-            if window is None or (not window.loading and window.loaded_limit != KEY_HIGHEST):
+            if window is None or (not window.loading and not window.is_loaded):
                 return start
         return None
 

@@ -55,6 +55,9 @@ class WindowCursor:
         self.window_start_ms = window_start_ms
         self.slices: list[Slice] = []
         self.ticket: LoadTicket | None = None
+        # Keys through this one are loaded, and whether those are all: asked for at every look for a window to load.
+        self.loaded_limit = KEY_LOWEST
+        self.is_loaded = False
         self._limits_due_ms = np.empty(0, np.int64)
         self._limits_sequence = np.empty(0, np.int64)
 
@@ -66,12 +69,6 @@ class WindowCursor:
     def limit(self) -> Key:
         """Keys through this one are taken."""
         return self.slices[-1].to_key if self.slices else KEY_LOWEST
-
-    @property
-    def loaded_limit(self) -> Key:
-        """Keys through this one are loaded."""
-        loaded = self._count(SliceState.LOADED)
-        return self.slices[loaded - 1].to_key if loaded else KEY_LOWEST
 
     def begin(self, number: int, end_offsets: Mapping[str, int], to_key: Key) -> LoadTicket:
         if self.ticket is not None:
@@ -149,6 +146,9 @@ class WindowCursor:
         assert self._limits_due_ms.tolist() == [limit.due_ms for limit in limits]
         assert self._limits_sequence.tolist() == [limit.sequence for limit in limits]
         assert self.limit <= KEY_HIGHEST
+        loaded = self._count(SliceState.LOADED)
+        assert self.loaded_limit == (limits[loaded - 1] if loaded else KEY_LOWEST)
+        assert self.is_loaded == (self.loaded_limit == KEY_HIGHEST)
 
     def _end(self, ticket: LoadTicket, state: SliceState) -> None:
         self.check_ticket(ticket)
@@ -171,5 +171,8 @@ class WindowCursor:
         return lower_bounds(self._limits_due_ms, self._limits_sequence, due_ms, sequence)
 
     def _index(self) -> None:
+        loaded = self._count(SliceState.LOADED)
+        self.loaded_limit = self.slices[loaded - 1].to_key if loaded else KEY_LOWEST
+        self.is_loaded = self.loaded_limit == KEY_HIGHEST
         self._limits_due_ms = np.array([piece.to_key.due_ms for piece in self.slices], np.int64)
         self._limits_sequence = np.array([piece.to_key.sequence for piece in self.slices], np.int64)

@@ -411,10 +411,10 @@ class Consumer:
             try:
                 await self.turn()
             except Lost:
-                await trio.sleep(0.3)
+                await self._client.sleep(0.3)
             except DelayServerError as error:
                 self._note(self._client.name, "refused", error=error.name)
-                await trio.sleep(0.5)
+                await self._client.sleep(0.5)
 
     async def turn(self) -> int:
         """One pull and what becomes of it; returns how many messages came."""
@@ -432,7 +432,7 @@ class Consumer:
         messages = reply["messages"]
         if not messages:
             if not self.careful:
-                await trio.sleep(0.05 + self._chance.random() * 0.5)
+                await self._client.sleep(0.05 + self._chance.random() * 0.5)
             return 0
         self._note(
             self._client.name,

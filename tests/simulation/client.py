@@ -45,16 +45,24 @@ class Client:
         except OSError as error:
             raise Lost(f"cannot connect: {error}", sent=False) from error
         self._last_id += 1
+        time = self._network.time
+        # Closed under the feet of who waits: a timer costs a fraction of a scope.
+        timeout = time.at(time.now_s + timeout_s, transport.close)
         try:
-            with trio.fail_after(timeout_s):
-                await self._send(transport, encode_request(self._last_id, operation, arguments))
-                return await self._reply(transport, self._last_id)
-        except (OSError, trio.TooSlowError) as error:
+            await self._send(transport, encode_request(self._last_id, operation, arguments))
+            return await self._reply(transport, self._last_id)
+        except OSError as error:
             self.close()
             raise Lost(f"no answer: {error!r}", sent=True) from error
         except trio.Cancelled:
             self.close()
             raise
+        finally:
+            timeout.action = None
+
+    async def sleep(self, duration_s: float) -> None:
+        """As `trio.sleep`."""
+        await self._network.time.sleep(duration_s)
 
     async def _connect(self) -> SimulatedTransport:
         self._decoder = FrameDecoder(FRAME_BYTES_MAX)

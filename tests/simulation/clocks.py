@@ -111,6 +111,15 @@ class SimulatedTime(trio.abc.Clock):
 
         await trio.lowlevel.wait_task_rescheduled(abort)
 
+    async def sleep_through(self, duration_s: float) -> None:
+        """As `trio.sleep` in a shielded scope."""
+        if duration_s <= 0:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+            return
+        task = trio.lowlevel.current_task()
+        self.at(self.now_s + duration_s, lambda: trio.lowlevel.reschedule(task))
+        await trio.lowlevel.wait_task_rescheduled(lambda _raise_cancel: trio.lowlevel.Abort.FAILED)
+
     async def sleep(self, duration_s: float) -> None:
         """As `trio.sleep`."""
         await self.sleep_until(self.now_s + duration_s)

@@ -144,7 +144,7 @@ class SimulatedTransport:
 
     async def wait_writable(self) -> None:
         # What short writes leave over goes on a moment later.
-        await trio.sleep(0.001)
+        await self._network.time.sleep(0.001)
 
     def break_now(self) -> None:
         """Both ends see a reset, after what has arrived."""
@@ -222,7 +222,7 @@ class Network:
         """The `Connect` door. Raises ConnectionRefusedError; to an unreachable host it hangs, as TCP does."""
         await trio.lowlevel.checkpoint()
         if address in self.unreachable:
-            await trio.sleep(120)
+            await self.time.sleep(120)
             raise TimeoutError(f"{address} does not answer")
         listener = self.listeners.get(address)
         if listener is None:

@@ -3,9 +3,11 @@ and "all on the final code" can be checked."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import statistics
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +15,52 @@ from typing import Any
 from tests.simulation.run import Result
 
 ROOT = Path(__file__).resolve().parents[2]
-# What a seed's trace depends on.
-FOLDERS = ("delayserver", "store", "wheel", "tests/simulation", "tests/fakes")
+# Runs a seed; what it imports, and so on, is what a seed's trace depends on.
+START = "tests/simulation/run.py"
 
 
 def code_digest(root: Path = ROOT) -> str:
     """16 hex digits over the names and bytes of all Python files that a seed runs."""
     digest = hashlib.sha256()
-    for folder in FOLDERS:
-        for path in sorted((root / folder).rglob("*.py")):
-            digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    for path in files_of_a_seed(root):
+        digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()[:16]
+
+
+def files_of_a_seed(root: Path = ROOT) -> list[Path]:
+    """Our files that a seed reaches through imports of modules. Clients, the command line and most tools are not among
+    them: what is changed there takes nothing from the seeds that ran."""
+    found = {root / START}
+    new = [root / START]
+    while new:
+        for name in _imported(new.pop()):
+            parts = name.split(".")
+            # A name of something in a module has no file of its own; the module and its packages have.
+            for count in range(1, len(parts) + 1):
+                base = root.joinpath(*parts[:count])
+                for path in (base.with_suffix(".py"), base / "__init__.py"):
+                    if path not in found and path.is_file():
+                        found.add(path)
+                        new.append(path)
+    return sorted(found)
+
+
+def _imported(path: Path) -> Iterator[str]:
+    nodes: list[ast.AST] = [ast.parse(path.read_bytes())]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.module is not None and not node.level, f"{path}: imports are absolute here"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not _for_types(node):
+            nodes += ast.iter_child_nodes(node)
+
+
+def _for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
 
 
 @dataclass(frozen=True, slots=True)

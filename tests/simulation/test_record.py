@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from tests.simulation.many import run_many
-from tests.simulation.record import FOLDERS, ROOT, Record, code_digest
+from tests.simulation.record import ROOT, START, Record, code_digest, files_of_a_seed
 from tests.simulation.run import Result
 
 
@@ -34,16 +36,38 @@ def test_the_summary_speaks_of_the_present_code_only(tmp_path: Path) -> None:
     assert "python -m tests.simulation --seed 4" in summary.text()
 
 
-def test_the_digest_follows_every_file_that_a_seed_runs(tmp_path: Path) -> None:
-    for folder in FOLDERS:
-        (tmp_path / folder).mkdir(parents=True)
-        (tmp_path / folder / "part.py").write_text("one\n")
+def test_the_digest_follows_every_file_that_a_seed_reaches(tmp_path: Path) -> None:
+    texts = {
+        START: "import part\nfrom package.inner import name\n",
+        "part.py": "class A:\n    from package import other\n",
+        "package/__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tool\n",
+        "package/inner.py": "name = 1\n",
+        "package/other.py": "def late():\n    import tool\n",
+        "tool.py": "",
+    }
+    for name, text in texts.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     seen = {code_digest(tmp_path)}
-    for folder in FOLDERS:
-        (tmp_path / folder / "part.py").write_text("two\n")
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text + "# changed\n")
         seen.add(code_digest(tmp_path))
-    assert len(seen) == len(FOLDERS) + 1
-    assert code_digest() == code_digest(ROOT)
+    assert len(seen) == len(texts), "each but the tool changes it"
+
+
+def test_what_a_seed_loads_is_in_the_digest() -> None:
+    program = (
+        "import sys\n"
+        "from tests.simulation.run import run_seed\n"
+        "run_seed(0)\n"
+        "print(*(module.__file__ for module in sys.modules.values() if getattr(module, '__file__', None)), sep='\\n')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True)
+    packages = [ROOT / name for name in ("delayserver", "store", "wheel", "ops", "tests")]
+    loaded = {Path(line) for line in done.stdout.splitlines()}
+    ours = {path for path in loaded if any(path.is_relative_to(package) for package in packages)}
+    assert len(ours) > 100
+    assert not ours - set(files_of_a_seed())
 
 
 def test_several_processes_find_what_one_finds() -> None:

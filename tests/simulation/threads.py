@@ -32,10 +32,9 @@ def simulated_threads(chance: Random, time: SimulatedTime) -> Iterator[None]:
 
     async def run_sync(work: Callable[..., T], *arguments: Any, **_options: Any) -> T:
         # trio does not give up a thread when its caller is cancelled, so neither does this.
-        with trio.CancelScope(shield=True):
-            await time.sleep(chance.choice([0.0, 0.0005, 0.02]) * chance.random())
-            result = work(*arguments)
-            await time.sleep(chance.choice([0.0, 0.0005]) * chance.random())
+        await time.sleep_through(chance.choice([0.0, 0.0005, 0.02]) * chance.random())
+        result = work(*arguments)
+        await time.sleep_through(chance.choice([0.0, 0.0005]) * chance.random())
         return result
 
     real = trio.to_thread.run_sync

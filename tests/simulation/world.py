@@ -35,6 +35,8 @@ FLIPPING_SHARE = 0.125
 ROWS_AT_ONCE = 40
 # How exact the sleeps of a host are: most seeds have coarse ones, and cost half.
 TIMER_US = (1, 100_000, 250_000, 250_000)
+# How many faults a seed meets, with the work around them: mostly few, so that many worlds are seen, and some long lives.
+EPISODES = (4, 5, 5, 6, 7, 7, 8, 8, 10, 15)
 
 
 class World:
@@ -147,7 +149,7 @@ class World:
             await self._start()
             for consumer in self.consumers:
                 nursery.start_soon(consumer.run)
-            for _ in range(self.chance.randrange(6, 16)):
+            for _ in range(self.chance.choice(EPISODES)):
                 await self._episode()
             await self._calm_down()
             await self._deliver_all()
@@ -220,7 +222,7 @@ class World:
             nursery.start_soon(self._fault)
             for node in self.nodes:
                 nursery.start_soon(self._node_fault, node)
-            await trio.sleep(chance.choice([0.01, 0.3, 1.5]))
+            await self.time.sleep(chance.choice([0.01, 0.3, 1.5]))
         self._flip(0.25)
         await self._recover()
         await self._pass_time()
@@ -232,33 +234,33 @@ class World:
                 return
             await producer.act()
             self._look_at_bounds()
-            await trio.sleep(producer_pause(self.chance))
+            await self.time.sleep(producer_pause(self.chance))
 
     async def _fault(self) -> None:
         chance, host = self.chance, self.host
         kind = chance.random()
-        await trio.sleep(chance.choice([0, 0.02, 0.5]) * chance.random())
+        await self.time.sleep(chance.choice([0, 0.02, 0.5]) * chance.random())
         if not host.alive:
             return
         power = chance.random() < 0.75
-        if kind < 0.22:
+        if kind < 0.26:
             operations = int(10 ** (chance.random() * 2.3))
             self.note("fault", "crash", after_operations=operations, power=power)
             self.model.disturbed = True
             host.crash_after(operations, power=power)
-        elif kind < 0.34:
+        elif kind < 0.38:
             self.note("fault", "crash now", power=power)
             self.model.disturbed = True
             host.crash(power=power)
-        elif kind < 0.40:
+        elif kind < 0.44:
             self.note("fault", "clean stop")
             host.stop()
-        elif kind < 0.46:
+        elif kind < 0.50:
             part = chance.choice(["message_log", "schedule_log", "dispatch_log", "broker", "checkpoint", "/data"])
             self.note("fault", "sync fails", part=part)
             self.model.disturbed = True
             host.disk.fail_next_sync(part)
-        elif kind < 0.56:
+        elif kind < 0.59:
             self.network.weather = Weather(
                 delay_s_max=chance.choice([0, 0.005, 1.0]),
                 split=chance.choice([0, 0.5]),
@@ -268,13 +270,13 @@ class World:
             self.model.disturbed = True
             self.timely.fault()
             self.note("fault", "weather", weather=self.network.weather)
-        elif kind < 0.64:
+        elif kind < 0.66:
             step_s = chance.choice([-1, 1]) * 10 ** (chance.random() * 4.5)
             self.note("fault", "clock step", seconds=round(step_s, 3))
             self.model.disturbed = True
             self.clock.step(int(step_s * 1e6))
             self.timely.changed()
-        elif kind < 0.70:
+        elif kind < 0.72:
             room = chance.choice([0, 10, 100, 300]) * 1024
             self.note("fault", "disk fills up", room_bytes=room)
             self.model.disturbed = True
@@ -296,7 +298,7 @@ class World:
     async def _node_fault(self, node: Host) -> None:
         """Down, slow, accepts and then fails, cannot write; until the next fault."""
         chance, network = self.chance, self.network
-        await trio.sleep(chance.choice([0, 0.02, 0.5]) * chance.random())
+        await self.time.sleep(chance.choice([0, 0.02, 0.5]) * chance.random())
         if chance.random() < 0.5:
             return
         self._heal(node)
@@ -333,7 +335,7 @@ class World:
         host = self.host
         if host.alive and host.server is not None and host.server.commit.refusal is not None:
             self.note("world", "accepts nothing more", refusal=str(host.server.commit.refusal)[:80])
-            await trio.sleep(0.2)
+            await self.time.sleep(0.2)
             if host.alive and not host.server.stopping.is_set():
                 host.crash(power=self.chance.random() < 0.5)
         if host.alive and host.server is not None and host.server.stopping.is_set():
@@ -369,19 +371,19 @@ class World:
             if due_ms is not None:
                 before_s = chance.choice([0.0, 0.05, 1.0, 80.0])
                 self._leap(max(due_ms / 1000 - self.clock.now_us() / 1e6 - before_s, 0))
-            await trio.sleep(chance.choice([0.2, 1.5]))
+            await self.time.sleep(chance.choice([0.2, 1.5]))
         elif kind < 0.65:
             self._leap(10 ** (chance.random() * 4.6))
-            await trio.sleep(0.6)
+            await self.time.sleep(0.6)
         elif kind < 0.72:
             step_s = 10 ** (chance.random() * 4.6)
             self.note("world", "suspended", seconds=round(step_s, 3))
             self.model.disturbed = True
             self.clock.step(int(step_s * 1e6))
             self.timely.changed()
-            await trio.sleep(0.6)
+            await self.time.sleep(0.6)
         else:
-            await trio.sleep(chance.choice([0.1, 1.0, 4.0]))
+            await self.time.sleep(chance.choice([0.1, 1.0, 4.0]))
 
     # -- the end
 
@@ -397,7 +399,7 @@ class World:
             node.disk.no_more_faults()
         for consumer in self.consumers:
             consumer.careful = True
-        await trio.sleep(1)
+        await self.time.sleep(1)
         self._start_nodes()
         await self._recover()
         self.host.disk.no_more_faults()
@@ -416,11 +418,11 @@ class World:
             ahead_s = due[-1] / 1000 - self.clock.now_us() / 1e6 if due else 0
             if ahead_s > 0:
                 self._leap(ahead_s + self.chance.choice([0, 0, 1, 600]))
-            await trio.sleep(0.7)
+            await self.time.sleep(0.7)
             if ahead_s < -1:
                 # Overdue: what waits for a back-off or a lease gets its time, but not for ever.
                 self._leap(25)
-                await trio.sleep(0.7)
+                await self.time.sleep(0.7)
                 await self._check_stuck(ahead_s)
         else:
             raise SimulationFailure(f"still not delivered: {self._open_text()}")
@@ -455,7 +457,7 @@ class World:
         self.looked_late = True
         until_s = self.time.now_s + self.timely.pause_us / 1e6 + 2 * LATE_US_MAX / 1e6
         while self.time.now_s < until_s and not all(identity.arrived for identity, _ in unseen):
-            await trio.sleep(0.5)
+            await self.time.sleep(0.5)
         await self._look_up_waiting([copy for _, copy in unseen])
         for identity, copy in unseen:
             waits = identity.last_answer in ("pending", "in_flight", "retrying")
@@ -481,12 +483,12 @@ class World:
         ahead_s = last / 1000 - self.clock.now_us() / 1e6
         if ahead_s > 0:
             self._leap(ahead_s + 1)
-        await trio.sleep(2)
+        await self.time.sleep(2)
         status = await self.checker.request("status", {})
         if status["pending"]:
             # What nobody answered may have been sent with a delay, so the books do not know when it is due.
             self._leap(settings_of.DELAY_MS_MAX / 1000)
-            await trio.sleep(2)
+            await self.time.sleep(2)
             status = await self.checker.request("status", {})
         self.note("checker", "status", **{name: status[name] for name in BALANCE})
         assert self.host.server is not None
