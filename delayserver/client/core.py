@@ -29,7 +29,8 @@ class Call(Generic[T]):
     """One operation with its arguments, and how to read its result.
 
     ``repeatable`` says that sending it twice has the effect of sending it once, so that it is retried although the
-    first result is unknown. ``wait_s`` is how long the server may hold the reply back on purpose.
+    first result is unknown. ``wait_s`` is how long the server may hold the reply back on purpose. ``sent_us`` is the
+    local elapsed time of the last attempt.
     """
 
     operation: str
@@ -37,6 +38,7 @@ class Call(Generic[T]):
     read: Callable[[dict[str, Any], ServerInfo], T]
     repeatable: bool = True
     wait_s: float = 0.0
+    sent_us: int = 0
 
 
 class ClientCore:
@@ -55,10 +57,9 @@ class ClientCore:
 
     def hello(self) -> Call[ServerInfo]:
         """The first call on every connection; its reading sets ``server`` and the clock."""
-        sent_us = self.clock.elapsed()
 
         def read(result: dict[str, Any], _: ServerInfo) -> ServerInfo:
-            self.clock.learn(_integer(result, "server_us"), sent_us)
+            self.clock.learn(_integer(result, "server_us"), call.sent_us)
             self.server = ServerInfo(
                 server_id=str(result["server_id"]),
                 version=_integer(result, "version"),
@@ -68,23 +69,26 @@ class ClientCore:
             )
             return self.server
 
-        return Call(HELLO, {"versions": list(SUPPORTED_VERSIONS), "client": self._client_name}, read)
+        call = Call(HELLO, {"versions": list(SUPPORTED_VERSIONS), "client": self._client_name}, read)
+        return call
 
     def ping(self) -> Call[int]:
         """Ask for the server's time in microseconds, and learn its clock from the answer."""
-        sent_us = self.clock.elapsed()
 
         def read(result: dict[str, Any], _: ServerInfo) -> int:
             server_us = _integer(result, "server_us")
-            self.clock.learn(server_us, sent_us)
+            self.clock.learn(server_us, call.sent_us)
             return server_us
 
-        return Call(PING, {}, read)
+        call = Call(PING, {}, read)
+        return call
 
     def encode(self, call: Call[Any]) -> tuple[int, bytes]:
         """The request's id and frame. Raises `FrameTooLarge` and `InvalidArgument` here, where they harm no other."""
         request_id = self._next_id
         self._next_id += 1
+        # Here and not where the call is made: until it leaves it may wait for a lock, a connection or a retry.
+        call.sent_us = self.clock.elapsed()
         try:
             frame = encode_request(request_id, call.operation, call.arguments)
         except (TypeError, ValueError, OverflowError) as exc:

@@ -1,0 +1,53 @@
+"""Faults of the client and the command line, each with its test."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import anyio
+import pytest
+
+from delayserver.client import AsyncClient, Client
+from tests.delayserver.client.fake_server import FakeServer, Garbage, Late
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    with FakeServer() as running:
+        yield running
+
+
+def error_of_clock_ms(client: Client | AsyncClient, server: FakeServer) -> float:
+    return abs(client._core.clock.now_ms() - server.now_us() / 1000)
+
+
+def test_a_ping_that_was_retried_does_not_put_the_clock_wrong(server: FakeServer) -> None:
+    server.misbehave("ping", Garbage(b""))
+    with Client(server.address, timeout_s=1) as client:
+        assert error_of_clock_ms(client, server) < 100
+
+
+def test_a_ping_that_waited_for_another_thread_does_not_put_the_clock_wrong(server: FakeServer) -> None:
+    with Client(server.address) as client:
+        server.misbehave("pull", Late(1.0))
+        puller = threading.Thread(target=client.pull, args=("a", "g"))
+        puller.start()
+        time.sleep(0.1)
+        client.ping()
+        puller.join()
+        assert error_of_clock_ms(client, server) < 100
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_ping_of_the_async_client_that_was_retried_does_not_put_the_clock_wrong(
+    server: FakeServer, backend: str
+) -> None:
+    server.misbehave("ping", Garbage(b""))
+
+    async def main() -> None:
+        async with AsyncClient(server.address, timeout_s=1) as client:
+            assert error_of_clock_ms(client, server) < 100
+
+    anyio.run(main, backend=backend)
