@@ -91,7 +91,7 @@ class SendColumns:
 
 
 def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
-    """Send many messages as columns; repeatable only with ``message_ids``.
+    """Send many messages as columns; repeatable only with a message id on every row.
     Raises `InvalidArgument` where lengths disagree.
     """
     count, blob, length_column = _body_columns(columns)
@@ -131,7 +131,7 @@ def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
         due_ms = unpack_column(result["due_ms"], accepted, I64, "due_ms")
         return ColumnsSent(server.server_id, accepted, int(result["first_sequence"]), due_ms, rejected, message_ids)
 
-    return Call(SEND, arguments, read, message_ids is not None)
+    return Call(SEND, arguments, read, message_ids is not None and all(message_ids))
 
 
 def check_message(message: Message) -> None:
@@ -193,7 +193,7 @@ def send_many_call(
     def read(result: dict[str, Any], server: ServerInfo) -> list[SendResult | DelayServerError]:
         return _rows_of(call.read(result, server), messages, message_ids)
 
-    return Call(SEND, call.arguments, read, all(message_ids))
+    return Call(SEND, call.arguments, read, call.repeatable)
 
 
 def resolve_due_column(clock: ServerClock, due_ms: Integers | None, delay_ms: Integers | None) -> Integers:

@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from delayserver.client import AsyncClient, Client
-from tests.delayserver.client.fake_server import FakeServer, Garbage, Late
+from delayserver.protocol.errors import ConnectionLost
+from tests.delayserver.client.fake_server import Drop, FakeServer, Garbage, Late
 
 
 @pytest.fixture
@@ -51,3 +52,10 @@ def test_a_ping_of_the_async_client_that_was_retried_does_not_put_the_clock_wron
             assert error_of_clock_ms(client, server) < 100
 
     anyio.run(main, backend=backend)
+
+
+def test_columns_with_a_row_without_an_id_are_not_sent_twice(server: FakeServer) -> None:
+    server.misbehave("send", Drop())
+    with Client(server.address) as client, pytest.raises(ConnectionLost):
+        client.send_columns("a", 1, [b"x", b"y"], message_ids=["m", ""])
+    assert [stored.outcome for stored in server.messages] == ["pending", "pending"]
