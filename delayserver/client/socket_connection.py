@@ -4,6 +4,7 @@ nothing is retried here.
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import struct
@@ -37,11 +38,17 @@ class SocketConnection:
         self._poll = select.poll()
         self._poll.register(self._socket, select.POLLIN)
         self._replies = ReplyStream()
-        self.closed = False
+        self._process = os.getpid()
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed, or belongs to the process this one was forked from, whose replies it would take."""
+        return self._closed or self._process != os.getpid()
 
     def close(self) -> None:
         """Close; may be called again."""
-        self.closed = True
+        self._closed = True
         self._socket.close()
 
     def quiet(self) -> bool:

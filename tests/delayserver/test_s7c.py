@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -59,3 +60,17 @@ def test_columns_with_a_row_without_an_id_are_not_sent_twice(server: FakeServer)
     with Client(server.address) as client, pytest.raises(ConnectionLost):
         client.send_columns("a", 1, [b"x", b"y"], message_ids=["m", ""])
     assert [stored.outcome for stored in server.messages] == ["pending", "pending"]
+
+
+def test_a_forked_process_does_not_share_the_connection(server: FakeServer) -> None:
+    with Client(server.address) as client:
+        child = os.fork()
+        if not child:
+            try:
+                client.send("child", b"", due_ms=1)
+            except BaseException:  # noqa: BLE001
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        assert client.send("parent", b"", due_ms=1).subject == "parent"
+    assert server.connections == 2
