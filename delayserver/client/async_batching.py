@@ -124,6 +124,8 @@ class AsyncBatcher:
         if subject is None:
             raise InvalidArgument("give a subject to send, or to the batcher")
         due_ms = await self._client.resolve_due_ms(due_ms, delay_ms, at, delay)
+        # A copy: the caller may change its own before the batch leaves.
+        properties = dict(properties) if properties else None
         message = Message(subject, body, due_ms, message_id=message_id, properties=properties, expires_ms=expires_ms)
         check_message(message)
         while self._unanswered >= self._pending_messages_max:

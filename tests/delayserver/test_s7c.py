@@ -74,3 +74,25 @@ def test_a_forked_process_does_not_share_the_connection(server: FakeServer) -> N
         assert os.waitpid(child, 0)[1] == 0
         assert client.send("parent", b"", due_ms=1).subject == "parent"
     assert server.connections == 2
+
+
+def test_the_batcher_sends_the_properties_that_were_handed_over(server: FakeServer) -> None:
+    properties: dict[str, str] = {}
+    with Client(server.address) as client, client.batcher("a", linger_ms=1000) as batcher:
+        for number in range(3):
+            properties["number"] = str(number)
+            batcher.send(b"", due_ms=number, properties=properties)
+    assert [stored.properties for stored in server.messages] == [{"number": str(number)} for number in range(3)]
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_the_async_batcher_sends_the_properties_that_were_handed_over(server: FakeServer, backend: str) -> None:
+    async def main() -> None:
+        properties: dict[str, str] = {}
+        async with AsyncClient(server.address) as client, client.batcher("a", linger_ms=1000) as batcher:
+            for number in range(3):
+                properties["number"] = str(number)
+                await batcher.send(b"", due_ms=number, properties=properties)
+
+    anyio.run(main, backend=backend)
+    assert [stored.properties for stored in server.messages] == [{"number": str(number)} for number in range(3)]
