@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 import anyio
 import anyio.abc
 
+from delayserver.client.batching import fitting
 from delayserver.client.messages import Message, SendResult
 from delayserver.client.send_calls import check_message
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
@@ -166,14 +167,8 @@ class AsyncBatcher:
         self._arrived = anyio.Event()
 
     def _fitting(self) -> int:
-        """How many waiting messages fit into one batch, by count and by half a frame of bodies; at least one."""
-        bytes_left = self._client.limits.frame_bytes_max // 2
-        for count, handle in enumerate(self._waiting):
-            # A text body may take up to three bytes a character.
-            bytes_left -= len(handle.message.body) * (3 if isinstance(handle.message.body, str) else 1)
-            if count == self._batch_messages_max or (count and bytes_left < 0):
-                return count
-        return len(self._waiting)
+        """How many waiting messages fit into one batch; at least one."""
+        return fitting((handle.message for handle in self._waiting), self._batch_messages_max, self._client.limits)
 
     async def _send(self, batch: list[Handle]) -> None:
         outcomes: list[SendResult | DelayServerError]

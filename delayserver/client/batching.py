@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Self
 from delayserver.client.messages import Message, SendResult
 from delayserver.client.send_calls import check_message
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
+from delayserver.protocol.limits import Limits
 
 if TYPE_CHECKING:
     from delayserver.client.blocking import Client
@@ -27,6 +28,24 @@ if TYPE_CHECKING:
 class _Entry:
     message: Message
     future: Future[SendResult] = field(default_factory=Future)
+
+
+def fitting(messages: Iterable[Message], messages_max: int, limits: Limits) -> int:
+    """How many of the messages, from the first on, go into one request: by count and by half a frame of content;
+    at least one if there is any.
+    """
+    messages_max = min(messages_max, limits.batch_messages_max)
+    bytes_left = limits.frame_bytes_max // 2
+    count = 0
+    for message in messages:
+        # Text may take up to three bytes a character (four, but the other half has room for that).
+        bytes_left -= len(message.body) * (3 if isinstance(message.body, str) else 1)
+        if message.properties:
+            bytes_left -= sum([3 * (len(key) + len(value)) + 10 for key, value in message.properties.items()])
+        if count == messages_max or (count and bytes_left < 0):
+            break
+        count += 1
+    return count
 
 
 class Batcher:
@@ -157,16 +176,8 @@ class Batcher:
             return [self._waiting.popleft() for _ in range(self._fitting())]
 
     def _fitting(self) -> int:
-        """How many waiting messages fit into one batch, by count and by half a frame of bodies;
-        at least one if any waits.
-        """
-        bytes_left = self._client.limits.frame_bytes_max // 2
-        for count, entry in enumerate(self._waiting):
-            # A text body may take up to three bytes a character.
-            bytes_left -= len(entry.message.body) * (3 if isinstance(entry.message.body, str) else 1)
-            if count == self._batch_messages_max or (count and bytes_left < 0):
-                return count
-        return len(self._waiting)
+        """How many waiting messages fit into one batch; at least one if any waits."""
+        return fitting((entry.message for entry in self._waiting), self._batch_messages_max, self._client.limits)
 
     def _send(self, batch: list[_Entry]) -> None:
         live = [entry for entry in batch if entry.future.set_running_or_notify_cancel()]

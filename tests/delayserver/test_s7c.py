@@ -12,6 +12,7 @@ import pytest
 
 from delayserver.client import AsyncClient, Client
 from delayserver.protocol.errors import ConnectionLost
+from delayserver.protocol.limits import Limits
 from tests.delayserver.client.fake_server import Drop, FakeServer, Garbage, Late
 
 
@@ -96,3 +97,27 @@ def test_the_async_batcher_sends_the_properties_that_were_handed_over(server: Fa
 
     anyio.run(main, backend=backend)
     assert [stored.properties for stored in server.messages] == [{"number": str(number)} for number in range(3)]
+
+
+def test_a_batch_keeps_the_bounds_of_the_server_also_with_properties() -> None:
+    with FakeServer(limits=Limits(frame_bytes_max=10_000, batch_messages_max=7)) as server:
+        with Client(server.address) as client, client.batcher("a", linger_ms=50) as batcher:
+            futures = [batcher.send(b"", due_ms=number, properties={"p": "x" * 2000}) for number in range(20)]
+            futures += [batcher.send(b"", due_ms=number) for number in range(20, 40)]
+        assert [future.result().due_ms for future in futures] == list(range(40))
+        assert max(request.arguments["count"] for request in server.requests if request.operation == "send") == 7
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_an_async_batch_keeps_the_bounds_of_the_server_also_with_properties(backend: str) -> None:
+    async def main() -> None:
+        with FakeServer(limits=Limits(frame_bytes_max=10_000, batch_messages_max=7)) as server:
+            async with AsyncClient(server.address) as client, client.batcher("a", linger_ms=50) as batcher:
+                for number in range(20):
+                    await batcher.send(b"", due_ms=number, properties={"p": "x" * 2000})
+                for number in range(20, 40):
+                    await batcher.send(b"", due_ms=number)
+            assert [stored.due_ms for stored in server.messages] == list(range(40))
+            assert max(request.arguments["count"] for request in server.requests if request.operation == "send") == 7
+
+    anyio.run(main, backend=backend)
