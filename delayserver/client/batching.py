@@ -133,6 +133,9 @@ class Batcher:
                 self._changed.wait()
             if self._closing:
                 raise InvalidArgument("the batcher is closed")
+            # Not started, or left behind by a fork: nobody would ever send it.
+            if not self._thread.is_alive():
+                raise RuntimeError("use the batcher inside its with block")
             self._waiting.append(entry)
             self._unanswered += 1
             # The worker sleeps only for the first message and for a full batch; waking it for

@@ -121,3 +121,19 @@ def test_an_async_batch_keeps_the_bounds_of_the_server_also_with_properties(back
             assert max(request.arguments["count"] for request in server.requests if request.operation == "send") == 7
 
     anyio.run(main, backend=backend)
+
+
+def test_a_batcher_outside_its_block_or_in_a_forked_process_takes_no_message(server: FakeServer) -> None:
+    client = Client(server.address)
+    with pytest.raises(RuntimeError, match="with block"):
+        client.batcher("a").send(b"", due_ms=1)
+    with client.batcher("a") as batcher:
+        child = os.fork()
+        if not child:
+            try:
+                batcher.send(b"", due_ms=1)
+            except RuntimeError:
+                os._exit(7)
+            finally:
+                os._exit(1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
