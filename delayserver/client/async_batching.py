@@ -80,6 +80,7 @@ class AsyncBatcher:
         self._pending_messages_max = pending_messages_max
         self._waiting: deque[Handle] = deque()
         self._unanswered = 0
+        self._answered_count = 0
         self._hurry = 0  # flushes that wait: no lingering meanwhile
         self._arrived = anyio.Event()  # the first message, a full batch or a flush
         self._answered = anyio.Event()
@@ -141,11 +142,13 @@ class AsyncBatcher:
         return handle
 
     async def flush(self) -> None:
-        """Wait until everything handed over is answered; raise the first error since the last flush, if any."""
+        """Wait until everything handed over so far is answered; raise the first error since the last flush, if any."""
+        # They are answered in their order; what others hand over meanwhile is not waited for.
+        until = self._answered_count + self._unanswered
         self._hurry += 1
         self._arrived.set()
         try:
-            while self._unanswered:
+            while self._answered_count < until:
                 await self._answered.wait()
         finally:
             self._hurry -= 1
@@ -181,5 +184,6 @@ class AsyncBatcher:
             if self._first_error is None and isinstance(outcome, DelayServerError):
                 self._first_error = outcome
         self._unanswered -= len(batch)
+        self._answered_count += len(batch)
         self._answered.set()
         self._answered = anyio.Event()

@@ -75,6 +75,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._waiting: deque[_Entry] = deque()
         self._unanswered = 0
+        self._answered_count = 0
         self._hurry = 0  # flushes that wait: no lingering meanwhile
         self._closing = False
         self._first_error: BaseException | None = None
@@ -145,13 +146,17 @@ class Batcher:
         return entry.future
 
     def flush(self) -> None:
-        """Wait until everything handed over is answered; raise the first error since the last flush, if any."""
+        """Wait until everything handed over so far is answered; raise the first error since the last flush, if any."""
         with self._changed:
+            # They are answered in their order; what others hand over meanwhile is not waited for.
+            until = self._answered_count + self._unanswered
             self._hurry += 1
             self._changed.notify_all()
-            while self._unanswered:
-                self._changed.wait()
-            self._hurry -= 1
+            try:
+                while self._answered_count < until:
+                    self._changed.wait()
+            finally:
+                self._hurry -= 1
             error, self._first_error = self._first_error, None
         if error is not None:
             raise error
@@ -202,4 +207,5 @@ class Batcher:
         with self._changed:
             self._first_error = self._first_error or error
             self._unanswered -= len(batch)
+            self._answered_count += len(batch)
             self._changed.notify_all()

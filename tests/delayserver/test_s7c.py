@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -137,3 +138,62 @@ def test_a_batcher_outside_its_block_or_in_a_forked_process_takes_no_message(ser
             finally:
                 os._exit(1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_a_flush_does_not_wait_for_what_others_hand_over_meanwhile(server: FakeServer) -> None:
+    server.misbehave("send", *[Late(0.02)] * 100)
+    stop = threading.Event()
+    with Client(server.address) as client, client.batcher("a") as batcher:
+
+        def send_on() -> None:
+            while not stop.wait(0.001):
+                batcher.send(b"", due_ms=1)
+
+        others = threading.Thread(target=send_on)
+        others.start()
+        batcher.send(b"", due_ms=2)
+        began = time.monotonic()
+        batcher.flush()
+        took = time.monotonic() - began
+        stop.set()
+        others.join()
+    assert took < 1
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_an_async_flush_does_not_wait_for_what_others_hand_over_meanwhile(server: FakeServer, backend: str) -> None:
+    server.misbehave("send", *[Late(0.02)] * 100)
+
+    async def main() -> None:
+        async with AsyncClient(server.address) as client, client.batcher("a") as batcher:
+            async with anyio.create_task_group() as others:
+
+                async def send_on() -> None:
+                    while True:
+                        await batcher.send(b"", due_ms=1)
+                        await anyio.sleep(0.001)
+
+                others.start_soon(send_on)
+                await batcher.send(b"", due_ms=2)
+                with anyio.fail_after(1):
+                    await batcher.flush()
+                others.cancel_scope.cancel()
+
+    anyio.run(main, backend=backend)
+
+
+def test_an_interrupted_flush_leaves_the_lingering_as_it_was(server: FakeServer) -> None:
+    server.misbehave("send", Late(1.0))
+
+    def interrupt() -> None:
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with Client(server.address) as client, client.batcher("a") as batcher:
+        batcher.send(b"", due_ms=1)
+        interrupter = threading.Thread(target=interrupt)
+        interrupter.start()
+        with pytest.raises(KeyboardInterrupt):
+            batcher.flush()
+        interrupter.join()
+        assert not batcher._hurry
