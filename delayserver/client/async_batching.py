@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -14,7 +14,7 @@ import anyio.abc
 from delayserver.client.batching import fitting
 from delayserver.client.messages import Message, SendResult
 from delayserver.client.send_calls import check_message
-from delayserver.protocol.errors import DelayServerError, InvalidArgument
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument
 
 if TYPE_CHECKING:
     from delayserver.client.asynchronous import AsyncClient
@@ -59,7 +59,7 @@ class AsyncBatcher:
 
     An asynchronous context manager; leaving it flushes. ``send`` waits while ``pending_messages_max`` messages are
     not answered yet, which bounds memory. Errors come out of the handle of each message they concern, and the first
-    since the last flush is raised by the next one. Cancelling the block abandons what is not sent.
+    since the last flush is raised by the next one. Cancelling the block abandons what is not answered: `ConnectionLost`.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class AsyncBatcher:
         self._linger_s = linger_ms / 1000
         self._pending_messages_max = pending_messages_max
         self._waiting: deque[Handle] = deque()
+        self._sending: list[Handle] = []
         self._unanswered = 0
         self._answered_count = 0
         self._hurry = 0  # flushes that wait: no lingering meanwhile
@@ -106,7 +107,15 @@ class AsyncBatcher:
                 raise
         finally:
             tasks.cancel_scope.cancel()
-            await tasks.__aexit__(None, None, None)
+            try:
+                await tasks.__aexit__(None, None, None)
+            finally:
+                # Tasks outside the block may wait for them.
+                abandoned = [*self._sending, *self._waiting]
+                error = ConnectionLost(
+                    "the batcher was cancelled before the answer: the message may or may not be there"
+                )
+                self._settle(abandoned, [error] * len(abandoned))
 
     async def send(
         self,
@@ -174,11 +183,16 @@ class AsyncBatcher:
         return fitting((handle.message for handle in self._waiting), self._batch_messages_max, self._client.limits)
 
     async def _send(self, batch: list[Handle]) -> None:
-        outcomes: list[SendResult | DelayServerError]
+        outcomes: Sequence[SendResult | DelayServerError]
+        self._sending = batch
         try:
             outcomes = await self._client.send_many([handle.message for handle in batch])
         except DelayServerError as error:
             outcomes = [error] * len(batch)
+        self._sending = []
+        self._settle(batch, outcomes)
+
+    def _settle(self, batch: list[Handle], outcomes: Sequence[SendResult | DelayServerError]) -> None:
         for handle, outcome in zip(batch, outcomes, strict=True):
             handle._resolve(outcome)
             if self._first_error is None and isinstance(outcome, DelayServerError):

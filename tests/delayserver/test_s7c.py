@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from delayserver.client import AsyncClient, Client
+from delayserver.client import AsyncBatcher, AsyncClient, Client, Handle
 from delayserver.protocol.errors import ConnectionLost
 from delayserver.protocol.limits import Limits
 from tests.delayserver.client.fake_server import Drop, FakeServer, Garbage, Late
@@ -197,3 +197,34 @@ def test_an_interrupted_flush_leaves_the_lingering_as_it_was(server: FakeServer)
             batcher.flush()
         interrupter.join()
         assert not batcher._hurry
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_cancelling_the_block_of_an_async_batcher_answers_its_handles(server: FakeServer, backend: str) -> None:
+    server.misbehave("send", Late(1.0))
+
+    async def main() -> None:
+        lost: list[bytes] = []
+        async with AsyncClient(server.address) as client, anyio.create_task_group() as others:
+
+            async def wait_for(handle: Handle) -> None:
+                with pytest.raises(ConnectionLost):
+                    await handle
+                lost.append(handle.message.body)
+
+            async def send_one_more(batcher: AsyncBatcher) -> None:
+                with pytest.raises(RuntimeError):
+                    await batcher.send(b"too much", due_ms=1)
+                lost.append(b"too much")
+
+            with anyio.move_on_after(0.3):
+                async with client.batcher("a", batch_messages_max=1, linger_ms=0, pending_messages_max=2) as batcher:
+                    for body in (b"under way", b"waiting"):
+                        others.start_soon(wait_for, await batcher.send(body, due_ms=1))
+                    others.start_soon(send_one_more, batcher)
+                    await anyio.sleep_forever()
+            with anyio.fail_after(2):
+                while len(lost) < 3:
+                    await anyio.sleep(0.01)
+
+    anyio.run(main, backend=backend)
