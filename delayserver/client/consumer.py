@@ -16,7 +16,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from delayserver.client.asynchronous import AsyncClient
 from delayserver.client.messages import Delivery, Route
-from delayserver.protocol.errors import ConnectionLost, DelayServerError
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, Refused
 
 ROUTE_INTERVAL_S: Final = 30.0
 """How often the nodes are asked for: a new node waits at most this long for its first pull."""
@@ -45,8 +45,8 @@ class Consumer:
 
     ``async with Consumer(client, "orders", "billing") as deliveries: async for received in deliveries: ...``. Each
     `Received` is acked on its own node (``await received.ack()``); what is not comes again after the ack timeout.
-    Entering raises the error of the first ``route`` request, so that a subject without a route is not waited for in
-    silence.
+    Entering raises the error of the first ``route`` request, and iterating what a node refuses for good, so that
+    neither is waited for in silence.
     """
 
     def __init__(
@@ -69,8 +69,10 @@ class Consumer:
         self._pulling: dict[str, anyio.CancelScope] = {}
         # No buffer: a node is asked for more only when all it gave before has been taken, so a slow consumer holds
         # one pull of each node and no more.
-        streams: tuple[MemoryObjectSendStream[Received], MemoryObjectReceiveStream[Received]]
-        streams = anyio.create_memory_object_stream[Received](0)
+        streams: tuple[
+            MemoryObjectSendStream[Received | DelayServerError], MemoryObjectReceiveStream[Received | DelayServerError]
+        ]
+        streams = anyio.create_memory_object_stream[Received | DelayServerError](0)
         self._send, self._receive = streams
 
     async def __aenter__(self) -> Self:
@@ -98,7 +100,10 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Received:
-        return await self._receive.receive()
+        received = await self._receive.receive()
+        if isinstance(received, DelayServerError):
+            raise received
+        return received
 
     @property
     def nodes(self) -> list[str]:
@@ -136,7 +141,10 @@ class Consumer:
                 try:
                     async with AsyncClient(address) as node:
                         await self._pull(node)
-                except DelayServerError:
+                except DelayServerError as error:
+                    # What time does not mend, such as a name that no node takes, is for the caller to see.
+                    if isinstance(error, Refused):
+                        await self._send.send(error)
                     await anyio.sleep(PAUSE_AFTER_ERROR_S)
 
     async def _pull(self, node: AsyncClient) -> None:

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import anyio
 import pytest
 
-from delayserver.client import AsyncBatcher, AsyncClient, Client, Handle
-from delayserver.protocol.errors import ConnectionLost
+from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle
+from delayserver.protocol.errors import ConnectionLost, InvalidArgument
 from delayserver.protocol.limits import Limits
-from tests.delayserver.client.fake_server import Drop, FakeServer, Garbage, Late
+from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
 
 
 @pytest.fixture
@@ -226,5 +226,18 @@ def test_cancelling_the_block_of_an_async_batcher_answers_its_handles(server: Fa
             with anyio.fail_after(2):
                 while len(lost) < 3:
                     await anyio.sleep(0.01)
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_consumer_tells_what_its_nodes_refuse_for_good(server: FakeServer, backend: str) -> None:
+    server.misbehave("pull", *[Fail(InvalidArgument("max_messages lies within 1 and 16384"))] * 5)
+
+    async def main() -> None:
+        with anyio.fail_after(5):
+            async with AsyncClient(server.address) as client, Consumer(client, "a", "g", max_messages=20_000) as found:
+                with pytest.raises(InvalidArgument, match="max_messages"):
+                    await anext(found)
 
     anyio.run(main, backend=backend)
