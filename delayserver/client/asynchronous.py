@@ -95,7 +95,9 @@ class AsyncClient:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-        # The group holds nothing but tasks that end by themselves now, so an error of the block passes by unwrapped.
+        # Also a connection that another task is opening just now. The group holds nothing else, so an error of the block
+        # passes by unwrapped.
+        tasks.cancel_scope.cancel()
         await tasks.__aexit__(None, None, None)
 
     @property
@@ -368,7 +370,8 @@ class AsyncClient:
             return self._connection
 
     async def _open(self) -> StreamConnection:
-        if self._tasks is None:
+        tasks = self._tasks
+        if tasks is None:
             raise RuntimeError("use the client inside its async with block")
         host, port = self._host_and_port
         try:
@@ -379,7 +382,10 @@ class AsyncClient:
         raw_socket = stream.extra(anyio.abc.SocketAttribute.raw_socket)
         raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = StreamConnection(stream)
-        self._tasks.start_soon(connection.run)
+        if self._tasks is not tasks:
+            await anyio.aclose_forcefully(stream)
+            raise RuntimeError("use the client inside its async with block")
+        tasks.start_soon(connection.run)
         try:
             hello = self._core.hello()
             self._core.finish(hello, await connection.exchange(*self._core.encode(hello), self._timeout_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -239,5 +240,25 @@ def test_a_consumer_tells_what_its_nodes_refuse_for_good(server: FakeServer, bac
             async with AsyncClient(server.address) as client, Consumer(client, "a", "g", max_messages=20_000) as found:
                 with pytest.raises(InvalidArgument, match="max_messages"):
                     await anext(found)
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_leaving_the_block_while_another_task_connects_again_does_not_hang(server: FakeServer, backend: str) -> None:
+    server.misbehave("hello", Late(0), Late(0.5))
+
+    async def main() -> None:
+        async def ping(client: AsyncClient) -> None:
+            with contextlib.suppress(ConnectionLost, RuntimeError):
+                await client.ping()
+
+        with anyio.fail_after(5):
+            async with anyio.create_task_group() as others:
+                async with AsyncClient(server.address) as client:
+                    server.drop_connections()
+                    await anyio.sleep(0.1)
+                    others.start_soon(ping, client)
+                    await anyio.sleep(0.1)
 
     anyio.run(main, backend=backend)
