@@ -86,6 +86,7 @@ def _summary(checked: Checked, seconds: float) -> dict[str, Any]:
 
 def _print_text(taken: Capture, checked: Checked, seconds: float) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     from delayserver.recover.balance import COUNTERS
@@ -99,7 +100,9 @@ def _print_text(taken: Capture, checked: Checked, seconds: float) -> None:
         column.justify = "right"
     order = (-counts[:, 0]).argsort(kind="stable")
     for place in order[:SUBJECTS_SHOWN].tolist():
-        table.add_row(taken.subject_name(int(subjects[place])), *[f"{count:,}" for count in counts[place].tolist()])
+        # A subject may hold what rich would take for its own markup.
+        name = escape(taken.subject_name(int(subjects[place])))
+        table.add_row(name, *[f"{count:,}" for count in counts[place].tolist()])
     if len(order) > SUBJECTS_SHOWN:
         rest = counts[order[SUBJECTS_SHOWN:]].sum(axis=0)
         table.add_row(f"{len(order) - SUBJECTS_SHOWN} others", *[f"{count:,}" for count in rest.tolist()])

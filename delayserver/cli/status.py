@@ -80,11 +80,12 @@ def _show_live(client: Client, interval_ms: int, everything: bool) -> None:
 
 
 def _table(rows: list[tuple[str, str]]) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table(show_header=False, box=None)
     for name, value in rows:
-        table.add_row(name, value)
+        table.add_row(escape(name), escape(value))
     return table
 
 

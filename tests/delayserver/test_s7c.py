@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import anyio
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle
 from delayserver.protocol.errors import ConnectionLost, InvalidArgument
 from delayserver.protocol.limits import Limits
+from tests.delayserver.cli.conftest import Server, run, serve
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
 
 
@@ -22,6 +24,14 @@ from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage
 def server() -> Iterator[FakeServer]:
     with FakeServer() as running:
         yield running
+
+
+@pytest.fixture
+def real_server(tmp_path: Path) -> Iterator[Server]:
+    running = serve(tmp_path / "data")
+    yield running
+    running.process.kill()
+    running.process.communicate()
 
 
 def error_of_clock_ms(client: Client | AsyncClient, server: FakeServer) -> float:
@@ -262,3 +272,14 @@ def test_leaving_the_block_while_another_task_connects_again_does_not_hang(serve
                     await anyio.sleep(0.1)
 
     anyio.run(main, backend=backend)
+
+
+def test_subjects_that_look_like_markup_are_shown_as_they_are(real_server: Server) -> None:
+    with Client(real_server.address) as client:
+        for subject in ("[orders]", "a[/b]"):
+            client.send(subject, b"", delay_ms=3_600_000)
+    real_server.stop()
+    done = run("recover", "check", str(real_server.data_dir))
+    assert (done.code, done.err) == (0, "")
+    assert "[orders]" in done.out
+    assert "a[/b]" in done.out
