@@ -92,5 +92,9 @@ def format_utc(instant_ms: int) -> str:
 
 
 def format_instant(instant_ms: float) -> str:
-    """Milliseconds since 1970 UTC as ISO 8601 in the local zone, with milliseconds."""
-    return (_EPOCH + timedelta(milliseconds=instant_ms)).astimezone().isoformat(timespec="milliseconds")
+    """Milliseconds since 1970 UTC as ISO 8601 in the local zone, with milliseconds; in words where the calendar has no
+    such time."""
+    try:
+        return (_EPOCH + timedelta(milliseconds=instant_ms)).astimezone().isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError):
+        return "a time beyond the calendar"

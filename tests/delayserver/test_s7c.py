@@ -283,3 +283,12 @@ def test_subjects_that_look_like_markup_are_shown_as_they_are(real_server: Serve
     assert (done.code, done.err) == (0, "")
     assert "[orders]" in done.out
     assert "a[/b]" in done.out
+
+
+def test_a_trace_shows_a_message_that_expires_beyond_the_calendar(real_server: Server) -> None:
+    with Client(real_server.address) as client:
+        receipt = client.send("a", b"", delay_ms=3_600_000, expires_ms=1 << 60).receipt
+    real_server.stop()
+    done = run("recover", "trace", str(real_server.data_dir), "--receipt", receipt)
+    assert (done.code, done.err) == (0, "")
+    assert "expires a time beyond the calendar" in done.out
