@@ -19,6 +19,7 @@ from delayserver.client.messages import (
     ServerInfo,
     Status,
 )
+from delayserver.client.send_calls import text_map
 from delayserver.protocol.columns import I64, U8, pack_column, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, MalformedFrame, error_from_map
 from delayserver.protocol.operations import CANCEL, LOOKUP, RESCHEDULE, ROUTE, STATUS
@@ -69,7 +70,7 @@ def reschedule_call(
     if body is not None:
         item["body"] = body
     if properties is not None:
-        item["properties"] = dict(properties)
+        item["properties"] = text_map(properties)
     if expires_ms is not None:
         item["expires_ms"] = expires_ms
 

@@ -57,12 +57,16 @@ def send_call(
     properties: Mapping[str, str] | None,
     expires_ms: int | None,
 ) -> Call[SendResult]:
-    """Send one message. It is repeatable only with a ``message_id``."""
+    """Send one message. It is repeatable only with a ``message_id``. Raises the named error of what is no message:
+    at some of it, such as a key that is no text, the server would end the connection under everyone's requests.
+    """
+    if not isinstance(body, bytes | str):
+        raise InvalidArgument(f"a body is bytes or text, not {type(body).__name__}")
     row: dict[str, Any] = {"subject": subject, "body": body, "due_ms": due_ms}
     if message_id is not None:
         row["message_id"] = message_id
     if properties:
-        row["properties"] = dict(properties)
+        row["properties"] = text_map(properties)
     if expires_ms is not None:
         row["expires_ms"] = expires_ms
     return Call(SEND, {"messages": [row]}, _read_sent_row, message_id is not None)
@@ -270,13 +274,18 @@ def _ragged(rows: list[bytes], count: int, name: str) -> tuple[bytes, Any]:
     return pack_ragged(rows)
 
 
+def text_map(properties: Mapping[str, str]) -> dict[str, str]:
+    """A copy of the properties. Raises `PropertiesInvalid` unless they are text to text."""
+    if not all(isinstance(key, str) and isinstance(value, str) for key, value in properties.items()):
+        raise PropertiesInvalid("properties are a map of text to text")
+    return dict(properties)
+
+
 def _packed_properties(properties: Mapping[str, str] | None) -> bytes:
     if not properties:
         return b""
-    if not all(isinstance(key, str) and isinstance(value, str) for key, value in properties.items()):
-        raise PropertiesInvalid("properties are a map of text to text")
     try:
-        packed: bytes = _pack(dict(properties))
+        packed: bytes = _pack(text_map(properties))
     except UnicodeEncodeError as exc:
         raise PropertiesInvalid(f"properties hold text that is no Unicode: {exc.reason}") from exc
     return packed

@@ -14,7 +14,7 @@ import anyio
 import pytest
 
 from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle
-from delayserver.protocol.errors import ConnectionLost, InvalidArgument
+from delayserver.protocol.errors import ConnectionLost, InvalidArgument, PropertiesInvalid
 from delayserver.protocol.limits import Limits
 from tests.delayserver.cli.conftest import Server, run, serve
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
@@ -292,3 +292,27 @@ def test_a_trace_shows_a_message_that_expires_beyond_the_calendar(real_server: S
     done = run("recover", "trace", str(real_server.data_dir), "--receipt", receipt)
     assert (done.code, done.err) == (0, "")
     assert "expires a time beyond the calendar" in done.out
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_properties_that_are_none_do_not_fail_the_requests_of_other_tasks(real_server: Server, backend: str) -> None:
+    async def main() -> None:
+        async with AsyncClient(real_server.address) as client, anyio.create_task_group() as others:
+            waiting = anyio.Event()
+
+            async def pull() -> None:
+                waiting.set()
+                assert await client.pull("a", "g", wait_s=1.0) == []
+
+            others.start_soon(pull)
+            await waiting.wait()
+            await anyio.sleep(0.2)
+            with pytest.raises(PropertiesInvalid):
+                await client.send("a", b"", delay_ms=60_000, properties={1: "x"})  # type: ignore[dict-item]
+            sent = await client.send("a", b"", delay_ms=60_000)
+            with pytest.raises(PropertiesInvalid):
+                await client.reschedule(sent.receipt, delay_ms=1, properties={1: "x"})  # type: ignore[dict-item]
+            with pytest.raises(InvalidArgument):
+                await client.send("a", {1: 2}, delay_ms=60_000)  # type: ignore[arg-type]
+
+    anyio.run(main, backend=backend)
