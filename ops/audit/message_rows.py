@@ -75,7 +75,7 @@ class MessageRows:
 
 
 def rows_of(batch: pa.RecordBatch, subject: str | None, campaign: str) -> MessageRows:
-    """The rows of an Arrow batch. Raises ValueError for a row without a subject or due time."""
+    """The rows of an Arrow batch. Raises ValueError for a row without a subject or due time, or due in no zone."""
     columns = {name: batch.column(name) for name in batch.schema.names}
     subjects, subject_index = _subjects(columns.get("subject"), subject, batch.num_rows)
     due_ms = _due_ms(columns)
@@ -112,6 +112,8 @@ def _due_ms(columns: dict[str, Any]) -> NDArray[np.int64]:
         raise ValueError("a row has no due time")
     if not pa.types.is_timestamp(column.type):
         return np.asarray(column.cast(pa.int64()))
+    if column.type.tz is None:
+        raise ValueError("column due is a timestamp without a zone, which could be any hour: cast it to timestamp")
     # Rounded up: a message is never early.
     micros = np.asarray(pc.cast(column, pa.timestamp("us", column.type.tz)).cast(pa.int64()))
     return -(-micros // 1000)

@@ -8,14 +8,17 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import anyio
+import pyarrow as pa
 import pytest
 
 from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle
 from delayserver.protocol.errors import ConnectionLost, InvalidArgument, PropertiesInvalid
 from delayserver.protocol.limits import Limits
+from ops.audit.message_rows import rows_of
 from tests.delayserver.cli.conftest import Server, run, serve
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
 
@@ -316,3 +319,14 @@ def test_properties_that_are_none_do_not_fail_the_requests_of_other_tasks(real_s
                 await client.send("a", {1: 2}, delay_ms=60_000)  # type: ignore[arg-type]
 
     anyio.run(main, backend=backend)
+
+
+def test_a_due_time_of_spark_without_a_zone_is_refused() -> None:
+    naive = datetime(2027, 3, 3, 9, 0)  # noqa: DTZ001
+    body = pa.array([b""])
+    plain = pa.RecordBatch.from_arrays([body, pa.array([naive], pa.timestamp("us"))], names=["body", "due"])
+    with pytest.raises(ValueError, match="zone"):
+        rows_of(plain, "a", "")
+    zoned = pa.array([naive.replace(tzinfo=UTC)], pa.timestamp("us", "Europe/Berlin"))
+    rows = rows_of(pa.RecordBatch.from_arrays([body, zoned], names=["body", "due"]), "a", "")
+    assert rows.due_ms.tolist() == [1_804_064_400_000]
