@@ -61,8 +61,8 @@ class LatencyReport:
         """What is added up on the driver, in one query."""
         return read_totals(self._cells)
 
-    def to_map(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+    def to_map(self, *, listed: bool = True) -> dict[str, Any]:
+        """The report as JSON has it; without the groups of `by` unless `listed`, since they may be too many for that."""
         totals, by = self._totals, self._question.by
         head = _figures(totals.headline(internal_too=False))
         return {
@@ -74,7 +74,7 @@ class LatencyReport:
             "attempts": totals.attempts(),
             "outcomes": totals.outcomes(),
             "all_deliveries": _figures(totals.headline(internal_too=True)),
-            "by": self.by(by),
+            "by": self.by(by) if listed else [],
             "worst_minutes": self._first("minute", _WORST),
             "worst_subjects": self._first("subject", _WORST),
             "thundering_minutes": self._first("minute", _MOST),

@@ -28,7 +28,7 @@ def run_latency(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
         if request.format == PARQUET:
             report.by_frame(request.by).write.mode("overwrite").parquet(str(request.out))
         audit.say("grouping deliveries by lateness")
-        return report.to_map()
+        return report.to_map(listed=request.format != PARQUET)
 
     figures = audit.latency(_latency_question(request), use)
     _deliver(request, figures, _latency_lines(figures))

@@ -7,9 +7,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import anyio
 import pyarrow as pa
@@ -330,3 +332,35 @@ def test_a_due_time_of_spark_without_a_zone_is_refused() -> None:
     zoned = pa.array([naive.replace(tzinfo=UTC)], pa.timestamp("us", "Europe/Berlin"))
     rows = rows_of(pa.RecordBatch.from_arrays([body, zoned], names=["body", "due"]), "a", "")
     assert rows.due_ms.tolist() == [1_804_064_400_000]
+
+
+def test_a_table_takes_more_groups_than_a_list(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    from ops.audit.command import Request
+    from ops.audit.latency import LatencyReport
+    from ops.audit.latency_totals import LatencyTotals
+    from ops.audit.run import run_latency
+
+    class Report(LatencyReport):
+        """One with more groups than a list takes."""
+
+        _totals = LatencyTotals([], [], [], [], [])
+        _question = Mock(by=("subject", "minute"), share=0.999, slo_ms=100.0)
+
+        def __init__(self) -> None:
+            self.written = Mock()
+
+        def by_frame(self, dimensions: Sequence[str]) -> Any:
+            return self.written
+
+        def by(self, dimensions: Sequence[str]) -> list[dict[str, Any]]:
+            raise ValueError("write a table with --out report.parquet")
+
+        def _first(self, dimension: str, order: tuple[str, ...]) -> list[dict[str, Any]]:
+            return []
+
+    report, out = Report(), str(tmp_path / "report.parquet")
+    request = Request((), None, None, (), ("subject", "minute"), 100.0, 0.999, False, None, out, False)
+    _, clean = run_latency(Mock(latency=lambda _question, use: use(report)), request)
+    assert clean
+    report.written.write.mode("overwrite").parquet.assert_called_once_with(out)
