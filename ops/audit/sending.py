@@ -16,7 +16,7 @@ from typing import Self
 import numpy as np
 
 from delayserver.client import Client, RejectedRow
-from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.errors import DelayServerError, FrameTooLarge
 from ops.audit.message_rows import MessageRows
 
 # How long a server that is full may be waited for before the task fails, and Spark tries it elsewhere or later.
@@ -80,9 +80,19 @@ class Sender:
             room = int(rows.offsets[start]) + limits.frame_bytes_max // _FRAME_SHARE
             fitting = int(np.searchsorted(rows.offsets, room, side="right")) - 1
             stop = min(max(fitting, start + 1), start + limits.batch_messages_max, len(rows))
-            total += self._request(rows.slice(start, stop))
+            total += self._fitted(rows.slice(start, stop))
             start = stop
         return total
+
+    def _fitted(self, rows: MessageRows) -> Sent:
+        """One request, or halves of it where large properties and ids make it larger than a frame."""
+        try:
+            return self._request(rows)
+        except FrameTooLarge:
+            half = len(rows) // 2
+            if not half:
+                raise
+        return self._fitted(rows.slice(0, half)) + self._fitted(rows.slice(half, len(rows)))
 
     def _request(self, rows: MessageRows) -> Sent:
         """One request, and again for rows and servers that are only busy."""

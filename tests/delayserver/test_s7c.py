@@ -21,6 +21,7 @@ from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Hand
 from delayserver.protocol.errors import ConnectionLost, InvalidArgument, PropertiesInvalid
 from delayserver.protocol.limits import Limits
 from ops.audit.message_rows import rows_of
+from ops.audit.sending import Sender, Sent
 from tests.delayserver.cli.conftest import Server, run, serve
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
 
@@ -364,3 +365,16 @@ def test_a_table_takes_more_groups_than_a_list(tmp_path: Path) -> None:
     _, clean = run_latency(Mock(latency=lambda _question, use: use(report)), request)
     assert clean
     report.written.write.mode("overwrite").parquet.assert_called_once_with(out)
+
+
+def test_rows_of_spark_with_large_properties_fit_into_frames() -> None:
+    with FakeServer(limits=Limits(frame_bytes_max=10_000)) as server:
+        columns = {
+            "due_ms": pa.array(range(20), pa.int64()),
+            "properties": pa.array([[("p", "x" * 1000)]] * 20, pa.map_(pa.string(), pa.string())),
+        }
+        rows = rows_of(pa.RecordBatch.from_pydict(columns), "a", "")
+        with Sender(Client(server.address), fail=True) as sender:
+            sender.send(rows)
+            assert sender.flush() == Sent(20, 0)
+        assert [stored.due_ms for stored in server.messages] == list(range(20))
