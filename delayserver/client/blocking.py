@@ -307,6 +307,7 @@ class Client:
         """
         ack_timeout_ms = None if ack_timeout_s is None else round(ack_timeout_s * 1000)
         wait_ms = round(wait_s * 1000)
+        self.connect()  # before it the server's bound of a wait is not known
         while True:
             part_ms = min(wait_ms, self._core.limits.wait_ms_max)
             wait_ms -= part_ms

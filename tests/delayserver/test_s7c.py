@@ -378,3 +378,13 @@ def test_rows_of_spark_with_large_properties_fit_into_frames() -> None:
             sender.send(rows)
             assert sender.flush() == Sent(20, 0)
         assert [stored.due_ms for stored in server.messages] == list(range(20))
+
+
+def test_the_first_call_may_be_a_long_pull_from_a_server_with_short_waits(tmp_path: Path) -> None:
+    running = serve(tmp_path / "data", "--set", "broker.wait_ms_max=100")
+    try:
+        with contextlib.closing(Client(running.address)) as client:
+            assert client.pull("a", "g", wait_s=0.3) == []
+    finally:
+        running.process.kill()
+        running.process.communicate()
