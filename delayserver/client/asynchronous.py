@@ -377,7 +377,8 @@ class AsyncClient:
         try:
             with anyio.fail_after(self._connect_timeout_s):
                 stream = await anyio.connect_tcp(host, port)
-        except OSError as exc:
+        # A host such as `a..b` is refused before it is looked up.
+        except (OSError, UnicodeError) as exc:
             raise ConnectionLost(f"cannot connect to {host}:{port}: {exc}") from exc
         raw_socket = stream.extra(anyio.abc.SocketAttribute.raw_socket)
         raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

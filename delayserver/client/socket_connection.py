@@ -28,7 +28,8 @@ class SocketConnection:
     def __init__(self, host_and_port: tuple[str, int], connect_timeout_s: float) -> None:
         try:
             self._socket = socket.create_connection(host_and_port, connect_timeout_s)
-        except OSError as exc:
+        # A host such as `a..b` is refused before it is looked up.
+        except (OSError, UnicodeError) as exc:
             raise ConnectionLost(f"cannot connect to {host_and_port[0]}:{host_and_port[1]}: {exc}") from exc
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # The kernel keeps the time: a timeout of Python's costs a further system call for each send and receive.

@@ -388,3 +388,16 @@ def test_the_first_call_may_be_a_long_pull_from_a_server_with_short_waits(tmp_pa
     finally:
         running.process.kill()
         running.process.communicate()
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_host_that_is_no_name_is_a_connection_error(backend: str) -> None:
+    async def main() -> None:
+        with pytest.raises(ConnectionLost):
+            async with AsyncClient("a..b:1", retries=0):
+                pass
+
+    anyio.run(main, backend=backend)
+    done = run("status", "--server", "a..b:1")
+    assert done.code == 1
+    assert done.err.startswith("Error: no server answers at a..b:1")
