@@ -30,7 +30,8 @@ def export(directory: str, from_ms: int | None, targets: tuple[str, ...], as_jso
     """Write accepted.parquet and dispatched.parquet of DIR into the folder PATH.
 
     --to is given once with the folder, and once more with a time (ISO 8601) to end the range before it:
-    `export DIR --to out --from 2026-11-21T00:00Z --to 2026-11-22T00:00Z`. Works beside a running server.
+    `export DIR --to out --from 2026-11-21T00:00Z --to 2026-11-22T00:00Z`. Works beside a running server. Exit code 1
+    where damage hides some.
     """
     folder, to_ms = _split(targets)
     shared.check_range(from_ms, to_ms)
@@ -44,7 +45,8 @@ def export(directory: str, from_ms: int | None, targets: tuple[str, ...], as_jso
 
     Path(folder).mkdir(parents=True, exist_ok=True)
     with shared.usage_of_directory(), shared.progress_bar("exporting") as progress:
-        taken = capture(RealFileSystem(), directory, Findings())
+        unread = Findings()
+        taken = capture(RealFileSystem(), directory, unread)
         try:
             done = 0
 
@@ -62,6 +64,7 @@ def export(directory: str, from_ms: int | None, targets: tuple[str, ...], as_jso
             print_json({"file": f"{folder}/{name}", "rows": rows})
         else:
             click.echo(f"{folder}/{name}: {rows:,} rows")
+    shared.exit_if_hidden(unread, work.findings)
 
 
 def _split(targets: tuple[str, ...]) -> tuple[str, int | None]:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from delayserver.cli.failures import FAILED
 from delayserver.cli.options import INSTANT
 
+if TYPE_CHECKING:
+    from delayserver.recover.findings import Findings
+
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+DAMAGES_SHOWN: Final = 16
 
 directory = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
 yes = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -63,6 +69,18 @@ def usage_of_directory() -> Iterator[None]:
         yield
     except FormatError as error:
         raise click.UsageError(str(error)) from error
+
+
+def exit_if_hidden(*found: Findings) -> None:
+    """Name on stderr what damage hides from the figures that were printed, and end with 1 where there is any."""
+    from delayserver.recover.findings import CORRUPT, MISSING, UNREADABLE
+
+    hidden = [each for findings in found for each in findings if each.kind in (CORRUPT, MISSING, UNREADABLE)]
+    for each in hidden[:DAMAGES_SHOWN]:
+        click.echo(f"{each.kind}  {each.file} at {each.offset}: {each.detail}", err=True)
+    if hidden:
+        click.echo("messages may be missing above: `delayserver recover check` lists all damage", err=True)
+        raise click.exceptions.Exit(FAILED)
 
 
 def confirm(question: str, yes: bool) -> None:

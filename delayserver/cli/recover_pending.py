@@ -38,7 +38,7 @@ def pending(
 ) -> None:
     """Count the messages of DIR that were accepted and have no outcome, by the minute in which they are due.
 
-    Works beside a running server.
+    Works beside a running server. Exit code 1 where damage hides some.
     """
     shared.check_range(from_ms, to_ms)
     from delayserver.recover.capture import capture
@@ -47,8 +47,9 @@ def pending(
     from delayserver.recover.pending import Pending
     from store.filesystem import RealFileSystem
 
+    unread = Findings()
     with shared.usage_of_directory():
-        taken = capture(RealFileSystem(), directory, Findings())
+        taken = capture(RealFileSystem(), directory, unread)
     try:
         found = Pending(taken, Range(from_ms or 0, to_ms or 1 << 62), subject)
         if as_list:
@@ -66,6 +67,7 @@ def pending(
             _print_json(taken, found) if as_json else _print_text(taken, found)
     finally:
         taken.close()
+    shared.exit_if_hidden(unread, found.findings)
 
 
 def _print_messages(taken: Capture, batch: MessageBatch, bodies: bool, as_json: bool) -> None:

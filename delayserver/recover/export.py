@@ -72,6 +72,7 @@ class Export:
         self._folder = folder
         self._server = f"{taken.server_id:012x}"
         self.rows = {ACCEPTED_FILE: 0, DISPATCHED_FILE: 0}
+        self.findings = Findings()
 
     def run(self, progress: Callable[[int], None] = lambda _bytes: None) -> None:
         """Raises ImportError where pyarrow is missing, OSError where the folder cannot be written."""
@@ -99,7 +100,7 @@ class Export:
                 writer.add(self._message_batch(batch, code))
                 self.rows[ACCEPTED_FILE] += len(batch)
 
-        survey(self._taken, self._span, visit, progress)
+        self.findings = survey(self._taken, self._span, visit, progress).findings
 
     def _message_batch(self, batch: MessageBatch, code: np.ndarray[Any, Any]) -> Any:
         import pyarrow as arrow

@@ -11,6 +11,7 @@ from delayserver.protocol.receipts import derived_message_id, format_receipt
 from delayserver.recover.capture import Capture
 from delayserver.recover.due_range import Range
 from delayserver.recover.dump import put_blob
+from delayserver.recover.findings import Findings
 from delayserver.recover.survey import survey
 from delayserver.recover.whole_rows import message_rows
 from delayserver.recover.window_check import Rows, Visited
@@ -31,6 +32,7 @@ class Pending:
         self.minutes: dict[int, int] = {}
         self.subjects: dict[int, int] = {}
         self.messages = 0
+        self.findings = Findings()
 
     def run(
         self,
@@ -48,7 +50,7 @@ class Pending:
                 for _, batch in message_rows(self._taken, visited.path, visited.size, np.unique(rows.sequence)):
                     each(batch)
 
-        survey(self._taken, self._span, visit, progress)
+        self.findings = survey(self._taken, self._span, visit, progress).findings
 
     def _mine(self, visited: Visited) -> Rows:
         rows = visited.rows

@@ -24,6 +24,7 @@ from ops.audit.message_rows import rows_of
 from ops.audit.sending import Sender, Sent
 from tests.delayserver.cli.conftest import Server, run, serve
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
+from tests.delayserver.recover.damaging import flip_in_columns
 
 
 @pytest.fixture
@@ -401,3 +402,19 @@ def test_a_host_that_is_no_name_is_a_connection_error(backend: str) -> None:
     done = run("status", "--server", "a..b:1")
     assert done.code == 1
     assert done.err.startswith("Error: no server answers at a..b:1")
+
+
+def test_pending_and_export_say_that_damage_hides_messages(real_server: Server, tmp_path: Path) -> None:
+    with Client(real_server.address) as client:
+        for _ in range(2):
+            client.send("a", b"x", delay_ms=3_600_000)
+    real_server.stop()
+    directory, folder = str(real_server.data_dir), str(tmp_path / "out")
+    commands = (("pending", directory, "--json"), ("export", directory, "--to", folder))
+    assert [run("recover", *command).code for command in commands] == [0, 0]
+    for path in [*real_server.data_dir.glob("schedule_log/*/*.log"), *real_server.data_dir.glob("message_log/*.log")]:
+        flip_in_columns(path)
+    for command in commands:
+        done = run("recover", *command)
+        assert done.code == 1
+        assert "do not verify" in done.err
