@@ -72,19 +72,29 @@ def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: t
 Topology = tuple[tuple[GroupSettings, ...], tuple[RouteSettings, ...]]
 
 
-def embedded_only() -> Topology:
-    """One group, the broker of the server itself."""
-    return (GroupSettings("default", (NodeSettings(),)),), (RouteSettings(),)
+def embedded_only(chance: Random) -> Topology:
+    """The broker of the server itself, as one group or as two that share it."""
+    default = GroupSettings("default", (NodeSettings(),))
+    if chance.random() < 0.7:
+        return (default,), (RouteSettings(),)
+    return (default, GroupSettings("bills", (NodeSettings(),))), _routes(chance)
+
+
+def _routes(chance: Random) -> tuple[RouteSettings, ...]:
+    return RouteSettings("bills.*", chance.choice([("bills",), ("bills", "default")])), RouteSettings("*", ("default",))
 
 
 def with_nodes(chance: Random, addresses: list[str]) -> Topology:
     """`remote.*` goes to nodes of their own, and in half of the seeds to the embedded broker when all of them fail."""
     remote = GroupSettings("remote", tuple(NodeSettings(address, chance.choice([1, 3])) for address in addresses))
     ways = ("remote", "default") if chance.random() < 0.5 else ("remote",)
-    groups = (GroupSettings("default", (NodeSettings(),)), remote)
-    return groups, (RouteSettings("remote.*", ways), RouteSettings("*", ("default",)))
+    groups, routes = embedded_only(chance)
+    if chance.random() < 0.3:  # two groups with the same nodes: each fails for itself
+        again = GroupSettings("again", remote.nodes)
+        return (*groups, remote, again), (RouteSettings("remote.*", ("remote", "again", *ways[1:])), *routes)
+    return (*groups, remote), (RouteSettings("remote.*", ways), *routes)
 
 
 def node_settings(chance: Random) -> Settings:
     """Of a lone broker."""
-    return server_settings(chance, *embedded_only())
+    return server_settings(chance, *embedded_only(chance))

@@ -66,7 +66,7 @@ class World:
         if self.nodes:
             groups, routes = settings_of.with_nodes(self.chance, [node.address for node in self.nodes])
         else:
-            groups, routes = settings_of.embedded_only()
+            groups, routes = settings_of.embedded_only(self.chance)
         settings = settings_of.server_settings(self.chance, groups, routes)
         self.flipping = Random(f"{seed}:damage").random() < FLIPPING_SHARE
         self.host = Host("server", 1, settings, self.clock, self.network, Random(f"{seed}:host"), self.note)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click import ClickException
 
 from tests.ops.audit.needs_spark import require_pyspark
 
@@ -327,6 +328,18 @@ def test_the_commands_write_what_the_reports_say(
     table = tmp_path / "hours.parquet"
     assert report.main(["completeness", *seen.directories[:1], "--out", str(table)], standalone_mode=False) == 0
     assert spark.read.parquet(str(table)).groupBy().sum("accepted").first()[0] == seen.accepted.total()
+
+
+def test_a_table_takes_more_groups_than_a_list(
+    spark: Any, seen: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ops.audit.latency.BY_ROWS_MAX", 1)
+    command = ["latency", *seen.directories[:1], "--by", "subject,minute", "--out"]
+    with pytest.raises(ClickException, match="write a table with --out"):
+        report.main([*command, str(tmp_path / "list.json")], standalone_mode=False)
+    table = tmp_path / "table.parquet"
+    assert report.main([*command, str(table)], standalone_mode=False) == 0
+    assert spark.read.parquet(str(table)).count() > 1
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Faults of the client and the command line, each with its test."""
+"""What a client meets now and then: lost answers, forks, cancelled blocks, other tasks, strange values."""
 
 from __future__ import annotations
 
@@ -7,30 +7,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-from unittest.mock import Mock
 
 import anyio
-import pyarrow as pa
 import pytest
 
 from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle
 from delayserver.protocol.errors import ConnectionLost, InvalidArgument, PropertiesInvalid
 from delayserver.protocol.limits import Limits
-from ops.audit.message_rows import rows_of
-from ops.audit.sending import Sender, Sent
 from tests.delayserver.cli.conftest import Server, run, serve
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
-from tests.delayserver.recover.damaging import flip_in_columns
-
-
-@pytest.fixture
-def server() -> Iterator[FakeServer]:
-    with FakeServer() as running:
-        yield running
 
 
 @pytest.fixture
@@ -281,26 +268,6 @@ def test_leaving_the_block_while_another_task_connects_again_does_not_hang(serve
     anyio.run(main, backend=backend)
 
 
-def test_subjects_that_look_like_markup_are_shown_as_they_are(real_server: Server) -> None:
-    with Client(real_server.address) as client:
-        for subject in ("[orders]", "a[/b]"):
-            client.send(subject, b"", delay_ms=3_600_000)
-    real_server.stop()
-    done = run("recover", "check", str(real_server.data_dir))
-    assert (done.code, done.err) == (0, "")
-    assert "[orders]" in done.out
-    assert "a[/b]" in done.out
-
-
-def test_a_trace_shows_a_message_that_expires_beyond_the_calendar(real_server: Server) -> None:
-    with Client(real_server.address) as client:
-        receipt = client.send("a", b"", delay_ms=3_600_000, expires_ms=1 << 60).receipt
-    real_server.stop()
-    done = run("recover", "trace", str(real_server.data_dir), "--receipt", receipt)
-    assert (done.code, done.err) == (0, "")
-    assert "expires a time beyond the calendar" in done.out
-
-
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_properties_that_are_none_do_not_fail_the_requests_of_other_tasks(real_server: Server, backend: str) -> None:
     async def main() -> None:
@@ -325,62 +292,6 @@ def test_properties_that_are_none_do_not_fail_the_requests_of_other_tasks(real_s
     anyio.run(main, backend=backend)
 
 
-def test_a_due_time_of_spark_without_a_zone_is_refused() -> None:
-    naive = datetime(2027, 3, 3, 9, 0)  # noqa: DTZ001
-    body = pa.array([b""])
-    plain = pa.RecordBatch.from_arrays([body, pa.array([naive], pa.timestamp("us"))], names=["body", "due"])
-    with pytest.raises(ValueError, match="zone"):
-        rows_of(plain, "a", "")
-    zoned = pa.array([naive.replace(tzinfo=UTC)], pa.timestamp("us", "Europe/Berlin"))
-    rows = rows_of(pa.RecordBatch.from_arrays([body, zoned], names=["body", "due"]), "a", "")
-    assert rows.due_ms.tolist() == [1_804_064_400_000]
-
-
-def test_a_table_takes_more_groups_than_a_list(tmp_path: Path) -> None:
-    pytest.importorskip("pyspark")
-    from ops.audit.command import Request
-    from ops.audit.latency import LatencyReport
-    from ops.audit.latency_totals import LatencyTotals
-    from ops.audit.run import run_latency
-
-    class Report(LatencyReport):
-        """One with more groups than a list takes."""
-
-        _totals = LatencyTotals([], [], [], [], [])
-        _question = Mock(by=("subject", "minute"), share=0.999, slo_ms=100.0)
-
-        def __init__(self) -> None:
-            self.written = Mock()
-
-        def by_frame(self, dimensions: Sequence[str]) -> Any:
-            return self.written
-
-        def by(self, dimensions: Sequence[str]) -> list[dict[str, Any]]:
-            raise ValueError("write a table with --out report.parquet")
-
-        def _first(self, dimension: str, order: tuple[str, ...]) -> list[dict[str, Any]]:
-            return []
-
-    report, out = Report(), str(tmp_path / "report.parquet")
-    request = Request((), None, None, (), ("subject", "minute"), 100.0, 0.999, False, None, out, False)
-    _, clean = run_latency(Mock(latency=lambda _question, use: use(report)), request)
-    assert clean
-    report.written.write.mode("overwrite").parquet.assert_called_once_with(out)
-
-
-def test_rows_of_spark_with_large_properties_fit_into_frames() -> None:
-    with FakeServer(limits=Limits(frame_bytes_max=10_000)) as server:
-        columns = {
-            "due_ms": pa.array(range(20), pa.int64()),
-            "properties": pa.array([[("p", "x" * 1000)]] * 20, pa.map_(pa.string(), pa.string())),
-        }
-        rows = rows_of(pa.RecordBatch.from_pydict(columns), "a", "")
-        with Sender(Client(server.address), fail=True) as sender:
-            sender.send(rows)
-            assert sender.flush() == Sent(20, 0)
-        assert [stored.due_ms for stored in server.messages] == list(range(20))
-
-
 def test_the_first_call_may_be_a_long_pull_from_a_server_with_short_waits(tmp_path: Path) -> None:
     running = serve(tmp_path / "data", "--set", "broker.wait_ms_max=100")
     try:
@@ -402,19 +313,3 @@ def test_a_host_that_is_no_name_is_a_connection_error(backend: str) -> None:
     done = run("status", "--server", "a..b:1")
     assert done.code == 1
     assert done.err.startswith("Error: no server answers at a..b:1")
-
-
-def test_pending_and_export_say_that_damage_hides_messages(real_server: Server, tmp_path: Path) -> None:
-    with Client(real_server.address) as client:
-        for _ in range(2):
-            client.send("a", b"x", delay_ms=3_600_000)
-    real_server.stop()
-    directory, folder = str(real_server.data_dir), str(tmp_path / "out")
-    commands = (("pending", directory, "--json"), ("export", directory, "--to", folder))
-    assert [run("recover", *command).code for command in commands] == [0, 0]
-    for path in [*real_server.data_dir.glob("schedule_log/*/*.log"), *real_server.data_dir.glob("message_log/*.log")]:
-        flip_in_columns(path)
-    for command in commands:
-        done = run("recover", *command)
-        assert done.code == 1
-        assert "do not verify" in done.err
