@@ -272,7 +272,7 @@ class Retention:
 
     def retire_message_log(self) -> None:
         """Remove segments that a checkpoint has passed and that were sealed longer ago than their retention."""
-        now_ms = self._clock.now_ms()
+        now_ms = self._clock.monotonic_us() // 1000  # a wall clock that was set back would hold all of them for as long
         limit = self.durable_position()
         below = 0
         for base, end, _ in self._log.segments()[:-1]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from tests.delayserver.test_day_tier import HOUR_MS, coarse_settings
 from tests.delayserver.test_rare_interleavings import day_after_next
-from tests.fakes.host import Host
+from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]
 
@@ -19,3 +19,17 @@ async def test_what_lies_in_a_coarse_day_leaves_within_a_second_of_a_resume(boot
     await host.settled()
     host.clock.step(due_ms + 1_000 - host.now_ms)  # a laptop that slept over the week-end
     await host.until(lambda: host.fake().texts == ["m"], within_ms=3_000)
+
+
+async def test_message_log_is_retired_after_the_clock_was_set_back(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"message_log_segment_bytes": 1 << 14, "message_log_retention_ms": 10_000}))
+    server = await host.start()
+    client = await host.client()
+    for number in range(16):
+        await client.put("x" * 4_000 + str(number), host.now_ms)
+    await host.settled()
+    await host.sleep_ms(7_000)  # the sealed segments were seen
+    assert len(server.opened.log.segments()) > 2
+    host.clock.step(-365 * 24 * HOUR_MS)  # the clock of the board was a year ahead
+    await host.sleep_ms(30_000)
+    assert len(server.opened.log.segments()) == 1
