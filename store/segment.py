@@ -151,7 +151,8 @@ class Segment:
     def append_all(self, batches: Sequence[ColumnBatch | MessageRows]) -> list[Appended]:
         """Write several records with one call to the disk, without syncing: all of them or none.
 
-        Raises DiskFullError, StoreError (nothing was appended), SyncFailedError (an earlier sync failed).
+        Raises DiskFullError, StoreError (nothing was appended), SyncFailedError (an earlier sync failed, or what a failed
+        write left could not be undone).
         """
         if self._refusal:
             raise SyncFailedError(self._refusal)
@@ -168,8 +169,10 @@ class Segment:
             position += record.total_bytes
         try:
             self.file.pwrite(self.end, buffers)
-        except StoreError:
+        except StoreError as error:
             self._undo()
+            if self._refusal:  # not as if nothing was appended: the next start may find some of it
+                raise SyncFailedError(self._refusal) from error
             raise
         self.end = position
         return places

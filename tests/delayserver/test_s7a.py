@@ -33,3 +33,17 @@ async def test_message_log_is_retired_after_the_clock_was_set_back(boot: Boot) -
     host.clock.step(-365 * 24 * HOUR_MS)  # the clock of the board was a year ahead
     await host.sleep_ms(30_000)
     assert len(server.opened.log.segments()) == 1
+
+
+async def test_what_could_not_be_undone_is_not_refused_as_if_it_were_gone(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"message_log_segment_bytes": 1 << 14}))
+    await host.start()
+    client = await host.client()
+    for _ in range(3):
+        await client.put("x" * 5_000, host.now_ms + HOUR_MS)
+    await host.settled()
+    rows = [{"subject": "s", "due_ms": host.now_ms + HOUR_MS, "body": text * 3_000} for text in "ab"]
+    host.disk.capacity_bytes = host.disk.used_bytes + 4096
+    host.disk.fail_next_sync("message_log")
+    names = [await client.refused("send", {"messages": rows})]
+    assert names == ["storage_failed"]

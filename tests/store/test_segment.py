@@ -11,7 +11,7 @@ import pytest
 
 from store.batches import MessageBatch, OutcomeBatch
 from store.columns import ColumnBatch
-from store.errors import CorruptionError, DiskFullError, FormatError, StoreError, SyncFailedError
+from store.errors import CorruptionError, DiskFullError, FormatError, SyncFailedError
 from store.record import BATCHES, encode_record
 from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_SCHEDULE, Damage, FileHeader, ScanReport, Segment
 from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
@@ -388,7 +388,6 @@ def test_a_file_that_cannot_be_undone_takes_nothing_more() -> None:
     fs.make_directory("/d")
     segment = Segment.create(fs, PATH, HEADER)
     fs.fail_next_sync("file.log")
-    with pytest.raises(DiskFullError):
-        segment.append(batch(1, 50_000))
-    with pytest.raises(StoreError, match="could not be undone"):
-        segment.append(batch(1))
+    for length in (50_000, 10):  # not DiskFullError: what is left of the first one may be found by the next start
+        with pytest.raises(SyncFailedError, match="could not be undone"):
+            segment.append(batch(1, length))
