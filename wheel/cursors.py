@@ -163,9 +163,9 @@ class LoadCursors:
         window = self._windows.get(window_start_ms)
         return window is not None and window.is_loaded
 
-    def windows(self) -> list[int]:
-        """Starts of all windows with a cursor, in order."""
-        return list(self._windows)
+    def windows(self, until_ms: int | None = None) -> list[int]:
+        """Starts of all windows with a cursor, in order; with `until_ms` of those that start up to then."""
+        return list(self._windows.irange(maximum=until_ms))
 
     def partially_loaded(self) -> list[int]:
         """Starts of the windows of which a part is taken, but not all is loaded, in order."""

@@ -35,6 +35,15 @@ async def test_message_log_is_retired_after_the_clock_was_set_back(boot: Boot) -
     assert len(server.opened.log.segments()) == 1
 
 
+async def test_cursors_of_windows_without_messages_do_not_stay_for_ever(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"window_ms": 1_000, "retention_ms": 10_000}))
+    server = await host.start()
+    await host.sleep_ms(60_000)
+    few = len(server.cursors.windows())
+    await host.sleep_ms(600_000)
+    assert len(server.cursors.windows()) <= few + 10
+
+
 async def test_what_could_not_be_undone_is_not_refused_as_if_it_were_gone(boot: Boot) -> None:
     host = boot(faked_settings(storage={"message_log_segment_bytes": 1 << 14}))
     await host.start()
