@@ -59,10 +59,14 @@ class Publisher:
         # them though the crash took the schedule file or the checkpoint, and each must be recorded once.
         self.recovered: list[OutcomeBatch] | None = []
 
+    def count(self, accepted: int, internal: int) -> None:
+        """Messages and internal records that are in their files now."""
+        self.accepted += accepted
+        self.internal += internal
+
     def publish(self, done: Round) -> None:
         """A round of the message_log."""
-        self.accepted += done.accepted
-        self.internal += done.internal
+        self.count(done.accepted, done.internal)
         if done.messages is not None and self.recovered is None:  # what a start replays may have its outcome already
             self._recorder.opened(done.messages)
         self._publish_rows(done, {})

@@ -169,20 +169,27 @@ def _read_checkpoint(fs: FileSystem, path: str, server_id: int, damages: list[st
     return Checkpoint(server_id=server_id), True
 
 
-def count_accepted(schedule: ScheduleLog, days: DayTable, ledger: Ledger) -> tuple[int, int]:
+def count_accepted(opened: Opened) -> tuple[int, int]:
     """Accepted messages and internal records in all files, by reading their columns: for a lost checkpoint only."""
+    rows, internal = count_placed(opened, 0)
+    return rows + int(opened.ledger.totals().accepted.sum()), internal
+
+
+def count_placed(opened: Opened, above: int) -> tuple[int, int]:
+    """Messages and internal records in schedule files behind this sequence. Behind the end of message_log there are some
+    only where a loss of power kept these pages and not those (durability `os`), or where its tail is damaged."""
+    schedule, days, ledger = opened.schedule, opened.days, opened.ledger
     rows = internal = 0
     for key in schedule.keys():
-        if key.source == Source.FROM_DAY and days.is_draining(key.start_ms):
+        if schedule.last_sequence(key) <= above or (key.source == Source.FROM_DAY and days.is_draining(key.start_ms)):
             continue  # the day's file still has all of its rows
         # Damage was reported when the files were taken over; what is in it cannot be counted.
         columns = schedule.read_columns(key, ("sequence", "origin_sequence"), damages=[])
-        origin = columns["origin_sequence"]
-        if key.source != Source.DAY:
-            origin = origin[columns["sequence"] > ledger.last_sequence(key.start_ms)]
+        counted = 0 if key.source == Source.DAY else ledger.last_sequence(key.start_ms)
+        origin = columns["origin_sequence"][columns["sequence"] > max(above, counted)]
         rows += len(origin)
         internal += int(np.count_nonzero(origin))
-    return rows - internal + int(ledger.totals().accepted.sum()), internal
+    return rows - internal, internal
 
 
 def find_lost_broker(fs: FileSystem, opened: Opened) -> CorruptionError | None:

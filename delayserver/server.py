@@ -41,7 +41,7 @@ from delayserver.on_their_way import OnTheirWay
 from delayserver.orphans import find_orphans
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.publisher import Publisher
-from delayserver.recovery import Opened, count_accepted, find_lost_broker, open_directory
+from delayserver.recovery import Opened, count_accepted, count_placed, find_lost_broker, open_directory
 from delayserver.remote_node import RemoteNode
 from delayserver.replayer import Replayer
 from delayserver.retention import Retention
@@ -258,9 +258,7 @@ class DelayServer:
         self.publisher.accepted = opened.checkpoint.totals.get("accepted", 0)
         self.publisher.internal = opened.checkpoint.totals.get("internal", 0)
         if opened.checkpoint_lost:
-            self.publisher.accepted, self.publisher.internal = count_accepted(
-                opened.schedule, opened.days, opened.ledger
-            )
+            self.publisher.accepted, self.publisher.internal = count_accepted(opened)
         self.publisher.on_corruption = self._report_corruption
         self.replayer.publish = self.publisher.publish
         self.tier.publish_drained = self.publisher.publish_drained
@@ -404,6 +402,8 @@ class DelayServer:
         """Replay what the checkpoint does not cover before anything may be loaded: a cancel among it must count."""
         found = self.commit.highest_sequence
         await self.replayer.caught_up.wait()
+        if not self.opened.checkpoint_lost:
+            self.publisher.count(*count_placed(self.opened, self.replayer.replayed_sequence))
         self.replayer.passed(found)
         await self.publisher.finish_recovery()
         await self.recorder.flush()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.delayserver.test_day_tier import HOUR_MS, coarse_settings
 from tests.delayserver.test_rare_interleavings import day_after_next
 from tests.fakes.host import Host, faked_settings
@@ -56,3 +58,18 @@ async def test_what_could_not_be_undone_is_not_refused_as_if_it_were_gone(boot: 
     host.disk.fail_next_sync("message_log")
     names = [await client.refused("send", {"messages": rows})]
     assert names == ["storage_failed"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_without_syncs_what_schedule_log_kept_and_message_log_lost_is_counted(boot: Boot, seed: int) -> None:
+    host = boot(faked_settings(storage={"durability": "os"}))
+    server = await host.start()
+    client = await host.client()
+    for number in range(4):
+        await client.put(str(number), host.now_ms + 600_000 + number * 60_000)
+    await host.settled()
+    server.opened.schedule.sync()  # as the kernel does after some seconds, or a checkpoint beside a round of replay
+    await host.lose_power(seed)
+    server = await host.start()
+    rows = sum([server.book.rows(start) for start in server.book.starts()])
+    assert host.check_balance()["accepted"] == rows
