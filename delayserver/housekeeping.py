@@ -90,8 +90,11 @@ class Housekeeping:
                 logger.warning("disk nearly full: %d MiB free; sends are refused", self.free_bytes >> 20)
             else:
                 logger.warning("the disk has room again; sends are accepted")
-                self._opened.dispatch.restore_reserve()
             self.disk_low = low
+        storage, reserve = self._settings.storage, self._opened.dispatch.reserve
+        # Not only when sends are accepted again: there may be less room then than the reserve takes.
+        if not reserve.held and self.free_bytes >= storage.free_bytes_min + storage.dispatch_reserve_bytes:
+            reserve.restore()
 
     def outcomes_durable(self, keys: set[DispatchKey]) -> None:
         """Count these windows again; those that are complete are told to the nodes when their minute is over."""

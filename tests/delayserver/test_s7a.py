@@ -73,3 +73,20 @@ async def test_without_syncs_what_schedule_log_kept_and_message_log_lost_is_coun
     server = await host.start()
     rows = sum([server.book.rows(start) for start in server.book.starts()])
     assert host.check_balance()["accepted"] == rows
+
+
+async def test_the_reserve_is_taken_again_when_there_is_room_for_it(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"dispatch_reserve_bytes": 1 << 20, "free_bytes_min": 1 << 16}))
+    server = await host.start()
+    reserve = server.opened.dispatch.reserve
+    assert reserve.held
+    reserve.release()  # the disk was full
+    host.disk.capacity_bytes = host.disk.used_bytes + (1 << 15)
+    await host.sleep_ms(1_000)
+    assert server.housekeeping.disk_low
+    host.disk.capacity_bytes = host.disk.used_bytes + (1 << 17)
+    await host.sleep_ms(1_000)
+    assert not server.housekeeping.disk_low and not reserve.held
+    host.disk.capacity_bytes = host.disk.used_bytes + (10 << 20)
+    await host.sleep_ms(10_000)
+    assert reserve.held
