@@ -90,3 +90,22 @@ async def test_the_reserve_is_taken_again_when_there_is_room_for_it(boot: Boot) 
     host.disk.capacity_bytes = host.disk.used_bytes + (10 << 20)
     await host.sleep_ms(10_000)
     assert reserve.held
+
+
+async def test_a_schedule_file_that_is_gone_does_not_end_the_server(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"open_files_max": 16}))
+    server = await host.start()
+    client = await host.client()
+    gone_ms = host.now_ms // 60_000 * 60_000 + 600_000
+    await client.put("gone", gone_ms)
+    for minute in range(1, 30):
+        await client.put(str(minute), gone_ms + minute * 60_000)
+        await host.settled()
+    await host.sleep_ms(2_000)
+    path = next(path for path in host.disk.files("/data/schedule_log"))
+    host.disk.remove(path)
+    host.clock.step(gone_ms + 60_000 - host.now_ms)
+    await host.sleep_ms(5_000)
+    assert host.died_of is None
+    assert any(path in text for text in server.opened.damages)
+    assert host.fake().texts == ["1"]
