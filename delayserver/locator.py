@@ -102,6 +102,8 @@ class Locator:
         """The rows of a file, or None where nothing of it can be read."""
         try:
             hit = self._schedule.find(file, sequence)
+        except KeyError:  # it went while it was looked at: by retention, or with a day that is drained
+            return self._schedule.find(file, sequence)
         except (CorruptionError, FormatError) as error:
             self._told(error)
             return None
@@ -143,6 +145,8 @@ class Locator:
             damages: list[Damage] = []
             try:
                 found = self._schedule.find_ids(file, subject, due_ms, wanted, message_id, damages)
+            except KeyError:  # as in `_find`
+                continue
             except (CorruptionError, FormatError) as error:
                 hidden = self._told(error)
                 continue

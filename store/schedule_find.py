@@ -79,8 +79,8 @@ class ScheduleFinder:
     def _stretches(
         self, key: ScheduleKey, segment: Segment, sequences: I64, damages: list[Damage], gaps: list[Gap]
     ) -> I64:
-        end = self._files.states[key].end
         with self._lock:
+            end = self._files.states[key].end  # of a file that is being removed no table is made behind its `forget`
             table = self._maps.get(key)
             if table is None:
                 table = self._maps[key] = SequenceMap()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -109,3 +110,23 @@ async def test_a_schedule_file_that_is_gone_does_not_end_the_server(boot: Boot) 
     assert host.died_of is None
     assert any(path in text for text in server.opened.damages)
     assert host.fake().texts == ["1"]
+
+
+async def test_a_search_beside_the_removal_of_its_file_ends_without_an_error(boot: Boot) -> None:
+    host = boot(faked_settings())
+    server = await host.start()
+    client = await host.client()
+    receipt = (await client.put("m", host.now_ms))["receipt"]
+    await client.put("n", host.now_ms)
+    await host.sleep_ms(1_000)
+    schedule = server.opened.schedule
+    (key,) = schedule.keys()
+    stretches = schedule._finder._stretches
+
+    def removed_meanwhile(*arguments: Any) -> Any:  # on the event loop, while a thread looks
+        if key in schedule:
+            schedule.remove(key)
+        return stretches(*arguments)
+
+    schedule._finder._stretches = removed_meanwhile  # type: ignore[method-assign]
+    assert await client.lookup(receipt) == ["unknown"]
