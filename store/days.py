@@ -83,12 +83,15 @@ class DayTable:
 
     def coarse_rows(self, due_ms: I64, sequence: I64) -> NDArray[np.bool_] | None:
         """True where a record of the message_log goes to its day file; None where no row does (the common case)."""
-        if int(due_ms.max()) < self.fine_until_ms and not self._sealed:
+        # A day a day is sealed, and none is forgotten: a replay of what message_log has kept may need few of them.
+        first = int(sequence.min())
+        sealed = [day for day in self._sealed.values() if day.sequence >= first]
+        if int(due_ms.max()) < self.fine_until_ms and not sealed:
             return None
         mask: NDArray[np.bool_] = due_ms >= self.fine_until_ms
-        if self._sealed:
+        if sealed:
             days = day_starts(due_ms)
-            for day in self._sealed.values():
+            for day in sealed:
                 mask |= (days == day.start_ms) & (sequence <= day.sequence)
         return mask if bool(mask.any()) else None
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.delayserver.test_day_tier import HOUR_MS, coarse_settings
+from store.days import DayTable, SealedDay
+from tests.delayserver.test_day_tier import DAY_MS, HOUR_MS, coarse_settings
 from tests.delayserver.test_rare_interleavings import day_after_next
+from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]
@@ -130,3 +133,12 @@ async def test_a_search_beside_the_removal_of_its_file_ends_without_an_error(boo
 
     schedule._finder._stretches = removed_meanwhile  # type: ignore[method-assign]
     assert await client.lookup(receipt) == ["unknown"]
+
+
+def test_days_that_were_sealed_long_ago_cost_new_messages_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    sealed = {day * DAY_MS: SealedDay(day * DAY_MS, day, True) for day in range(20_000, 20_365)}
+    table = DayTable(FakeDisk(), "/days", 20_370 * DAY_MS, sealed)
+    due_ms, old = np.full(2, 20_364 * DAY_MS + 5), np.array([20_364, 20_365])
+    assert table.coarse_rows(due_ms, old).tolist() == [True, False]  # type: ignore[union-attr]
+    monkeypatch.setattr("store.days.day_starts", lambda _due_ms: pytest.fail("a year of days is looked through"))
+    assert table.coarse_rows(due_ms, old + 1_000_000) is None
