@@ -31,7 +31,7 @@ from store.outcome_index import OutcomeIndex
 from store.scan import Damage
 from store.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source
 from wheel.cursors import LoadCursors
-from wheel.keys import Key
+from wheel.keys import KEY_HIGHEST, Key
 
 FINE_SOURCES = (Source.DIRECT, Source.FROM_DAY)
 # After an eviction this much of the bound is kept, so that the next few rows do not evict again.
@@ -51,6 +51,8 @@ class LoadedRows:
     rows: NDArray[Any]
     suppressed: ScheduleIndex
     """Copies of messages (deduplicated); never delivered."""
+    limit: Key = KEY_HIGHEST
+    """Of the keys up to this one these are all rows; what is behind it has to be read again."""
 
     def take(self, indices: NDArray[np.intp]) -> LoadedRows:
         """The rows at `indices`."""
@@ -177,9 +179,12 @@ class Loader:
         try:
             if any(ends.values()):
                 async with self._recorder.pinned(DispatchKey(window_ms, False)) as index:
-                    read = partial(self.read, window_ms, ticket.end_offsets, ticket.from_key, ticket.to_key)
+                    rows_max = self._settings.rows_max
+                    read = partial(self.read, window_ms, ticket.end_offsets, ticket.from_key, ticket.to_key, rows_max)
                     loaded = read() if self._inline else await trio.to_thread.run_sync(read)
                     # One step from here on: what the index knows now is all that was decided.
+                    if loaded.limit < KEY_HIGHEST:
+                        self.evict_after(loaded.limit)
                     self._record_suppressed(window_ms, loaded, index)
                     undone = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)
                     undone &= self._cursors.covers(ticket, loaded.due_ms, loaded.sequence)
@@ -202,16 +207,22 @@ class Loader:
         self.loads += 1
         self.on_added()
 
-    def read(self, window_ms: int, ends: Mapping[str, int], from_key: Key, to_key: Key) -> LoadedRows:
-        """Read the rows of a window's files below `ends` with keys in (from_key, to_key]."""
+    def read(
+        self, window_ms: int, ends: Mapping[str, int], from_key: Key, to_key: Key, rows_max: int | None = None
+    ) -> LoadedRows:
+        """Read the rows of a window's files below `ends` with keys in (from_key, to_key]; of each file about `rows_max`."""
         now_us = self._clock.now_us()
+        limit = KEY_HIGHEST
         parts = []
         suppressed = []
         for source in FINE_SOURCES:
             end = ends.get(source.name, 0)
             if not end:
                 continue
-            index = self._index(ScheduleKey(window_ms, source), end, from_key, to_key)
+            index = self._index(ScheduleKey(window_ms, source), end, from_key, to_key, rows_max)
+            if rows_max is not None and len(index) >= rows_max:
+                last = np.lexsort((index.sequence, index.due_ms))[-1]
+                limit = min(limit, Key(int(index.due_ms[last]), int(index.sequence[last])))
             original = index.duplicate_of == 0
             if not original.all():
                 suppressed.append(index.take(np.flatnonzero(~original)))
@@ -221,12 +232,13 @@ class Loader:
             parts.append((index.due_ms, index.sequence, rows))
         copies = ScheduleIndex.concatenate(suppressed)
         if len(parts) == 1:
-            return LoadedRows(*parts[0], copies)
+            return LoadedRows(*parts[0], copies, limit)
         return LoadedRows(
             np.concatenate([part[0] for part in parts]),
             np.concatenate([part[1] for part in parts]),
             np.concatenate([part[2] for part in parts]),
             copies,
+            limit,
         )
 
     def mark_unknown(self, loaded: LoadedRows) -> LoadedRows:
@@ -234,12 +246,12 @@ class Loader:
         loaded.rows["uncertain"][self.result_unknown(loaded.sequence)] = 1
         return loaded
 
-    def _index(self, key: ScheduleKey, end: int, from_key: Key, to_key: Key) -> ScheduleIndex:
+    def _index(self, key: ScheduleKey, end: int, from_key: Key, to_key: Key, rows_max: int | None) -> ScheduleIndex:
         """What can be served is: damage is reported, and the records around it are loaded (rule 11)."""
         damages: list[Damage] = []
         try:
             index = self._schedule.index(
-                key, None, end, from_key=_plain(from_key), to_key=_plain(to_key), damages=damages
+                key, None, end, from_key=_plain(from_key), to_key=_plain(to_key), rows_max=rows_max, damages=damages
             )
         except FormatError as error:
             raise CorruptionError(error.path, 0, error.detail) from error

@@ -226,17 +226,24 @@ class ScheduleLog:
         *,
         from_key: tuple[int, int] | None = None,
         to_key: tuple[int, int] | None = None,
+        rows_max: int | None = None,
         damages: list[Damage] | None = None,
     ) -> ScheduleIndex:
         """What the loader keeps of the records in [start, stop), in file order: columns, places and sums of the bytes.
 
-        Only rows whose (due_ms, sequence) lies after `from_key` and not after `to_key`. The blobs are read and verified
-        too, a bounded part at a time; what `gather` reads later is to be compared with the sums.
+        Only rows whose (due_ms, sequence) lies after `from_key` and not after `to_key`, with `rows_max` the earliest of
+        them: at least so many, and at the most twice as many. The blobs are read and verified too, a bounded part at a
+        time; what `gather` reads later is to be compared with the sums.
         """
-        parts = _in_parts(self._read(key, start, stop, True, damages))
-        return ScheduleIndex.concatenate(
-            [part_of_index(records, self._path(key), from_key, to_key) for records in parts]
-        )
+        parts: list[ScheduleIndex] = []
+        for records in _in_parts(self._read(key, start, stop, True, damages)):
+            parts.append(part_of_index(records, self._path(key), from_key, to_key))
+            if rows_max is not None and sum(map(len, parts)) > 2 * rows_max:
+                whole = ScheduleIndex.concatenate(parts)
+                earliest = np.lexsort((whole.sequence, whole.due_ms))[:rows_max]
+                to_key = int(whole.due_ms[earliest[-1]]), int(whole.sequence[earliest[-1]])
+                parts = [whole.take(np.sort(earliest))]
+        return ScheduleIndex.concatenate(parts)
 
     def _path(self, key: ScheduleKey) -> str:
         state = self._files.states.get(key)

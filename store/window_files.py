@@ -169,7 +169,9 @@ class WindowFiles(Generic[Key]):
         except FileNotFoundError:
             if not self.write:
                 raise  # a tool: the server beside it may have removed it
-            raise CorruptionError(state.path, 0, f"the file is missing, but {state.end} bytes of it are known") from None
+            raise CorruptionError(
+                state.path, 0, f"the file is missing, but {state.end} bytes of it are known"
+            ) from None
         if segment.end < state.end:
             segment.close()
             raise CorruptionError(state.path, segment.end, f"the file ends here, but {state.end} bytes were durable")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from delayserver.loader import LoadedRows
 from store.days import DayTable, SealedDay
 from tests.delayserver.test_day_tier import DAY_MS, HOUR_MS, coarse_settings
 from tests.delayserver.test_rare_interleavings import day_after_next
@@ -142,3 +143,29 @@ def test_days_that_were_sealed_long_ago_cost_new_messages_nothing(monkeypatch: p
     assert table.coarse_rows(due_ms, old).tolist() == [True, False]  # type: ignore[union-attr]
     monkeypatch.setattr("store.days.day_starts", lambda _due_ms: pytest.fail("a year of days is looked through"))
     assert table.coarse_rows(due_ms, old + 1_000_000) is None
+
+
+async def test_a_hot_minute_is_not_read_into_memory_at_once(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("store.schedule_log.INDEX_PART_BYTES", 1 << 12)
+    host = boot(faked_settings(wheel={"rows_max": 100}))
+    server = await host.start()
+    client = await host.client()
+    start_ms = host.now_ms // 60_000 * 60_000 + 300_000
+    for part in range(20):
+        rows = [{"subject": "s", "due_ms": start_ms + i * 37 % 40_000, "body": f"{part}.{i}"} for i in range(100)]
+        await client.send(*rows)
+        await host.settled()
+    most, read = [0], server.loader.read
+
+    def measured(*arguments: Any) -> LoadedRows:
+        loaded = read(*arguments)
+        most[0] = max(most[0], len(loaded.sequence))
+        return loaded
+
+    server.loader.read = measured  # type: ignore[method-assign]
+    host.clock.step(start_ms - 20_000 - host.now_ms)
+    await host.until(lambda: len(host.fake().texts) == 2_000, within_ms=120_000)
+    assert len(set(host.fake().texts)) == 2_000
+    await host.settled()
+    host.check_balance(pending=0)
+    assert most[0] <= 300
