@@ -91,7 +91,7 @@ async def test_the_reserve_is_taken_again_when_there_is_room_for_it(boot: Boot) 
     assert server.housekeeping.disk_low
     host.disk.capacity_bytes = host.disk.used_bytes + (1 << 17)
     await host.sleep_ms(1_000)
-    assert not server.housekeeping.disk_low and not reserve.held
+    assert not server.opened.dispatch.reserve.held
     host.disk.capacity_bytes = host.disk.used_bytes + (10 << 20)
     await host.sleep_ms(10_000)
     assert reserve.held
@@ -132,7 +132,7 @@ async def test_a_search_beside_the_removal_of_its_file_ends_without_an_error(boo
             schedule.remove(key)
         return stretches(*arguments)
 
-    schedule._finder._stretches = removed_meanwhile  # type: ignore[method-assign]
+    schedule._finder._stretches = removed_meanwhile  # type: ignore[method-assign, assignment]
     assert await client.lookup(receipt) == ["unknown"]
 
 
@@ -162,7 +162,7 @@ async def test_a_hot_minute_is_not_read_into_memory_at_once(boot: Boot, monkeypa
         most[0] = max(most[0], len(loaded.sequence))
         return loaded
 
-    server.loader.read = measured  # type: ignore[method-assign]
+    server.loader.read = measured  # type: ignore[method-assign, assignment]
     host.clock.step(start_ms - 20_000 - host.now_ms)
     await host.until(lambda: len(host.fake().texts) == 2_000, within_ms=120_000)
     assert len(set(host.fake().texts)) == 2_000
