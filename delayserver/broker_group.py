@@ -232,8 +232,11 @@ class BrokerGroup:
             self._attempts += 1
             parts[self._attempts] = shipment
             self._in_flight[self._attempts] = shipment.rows.sequence
+        first = self._attempts - len(parts) + 1
         try:
             for attempt, shipment in parts.items():
+                if attempt != first and not node.ready(self._clock.monotonic_us()):
+                    break
                 # As of the hand-off: a batch is made ready a moment before it is due, or waits for an answer to another.
                 due_us = int(shipment.rows.due_ms.max()) * 1000
                 rows = self._without_expired(shipment.rows, max(self._clock.now_us(), due_us))
@@ -241,6 +244,12 @@ class BrokerGroup:
                 if len(rows):
                     await self._attempt(node, replace(shipment, rows=rows))
                 del self._in_flight[attempt]
+            # The node failed meanwhile: what it was not tried with is free for another one, a stand-in or a cancel.
+            left = [shipment.rows for attempt, shipment in parts.items() if attempt in self._in_flight]
+            for rows in reversed(left):
+                self.queue.push_front(rows)
+            if left:
+                self._bound()
         finally:
             for attempt in parts:
                 self._in_flight.pop(attempt, None)

@@ -1,0 +1,27 @@
+"""From the release of a row to the consumer's ack: orders of events, and days, that the simulation does not draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from delayserver.settings import RouteSettings
+from tests.delayserver.test_broker_group import QUICK
+from tests.fakes.host import Host, fake_group, small_settings
+
+Boot = Callable[..., Host]
+
+
+async def test_a_batch_of_many_windows_is_not_tried_to_its_end_on_a_node_that_hangs(boot: Boot) -> None:
+    groups, routes = (fake_group("g", "fakeA", "fakeB"),), (RouteSettings("*", ("g",)),)
+    host = boot(small_settings(groups=groups, routes=routes, dispatch=QUICK | {"deliver_timeout_ms": 1_000}))
+    await host.start()
+    client = await host.client()
+    host.fake("fakeA").gate = trio.Event()
+    now_ms = host.now_ms
+    await client.send(*[{"subject": "s", "body": "m", "due_ms": now_ms - 60_000 * age} for age in range(60)])
+    await host.until(lambda: len(set(host.fake("fakeB").stored)) == 60, within_ms=5_000)
+    await host.settled()
+    assert len(host.fake("fakeA").attempts) < 10
+    host.check_balance(pending=0)
