@@ -127,6 +127,15 @@ class BrokerGroup:
         return all(node.open_circuit for node in self.nodes)
 
     @property
+    def may_work(self) -> bool:
+        """Whether rows of another group may be delivered here: it does not fail, or has none by which it would be seen
+        that it is back."""
+        if not self.failing:
+            return True
+        now_us = self._clock.monotonic_us()
+        return not self.rows_held and any(node.ready(now_us) for node in self.nodes)
+
+    @property
     def running(self) -> int:
         """Attempts in flight."""
         return len(self._in_flight)

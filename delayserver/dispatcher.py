@@ -134,18 +134,16 @@ class Dispatcher:
         subjects = rows.payload["subject"]
         rest = np.ones(len(rows), dtype=bool)
         for subject in np.unique(subjects).tolist():
-            name = self._routes.next_group(subject, group.name)
-            while name is not None and self._by_name[name].failing:
-                name = self._routes.next_group(subject, name)
-            if name is None:
+            names = self._routes.stand_ins(subject, group.name)
+            other = next((self._by_name[name] for name in names if self._by_name[name].may_work), None)
+            # One that works, but slower than rows come: what it would drop is better left here.
+            if other is None or other.full:
                 continue
-            if self._by_name[name].full:
-                continue  # it works, but slower than rows come: what it would drop is better left here
             mine = subjects == subject
             moved = take_rows(rows, np.flatnonzero(mine))
             group.counters.failed_over += len(moved)
             group.counters.uncertain_failovers += int(moved.payload["uncertain"].sum())
-            self._by_name[name].push(moved)
+            other.push(moved)
             rest &= ~mine
         return take_rows(rows, np.flatnonzero(rest))
 

@@ -44,10 +44,11 @@ class Routes:
                 self._table[code] = self._group_codes[route.groups[0]]
         self._known = highest
 
-    def next_group(self, subject_code: int, group: str) -> str | None:
-        """The group that stands in when `group` is down, by the route of the subject."""
+    def stand_ins(self, subject_code: int, group: str) -> list[str]:
+        """The other groups of the subject's route in the order in which they stand in for `group`: those behind it, then
+        those before it, which may be back."""
         route = self.match(self._names.name(subject_code))
         if route is None or group not in route.groups:
-            return None
-        following = route.groups.index(group) + 1
-        return route.groups[following] if following < len(route.groups) else None
+            return []
+        place = route.groups.index(group)
+        return [*route.groups[place + 1 :], *route.groups[:place]]

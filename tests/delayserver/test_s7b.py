@@ -7,7 +7,7 @@ from collections.abc import Callable
 import trio
 
 from delayserver.settings import RouteSettings
-from tests.delayserver.test_broker_group import QUICK
+from tests.delayserver.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS
 from tests.fakes.host import Host, fake_group, small_settings
 
 Boot = Callable[..., Host]
@@ -24,4 +24,19 @@ async def test_a_batch_of_many_windows_is_not_tried_to_its_end_on_a_node_that_ha
     await host.until(lambda: len(set(host.fake("fakeB").stored)) == 60, within_ms=5_000)
     await host.settled()
     assert len(host.fake("fakeA").attempts) < 10
+    host.check_balance(pending=0)
+
+
+async def test_rows_that_a_stand_in_holds_go_home_when_it_dies_and_their_group_works_again(boot: Boot) -> None:
+    host = boot(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK))
+    await host.start()
+    client = await host.client()
+    home, stand_in = host.fake("fakeA"), host.fake("fakeB")
+    home.up = stand_in.up = False
+    for number in range(20):
+        await client.put(str(number), host.now_ms, subject="a")
+    await host.until(lambda: len(stand_in.attempts) > 3)
+    home.up = True
+    await host.until(lambda: len(home.stored) == 20, within_ms=5_000)
+    await host.settled()
     host.check_balance(pending=0)
