@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from delayserver.broker.broker import Broker
 from delayserver.broker.commit import BrokerCommit
+from delayserver.broker.delivering import Delivered
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.pulls import PullService
 from delayserver.broker.retries import RetryBatch
@@ -60,7 +61,7 @@ class EmbeddedNode:
         try:
             delivered = self._broker.deliver(batch, uncertain, self._clock.now_us())
             self._pulls.arrived(delivered.arrived, len(batch))
-            await self._commit.durable()
+            await self._commit.stored(delivered.end)
         except DiskFullError as error:
             raise DeliveryError(str(error), known=False) from error
         return delivered.outcome
@@ -281,15 +282,15 @@ class BrokerService:
         except StoreError as error:
             raise StorageFailed(str(error)) from error
         self.pulls.arrived(delivered.arrived, len(batch))
-        return self._delivered(delivered.outcome)
+        return self._delivered(delivered)
 
-    async def _delivered(self, outcome: NDArray[np.uint8]) -> dict[str, Any]:
+    async def _delivered(self, delivered: Delivered) -> dict[str, Any]:
         try:
-            await self.commit.durable()
+            await self.commit.stored(delivered.end)
         except StoreError as error:
             # Also for want of space: it is stored, seen by consumers and may yet be synced, so nobody may call it refused.
             raise StorageFailed(str(error)) from error
-        return {"outcome": pack_column(outcome)}
+        return {"outcome": pack_column(delivered.outcome)}
 
     def _admit(self, connection: Connection, server_id: int) -> None:
         """Refuse what comes late: a server has one connection, and has given up what it sent over an older one. It may

@@ -45,6 +45,15 @@ class BrokerCommit:
         if group.failure is not None:
             raise group.failure
 
+    async def stored(self, end: int) -> None:
+        """Wait until the store is durable up to an offset, also where acks of the same group find no room. Raises as
+        `durable`."""
+        try:
+            await self.durable()
+        except DiskFullError:
+            if self._broker.synced_offset < end:
+                raise
+
     def soon(self) -> None:
         """Make what was taken so far durable without anybody waiting for it."""
         self._work.set()

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import trio
 
+from delayserver.broker.progress import ProgressRows
 from delayserver.settings import RouteSettings
+from store.errors import DiskFullError
 from tests.delayserver.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS
 from tests.fakes.host import Host, fake_group, small_settings
 
@@ -40,3 +42,24 @@ async def test_rows_that_a_stand_in_holds_go_home_when_it_dies_and_their_group_w
     await host.until(lambda: len(home.stored) == 20, within_ms=5_000)
     await host.settled()
     host.check_balance(pending=0)
+
+
+async def test_acks_that_find_no_room_do_not_hold_up_the_outcomes_of_deliveries(boot: Boot) -> None:
+    """The store has its room from when its segment was made; the progress log grows with every ack."""
+    host = boot(small_settings())
+    server = await host.start()
+    client = await host.client()
+    await client.put("first", host.now_ms)
+    (first,) = await client.pull(wait_ms=1_000)
+
+    def no_room(_rows: ProgressRows) -> None:
+        raise DiskFullError("no room for another page")
+
+    server.broker._state.progress.append = no_room  # type: ignore[method-assign]
+    acked = {"subject": "s", "group": "g", "count": 1, "deliveries": first["delivery"].to_bytes(8, "little")}
+    assert await client.refused("ack", acked) == "disk_full"
+    sent = [(await client.put(str(number), host.now_ms))["receipt"] for number in range(10)]
+    await host.sleep_ms(100)
+    await host.settled()
+    assert await client.lookup(*sent) == ["delivered"] * 10
+    assert await client.refused("ack", acked) == "disk_full"
