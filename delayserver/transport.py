@@ -18,6 +18,11 @@ from delayserver.socket_hub import SocketHub
 
 # One read: large enough that a frame of 1,000 messages takes one call, small enough to allocate without thought.
 RECEIVE_BYTES = 256 * 1024
+# A peer whose machine is gone without a word is noticed after 60 s of silence: idle connections would stay for ever.
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
+# And a node that does not even acknowledge bytes, after this long. Else the kernel sends them again for a quarter of an
+# hour, ever more rarely, while a new connection would reach the node. Not for clients: they may read late.
+UNACKNOWLEDGED_MS_MAX = 20_000
 
 
 Received = Callable[[bytes], None]
@@ -68,6 +73,9 @@ class SocketTransport:
     def __init__(self, connected: socket.socket, peer: str) -> None:
         connected.setblocking(False)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            connected.setsockopt(socket.IPPROTO_TCP, option, value)
         self._socket = connected
         self.peer = peer
 
@@ -188,4 +196,5 @@ async def connect_socket(address: str) -> Transport:
     stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
     # Taken over from trio's stream: this door speaks to the socket itself.
     inner = socket.socket(fileno=stream.socket.detach())
+    inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
     return SocketTransport(inner, address)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable
 
 import trio
 
 from delayserver.broker.progress import ProgressRows
 from delayserver.settings import RouteSettings
+from delayserver.transport import SocketListener, SocketTransport, connect_socket
 from store.errors import DiskFullError
 from tests.delayserver.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS
 from tests.fakes.host import Host, fake_group, small_settings
@@ -63,3 +65,18 @@ async def test_acks_that_find_no_room_do_not_hold_up_the_outcomes_of_deliveries(
     await host.settled()
     assert await client.lookup(*sent) == ["delivered"] * 10
     assert await client.refused("ack", acked) == "disk_full"
+
+
+def test_the_kernel_watches_over_connections_whose_peer_may_be_gone_without_a_word() -> None:
+    async def options() -> list[int]:
+        listener = SocketListener("127.0.0.1", 0)
+        ours = await connect_socket(f"127.0.0.1:{listener.address[1]}")
+        theirs = await listener.accept()
+        assert isinstance(ours, SocketTransport) and isinstance(theirs, SocketTransport)
+        found = [end._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) for end in (ours, theirs)]
+        found += [end._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) for end in (ours, theirs)]
+        for end in (ours, theirs, listener):
+            end.close()
+        return found
+
+    assert trio.run(options) == [1, 1, 20_000, 0]
