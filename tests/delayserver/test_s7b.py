@@ -80,3 +80,19 @@ def test_the_kernel_watches_over_connections_whose_peer_may_be_gone_without_a_wo
         return found
 
     assert trio.run(options) == [1, 1, 20_000, 0]
+
+
+async def test_the_disk_is_looked_at_while_nodes_do_not_hear(boot: Boot) -> None:
+    names = [f"fake{number}" for number in range(8)]
+    groups, routes = (fake_group("g", *names),), (RouteSettings("*", ("g",)),)
+    host = boot(small_settings(groups=groups, routes=routes, storage={"free_bytes_min": 1 << 20}))
+    await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms)
+    await host.settled()
+    for name in names:
+        host.fake(name).slow_to_hear = trio.Event()
+    await host.until(lambda: any(host.fake(name).asked_to_hear for name in names), within_ms=150_000)
+    host.disk.capacity_bytes = host.disk.used_bytes
+    await host.sleep_ms(500)
+    assert host.server.housekeeping.disk_low
