@@ -47,7 +47,7 @@ from delayserver.replayer import Replayer
 from delayserver.retention import Retention
 from delayserver.routes import Routes
 from delayserver.rows import ROW
-from delayserver.settings import DispatchSettings, GroupSettings, Settings, for_broker
+from delayserver.settings import DispatchSettings, GroupSettings, Settings, for_broker, for_frames
 from delayserver.status import Status
 from delayserver.stopping import finish
 from delayserver.transport import Connect, Listener, connect_socket
@@ -82,7 +82,7 @@ class DelayServer:
         if role == BROKER:
             # The delay pipeline of a lone broker carries its own redeliveries, to itself.
             settings = for_broker(settings)
-        self.settings = settings
+        self.settings = for_frames(settings)
         self.role = role
         self.clock: Clock = clock or SystemClock()
         self.fs: FileSystem = fs or RealFileSystem()

@@ -181,3 +181,11 @@ class Settings:
 def for_broker(settings: Settings) -> Settings:
     """The settings of a lone broker: the delay pipeline inside it carries its own redeliveries, to itself."""
     return replace(settings, groups=(GroupSettings(),), routes=(RouteSettings(),))
+
+
+def for_frames(settings: Settings) -> Settings:
+    """The settings where a delivery of several messages fits into a frame of a node with the same `listen`: half of it is
+    for what the messages hold, half for their columns and the names of their subjects (at most 336 bytes a message)."""
+    half, dispatch = settings.listen.frame_bytes_max // 2, settings.dispatch
+    rows, size = min(dispatch.batch_messages_max, max(half // 336, 1)), min(dispatch.batch_bytes_max, half)
+    return replace(settings, dispatch=replace(dispatch, batch_messages_max=rows, batch_bytes_max=size))

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
+from typing import Any
 
 import trio
 
 from delayserver.broker.progress import ProgressRows
-from delayserver.settings import RouteSettings
+from delayserver.front import BROKER
+from delayserver.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.transport import SocketListener, SocketTransport, connect_socket
 from store.errors import DiskFullError
-from tests.delayserver.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS
+from tests.delayserver.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
+from tests.fakes.clock import SimulatedClock
 from tests.fakes.host import Host, fake_group, small_settings
+from tests.fakes.network import FakeNetwork
 
 Boot = Callable[..., Host]
 
@@ -96,3 +100,22 @@ async def test_the_disk_is_looked_at_while_nodes_do_not_hear(boot: Boot) -> None
     host.disk.capacity_bytes = host.disk.used_bytes
     await host.sleep_ms(500)
     assert host.server.housekeeping.disk_low
+
+
+async def test_what_is_due_together_reaches_a_node_in_frames_that_it_takes(boot: Boot) -> None:
+    network, clock = FakeNetwork(), SimulatedClock()
+    small: dict[str, Any] = {"listen": {"frame_bytes_max": 1 << 16}, "message": {"body_bytes_max": 1 << 14}}
+    node = boot(small_settings(**small), name="node", role=BROKER, network=network, clock=clock)
+    group, routes = GroupSettings("remote", (NodeSettings("node:1"),)), (RouteSettings("*", ("remote",)),)
+    server = boot(small_settings(groups=(group,), routes=routes, **small), name="server", network=network, clock=clock)
+    await node.start()
+    await server.start()
+    client = await server.client()
+    due_ms = server.now_ms + 1_000
+    for first in range(0, 200, 40):
+        await put_many(client, 40, due_ms, "s", first=first)
+        for _ in range(4):
+            await client.put("x" * 10_000, due_ms)
+    await server.sleep_ms(4_000)
+    await server.settled()
+    assert server.check_balance(pending=0)["delivered"] == 220
