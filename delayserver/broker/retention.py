@@ -15,6 +15,9 @@ from delayserver.broker.state import BrokerState
 def retirable(state: BrokerState, now_us: int) -> int:
     """The store offset below which nobody needs anything any more; 0 if nothing may go."""
     limits = state.limits
+    for base, newest_us in state.segment_newest_us.items():
+        if newest_us > now_us:  # the clock was ahead then: it ages from now on
+            state.segment_newest_us[base] = now_us
     below = _older_than(state, limits.retention_ms, now_us)
     if not below:
         return 0

@@ -13,8 +13,10 @@ from delayserver.front import BROKER
 from delayserver.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.transport import SocketListener, SocketTransport, connect_socket
 from store.errors import DiskFullError
+from tests.delayserver.broker.brokers import HOUR_US, NOW_US, SERVER, drain, messages, open_broker
 from tests.delayserver.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
 from tests.fakes.clock import SimulatedClock
+from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, fake_group, small_settings
 from tests.fakes.network import FakeNetwork
 
@@ -119,3 +121,14 @@ async def test_what_is_due_together_reaches_a_node_in_frames_that_it_takes(boot:
     await server.sleep_ms(4_000)
     await server.settled()
     assert server.check_balance(pending=0)["delivered"] == 220
+
+
+def test_what_came_while_the_clock_was_far_ahead_does_not_keep_the_store_for_years() -> None:
+    broker = open_broker(FakeDisk())
+    for batch in range(40):
+        broker.deliver(messages(1 + 10 * batch, 10), False, NOW_US + (10 * 365 * 24 * HOUR_US if batch < 20 else 0))
+    broker.window_complete(SERVER, [60_000])
+    drain(broker)
+    assert broker.retire(NOW_US + HOUR_US) == []
+    assert broker.retire(NOW_US + 3 * HOUR_US) != []
+    assert len(broker._state.store.segments()) == 1
