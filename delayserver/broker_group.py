@@ -81,6 +81,7 @@ class BrokerGroup:
         self.on_corruption: Callable[[Exception], None] = lambda _error: None
         self.on_room: Callable[[], None] = lambda: None
         self.on_dropped: Callable[[DueRows], None] = lambda _rows: None
+        self.on_unreadable: Callable[[DueRows], None] = lambda _rows: None
         self._schedule = schedule
         self._recorder = recorder
         self._attempted = attempted
@@ -286,11 +287,13 @@ class BrokerGroup:
         except ChangedRowsError as error:
             # They stay pending on disk; what can be served goes on being served.
             self.on_corruption(error)
+            self.on_unreadable(take_rows(rows, np.flatnonzero(~error.sound)))
             if error.sound.any():
                 await self._attempt(node, replace(shipment, rows=take_rows(rows, np.flatnonzero(error.sound))))
             return
         except (CorruptionError, FileNotFoundError, KeyError) as error:
             self.on_corruption(error)
+            self.on_unreadable(rows)
             return
         dispatched_us = self._clock.now_us()
         if dispatched_us < due_us:

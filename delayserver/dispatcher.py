@@ -9,6 +9,7 @@ is down leave memory past a bound; `refill` reads them again from disk when the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
@@ -20,7 +21,7 @@ from delayserver.broker_group import BrokerGroup
 from delayserver.clock import Clock
 from delayserver.delivery import take_rows
 from delayserver.group_wheels import GroupWheels
-from delayserver.loader import LoadedRows, Loader
+from delayserver.loader import DAMAGED_AGAIN_US, LoadedRows, Loader
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.routes import Routes
 from delayserver.settings import WheelSettings
@@ -71,11 +72,14 @@ class Dispatcher:
         self._wake = trio.Event()
         self._refill = trio.Event()
         self.released_to = dict.fromkeys(groups, 0)
+        # Windows (with the code of a group) that could not be read, and when to read them again, monotonic.
+        self._unreadable: dict[tuple[int, int], int] = {}
         for group in groups.values():
             group.fail_over = partial(self._fail_over, group)
             group.put_back = self._put_back
             group.on_room = self._room_in_group
             group.on_dropped = self._dropped
+            group.on_unreadable = self._read_later
 
     @property
     def rows_held(self) -> int:
@@ -157,10 +161,20 @@ class Dispatcher:
                 group.keep(self._share)
 
     def _dropped(self, rows: DueRows) -> None:
-        """Note the windows with the group that the rows are routed to, also if another one stood in for it."""
+        for code, window in self._windows(rows):
+            self._groups[code].spilled.add(window)
+
+    def _read_later(self, rows: DueRows) -> None:
+        """One bad sector fails the read of a whole batch. Later the window is read around it, if it is still there."""
+        for code, window in self._windows(rows):
+            self._unreadable[code, window] = self._clock.monotonic_us() + DAMAGED_AGAIN_US
+
+    def _windows(self, rows: DueRows) -> Iterator[tuple[int, int]]:
+        """The windows with the code of the group that the rows are routed to, also if another one stood in for it."""
         codes = self._wheel.codes(rows.payload["subject"])
         for code in np.unique(codes).tolist():
-            self._groups[code].spilled.update(np.unique(rows.payload["window_ms"][codes == code]).tolist())
+            for window in np.unique(rows.payload["window_ms"][codes == code]).tolist():
+                yield code, window
 
     def _room_in_group(self) -> None:
         self._loader.wake_if_room()
@@ -170,7 +184,10 @@ class Dispatcher:
         """Read rows back that a group's queue had to drop, until cancelled."""
         while True:
             self._refill = trio.Event()
-            busy = False
+            now_us, busy = self._clock.monotonic_us(), False
+            for code, window in [place for place, again_us in self._unreadable.items() if again_us <= now_us]:
+                del self._unreadable[code, window]
+                self._groups[code].spilled.add(window)
             for group in self._groups.values():
                 # An empty queue: the group works again, or another one takes its rows.
                 if group.spilled and not len(group.queue):
@@ -192,6 +209,7 @@ class Dispatcher:
         except CorruptionError as error:
             self._loader.on_corruption(error)
             group.spilled.discard(window)
+            self._unreadable[group.code, window] = self._clock.monotonic_us() + DAMAGED_AGAIN_US
 
     def _push_back(self, group: BrokerGroup, window: int, loaded: LoadedRows, index: OutcomeIndex) -> None:
         wanted = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)

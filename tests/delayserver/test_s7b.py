@@ -10,14 +10,17 @@ import trio
 
 from delayserver.broker.progress import ProgressRows
 from delayserver.front import BROKER
+from delayserver.loader import LoadedRows
 from delayserver.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.transport import SocketListener, SocketTransport, connect_socket
-from store.errors import DiskFullError
+from store.batches import I64, U32
+from store.errors import CorruptionError, DiskFullError
+from store.schedule_log import ScheduleKey
 from tests.delayserver.broker.brokers import HOUR_US, NOW_US, SERVER, drain, messages, open_broker
 from tests.delayserver.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Host, fake_group, small_settings
+from tests.fakes.host import Host, fake_group, faked_settings, small_settings
 from tests.fakes.network import FakeNetwork
 
 Boot = Callable[..., Host]
@@ -132,3 +135,53 @@ def test_what_came_while_the_clock_was_far_ahead_does_not_keep_the_store_for_yea
     assert broker.retire(NOW_US + HOUR_US) == []
     assert broker.retire(NOW_US + 3 * HOUR_US) != []
     assert len(broker._state.store.segments()) == 1
+
+
+async def test_messages_whose_bytes_could_not_be_read_once_are_delivered_without_a_restart(boot: Boot) -> None:
+    host = boot(faked_settings())
+    server = await host.start()
+    client = await host.client()
+    gather, unreadable = server.opened.schedule.gather, [True]
+
+    def bad_sector(key: ScheduleKey, offsets: I64, lengths: U32) -> memoryview:
+        if unreadable:
+            raise CorruptionError(
+                server.opened.schedule.path(key), 4096, "4096 bytes cannot be read: Input/output error"
+            )
+        return gather(key, offsets, lengths)
+
+    server.opened.schedule.gather = bad_sector  # type: ignore[method-assign]
+    await put_many(client, 100, host.now_ms + 100, "s")
+    await host.sleep_ms(1_000)
+    assert not host.fake().stored
+    unreadable.clear()
+    await host.until(lambda: len(host.fake().stored) == 100, within_ms=70_000)
+    await host.settled()
+    assert len(set(host.fake().stored)) == 100
+    host.check_balance(pending=0)
+
+
+async def test_rows_that_left_memory_and_could_not_be_read_back_once_are_delivered_without_a_restart(
+    boot: Boot,
+) -> None:
+    host = boot(faked_settings(dispatch=QUICK | {"queue_rows_max": 50, "batch_messages_max": 10}))
+    server = await host.start()
+    client = await host.client()
+    host.fake().up = False
+    await put_many(client, 300, host.now_ms + 100, "s")
+    await host.sleep_ms(1_000)
+    read, failed = server.loader.read, []
+
+    def bad_sector(window_ms: int, *rest: Any) -> LoadedRows:
+        if not failed:
+            failed.append(window_ms)
+            raise CorruptionError("a file of the window", 4096, "4096 bytes cannot be read: Input/output error")
+        return read(window_ms, *rest)
+
+    server.loader.read = bad_sector  # type: ignore[method-assign]
+    host.fake().up = True
+    await host.until(lambda: len(host.fake().stored) == 300, within_ms=90_000)
+    assert failed
+    await host.settled()
+    assert len(set(host.fake().stored)) == 300
+    host.check_balance(pending=0)
