@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import trio
@@ -22,6 +22,7 @@ from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, fake_group, faked_settings, small_settings
 from tests.fakes.network import FakeNetwork
+from wheel.keys import Key
 
 Boot = Callable[..., Host]
 
@@ -63,7 +64,7 @@ async def test_acks_that_find_no_room_do_not_hold_up_the_outcomes_of_deliveries(
     await client.put("first", host.now_ms)
     (first,) = await client.pull(wait_ms=1_000)
 
-    def no_room(_rows: ProgressRows) -> None:
+    def no_room(rows: ProgressRows) -> None:
         raise DiskFullError("no room for another page")
 
     server.broker._state.progress.append = no_room  # type: ignore[method-assign]
@@ -170,13 +171,14 @@ async def test_rows_that_left_memory_and_could_not_be_read_back_once_are_deliver
     host.fake().up = False
     await put_many(client, 300, host.now_ms + 100, "s")
     await host.sleep_ms(1_000)
-    read, failed = server.loader.read, []
+    read = server.loader.read
+    failed: list[int] = []
 
-    def bad_sector(window_ms: int, *rest: Any) -> LoadedRows:
+    def bad_sector(window_ms: int, ends: Mapping[str, int], from_key: Key, to_key: Key) -> LoadedRows:
         if not failed:
             failed.append(window_ms)
             raise CorruptionError("a file of the window", 4096, "4096 bytes cannot be read: Input/output error")
-        return read(window_ms, *rest)
+        return read(window_ms, ends, from_key, to_key)
 
     server.loader.read = bad_sector  # type: ignore[method-assign]
     host.fake().up = True
