@@ -12,6 +12,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
+from threading import Lock
 from typing import Protocol
 
 from store.errors import CorruptionError, DiskFullError, LockedError, StoreError, SyncFailedError
@@ -105,12 +106,14 @@ class FileSystem(Protocol):
 class RealFile:
     """A `File` on the operating system."""
 
-    __slots__ = ("_fd", "_sync_failed", "path")
+    __slots__ = ("_fd", "_sync_failed", "_syncing", "path")
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self._fd = fd
         self._sync_failed = False
+        # The kernel tells an error once: a sync beside one that fails would succeed.
+        self._syncing = Lock()
 
     def pread(self, offset: int, length: int) -> bytes:
         try:
@@ -146,13 +149,14 @@ class RealFile:
         return written
 
     def datasync(self) -> None:
-        if self._sync_failed:
-            raise SyncFailedError(f"{self.path}: an earlier sync failed; restart the server to recover")
-        try:
-            os.fdatasync(self._fd)
-        except OSError as error:
-            self._sync_failed = True
-            raise SyncFailedError(f"{self.path}: sync failed: {error.strerror}; restart to recover") from error
+        with self._syncing:
+            if self._sync_failed:
+                raise SyncFailedError(f"{self.path}: an earlier sync failed; restart the server to recover")
+            try:
+                os.fdatasync(self._fd)
+            except OSError as error:
+                self._sync_failed = True
+                raise SyncFailedError(f"{self.path}: sync failed: {error.strerror}; restart to recover") from error
 
     def truncate(self, length: int) -> None:
         try:

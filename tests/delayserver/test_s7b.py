@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
+import threading
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
+import pytest
 import trio
 
 from delayserver.broker.progress import ProgressRows
@@ -14,7 +21,8 @@ from delayserver.loader import LoadedRows
 from delayserver.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.transport import SocketListener, SocketTransport, connect_socket
 from store.batches import I64, U32
-from store.errors import CorruptionError, DiskFullError
+from store.errors import CorruptionError, DiskFullError, SyncFailedError
+from store.filesystem import RealFileSystem
 from store.schedule_log import ScheduleKey
 from tests.delayserver.broker.brokers import HOUR_US, NOW_US, SERVER, drain, messages, open_broker
 from tests.delayserver.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
@@ -187,3 +195,25 @@ async def test_rows_that_left_memory_and_could_not_be_read_back_once_are_deliver
     await host.settled()
     assert len(set(host.fake().stored)) == 300
     host.check_balance(pending=0)
+
+
+def test_a_sync_beside_one_that_fails_does_not_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells an error once a file: the broker's checkpoint and its commit sync the same one, each in a thread."""
+    file = RealFileSystem().open(str(tmp_path / "file"), create=True)
+    began, told = threading.Event(), []
+
+    def fdatasync(_fd: int) -> None:
+        if not told:
+            told.append("the error")
+            began.set()
+            time.sleep(0.2)
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fdatasync", fdatasync)
+    with ThreadPoolExecutor(1) as pool:
+        checkpoint = pool.submit(file.datasync)
+        began.wait()
+        with pytest.raises(SyncFailedError):
+            file.datasync()
+        with pytest.raises(SyncFailedError):
+            checkpoint.result()
