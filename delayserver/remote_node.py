@@ -11,14 +11,14 @@ from numpy.typing import NDArray
 
 from delayserver.broker_node import DeliveryError
 from delayserver.protocol.columns import U8, U32, pack_column, unpack_column
-from delayserver.protocol.errors import DelayServerError, DiskFull, NotReady, QueueFull, ShuttingDown
+from delayserver.protocol.errors import DelayServerError, DiskFull, NotReady, QueueFull, Refused, ShuttingDown
 from delayserver.protocol.frames import FrameDecoder, decode_reply, encode_request
 from delayserver.protocol.operations import DELIVER, WINDOW_COMPLETE
 from delayserver.transport import Connect, Transport
 from store.batches import StoredBatch
 
 # Answers of a node that say for certain that it stored nothing.
-_KNOWN = (DiskFull, NotReady, QueueFull, ShuttingDown)
+_KNOWN = (DiskFull, NotReady, QueueFull, Refused, ShuttingDown)
 CONNECT_TIMEOUT_S = 5.0
 
 

@@ -217,3 +217,22 @@ def test_a_sync_beside_one_that_fails_does_not_succeed(tmp_path: Path, monkeypat
             file.datasync()
         with pytest.raises(SyncFailedError):
             checkpoint.result()
+
+
+async def test_what_a_node_refuses_by_name_is_known_not_to_be_there(boot: Boot) -> None:
+    """So it can be cancelled, it can expire, and where that is asked for it is dead-lettered and lets the others through."""
+    network, clock = FakeNetwork(), SimulatedClock()
+    node = boot(small_settings(message={"subjects_max": 2}), name="node", role=BROKER, network=network, clock=clock)
+    group, routes = GroupSettings("remote", (NodeSettings("node:1"),)), (RouteSettings("*", ("remote",)),)
+    settings = small_settings(groups=(group,), routes=routes, dispatch=QUICK | {"dead_letter_attempts": 3})
+    server = boot(settings, name="server", network=network, clock=clock)
+    await node.start()
+    await server.start()
+    client = await server.client()
+    known = (await client.put("first", server.now_ms, subject="a"))["receipt"]
+    await server.settled()
+    refused = (await client.put("refused", server.now_ms, subject="b"))["receipt"]
+    await server.sleep_ms(3_000)
+    await server.settled()
+    assert await client.lookup(known, refused) == ["delivered", "dead_lettered"]
+    server.check_balance(pending=0)
