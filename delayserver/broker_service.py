@@ -279,8 +279,10 @@ class BrokerService:
             delivered = self.broker.deliver(batch, uncertain, self._clock.now_us())
         except DiskFullError as error:
             raise DiskFull(str(error), retry_after_ms=1000) from error
-        except StoreError as error:
-            raise StorageFailed(str(error)) from error
+        except StoreError as error:  # as where the deliveries are this server's own: it ends, and a restart recovers
+            failed = StorageFailed(str(error))
+            self._intake.on_storage_failed(failed)
+            raise failed from error
         self.pulls.arrived(delivered.arrived, len(batch))
         return self._delivered(delivered)
 

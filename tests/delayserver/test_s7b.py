@@ -20,15 +20,16 @@ from delayserver.front import BROKER
 from delayserver.loader import LoadedRows
 from delayserver.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.transport import SocketListener, SocketTransport, connect_socket
-from store.batches import I64, U32
+from store.batches import I64, U32, StoredBatch
 from store.errors import CorruptionError, DiskFullError, SyncFailedError
 from store.filesystem import RealFileSystem
 from store.schedule_log import ScheduleKey
 from tests.delayserver.broker.brokers import HOUR_US, NOW_US, SERVER, drain, messages, open_broker
 from tests.delayserver.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
+from tests.delayserver.test_remote_node import pair
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk
-from tests.fakes.host import Host, fake_group, faked_settings, small_settings
+from tests.fakes.host import Host, fake_group, faked_settings, small_settings, texts
 from tests.fakes.network import FakeNetwork
 from wheel.keys import Key
 
@@ -236,3 +237,37 @@ async def test_what_a_node_refuses_by_name_is_known_not_to_be_there(boot: Boot) 
     await server.settled()
     assert await client.lookup(known, refused) == ["delivered", "dead_lettered"]
     server.check_balance(pending=0)
+
+
+async def test_a_node_whose_store_takes_nothing_any_more_ends_so_that_a_restart_recovers_it(boot: Boot) -> None:
+    server, node = await pair(boot)
+    client = await server.client()
+
+    def failed(batch: StoredBatch) -> tuple[int, int]:
+        raise SyncFailedError("a failed write could not be undone; restart the server to recover")
+
+    node.server.broker._state.store.append = failed  # type: ignore[method-assign]
+    await client.put("m", server.now_ms)
+    await server.sleep_ms(2_000)
+    assert node.died_of is not None
+    node.disk.kill()
+    await node.start()
+    assert texts(await (await node.client()).pull(wait_ms=5_000)) == ["m"]
+
+
+@pytest.mark.xfail(strict=True, reason="a whole delivery is refused for one of its subjects, and is tried first again")
+async def test_a_subject_that_a_node_has_no_room_for_does_not_hold_up_the_others(boot: Boot) -> None:
+    network, clock = FakeNetwork(), SimulatedClock()
+    node = boot(small_settings(message={"subjects_max": 2}), name="node", role=BROKER, network=network, clock=clock)
+    group, routes = GroupSettings("remote", (NodeSettings("node:1"),)), (RouteSettings("*", ("remote",)),)
+    server = boot(small_settings(groups=(group,), routes=routes, dispatch=QUICK), network=network, clock=clock)
+    await node.start()
+    await server.start()
+    client = await server.client()
+    await client.put("known", server.now_ms, subject="a")
+    await server.settled()
+    await client.put("refused", server.now_ms, subject="b")
+    await server.sleep_ms(500)
+    fine = (await client.put("fine", server.now_ms, subject="a"))["receipt"]
+    await server.sleep_ms(60_000)
+    assert await client.lookup(fine) == ["delivered"]
