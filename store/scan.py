@@ -7,7 +7,7 @@ above it is what a crash leaves and ends the scan. FORMAT.md numbers the steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -29,6 +29,8 @@ from store.record import (
 
 # One read while scanning: large enough for the disk, small enough for memory.
 SCAN_BYTES = 1 << 20
+# What a disk that cannot read one place gives up with it, at the least.
+SECTOR_BYTES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,14 @@ class Scan:
         begin = position - self._buffer_start
         if begin < 0 or begin + length > len(self._buffer):
             want = min(max(length, SCAN_BYTES), self._stop - position)
-            self._buffer = memoryview(self._file.pread(position, want))
+            try:
+                data = self._file.pread(position, want)
+            except CorruptionError:
+                try:
+                    data = self._file.pread(position, length)  # what cannot be read may lie behind this record
+                except CorruptionError as error:
+                    raise BadRecordError(error.detail) from error
+            self._buffer = memoryview(data)
             self._buffer_start, begin = position, 0
         return self._buffer[begin : begin + length]
 
@@ -128,7 +137,7 @@ class Scan:
 
     def _headers_behind(self, position: int) -> Iterator[RecordHeader]:
         """All valid headers after `position`; they stand on multiples of 8."""
-        for start, data in self._chunks(position + ALIGN):
+        for start, data in self._chunks(position + ALIGN, self._readable):
             words = np.frombuffer(data, "<u8", len(data) // ALIGN)
             for place in (np.flatnonzero((words & np.uint64(0xFFFFFFFF)) == RECORD_MAGIC) * ALIGN).tolist():
                 if place >= SCAN_BYTES:
@@ -139,14 +148,24 @@ class Scan:
                     continue
 
     def _anything_from(self, position: int) -> bool:
-        return any(data != bytes(len(data)) for _, data in self._chunks(position))
+        return any(data != bytes(len(data)) for _, data in self._chunks(position, self._file.pread))
 
-    def _chunks(self, position: int) -> Iterator[tuple[int, bytes]]:
+    def _readable(self, position: int, length: int) -> bytes:
+        """Bytes with zeros for the sectors that cannot be read: nothing is found there."""
+        try:
+            return self._file.pread(position, length)
+        except CorruptionError:
+            if length <= SECTOR_BYTES:
+                return bytes(length)
+            half = length // 2 // ALIGN * ALIGN
+            return self._readable(position, half) + self._readable(position + half, length - half)
+
+    def _chunks(self, position: int, read: Callable[[int, int], bytes]) -> Iterator[tuple[int, bytes]]:
         """The rest of the file in overlapping pieces. Space that was reserved and never written is passed over: a
         segment is preallocated, and reading its empty part would take longer than everything else."""
         for start, stop in self._written:
             position = max(position, start // ALIGN * ALIGN)
             while position < min(stop, self._stop):
                 length = min(SCAN_BYTES + HEADER_BYTES - ALIGN, self._stop - position)
-                yield position, self._file.pread(position, length)
+                yield position, read(position, length)
                 position += SCAN_BYTES

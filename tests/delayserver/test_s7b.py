@@ -28,7 +28,7 @@ from tests.delayserver.broker.brokers import HOUR_US, NOW_US, SERVER, drain, mes
 from tests.delayserver.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
 from tests.delayserver.test_remote_node import pair
 from tests.fakes.clock import SimulatedClock
-from tests.fakes.disk import FakeDisk
+from tests.fakes.disk import FakeDisk, FakeFile
 from tests.fakes.host import Host, fake_group, faked_settings, small_settings, texts
 from tests.fakes.network import FakeNetwork
 from wheel.keys import Key
@@ -201,7 +201,8 @@ async def test_rows_that_left_memory_and_could_not_be_read_back_once_are_deliver
 def test_a_sync_beside_one_that_fails_does_not_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel tells an error once a file: the broker's checkpoint and its commit sync the same one, each in a thread."""
     file = RealFileSystem().open(str(tmp_path / "file"), create=True)
-    began, told = threading.Event(), []
+    began = threading.Event()
+    told: list[str] = []
 
     def fdatasync(_fd: int) -> None:
         if not told:
@@ -271,3 +272,27 @@ async def test_a_subject_that_a_node_has_no_room_for_does_not_hold_up_the_others
     fine = (await client.put("fine", server.now_ms, subject="a"))["receipt"]
     await server.sleep_ms(60_000)
     assert await client.lookup(fine) == ["delivered"]
+
+
+@pytest.mark.parametrize("bad", [200, 900])
+def test_a_repeated_hand_off_looks_around_a_sector_that_cannot_be_read(
+    bad: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Raised from there it would end the server, and every next start, which asks again for what it may have delivered."""
+    disk = FakeDisk()
+    broker = open_broker(disk)
+    for first in (1, 11, 21):
+        broker.deliver(messages(first, 10), False, NOW_US)
+    broker.sync()
+    path, pread = disk.files("/data/broker/store")[0], FakeFile.pread
+
+    def bad_sector(file: FakeFile, offset: int, length: int) -> bytes:
+        if file.path == path and offset <= bad < offset + length:
+            raise CorruptionError(path, offset, f"{length} bytes cannot be read: Input/output error")
+        return pread(file, offset, length)
+
+    monkeypatch.setattr(FakeFile, "pread", bad_sector)
+    outcomes = [broker.deliver(messages(first, 10), True, NOW_US).outcome.tolist() for first in (1, 11, 21)]
+    hit = 0 if bad == 200 else 1
+    assert outcomes == [[1 if place == hit else 2] * 10 for place in range(3)]
+    assert any(path in text for text in broker.damages)
