@@ -35,7 +35,7 @@ from store.file_header import (
     decode_file_header,
     is_unfinished,
 )
-from store.filesystem import read_whole
+from store.filesystem import directory_of, read_whole
 from store.schedule_key import ScheduleKey, ScheduleLayout
 from store.schedule_log import Source
 from store.windows import DAY_MS
@@ -98,7 +98,16 @@ def plan_repair(taken: Capture) -> list[Step]:
     steps: list[Step] = list(_stranded(taken))
     for target in _targets(taken):
         steps += _plan_file(taken, target)
-    return steps + list(_small_files(taken))
+    return _names_first(taken, steps) + list(_small_files(taken))
+
+
+def _names_first(taken: Capture, steps: list[Step]) -> list[Step]:
+    """A segment ends where the next one begins. While a file among them is not what its name says, nobody knows where: then
+    names alone are put right, and what is wrong with the bytes is left to the next repair."""
+    folders = {f"{taken.path}/{name}" for name in ("message_log", "broker/store", "broker/queue")}
+    misnamed = {step.path for step in steps if step.deed == Deed.RENAME or (step.deed == Deed.LEAVE and not step.start)}
+    folders &= {directory_of(path) for path in misnamed}
+    return [step for step in steps if step.path in misnamed or directory_of(step.path) not in folders]
 
 
 def _stranded(taken: Capture) -> Iterator[Step]:
