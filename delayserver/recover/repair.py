@@ -110,6 +110,7 @@ def _repair_file(taken: Capture, path: str, steps: list[Step], tell: Tell) -> No
         fs.sync_directory(directory_of(path))
         tell(f"{path} is removed")
         return
+    taken_out = [step for step in steps if step.deed == Deed.TAKE_OUT]
     file = fs.open(path)
     try:
         for step in steps:
@@ -129,12 +130,15 @@ def _repair_file(taken: Capture, path: str, steps: list[Step], tell: Tell) -> No
             elif step.deed == Deed.FILL:
                 for position, data in placeholders(step.start, step.stop):
                     file.pwrite(position, data)
-            elif step.deed in (Deed.CUT, Deed.CUT_BEHIND):
+        file.datasync()
+        # A file that is written anew keeps its torn end until then: what a header there calls durable is the proof that
+        # damage before it is no torn end, and the records in between are none. In message_log placeholders go first.
+        for step in [] if taken_out else steps:
+            if step.deed in (Deed.CUT, Deed.CUT_BEHIND):
                 file.truncate(step.start)
         file.datasync()
     finally:
         file.close()
-    taken_out = [step for step in steps if step.deed == Deed.TAKE_OUT]
     if taken_out:
         _write_anew(taken, path, taken_out[0], tell)
 

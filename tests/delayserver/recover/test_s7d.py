@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from store.file_header import FILE_MESSAGE_LOG, FILE_STORE, FileHeader
+from store.batches import MessageBatch
+from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader
+from store.filesystem import RealFileSystem
+from store.record import encode_record
+from store.scan import Scan, ScanReport
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.directories import Made, copy, in_process
+from tests.delayserver.recover.test_hard_nights import file_of_pending
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -33,3 +38,33 @@ def test_a_segment_under_a_lower_name_costs_its_neighbour_nothing(aged: Made, tm
     second.rename(first.with_name(f"{low:020d}.log"))
     assert in_process("repair", str(made.path), "--yes").code == 0
     assert content(first.parent) == before
+
+
+def test_a_whole_record_between_damage_and_the_torn_end_that_proves_it_is_kept(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    for segment in (made.path / "message_log").iterdir():
+        segment.unlink()
+    path = file_of_pending(made)
+    header, batch = path.read_bytes()[:FILE_HEADER_BYTES], first_batch(path)
+    parts = [batch.slice(0, 10), batch.slice(10, 20), batch.slice(20, 30)]
+    data = header
+    for part, synced in zip(parts, (64, 64, None), strict=True):
+        record = encode_record(part, len(data) if synced is None else synced, len(data))
+        data += b"".join(record.buffers)
+    path.write_bytes(data[:-8])
+    (made.path / "checkpoint").unlink()
+    damaging.flip_in_columns(path)
+    assert in_process("repair", str(made.path), "--yes").code == 0
+    assert first_batch(path).sequence.tolist() == parts[1].sequence.tolist()
+
+
+def first_batch(path: Path) -> MessageBatch:
+    file = RealFileSystem().open(str(path), write=False)
+    try:
+        size = file.size()
+        scan = Scan(file, FILE_HEADER_BYTES, size)
+        _, batch = next(scan.records(FILE_HEADER_BYTES, size, ScanReport(FILE_HEADER_BYTES), forgive=True))
+        assert isinstance(batch, MessageBatch)
+        return batch
+    finally:
+        file.close()
