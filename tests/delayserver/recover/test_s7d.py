@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from delayserver.recover.check import check_directory
 from store.batches import MessageBatch
 from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader
 from store.filesystem import RealFileSystem
@@ -68,3 +69,11 @@ def first_batch(path: Path) -> MessageBatch:
         return batch
     finally:
         file.close()
+
+
+def test_a_check_of_some_minutes_of_a_coarse_day_is_clean(stopped: Made) -> None:
+    due_ms = int(stopped.receipts["far"].split("-")[1], 16)
+    taken, checked = check_directory(RealFileSystem(), str(stopped.path), from_ms=due_ms, to_ms=due_ms + 300_000)
+    taken.close()
+    assert [finding.detail for finding in checked.findings] == []
+    assert int(checked.balance.totals()[0]) == 5
