@@ -13,12 +13,14 @@ from delayserver.recover.codes import highest_code
 from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.due_range import Range
 from delayserver.recover.findings import CORRUPT, MISSING, UNREADABLE, Finding, Findings
-from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence
+from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence, log_parts
 from delayserver.recover.outcome_rows import OutcomeRows
+from delayserver.recover.record_scan import RecordScan
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import Visited, WindowCheck
 from store.batches import I64
 from store.errors import CorruptionError, FormatError
+from store.file_header import FILE_HEADER_BYTES
 from store.identity import IDENTITY, SEQUENCES, read_reservation
 from store.names import FILE_NAME as NAMES_FILE
 from store.schedule_log import ScheduleKey, Source
@@ -88,6 +90,7 @@ def _look_at_files(taken: Capture, plan: RebuildPlan, findings: Findings) -> Non
         taken, units, first_kept_sequence(taken), Range(), findings, _ignore, lambda _tier, _start, _balance: None
     )
     windows.run()
+    _leave_out_torn_end(taken)
     taken.checkpoint = replace(kept, replay_offset=EVERYTHING)
     try:
         loose = by_sequence(windows.loose)
@@ -105,6 +108,20 @@ def _look_at_files(taken: Capture, plan: RebuildPlan, findings: Findings) -> Non
     ledger = taken.ledger.highest_sequence if taken.ledger is not None else 0
     plan.highest_sequence = max(windows.highest_sequence, log.highest_sequence, ledger)
     plan.code_max = highest_code(taken) if plan.names else 0
+
+
+def _leave_out_torn_end(taken: Capture) -> None:
+    """A whole record in the torn end of message_log was never acknowledged, and the next start cuts it off."""
+    for part, expected in list(log_parts(taken))[-1:]:
+        file = taken.open(part.path)
+        try:
+            scan = RecordScan(file, FILE_HEADER_BYTES, part.size, min(expected.synced, part.size))
+            for _ in scan:
+                pass
+        finally:
+            taken.release(file)
+        if not scan.newer:
+            taken.message_log[-1] = replace(taken.message_log[-1], size=scan.report.end)
 
 
 def _look_at_cancels(taken: Capture, plan: RebuildPlan, loose: OutcomeRows, cancels: tuple[I64, I64, I64]) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+
 from delayserver.recover.check import check_directory
 from store.batches import MessageBatch
 from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader
@@ -12,7 +14,7 @@ from store.record import encode_record
 from store.scan import Scan, ScanReport
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.directories import Made, copy, in_process
-from tests.delayserver.recover.test_hard_nights import file_of_pending
+from tests.delayserver.recover.test_hard_nights import file_of_pending, pending_of
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -77,3 +79,21 @@ def test_a_check_of_some_minutes_of_a_coarse_day_is_clean(stopped: Made) -> None
     taken.close()
     assert [finding.detail for finding in checked.findings] == []
     assert int(checked.balance.totals()[0]) == 5
+
+
+def test_rebuild_takes_nothing_from_the_torn_end_of_message_log(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    (segment,) = (made.path / "message_log").iterdir()
+    batch = first_batch(file_of_pending(made)).slice(0, 1)
+    end = damaging.records(segment)[-1][2]
+    first = b"".join(encode_record(batch.with_columns(sequence=np.array([1000])), end, end).buffers)
+    behind = end + len(first)
+    second = b"".join(encode_record(batch.with_columns(sequence=np.array([1001])), end, behind).buffers)
+    data = segment.read_bytes()
+    segment.write_bytes(data[:end] + bytes(64) + first[64:] + second + data[behind + len(second) :])
+    expected = pending_of(made)
+    assert in_process("check", str(made.path)).code == 0
+    assert in_process("rebuild", str(made.path), "--yes").code == 0
+    assert pending_of(made) == expected
+    after = in_process("check", str(made.path), "--json").last
+    assert (after["findings"][1:], after["torn"], after["accepted"]) == ([], 1, made.accepted)
