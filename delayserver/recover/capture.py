@@ -66,6 +66,7 @@ class Capture:
     ledger: Ledger | None = None
     days: DayTable | None = None
     names: Names | None = None
+    names_bytes: int = -1
 
     def schedule_path(self, key: ScheduleKey) -> str:
         """Where a schedule file is; the folder for a window that no file can have, as damage may name one."""
@@ -93,10 +94,23 @@ class Capture:
 
     def subject_name(self, code: int) -> str:
         """The name of a code, or its number where the table does not know it."""
+        self.read_names_to(code)
         try:
             return self.names.name(code) if self.names is not None else f"#{code}"
         except KeyError:
             return f"#{code}"
+
+    def read_names_to(self, code: int) -> None:
+        """A running server has given more names by now, and its preallocated message_log is read beyond the capture."""
+        if self.names is None or code <= len(self.names):
+            return
+        with suppress(StoreError, FileNotFoundError):
+            size = self.fs.size(f"{self.path}/names.log")
+            if size == self.names_bytes:
+                return
+            names = Names.open(self.fs, self.path, self.server_id, write=False)
+            self.names.close()
+            self.names, self.names_bytes = names, size
 
     def close(self) -> None:
         """Close what is held."""

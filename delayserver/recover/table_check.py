@@ -31,6 +31,7 @@ def check_tables(
                 pass
     retired = taken.ledger.highest_sequence if taken.ledger is not None else 0
     _check_sequences(taken, max(highest_sequence, retired), findings)
+    taken.read_names_to(subject_max)
     if taken.names is not None and subject_max > len(taken.names):
         detail = f"subject code {subject_max} is used, but only {len(taken.names)} names are known"
         findings.add(MISSING, f"{taken.path}/names.log", 0, detail)

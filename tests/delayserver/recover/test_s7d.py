@@ -6,7 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from delayserver.recover.check import check_directory
+from delayserver.recover.balance import Balance
+from delayserver.recover.capture import capture
+from delayserver.recover.check import Check, check_directory, whole_windows
+from delayserver.recover.findings import Findings
 from store.batches import MessageBatch
 from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader
 from store.filesystem import RealFileSystem
@@ -14,7 +17,8 @@ from store.record import encode_record
 from store.scan import Scan, ScanReport
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.directories import Made, copy, in_process
-from tests.delayserver.recover.test_hard_nights import file_of_pending, pending_of
+from tests.delayserver.recover.test_hard_nights import Boot, file_of_pending, pending_of
+from tests.fakes.host import faked_settings
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -97,3 +101,23 @@ def test_rebuild_takes_nothing_from_the_torn_end_of_message_log(stopped: Made, t
     assert pending_of(made) == expected
     after = in_process("check", str(made.path), "--json").last
     assert (after["findings"][1:], after["torn"], after["accepted"]) == ([], 1, made.accepted)
+
+
+async def test_a_check_is_clean_beside_a_server_that_meets_a_new_subject_meanwhile(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms + 3_600_000)
+    await host.sleep_ms(3_000)
+    findings, subjects = Findings(), set()
+    taken = capture(host.disk, "/data", findings)
+    await client.put("m", host.now_ms + 3_600_000, subject="new")
+    await host.sleep_ms(3_000)
+
+    def publish(_tier: str, _start_ms: int, balance: Balance) -> None:
+        subjects.update(map(taken.subject_name, balance.rows()[0].tolist()))
+
+    Check(taken, whole_windows(None, None, taken.window_ms), findings, publish, lambda *_: None).run()
+    taken.close()
+    assert [finding.detail for finding in findings] == []
+    assert subjects == {"s", "new"}
