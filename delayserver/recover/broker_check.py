@@ -18,7 +18,7 @@ from delayserver.recover.findings import CORRUPT, DOUBLY_DELIVERED, MISSING, ORP
 from store.batches import I64, U64, StoredBatch
 from store.columns import MalformedColumnsError
 from store.file_header import FILE_HEADER_BYTES, FILE_PROGRESS, FILE_QUEUE, FILE_STORE
-from store.filesystem import read_whole
+from store.filesystem import FileSystem, read_whole
 from store.id_hash import mix
 
 _SEGMENT = re.compile(r"\d{20}\.log")
@@ -35,8 +35,16 @@ def broker_bytes(taken: Capture) -> int:
     for folder in (root, f"{root}/store", f"{root}/queue"):
         for name in taken.fs.listdir(folder):
             if name.endswith(".log"):
-                total += taken.fs.size(f"{folder}/{name}")
+                total += size_of(taken.fs, f"{folder}/{name}") or 0
     return total
+
+
+def size_of(fs: FileSystem, path: str) -> int | None:
+    """The size, or None where the retention of a running broker has just taken the file."""
+    try:
+        return fs.size(path)
+    except FileNotFoundError:
+        return None
 
 
 class BrokerCheck:
@@ -118,7 +126,9 @@ class BrokerCheck:
         names = [name for name in fs.listdir(path) if _SEGMENT.fullmatch(name)]
         bases = [int(name[:20]) for name in names]
         for place, (base, name) in enumerate(zip(bases, names, strict=True)):
-            size = fs.size(f"{path}/{name}")
+            size = size_of(fs, f"{path}/{name}")
+            if size is None:
+                continue
             sealed = place + 1 < len(bases)
             if sealed:
                 size = min(size, bases[place + 1] - base)

@@ -13,6 +13,7 @@ import numpy as np
 
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt, parse_derived_message_id
+from delayserver.recover.broker_check import size_of
 from delayserver.recover.capture import Capture
 from delayserver.recover.dump import outcome_name, put_blob
 from delayserver.recover.file_read import Expected, FileRead
@@ -225,7 +226,7 @@ class Trace:
         held: list[tuple[int, int, int]] = []
         for name in fs.listdir(f"{root}/store"):
             path = f"{root}/store/{name}"
-            read = self._file(path, fs.size(path), FILE_STORE)
+            read = self._file(path, size_of(fs, path) or 0, FILE_STORE)
             for records, columns in _rows(read, StoredBatch, KIND_STORED, _STORED):
                 own = columns["server_id"] == self._taken.server_id
                 for row in np.flatnonzero(own & np.isin(columns["sequence"], wanted)).tolist():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from delayserver.recover.balance import Balance
 from delayserver.recover.capture import capture
@@ -121,3 +122,21 @@ async def test_a_check_is_clean_beside_a_server_that_meets_a_new_subject_meanwhi
     taken.close()
     assert [finding.detail for finding in findings] == []
     assert subjects == {"s", "new"}
+
+
+@pytest.mark.parametrize("command", ["check", "trace"])
+def test_segments_that_a_running_broker_retires_meanwhile_end_no_reading(
+    aged: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    made = copy(aged, tmp_path / "data")
+    listdir = RealFileSystem.listdir
+
+    def retire(self: RealFileSystem, path: str) -> list[str]:
+        names = listdir(self, path)
+        if path.endswith("/broker/store") and len(names) > 1:
+            Path(path, names[0]).unlink()
+        return names
+
+    monkeypatch.setattr(RealFileSystem, "listdir", retire)
+    done = in_process(command, str(made.path), *(["--sequence", "85"] if command == "trace" else []), "--json")
+    assert (done.code, done.err) == (0, "")
