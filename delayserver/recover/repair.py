@@ -82,24 +82,14 @@ def recount(taken: Capture, accepted: int) -> None:
 
 
 def _rename(fs: FileSystem, steps: list[Step], tell: Tell) -> None:
-    """Two steps, so that two files that were swapped can change places; one whose place is taken stays."""
-    free = steps
-    before: list[Step] = []
-    while free != before:
-        before, leaving = free, {step.path for step in free}
-        first = {step.target: step.path for step in reversed(free)}
-        free = [
-            step
-            for step in free
-            if first[step.target] == step.path and (step.target in leaving or not fs.exists(step.target))
-        ]
-    for step in free:
+    """Two steps, so that two files that were swapped can change places."""
+    for step in steps:
         fs.replace(step.path, f"{step.path}{MOVING}")
-    for step in free:
+    for step in steps:
         fs.make_directory(directory_of(step.target))
         fs.replace(f"{step.path}{MOVING}", step.target)
         tell(f"{step.path} is {step.target} now")
-    for folder in {directory_of(path) for step in free for path in (step.path, step.target)}:
+    for folder in {directory_of(path) for step in steps for path in (step.path, step.target)}:
         fs.sync_directory(folder)
 
 

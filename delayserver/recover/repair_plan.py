@@ -35,7 +35,7 @@ from store.file_header import (
     decode_file_header,
     is_unfinished,
 )
-from store.filesystem import directory_of, read_whole
+from store.filesystem import FileSystem, directory_of, read_whole
 from store.schedule_key import ScheduleKey, ScheduleLayout
 from store.schedule_log import Source
 from store.windows import DAY_MS
@@ -98,7 +98,28 @@ def plan_repair(taken: Capture) -> list[Step]:
     steps: list[Step] = list(_stranded(taken))
     for target in _targets(taken):
         steps += _plan_file(taken, target)
-    return _names_first(taken, steps) + list(_small_files(taken))
+    return _names_first(taken, _with_room(taken.fs, steps)) + list(_small_files(taken))
+
+
+def _with_room(fs: FileSystem, steps: list[Step]) -> list[Step]:
+    """Files that were swapped change places; one whose place is taken stays."""
+    free = [step for step in steps if step.deed == Deed.RENAME]
+    before: list[Step] = []
+    while free != before:
+        before, leaving = free, {step.path for step in free}
+        first = {step.target: step.path for step in reversed(free)}
+        free = [
+            step
+            for step in free
+            if first[step.target] == step.path and (step.target in leaving or not fs.exists(step.target))
+        ]
+    moving = {step.path for step in free}
+    return [
+        step
+        if step.deed != Deed.RENAME or step.path in moving
+        else replace(step, deed=Deed.LEAVE, detail=f"{step.detail}, and {step.target} is there already", target="")
+        for step in steps
+    ]
 
 
 def _names_first(taken: Capture, steps: list[Step]) -> list[Step]:

@@ -140,3 +140,12 @@ def test_segments_that_a_running_broker_retires_meanwhile_end_no_reading(
     monkeypatch.setattr(RealFileSystem, "listdir", retire)
     done = in_process(command, str(made.path), *(["--sequence", "85"] if command == "trace" else []), "--json")
     assert (done.code, done.err) == (0, "")
+
+
+def test_a_plan_promises_no_name_that_is_taken(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    first, second, *_ = sorted((made.path / "dispatch_log").glob("*/*.log"))
+    second.write_bytes(first.read_bytes())
+    planned = in_process("repair", str(made.path), "--dry-run", "--json").rows
+    assert [(row["action"], row["file"]) for row in planned] == [("leave", str(second))]
+    assert str(first) in planned[0]["detail"]
