@@ -22,6 +22,7 @@ from store.batches import I64
 from store.errors import CorruptionError, FormatError
 from store.file_header import FILE_HEADER_BYTES
 from store.identity import IDENTITY, SEQUENCES, read_reservation
+from store.ledger import FILE_NAME as LEDGER_FILE
 from store.names import FILE_NAME as NAMES_FILE
 from store.schedule_log import ScheduleKey, Source
 
@@ -77,7 +78,11 @@ def plan_rebuild(taken: Capture, found: Findings) -> RebuildPlan:
     _look_at_files(taken, plan, findings)
     plan.sequences = _sequences_lost(taken, plan.highest_sequence)
     plan.refusals = [finding for finding in [*found, *findings] if finding.kind == UNREADABLE]
-    plan.refusals += [f for f in found if f.kind == CORRUPT and f.file == f"{root}/{NAMES_FILE}"]
+    ledger = f"{root}/{LEDGER_FILE}"
+    plan.refusals += [f for f in found if f.kind == CORRUPT and f.file in (f"{root}/{NAMES_FILE}", ledger)]
+    # What message_log still has of a window that the ledger cannot tell of would be restored, and delivered again.
+    damages = taken.ledger.damages if taken.ledger is not None else []
+    plan.refusals += [Finding(CORRUPT, ledger, damage.start, damage.detail) for damage in damages]
     logs = (f"{root}/schedule_log/", f"{root}/dispatch_log/")
     plan.refusals += [f for f in findings if f.kind == CORRUPT and f.file.startswith(logs)]
     return plan

@@ -149,3 +149,14 @@ def test_a_plan_promises_no_name_that_is_taken(stopped: Made, tmp_path: Path) ->
     planned = in_process("repair", str(made.path), "--dry-run", "--json").rows
     assert [(row["action"], row["file"]) for row in planned] == [("leave", str(second))]
     assert str(first) in planned[0]["detail"]
+
+
+@pytest.mark.parametrize("damage", [damaging.flip_in_columns, damaging.flip_file_header])
+def test_rebuild_does_not_restore_what_a_corrupt_ledger_may_count(
+    aged: Made, tmp_path: Path, damage: damaging.Damage
+) -> None:
+    made = copy(aged, tmp_path / "data")
+    damage(made.path / "ledger.log")
+    done = in_process("rebuild", str(made.path), "--yes")
+    assert (done.code, done.out) == (1, "")
+    assert str(made.path / "ledger.log") in done.err
