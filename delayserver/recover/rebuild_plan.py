@@ -12,7 +12,7 @@ from delayserver.recover.capture import Capture
 from delayserver.recover.codes import highest_code
 from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.due_range import Range
-from delayserver.recover.findings import CORRUPT, MISSING, UNREADABLE, Finding, Findings
+from delayserver.recover.findings import CORRUPT, MISPLACED, MISSING, UNREADABLE, Finding, Findings
 from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence, log_parts
 from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.record_scan import RecordScan
@@ -85,6 +85,13 @@ def plan_rebuild(taken: Capture, found: Findings) -> RebuildPlan:
     plan.refusals += [Finding(CORRUPT, ledger, damage.start, damage.detail) for damage in damages]
     logs = (f"{root}/schedule_log/", f"{root}/dispatch_log/")
     plan.refusals += [f for f in findings if f.kind == CORRUPT and f.file.startswith(logs)]
+    # A file under another's name has the only outcomes, or the only messages, of its own window; made anew, that window would
+    # have no place for it any more.
+    plan.refusals += [
+        f
+        for f in findings
+        if f.kind == MISPLACED and f.offset < FILE_HEADER_BYTES and f.file.startswith((*logs, f"{root}/message_log/"))
+    ]
     return plan
 
 

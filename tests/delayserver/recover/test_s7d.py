@@ -160,3 +160,14 @@ def test_rebuild_does_not_restore_what_a_corrupt_ledger_may_count(
     done = in_process("rebuild", str(made.path), "--yes")
     assert (done.code, done.out) == (1, "")
     assert str(made.path / "ledger.log") in done.err
+
+
+def test_rebuild_takes_no_place_of_a_file_that_bears_another_name(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    path = file_of_pending(made)
+    names = [path.with_name(f"12{minute:02d}.direct.log") for minute in range(60)]
+    path.rename(next(name for name in names if not name.exists()))
+    done = in_process("rebuild", str(made.path), "--yes")
+    assert (done.code, done.out, path.exists()) == (1, "", False)
+    assert in_process("repair", str(made.path), "--yes").code == 0
+    assert in_process("check", str(made.path)).code == 0
