@@ -85,8 +85,8 @@ def plan_rebuild(taken: Capture, found: Findings) -> RebuildPlan:
     plan.refusals += [Finding(CORRUPT, ledger, damage.start, damage.detail) for damage in damages]
     logs = (f"{root}/schedule_log/", f"{root}/dispatch_log/")
     plan.refusals += [f for f in findings if f.kind == CORRUPT and f.file.startswith(logs)]
-    # A file under another's name has the only outcomes, or the only messages, of its own window; made anew, that window would
-    # have no place for it any more.
+    # A file under another's name may have the only outcomes, or the only messages, of its own window; made anew, that
+    # window would have no place for it any more.
     plan.refusals += [
         f
         for f in findings

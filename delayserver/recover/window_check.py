@@ -364,7 +364,9 @@ class WindowCheck:
             # The rest was retired with its minutes.
             rows = rows.take(~self._units.is_retired(rows.due_ms, rows.sequence))  # noqa: PLW2901
             hashes = rows.hashes()
-            self._units.placed.add_all(place, hashes[(rows.sequence >= self._first_kept) & self._span.mask(rows.due_ms)])
+            self._units.placed.add_all(
+                place, hashes[(rows.sequence >= self._first_kept) & self._span.mask(rows.due_ms)]
+            )
             drained = self._drained(rows, hashes, starts, marks, expected)
             waiting = rows.take(~drained)
             self._count(key, waiting, self._outcome_of(waiting, [day.coarse, *day.loose], read), balance)

@@ -110,7 +110,7 @@ async def test_a_check_is_clean_beside_a_server_that_meets_a_new_subject_meanwhi
     client = await host.client()
     await client.put("m", host.now_ms + 3_600_000)
     await host.sleep_ms(3_000)
-    findings, subjects = Findings(), set()
+    findings, subjects = Findings(), set[str]()
     taken = capture(host.disk, "/data", findings)
     await client.put("m", host.now_ms + 3_600_000, subject="new")
     await host.sleep_ms(3_000)
