@@ -30,8 +30,8 @@ def export(directory: str, from_ms: int | None, targets: tuple[str, ...], as_jso
     """Write accepted.parquet and dispatched.parquet of DIR into the folder PATH.
 
     --to is given once with the folder, and once more with a time (ISO 8601) to end the range before it:
-    `export DIR --to out --from 2026-11-21T00:00Z --to 2026-11-22T00:00Z`. Works beside a running server. Exit code 1
-    where damage hides some.
+    `export DIR --to out --from 2026-11-21T00:00Z --to 2026-11-22T00:00Z`. Works beside a running server. Damage that hides
+    messages or outcomes is named; then the exit code is 1.
     """
     folder, to_ms = _split(targets)
     shared.check_range(from_ms, to_ms)
@@ -41,6 +41,7 @@ def export(directory: str, from_ms: int | None, targets: tuple[str, ...], as_jso
     from delayserver.recover.due_range import Range
     from delayserver.recover.export import Export
     from delayserver.recover.findings import Findings
+    from delayserver.recover.survey import hiding
     from store.filesystem import RealFileSystem
 
     Path(folder).mkdir(parents=True, exist_ok=True)
@@ -64,7 +65,7 @@ def export(directory: str, from_ms: int | None, targets: tuple[str, ...], as_jso
             print_json({"file": f"{folder}/{name}", "rows": rows})
         else:
             click.echo(f"{folder}/{name}: {rows:,} rows")
-    shared.exit_if_hidden(unread, work.findings)
+    shared.tell_unread([*hiding(unread), *work.unread])
 
 
 def _split(targets: tuple[str, ...]) -> tuple[str, int | None]:

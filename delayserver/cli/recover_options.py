@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -13,11 +13,11 @@ from delayserver.cli.failures import FAILED
 from delayserver.cli.options import INSTANT
 
 if TYPE_CHECKING:
-    from delayserver.recover.findings import Findings
-
-Command = TypeVar("Command", bound=Callable[..., Any])
+    from delayserver.recover.findings import Finding
 
 DAMAGES_SHOWN: Final = 16
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 directory = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
 yes = click.option("--yes", is_flag=True, help="Do not ask.")
@@ -71,18 +71,6 @@ def usage_of_directory() -> Iterator[None]:
         raise click.UsageError(str(error)) from error
 
 
-def exit_if_hidden(*found: Findings) -> None:
-    """Name on stderr what damage hides from the figures that were printed, and end with 1 where there is any."""
-    from delayserver.recover.findings import CORRUPT, MISSING, UNREADABLE
-
-    hidden = [each for findings in found for each in findings if each.kind in (CORRUPT, MISSING, UNREADABLE)]
-    for each in hidden[:DAMAGES_SHOWN]:
-        click.echo(f"{each.kind}  {each.file} at {each.offset}: {each.detail}", err=True)
-    if hidden:
-        click.echo("messages may be missing above: `delayserver recover check` lists all damage", err=True)
-        raise click.exceptions.Exit(FAILED)
-
-
 def confirm(question: str, yes: bool) -> None:
     """Ask before something is changed; without a terminal only --yes is an answer. Raises `click.Abort`, UsageError."""
     if yes:
@@ -90,3 +78,14 @@ def confirm(question: str, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError("nothing was changed: say --yes (there is no terminal to ask on)")
     click.confirm(question, abort=True, err=True)
+
+
+def tell_unread(unread: Sequence[Finding]) -> None:
+    """Name the damage that hides messages or outcomes from a reading. Raises `click.exceptions.Exit`: it is not whole."""
+    for finding in unread[:DAMAGES_SHOWN]:
+        click.echo(f"not read: {finding.file} at {finding.offset}: {finding.detail}", err=True)
+    if len(unread) > DAMAGES_SHOWN:
+        rest = len(unread) - DAMAGES_SHOWN
+        click.echo(f"{rest:,} more are not shown: `delayserver recover check` lists all", err=True)
+    if unread:
+        raise click.exceptions.Exit(FAILED)

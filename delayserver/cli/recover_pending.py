@@ -38,17 +38,18 @@ def pending(
 ) -> None:
     """Count the messages of DIR that were accepted and have no outcome, by the minute in which they are due.
 
-    Works beside a running server. Exit code 1 where damage hides some.
+    Works beside a running server. Damage that hides messages or outcomes is named; then the exit code is 1.
     """
     shared.check_range(from_ms, to_ms)
     from delayserver.recover.capture import capture
     from delayserver.recover.due_range import Range
     from delayserver.recover.findings import Findings
+    from delayserver.recover.survey import hiding
     from delayserver.recover.pending import Pending
     from store.filesystem import RealFileSystem
 
-    unread = Findings()
     with shared.usage_of_directory():
+        unread = Findings()
         taken = capture(RealFileSystem(), directory, unread)
     try:
         found = Pending(taken, Range(from_ms or 0, to_ms or 1 << 62), subject)
@@ -67,7 +68,7 @@ def pending(
             _print_json(taken, found) if as_json else _print_text(taken, found)
     finally:
         taken.close()
-    shared.exit_if_hidden(unread, found.findings)
+    shared.tell_unread([*hiding(unread), *found.unread])
 
 
 def _print_messages(taken: Capture, batch: MessageBatch, bodies: bool, as_json: bool) -> None:

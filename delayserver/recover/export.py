@@ -17,9 +17,9 @@ from delayserver.recover.capture import Capture
 from delayserver.recover.due_range import Range
 from delayserver.recover.dump import outcome_name
 from delayserver.recover.file_read import Expected, FileRead
-from delayserver.recover.findings import Findings
+from delayserver.recover.findings import Finding, Findings
 from delayserver.recover.survey import survey
-from delayserver.recover.whole_rows import message_rows
+from delayserver.recover.whole_rows import readable_rows
 from delayserver.recover.window_check import Visited
 from store.batches import I64, KIND_OUTCOMES, MessageBatch, OutcomeBatch
 from store.columns import ragged_offsets
@@ -72,7 +72,7 @@ class Export:
         self._folder = folder
         self._server = f"{taken.server_id:012x}"
         self.rows = {ACCEPTED_FILE: 0, DISPATCHED_FILE: 0}
-        self.findings = Findings()
+        self.unread: list[Finding] = []
 
     def run(self, progress: Callable[[int], None] = lambda _bytes: None) -> None:
         """Raises ImportError where pyarrow is missing, OSError where the folder cannot be written."""
@@ -95,12 +95,14 @@ class Export:
             if not len(inside):
                 return
             sequences, outcome = visited.rows.sequence[inside], visited.outcome[inside]
-            for _, batch in message_rows(self._taken, visited.path, visited.size, sequences):
+            for batch in readable_rows(self._taken, visited.path, visited.size, sequences, hidden):
                 code = outcome[np.searchsorted(sequences, batch.sequence)]
                 writer.add(self._message_batch(batch, code))
                 self.rows[ACCEPTED_FILE] += len(batch)
 
-        self.findings = survey(self._taken, self._span, visit, progress).findings
+        hidden = Findings()
+        self.unread = survey(self._taken, self._span, visit, progress).unread()
+        self.unread += hidden
 
     def _message_batch(self, batch: MessageBatch, code: np.ndarray[Any, Any]) -> Any:
         import pyarrow as arrow

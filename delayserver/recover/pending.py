@@ -11,9 +11,9 @@ from delayserver.protocol.receipts import derived_message_id, format_receipt
 from delayserver.recover.capture import Capture
 from delayserver.recover.due_range import Range
 from delayserver.recover.dump import put_blob
-from delayserver.recover.findings import Findings
+from delayserver.recover.findings import Finding, Findings
 from delayserver.recover.survey import survey
-from delayserver.recover.whole_rows import message_rows
+from delayserver.recover.whole_rows import readable_rows
 from delayserver.recover.window_check import Rows, Visited
 from store.batches import I64, MessageBatch
 from store.columns import ragged_offsets
@@ -32,7 +32,7 @@ class Pending:
         self.minutes: dict[int, int] = {}
         self.subjects: dict[int, int] = {}
         self.messages = 0
-        self.findings = Findings()
+        self.unread: list[Finding] = []
 
     def run(
         self,
@@ -47,10 +47,13 @@ class Pending:
                 return
             self._count(rows)
             if each is not None:
-                for _, batch in message_rows(self._taken, visited.path, visited.size, np.unique(rows.sequence)):
+                wanted = np.unique(rows.sequence)
+                for batch in readable_rows(self._taken, visited.path, visited.size, wanted, hidden):
                     each(batch)
 
-        self.findings = survey(self._taken, self._span, visit, progress).findings
+        hidden = Findings()
+        self.unread = survey(self._taken, self._span, visit, progress).unread()
+        self.unread += hidden
 
     def _mine(self, visited: Visited) -> Rows:
         rows = visited.rows

@@ -14,7 +14,7 @@ import numpy as np
 from delayserver.recover.capture import Capture
 from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.due_range import Range
-from delayserver.recover.findings import Findings
+from delayserver.recover.findings import CORRUPT, MISPLACED, MISSING, UNREADABLE, Finding, Findings
 from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence
 from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.units import Units
@@ -28,6 +28,15 @@ class Surveyed:
 
     unmatched: OutcomeRows
     findings: Findings
+
+    def unread(self) -> list[Finding]:
+        """What hides messages or outcomes."""
+        return hiding(self.findings)
+
+
+def hiding(findings: Findings) -> list[Finding]:
+    """Those of them that hide messages or outcomes."""
+    return [finding for finding in findings if finding.kind in (CORRUPT, MISSING, UNREADABLE, MISPLACED)]
 
 
 def survey(

@@ -8,6 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from delayserver.recover.capture import Capture
+from delayserver.recover.findings import CORRUPT, Findings
 from delayserver.recover.records import Records
 from store.batches import I64, MessageBatch
 from store.errors import CorruptionError
@@ -63,3 +64,13 @@ def message_rows(
                 yield header.offset, messages.take(rows)
     finally:
         taken.release(file)
+
+
+def readable_rows(taken: Capture, path: str, stop: int, sequences: I64, findings: Findings) -> Iterator[MessageBatch]:
+    """The same, without offsets. Damage that hides some of them goes to `findings`."""
+    report, left = ScanReport(FILE_HEADER_BYTES), len(sequences)
+    for _, batch in message_rows(taken, path, stop, sequences, report):
+        left -= len(batch)
+        yield batch
+    for damage in report.damages if left > 0 else []:
+        findings.add(CORRUPT, path, damage.start, damage.detail)

@@ -171,3 +171,18 @@ def test_rebuild_takes_no_place_of_a_file_that_bears_another_name(stopped: Made,
     assert (done.code, done.out, path.exists()) == (1, "", False)
     assert in_process("repair", str(made.path), "--yes").code == 0
     assert in_process("check", str(made.path)).code == 0
+
+
+@pytest.mark.parametrize("damage", [damaging.flip_in_columns, damaging.flip_in_body])
+@pytest.mark.parametrize("command", ["pending", "export"])
+def test_damage_that_hides_messages_is_named_by_who_lists_them(
+    stopped: Made, tmp_path: Path, command: str, damage: damaging.Damage
+) -> None:
+    made = copy(stopped, tmp_path / "data")
+    path = file_of_pending(made)
+    damage(path)
+    arguments = ["--to", str(tmp_path / "out")] if command == "export" else ["--list"]
+    done = in_process(command, str(made.path), *arguments)
+    assert done.code == 1
+    assert done.err.count("\n") == 1 and str(path) in done.err
+    assert in_process(command, str(stopped.path), *arguments).code == 0
