@@ -82,7 +82,7 @@ class Restore:
                 self._merge(side, key)
         finally:
             side.close()
-        _clear(self._taken.fs, self._side_path)
+            _clear(self._taken.fs, self._side_path)  # on a full disk, this is what filled it
 
     def _unit_of(self, key: ScheduleKey) -> int:
         if key.source == Source.DIRECT:

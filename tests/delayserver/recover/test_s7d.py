@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NoReturn
 
 import numpy as np
 import pytest
 
+from delayserver.recover import rebuild
 from delayserver.recover.balance import Balance
 from delayserver.recover.capture import capture
 from delayserver.recover.check import Check, check_directory, whole_windows
 from delayserver.recover.findings import Findings
 from store.batches import MessageBatch
+from store.errors import DiskFullError
 from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader
 from store.filesystem import RealFileSystem
 from store.record import encode_record
@@ -186,3 +189,21 @@ def test_damage_that_hides_messages_is_named_by_who_lists_them(
     assert done.code == 1
     assert done.err.count("\n") == 1 and str(path) in done.err
     assert in_process(command, str(stopped.path), *arguments).code == 0
+
+
+def test_a_rebuild_that_fills_the_disk_gives_the_space_back(
+    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = copy(stopped, tmp_path / "data")
+    path = file_of_pending(made)
+    path.unlink()
+
+    def full(*_arguments: object) -> NoReturn:
+        raise DiskFullError("no space is left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rebuild, "write_file", full)
+        assert in_process("rebuild", str(made.path), "--yes").code == 1
+    assert not (made.path / rebuild.SIDE_FOLDER).exists()
+    assert in_process("rebuild", str(made.path), "--yes").code == 0
+    assert in_process("check", str(made.path)).code == 0
