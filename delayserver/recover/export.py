@@ -24,7 +24,7 @@ from delayserver.recover.window_check import Visited
 from store.batches import I64, KIND_OUTCOMES, MessageBatch, OutcomeBatch
 from store.columns import ragged_offsets
 from store.file_header import FILE_DISPATCH
-from store.windows import DAY_MS
+from store.windows import DAY_MS, day_of
 
 ACCEPTED_FILE: Final = "accepted.parquet"
 DISPATCHED_FILE: Final = "dispatched.parquet"
@@ -131,7 +131,11 @@ class Export:
 
     def _dispatched(self, writer: _RowGroups, progress: Callable[[int], None]) -> None:
         names = tuple(name for name, _ in OutcomeBatch.schema.fields)
-        for key, size in sorted(self._taken.dispatch.items()):
+        # When a day is drained its outcomes move to the minutes: for a while they are in both.
+        moved: dict[int, list[I64]] = {}
+        days = {key.start_ms for key in self._taken.dispatch if key.coarse}
+        for key, size in sorted(self._taken.dispatch.items(), key=lambda item: (item[0].coarse, item[0].start_ms)):
+            day = day_of(key.start_ms)
             if not self._span.holds(key.start_ms, DAY_MS if key.coarse else self._taken.window_ms):
                 continue
             path = self._taken.dispatch_path(key)
@@ -141,7 +145,12 @@ class Export:
                 if not len(mine):
                     continue
                 columns = mine.columns(OutcomeBatch, names)
-                rows = np.flatnonzero(self._span.mask(columns["due_ms"]))
+                wanted = self._span.mask(columns["due_ms"])
+                if key.coarse and day in moved:
+                    wanted &= ~np.isin(columns["sequence"], np.concatenate(moved[day]))
+                elif day in days:
+                    moved.setdefault(day, []).append(columns["sequence"])
+                rows = np.flatnonzero(wanted)
                 writer.add(self._outcome_batch({name: columns[name][rows] for name in names}))
                 self.rows[DISPATCHED_FILE] += len(rows)
 

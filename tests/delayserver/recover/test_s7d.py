@@ -12,6 +12,8 @@ from delayserver.recover import rebuild
 from delayserver.recover.balance import Balance
 from delayserver.recover.capture import capture
 from delayserver.recover.check import Check, check_directory, whole_windows
+from delayserver.recover.due_range import Range
+from delayserver.recover.export import ACCEPTED_FILE, DISPATCHED_FILE, Export
 from delayserver.recover.findings import Findings
 from store.batches import MessageBatch
 from store.errors import DiskFullError
@@ -19,6 +21,7 @@ from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, F
 from store.filesystem import RealFileSystem
 from store.record import encode_record
 from store.scan import Scan, ScanReport
+from store.windows import DAY_MS
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.directories import Made, copy, in_process
 from tests.delayserver.recover.test_hard_nights import Boot, file_of_pending, pending_of
@@ -207,3 +210,28 @@ def test_a_rebuild_that_fills_the_disk_gives_the_space_back(
     assert not (made.path / rebuild.SIDE_FOLDER).exists()
     assert in_process("rebuild", str(made.path), "--yes").code == 0
     assert in_process("check", str(made.path)).code == 0
+
+
+async def test_an_outcome_that_a_drain_left_in_two_files_is_exported_once(boot: Boot, tmp_path: Path) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms - host.now_ms % DAY_MS + 3 * DAY_MS
+    assert await client.cancel((await client.put("m", due_ms))["receipt"]) == ["cancelled"]
+    await host.sleep_ms(3_000)
+    (coarse,) = [path for path in host.disk.files("/data/dispatch_log") if path.endswith("/day.log")]
+    content = host.disk.content(coarse)
+    await host.stop()
+    host.clock.step(2 * DAY_MS)
+    await host.start()
+    await host.until(lambda: not host.disk.exists(coarse), within_ms=60_000)
+    await host.kill()
+    file = host.disk.open(coarse, create=True)  # the end came a moment before it was removed
+    file.pwrite(0, [content])
+    file.datasync()
+    file.close()
+    taken = capture(host.disk, "/data", Findings())
+    work = Export(taken, Range(), str(tmp_path))
+    work.run()
+    taken.close()
+    assert work.rows == {ACCEPTED_FILE: 1, DISPATCHED_FILE: 1}
