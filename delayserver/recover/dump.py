@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -35,6 +36,8 @@ RECORD_KINDS: Final = {
 # Columns that hold codes of names.
 _CODES: Final = ("subject", "target_group", "broker_group", "consumer_group")
 _LOG, _CHECKPOINT, _BROKER_CHECKPOINT = b"DELAYLOG", b"DELAYCHK", b"DELAYBCP"
+# As `delayserver.recover.quarantine` names its files, and how much of their first line is read at once.
+_QUARANTINE, _STEP_BYTES = ".quarantine", 1 << 20
 # How far up from a file its data directory is looked for: <directory>/schedule_log/<day>/<file>.
 _PARENTS_MAX = 4
 
@@ -56,6 +59,8 @@ def dump_file(fs: FileSystem, path: str, *, rows: bool = True) -> Iterator[Row]:
             yield from _broker_checkpoint(fs, path)
         elif name in _SMALL:
             yield from _SMALL[name](fs, path)
+        elif name.endswith(_QUARANTINE):
+            yield _quarantine(path, file)
         elif head[:8] == _LOG or name.endswith(".log"):
             yield from _log(fs, path, file, head, rows)
         else:
@@ -183,6 +188,18 @@ def _names_near(fs: FileSystem, path: str) -> Callable[[int], str]:
 
 
 # -- small files
+
+
+def _quarantine(path: str, file: File) -> Row:
+    """The line before the bytes that `repair` took out. Raises FormatError where it is none."""
+    head, size = b"", file.size()
+    while b"\n" not in head and len(head) < size:
+        head += file.pread(len(head), _STEP_BYTES)
+    line, _, _ = head.partition(b"\n")
+    try:
+        return dict(json.loads(line)) | {"bytes": max(size - len(line) - 1, 0)}
+    except (ValueError, TypeError) as error:
+        raise FormatError(path, "it does not begin with the line that says what was taken out") from error
 
 
 @contextmanager

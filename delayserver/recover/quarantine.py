@@ -96,19 +96,3 @@ def write_quarantine(fs: FileSystem, directory: str, file: File, start: int, sto
         copy.close()
     fs.sync_directory(folder)
     return path
-
-
-def read_description(fs: FileSystem, path: str) -> dict[str, Any]:
-    """The line that says what a quarantine file holds. Raises ValueError where it is none."""
-    file = fs.open(path, write=False)
-    try:
-        head, size = b"", file.size()
-        while b"\n" not in head and len(head) < size:
-            head += file.pread(len(head), _STEP_BYTES)
-        line, newline, _ = head.partition(b"\n")
-        if not newline:
-            raise ValueError(f"{path}: no description")
-        description: dict[str, Any] = json.loads(line)
-        return description | {"bytes": size - len(line) - 1}
-    finally:
-        file.close()

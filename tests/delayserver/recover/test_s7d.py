@@ -235,3 +235,15 @@ async def test_an_outcome_that_a_drain_left_in_two_files_is_exported_once(boot: 
     work.run()
     taken.close()
     assert work.rows == {ACCEPTED_FILE: 1, DISPATCHED_FILE: 1}
+
+
+def test_what_repair_took_out_can_be_dumped(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    path = file_of_pending(made)
+    damaging.flip_in_columns(path)
+    assert in_process("repair", str(made.path), "--yes").code == 0
+    (aside,) = (made.path / "quarantine").iterdir()
+    done = in_process("dump", str(aside))
+    assert (done.code, done.last["file"], done.last["bytes"]) == (0, str(path), done.last["stop"] - done.last["offset"])
+    aside.write_bytes(b"nothing of ours")
+    assert in_process("dump", str(aside)).code == 2
