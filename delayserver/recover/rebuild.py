@@ -54,6 +54,8 @@ def apply_rebuild(taken: Capture, plan: RebuildPlan, tell: Tell = lambda _text: 
     restore = Restore(taken, tell)
     for begin in range(0, len(plan.codes), UNITS_AT_ONCE):
         restore.run(plan.codes[begin : begin + UNITS_AT_ONCE])
+    for key in plan.minutes:
+        restore.fill_up(key)
     if plan.sequences:
         SequenceReservation.rebuild(fs, root, taken.server_id, above=plan.highest_sequence)
         tell(f"{root}/sequences is written anew, above {plan.highest_sequence}")
@@ -84,12 +86,28 @@ class Restore:
             side.close()
             _clear(self._taken.fs, self._side_path)  # on a full disk, this is what filled it
 
+    def fill_up(self, key: ScheduleKey) -> None:
+        """Put back into a minute what its day gave it. What is behind its last sequence the drain brings."""
+        sequences = self._sequences(key)
+        day = (self._of_window(batch, key.start_ms, sequences) for batch in self._valid(_day_key(key)))
+        path = self._taken.schedule_path(key)
+        forget_marks(self._taken, {path})
+        header = FileHeader(FILE_SCHEDULE, self._taken.server_id, key.start_ms, self._taken.window_ms)
+        lacking = (batch for batch in day if len(batch))
+        self._taken.schedule[key] = write_file(self._taken.fs, path, header, merge(self._valid(key), lacking))
+        self._tell(f"{path} is written anew: {len(self._sequences(key)) - len(sequences)} messages restored")
+
+    def _of_window(self, batch: MessageBatch, start_ms: int, sequences: I64) -> MessageBatch:
+        mine = window_starts(batch.due_ms, self._taken.window_ms) == start_ms
+        mine &= batch.sequence < max(sequences.tolist()[-1:], default=0)
+        return batch.take(np.flatnonzero(mine & ~self._units.is_retired(batch.due_ms, batch.sequence)))
+
     def _unit_of(self, key: ScheduleKey) -> int:
         if key.source == Source.DIRECT:
             return key.start_ms * 2
         day = day_of(key.start_ms) * 2 + 1
         # While a day is drained its own file is the source, and the drain fills the minutes from it.
-        drained = ScheduleKey(day_of(key.start_ms), Source.DAY) not in self._taken.schedule
+        drained = _day_key(key) not in self._taken.schedule
         return day if key.source == Source.DAY or drained else -1
 
     def _sequences(self, key: ScheduleKey) -> I64:
@@ -156,6 +174,10 @@ class Restore:
         header = FileHeader(FILE_SCHEDULE, self._taken.server_id, key.start_ms, span_ms)
         self._taken.schedule[key] = write_file(self._taken.fs, path, header, merge(self._valid(key), iter(copies)))
         self._tell(f"{path} is written anew: {count} messages restored")
+
+
+def _day_key(key: ScheduleKey) -> ScheduleKey:
+    return ScheduleKey(day_of(key.start_ms), Source.DAY)
 
 
 def merge(first: Iterator[MessageBatch], second: Iterator[MessageBatch]) -> Iterator[MessageBatch]:

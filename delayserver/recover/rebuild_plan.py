@@ -32,10 +32,12 @@ EVERYTHING = 1 << 62
 
 @dataclass(slots=True)
 class RebuildPlan:
-    """`codes`: units (`Units.codes`) whose files are to be written anew. `refusals`: what has to be settled before.
+    """`codes`: units (`Units.codes`) whose files are to be written anew. `minutes`: files of a day that is being drained, to
+    be filled up from the day's own file. `refusals`: what has to be settled before.
     `replay_from`: the offset of message_log from which the next start must replay, because outcomes of cancels are lost."""
 
     codes: list[int] = field(default_factory=list)
+    minutes: list[ScheduleKey] = field(default_factory=list)
     identity: bool = False
     names: bool = False
     days: bool = False
@@ -54,13 +56,14 @@ class RebuildPlan:
         for code in self.codes:
             key = ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)
             lines.append(f"{taken.schedule_path(key)}: restored from message_log")
+        lines += [f"{taken.schedule_path(key)}: restored from the file of its day" for key in self.minutes]
         if self.replay_from < taken.checkpoint.replay_offset:
             lines.append(f"outcomes of cancels are lost: the next start replays message_log from {self.replay_from} on")
         return [*lines, f"{taken.path}/checkpoint: written anew"]
 
     def to_map(self, taken: Capture) -> dict[str, Any]:
         """The JSON form."""
-        return {"changes": self.texts(taken), "files": len(self.codes)}
+        return {"changes": self.texts(taken), "files": len(self.codes) + len(self.minutes)}
 
 
 def plan_rebuild(taken: Capture, found: Findings) -> RebuildPlan:
@@ -116,6 +119,7 @@ def _look_at_files(taken: Capture, plan: RebuildPlan, findings: Findings) -> Non
         taken.checkpoint = kept
     differing = units.codes[log.differing()].tolist()
     damaged = [code for code in windows.damaged if not _is_skipped(units, code)]
+    plan.minutes = windows.unlike_day
     plan.codes = sorted({*differing, *damaged, *log.missing_codes})
     ledger = taken.ledger.highest_sequence if taken.ledger is not None else 0
     plan.highest_sequence = max(windows.highest_sequence, log.highest_sequence, ledger)

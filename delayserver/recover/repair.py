@@ -27,6 +27,7 @@ from store.names import SUBJECT
 from store.record import HEADER_BYTES, RECORD_BYTES_MAX, encode_record, record_bytes
 from store.scan import Scan, ScanReport
 from store.schedule_log import Source
+from store.windows import day_of
 
 Tell = Callable[[str], None]
 
@@ -57,7 +58,9 @@ def forget_marks(taken: Capture, paths: set[str]) -> None:
     known_dispatch = np.array([taken.dispatch_path(key) not in paths for key in taken.dispatch_known], bool)
     if known_schedule.all() and known_dispatch.all():
         return
-    days = {key.start_ms for key in taken.schedule if key.source == Source.DAY and taken.schedule_path(key) in paths}
+    # A day is drained from its beginning once more, where its own file has changed or what it gave to a minute.
+    drained = [key for key in taken.schedule if key.source != Source.DIRECT and taken.schedule_path(key) in paths]
+    days = {day_of(key.start_ms) for key in drained}
     kept_days = ~np.isin(checkpoint.coarse_days.start_ms, np.array(sorted(days), np.int64))
     changed = replace(
         checkpoint,

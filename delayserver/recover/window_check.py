@@ -114,6 +114,8 @@ class WindowCheck:
         self.accepted_before = 0
         # Windows whose files went while they were read: a running server's retention takes them.
         self.gone: list[int] = []
+        # Files of minutes that do not hold what the file of their day, still there, gave them.
+        self.unlike_day: list[ScheduleKey] = []
         self._met_gone = False
         self.highest_sequence = 0
         self.subject_max = 0
@@ -396,6 +398,7 @@ class WindowCheck:
             if found != (int(expected.counts[place]), int(expected.sums[place])):
                 key = ScheduleKey(int(starts[place]), Source.FROM_DAY)
                 code = day.start_ms * 2 + 1
+                self.unlike_day.append(key)
                 if code not in self.damaged:
                     self._findings.add(
                         CONTRADICTORY,

@@ -7,7 +7,9 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
+import trio
 
+from delayserver import day_tier
 from delayserver.recover import rebuild
 from delayserver.recover.balance import Balance
 from delayserver.recover.capture import capture
@@ -15,16 +17,19 @@ from delayserver.recover.check import Check, check_directory, whole_windows
 from delayserver.recover.due_range import Range
 from delayserver.recover.export import ACCEPTED_FILE, DISPATCHED_FILE, Export
 from delayserver.recover.findings import Findings
+from delayserver.recover.repair_plan import plan_repair
+from delayserver.recover.repairing import carry_out
 from store.batches import MessageBatch
 from store.errors import DiskFullError
 from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader
 from store.filesystem import RealFileSystem
-from store.record import encode_record
+from store.record import decode_header, encode_record
 from store.scan import Scan, ScanReport
 from store.windows import DAY_MS
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.directories import Made, copy, in_process
-from tests.delayserver.recover.test_hard_nights import Boot, file_of_pending, pending_of
+from tests.delayserver.recover.test_hard_nights import Boot, file_of_pending, findings_of, pending_of
+from tests.delayserver.recover.test_hard_nights import rebuild as rebuild_directory
 from tests.fakes.host import faked_settings
 
 
@@ -247,3 +252,52 @@ def test_what_repair_took_out_can_be_dumped(stopped: Made, tmp_path: Path) -> No
     assert (done.code, done.last["file"], done.last["bytes"]) == (0, str(path), done.last["stop"] - done.last["offset"])
     aside.write_bytes(b"nothing of ours")
     assert in_process("dump", str(aside)).code == 2
+
+
+@pytest.mark.parametrize("record", [0, 2])
+async def test_a_damaged_minute_of_a_day_that_is_being_drained_is_restored(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch, record: int
+) -> None:
+    rounds = 0
+    drain = day_tier.DayTier._drain
+
+    async def stuck(self: day_tier.DayTier, start_ms: int) -> None:
+        nonlocal rounds
+        rounds += 1
+        if rounds > 4:
+            await trio.sleep(3_600)
+        await drain(self, start_ms)
+
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = host.now_ms - host.now_ms % DAY_MS + 3 * DAY_MS
+    for number in range(6):
+        await client.put(f"m{number}", start_ms + 5_000)
+        await host.settled()
+    await host.sleep_ms(3_000)
+    await host.stop()
+    host.clock.step(2 * DAY_MS)
+    with monkeypatch.context() as patch:
+        patch.setattr(day_tier, "DRAIN_ROWS", 1)
+        patch.setattr(day_tier.DayTier, "_drain", stuck)
+        await host.start()
+        await host.until(lambda: rounds > 4, within_ms=60_000)
+        await host.sleep_ms(20_000)
+        await host.kill()
+    assert findings_of(host.disk) == []
+    (minute,) = [path for path in host.disk.files("/data/schedule_log") if path.endswith("/0000.day.log")]
+    offset = FILE_HEADER_BYTES
+    for _ in range(record):
+        offset = decode_header(host.disk.content(minute)[offset : offset + 64], offset).end
+    host.disk.flip_bit(minute, offset + 70)
+    taken = capture(host.disk, "/data", Findings())
+    carry_out(taken, plan_repair(taken))
+    taken.close()
+    rebuild_directory(host.disk)
+    assert findings_of(host.disk) == []
+    host.clock.step(start_ms + 10_000 - host.now_ms)
+    await host.start()
+    await host.sleep_ms(60_000)
+    assert sorted(host.fake().texts) == [f"m{number}" for number in range(6)]
+    assert findings_of(host.disk) == []
