@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache, partial
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -51,6 +53,8 @@ def _outcomes_of(taken: Capture, sequence: I64, due_ms: I64, loose: OutcomeRows)
     outcome, known = np.zeros(len(sequence), np.uint8), np.ones(len(sequence), np.bool_)
     starts = window_starts(due_ms, taken.window_ms)
     order = np.argsort(starts, kind="stable")
+    # The windows of a day come one after the other, and share the day's file: it is read once for all of them.
+    read = lru_cache(maxsize=2)(partial(_outcomes, taken))
     for rows in np.split(order, np.flatnonzero(np.diff(starts[order])) + 1):
         if not len(rows):
             continue
@@ -58,7 +62,7 @@ def _outcomes_of(taken: Capture, sequence: I64, due_ms: I64, loose: OutcomeRows)
         start = int(starts[rows[0]])
         for key in (DispatchKey(start, False), DispatchKey(day_of(start), True)):
             if key in taken.dispatch:
-                table, damaged = _outcomes(taken, key)
+                table, damaged = read(key)
                 found = _filled(found, table, sequence[rows])
                 whole &= not damaged
         outcome[rows] = _filled(found, loose, sequence[rows])

@@ -12,11 +12,14 @@ import trio
 from delayserver import day_tier
 from delayserver.recover import rebuild
 from delayserver.recover.balance import Balance
+from delayserver.recover.cancel_check import cancels_without_outcome
 from delayserver.recover.capture import capture
 from delayserver.recover.check import Check, check_directory, whole_windows
 from delayserver.recover.due_range import Range
 from delayserver.recover.export import ACCEPTED_FILE, DISPATCHED_FILE, Export
+from delayserver.recover.file_read import FileRead
 from delayserver.recover.findings import Findings
+from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.repair_plan import plan_repair
 from delayserver.recover.repairing import carry_out
 from store.batches import MessageBatch
@@ -301,3 +304,16 @@ async def test_a_damaged_minute_of_a_day_that_is_being_drained_is_restored(
     await host.sleep_ms(60_000)
     assert sorted(host.fake().texts) == [f"m{number}" for number in range(6)]
     assert findings_of(host.disk) == []
+
+
+def test_cancels_of_many_windows_of_a_day_read_its_file_once(stopped: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    due_ms = int(stopped.receipts["far_cancelled"].split("-")[1], 16) + np.arange(20, dtype=np.int64) * 60_000
+    sequence = np.full(20, int(stopped.receipts["far_cancelled"].split("-")[2], 16), np.int64)
+    taken = capture(RealFileSystem(), str(stopped.path), Findings())
+    read: list[str] = []
+    opened = FileRead.records
+    monkeypatch.setattr(FileRead, "records", lambda self, **rest: (read.append(self.path), opened(self, **rest))[1])
+    absent = cancels_without_outcome(taken, sequence, due_ms, OutcomeRows.empty())
+    taken.close()
+    assert not absent.any()
+    assert len(read) == 1
