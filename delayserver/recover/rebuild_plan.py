@@ -16,6 +16,7 @@ from delayserver.recover.findings import CORRUPT, MISPLACED, MISSING, UNREADABLE
 from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence, log_parts
 from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.record_scan import RecordScan
+from delayserver.recover.table_check import lost_outcomes
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import Visited, WindowCheck
 from store.batches import I64
@@ -57,6 +58,10 @@ class RebuildPlan:
             key = ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)
             lines.append(f"{taken.schedule_path(key)}: restored from message_log")
         lines += [f"{taken.schedule_path(key)}: restored from the file of its day" for key in self.minutes]
+        lines += [
+            f"{path}: {rows} outcomes are lost for good: their messages are delivered again, cancelled ones not"
+            for path, rows in lost_outcomes(taken)
+        ]
         if self.replay_from < taken.checkpoint.replay_offset:
             lines.append(f"outcomes of cancels are lost: the next start replays message_log from {self.replay_from} on")
         return [*lines, f"{taken.path}/checkpoint: written anew"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from delayserver.recover.balance import Balance
@@ -69,19 +71,20 @@ def _check_known_files(taken: Capture, findings: Findings) -> None:
         if key.source == Source.DAY and taken.days is not None and taken.days.is_drained(key.start_ms):
             continue
         findings.add(MISSING, taken.schedule_path(key), 0, f"the file of {mark.rows} messages is missing", mark.rows)
-    for found, dispatch_mark in taken.dispatch_known.items():
-        rows = sum(dispatch_mark.counts) + sum(dispatch_mark.internal_counts)
+    for path, rows in lost_outcomes(taken):
+        detail = f"the file of {rows} outcomes is missing: their messages would be delivered again"
+        findings.add(MISSING, path, 0, detail, rows)
+
+
+def lost_outcomes(taken: Capture) -> Iterator[tuple[str, int]]:
+    """Dispatch files that the checkpoint speaks of and that nothing accounts for, with their rows."""
+    retired = {start for start, coarse in _ledger_windows(taken) if not coarse}
+    for found, mark in taken.dispatch_known.items():
+        rows = sum(mark.counts) + sum(mark.internal_counts)
         if found in taken.dispatch or rows == 0 or (found.start_ms in retired and not found.coarse):
             continue
-        if _is_drained_outcome(taken, found):
-            continue
-        findings.add(
-            MISSING,
-            taken.dispatch_path(found),
-            0,
-            f"the file of {rows} outcomes is missing: their messages would be delivered again",
-            rows,
-        )
+        if not _is_drained_outcome(taken, found):
+            yield taken.dispatch_path(found), rows
 
 
 def _is_drained_outcome(taken: Capture, key: DispatchKey) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,6 +21,7 @@ from delayserver.recover.export import ACCEPTED_FILE, DISPATCHED_FILE, Export
 from delayserver.recover.file_read import FileRead
 from delayserver.recover.findings import Findings
 from delayserver.recover.outcome_rows import OutcomeRows
+from delayserver.recover.records import Records
 from delayserver.recover.repair_plan import plan_repair
 from delayserver.recover.repairing import carry_out
 from store.batches import MessageBatch
@@ -31,6 +33,7 @@ from store.scan import Scan, ScanReport
 from store.windows import DAY_MS
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.directories import Made, copy, in_process
+from tests.delayserver.recover.test_corruption_table import files
 from tests.delayserver.recover.test_hard_nights import Boot, file_of_pending, findings_of, pending_of
 from tests.delayserver.recover.test_hard_nights import rebuild as rebuild_directory
 from tests.fakes.host import faked_settings
@@ -312,8 +315,21 @@ def test_cancels_of_many_windows_of_a_day_read_its_file_once(stopped: Made, monk
     taken = capture(RealFileSystem(), str(stopped.path), Findings())
     read: list[str] = []
     opened = FileRead.records
-    monkeypatch.setattr(FileRead, "records", lambda self, **rest: (read.append(self.path), opened(self, **rest))[1])
+
+    def note(self: FileRead) -> Iterator[Records]:
+        read.append(self.path)
+        return opened(self)
+
+    monkeypatch.setattr(FileRead, "records", note)
     absent = cancels_without_outcome(taken, sequence, due_ms, OutcomeRows.empty())
     taken.close()
     assert not absent.any()
     assert len(read) == 1
+
+
+def test_a_rebuild_says_what_it_will_have_delivered_again(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    path = files(made.path)["dispatch_log minute"]
+    path.unlink()
+    planned = in_process("rebuild", str(made.path), "--dry-run").out
+    assert any(str(path) in line and "delivered again" in line for line in planned.splitlines())
