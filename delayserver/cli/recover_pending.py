@@ -44,8 +44,8 @@ def pending(
     from delayserver.recover.capture import capture
     from delayserver.recover.due_range import Range
     from delayserver.recover.findings import Findings
-    from delayserver.recover.survey import hiding
     from delayserver.recover.pending import Pending
+    from delayserver.recover.survey import hiding
     from store.filesystem import RealFileSystem
 
     with shared.usage_of_directory():

@@ -215,7 +215,9 @@ def test_cancelling_the_block_of_an_async_batcher_answers_its_handles(server: Fa
             async def wait_for(handle: Handle) -> None:
                 with pytest.raises(ConnectionLost):
                     await handle
-                lost.append(handle.message.body)
+                lost.append(
+                    bytes(handle.message.body, "utf8") if isinstance(handle.message.body, str) else handle.message.body
+                )
 
             async def send_one_more(batcher: AsyncBatcher) -> None:
                 with pytest.raises(RuntimeError):

@@ -1,4 +1,4 @@
-"""Faults found by the review of the path from a send to the wheel."""
+"""From a send to the wheel: orders of events, and years, that the simulation does not draw."""
 
 from __future__ import annotations
 
