@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
+import trio
 
 from delayserver.broker_group import BrokerGroup
 from delayserver.cancellation import Cancellation
@@ -13,12 +16,15 @@ from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.protocol.errors import MessageDamaged
 from delayserver.protocol.outcomes import Outcome
 from delayserver.retention import Retention
-from store.batches import OutcomeBatch
+from store.batches import I64, OutcomeBatch
 from store.dispatch_log import DispatchKey, DispatchLog
 from store.errors import CorruptionError, FormatError
 from store.names import Names
 from store.scan import Damage
 from store.windows import window_of
+
+# A larger file of outcomes is read in a thread.
+INLINE_READ_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +37,7 @@ class Found:
     dispatched_us: int = 0
     attempts: int = 0
     broker_group: str = ""
+    has_row: bool = False
 
     def to_map(self) -> dict[str, Any]:
         """The fields of the reply that are known."""
@@ -96,32 +103,46 @@ class Lookup:
         if code in (0, int(Outcome.TOO_LATE)):
             return Found(self._in_memory(message, due_ms), message, subject)
         await self._cancellation.durable(located.message, np.array([code], dtype=np.uint8))
-        row = self._row(due_ms, message)
+        return Found(Outcome(code), message, subject, has_row=True)
+
+    async def with_rows(self, found: Sequence[Found], due_ms: Sequence[int]) -> list[Found]:
+        """The same answers, and what their outcome rows say: when and by which group they were dispatched. A file is read
+        once for all of them."""
+        wanted: dict[DispatchKey, list[int]] = {}
+        for each, due in zip(found, due_ms, strict=True):
+            if each.has_row:
+                wanted.setdefault(self._recorder.key_of(due), []).append(each.message)
+        # From the files, or from what is about to be written: looked at first, since it goes from here to there.
+        batches = self._recorder.unwritten()
+        for key, messages in wanted.items():
+            batches.append(await self._written(key, np.array(messages, dtype=np.int64)))
+        asked = np.array([message for messages in wanted.values() for message in messages], dtype=np.int64)
+        rows: dict[int, OutcomeBatch] = {}
+        for batch in batches:
+            for row in np.flatnonzero(np.isin(batch.sequence, asked)).tolist():
+                rows.setdefault(int(batch.sequence[row]), batch.slice(row, row + 1))
+        return [self._with_row(each, rows.get(each.message)) if each.has_row else each for each in found]
+
+    def _with_row(self, found: Found, row: OutcomeBatch | None) -> Found:
         if row is None:
-            return Found(Outcome(code), message, subject)
+            return found
         group = int(row.broker_group[0])
-        return Found(
-            Outcome(code),
-            message,
-            subject,
-            int(row.dispatched_us[0]),
-            int(row.attempts[0]),
-            self._names.name(group) if group else "",
+        return replace(
+            found,
+            dispatched_us=int(row.dispatched_us[0]),
+            attempts=int(row.attempts[0]),
+            broker_group=self._names.name(group) if group else "",
         )
 
-    def _row(self, due_ms: int, message: int) -> OutcomeBatch | None:
-        """The outcome row, from the file or from what is about to be written."""
-        for batch in [*self._recorder.unwritten(), self._written(self._recorder.key_of(due_ms))]:
-            rows = np.flatnonzero(batch.sequence == message)
-            if len(rows):
-                return batch.take(rows[:1])
-        return None
-
-    def _written(self, key: DispatchKey) -> OutcomeBatch:
-        """The rows of a file, as far as they can be read: their codes are in memory, so the answer stands without them."""
+    async def _written(self, key: DispatchKey, messages: I64) -> OutcomeBatch:
+        """Rows of a file, as far as they can be read: their codes are in memory, so the answer stands without them."""
         damages: list[Damage] = []
+        read = partial(self._dispatch.rows_of, key, messages, damages)
         try:
-            written = self._dispatch.outcomes(key, damages=damages)
+            large = key in self._dispatch and self._dispatch.end(key) > INLINE_READ_BYTES_MAX
+            written = await trio.to_thread.run_sync(read) if large else read()
+        except KeyError:  # retired, or moved with its day
+            return OutcomeBatch.filled(0)
         except (CorruptionError, FormatError) as error:
             self._recorder.on_corruption(CorruptionError(error.path, 0, error.detail))
             return OutcomeBatch.filled(0)

@@ -14,7 +14,7 @@ from delayserver.clock import Clock
 from delayserver.connection import Connection
 from delayserver.group_commit import Committed, GroupCommit
 from delayserver.intake import Intake, Rejection
-from delayserver.lookup import Lookup
+from delayserver.lookup import Found, Lookup
 from delayserver.protocol.cancel_reply import encode_cancel_reply
 from delayserver.protocol.columns import I64, pack_column, unpack_column, unpack_count
 from delayserver.protocol.errors import (
@@ -203,21 +203,22 @@ class Operations:
         """By receipts or by ids."""
         arguments = request.arguments
         receipts, errors = await self._named(arguments)
-        fields = []
-        for index, due_ms in enumerate(receipts[1].tolist()):
-            sequence = int(receipts[0][index])
+        due, answers, damaged = receipts[1].tolist(), [], {}
+        for index, due_ms in enumerate(due):
             try:
-                found = await self._lookup.find(sequence, due_ms)
+                found = await self._lookup.find(int(receipts[0][index]), due_ms)
                 while found.outcome == Outcome.CANCELLED and await self._replaced(arguments, receipts, index):
-                    sequence = int(receipts[0][index])
-                    found = await self._lookup.find(sequence, due_ms)
+                    found = await self._lookup.find(int(receipts[0][index]), due_ms)
             except MessageDamaged as error:
-                fields.append(error_to_map(error))
-                continue
-            known: dict[str, Any] = {"due_ms": due_ms} if found.outcome != Outcome.UNKNOWN else {}
-            if found.message and found.message != sequence:
-                known["original_receipt"] = format_receipt(self._server, due_ms, found.message)
-            fields.append(found.to_map() | known)
+                damaged[index] = error_to_map(error)
+                found = Found(Outcome.UNKNOWN)
+            answers.append(found)
+        fields = []
+        for index, found in enumerate(await self._lookup.with_rows(answers, due)):
+            known: dict[str, Any] = {"due_ms": due[index]} if found.outcome != Outcome.UNKNOWN else {}
+            if found.message and found.message != int(receipts[0][index]):
+                known["original_receipt"] = format_receipt(self._server, due[index], found.message)
+            fields.append(damaged.get(index) or found.to_map() | known)
         return {"results": self._results(arguments, receipts, errors, fields)}
 
     def _results(

@@ -31,6 +31,8 @@ from store.windows import DAY_MS, check_window_ms, day_name, day_of, parse_day_n
 # Codes of outcomes fit below this; counts are arrays of this length, indexed by the code.
 OUTCOMES = 16
 OUTCOME_DEDUPLICATED = 7
+# Columns of a file that `rows_of` holds at a time.
+PART_BYTES = 4 << 20
 _DAY_FILE = "day.log"
 _SUFFIX = ".log"
 RESERVE_FILE = "reserve"
@@ -269,10 +271,21 @@ class DispatchLog:
         stop = self.end(key) if stop is None else stop
         with self._files.reading(key) as segment:
             records = list(RecordReader(segment.file, start or 0, stop, blobs=False, damages=damages))
-            batch = _collect(records, segment.path)
-            if len(batch) and int(batch.outcome.max()) >= OUTCOMES:
-                batch = _collect(_of_known_codes(records, segment.path, damages), segment.path)
-            return batch
+            return _verified(records, segment.path, damages)
+
+    def rows_of(self, key: DispatchKey, sequences: I64, damages: list[Damage]) -> OutcomeBatch:
+        """The outcomes of these messages i64[n], as far as the file has them and can be read: in memory that the number of
+        messages bounds, not the file. Raises CorruptionError as `outcomes`, KeyError where the file goes meanwhile.
+        """
+        self._files.check_place(key)
+        parts = [OutcomeBatch.filled(0)]
+        if key in self._files.states:
+            with self._files.reading(key) as segment:
+                reader = RecordReader(segment.file, 0, self.end(key), blobs=False, damages=damages)
+                for records in _in_parts(reader):
+                    batch = _verified(records, segment.path, damages)
+                    parts.append(batch.take(np.flatnonzero(np.isin(batch.sequence, sequences))))
+        return OutcomeBatch.concatenate(parts)
 
     # The end
 
@@ -290,6 +303,26 @@ class DispatchLog:
 
 
 _Record = tuple[RecordHeader, bytes, bytes]
+
+
+def _in_parts(records: Iterable[_Record]) -> Iterator[list[_Record]]:
+    part: list[_Record] = []
+    size = 0
+    for record in records:
+        part.append(record)
+        size += len(record[1])
+        if size >= PART_BYTES:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def _verified(records: Sequence[_Record], path: str, damages: list[Damage] | None) -> OutcomeBatch:
+    batch = _collect(records, path)
+    if len(batch) and int(batch.outcome.max()) >= OUTCOMES:
+        batch = _collect(_of_known_codes(records, path, damages), path)
+    return batch
 
 
 def _collect(records: Sequence[_Record], path: str) -> OutcomeBatch:

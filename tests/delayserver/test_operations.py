@@ -11,6 +11,9 @@ import pytest
 
 from delayserver.protocol.columns import U32, pack_column
 from delayserver.settings import RouteSettings
+from store.batches import I64, OutcomeBatch
+from store.dispatch_log import DispatchKey
+from store.scan import Damage
 from tests.fakes.host import Host, fake_group, faked_settings, small_settings, texts
 
 Boot = Callable[..., Host]
@@ -292,6 +295,32 @@ async def test_lookup_tells_every_outcome(boot: Boot) -> None:
     await host.start()
     host.check_balance(pending=1)
     assert await (await host.client()).lookup(*names) == ["retired"] * 4 + ["pending"]
+
+
+async def test_a_file_of_outcomes_is_read_once_for_all_messages_of_a_request(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.lookup.INLINE_READ_BYTES_MAX", 0)
+    host = boot()
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms // 60_000 * 60_000 + 60_000
+    receipts = [(await client.put(f"m{index}", due_ms + index))["receipt"] for index in range(20)]
+    await host.sleep_ms(61_000)
+    await host.settled()
+    read: list[int] = []
+    rows_of = host.server.opened.dispatch.rows_of
+
+    def counted(key: DispatchKey, sequences: I64, damages: list[Damage]) -> OutcomeBatch:
+        read.append(len(sequences))
+        return rows_of(key, sequences, damages)
+
+    monkeypatch.setattr(host.server.opened.dispatch, "rows_of", counted)
+    results = (await client.request("lookup", {"receipts": receipts}))["results"]
+    assert read == [20]
+    for index, result in enumerate(results):
+        assert (result["outcome"], result["attempts"], result["broker_group"]) == ("delivered", 1, "default")
+        assert result["dispatched_us"] // 1000 >= due_ms + index
 
 
 async def test_the_longest_delay_is_taken_and_one_more_is_not(boot: Boot) -> None:

@@ -57,6 +57,26 @@ def test_outcomes_are_read_back_in_the_order_written() -> None:
     assert len(log.outcomes(DAY)) == 0 and log.end(DAY) == 0
 
 
+@pytest.mark.parametrize("part_bytes", [1, 5_000, 1 << 20])
+def test_rows_of_some_messages_are_read_around_damage_and_a_part_at_a_time(
+    part_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.dispatch_log.PART_BYTES", part_bytes)
+    disk = FakeDisk()
+    log = opened(disk)
+    written = [outcomes(list(range(first, first + 50))) for first in range(100, 1_000, 50)]
+    places = [log.append(KEY, part) for part in written]
+    log.sync()
+    disk.flip_bit(disk.files()[0], places[2].start + 70)
+    damages: list[Damage] = []
+    found = log.rows_of(KEY, np.array([149, 949, 201, 500, 7]), damages)
+    assert found.sequence.tolist() == [149, 500, 949]
+    wanted = [written[0].slice(49, 50), written[8].slice(0, 1), written[16].slice(49, 50)]
+    assert_same(found, OutcomeBatch.concatenate(wanted))
+    assert [damage.start for damage in damages] == [places[2].start]
+    assert len(log.rows_of(DAY, np.array([149]), damages)) == 0
+
+
 def test_internal_records_are_counted_apart_and_deduplicated_ones_are_not_internal() -> None:
     log = opened(FakeDisk())
     batch = OutcomeBatch.filled(
