@@ -61,7 +61,9 @@ class Host:
         self._wanted = trio.Event()
         self._scope: trio.CancelScope | None = None
         self._listener: SimulatedListener | None = None
-        self._power_fails = True
+        # Without syncs nothing is promised over a loss of power: there only processes die.
+        self.synced = settings.storage.durability == "sync"
+        self._power_fails = self.synced
 
     def clock_of_process(self) -> Clock:
         """What a server is given: the host's clock."""
@@ -76,14 +78,14 @@ class Host:
 
     def crash(self, *, power: bool) -> None:
         """The process ends now, between two steps; with `power` the disk forgets as well."""
-        self._power_fails = power
+        self._power_fails = power and self.synced
         self.disk.dead = True
         if self._scope is not None:
             self._scope.cancel()
 
     def crash_after(self, operations: int, *, power: bool) -> None:
         """The process ends at the n-th operation on its disk."""
-        self._power_fails = power
+        self._power_fails = power and self.synced
         self.disk.crash_after(operations)
 
     def stop(self) -> None:

@@ -30,6 +30,7 @@ def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: t
         message=MessageSettings(delay_ms_max=DELAY_MS_MAX),
         storage=StorageSettings(
             data_dir="/data",
+            durability="sync" if chance.random() < 0.9 else "os",
             window_ms=window_ms,
             fine_horizon_ms=chance.choice([2, 8, 26]) * HOUR_MS,
             message_log_segment_bytes=chance.choice([8, 32, 256]) * 1024,

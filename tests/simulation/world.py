@@ -257,9 +257,10 @@ class World:
             host.stop()
         elif kind < 0.50:
             part = chance.choice(["message_log", "schedule_log", "dispatch_log", "broker", "checkpoint", "/data"])
-            self.note("fault", "sync fails", part=part)
-            self.model.disturbed = True
-            host.disk.fail_next_sync(part)
+            if host.synced:
+                self.note("fault", "sync fails", part=part)
+                self.model.disturbed = True
+                host.disk.fail_next_sync(part)
         elif kind < 0.59:
             self.network.weather = Weather(
                 delay_s_max=chance.choice([0, 0.005, 1.0]),
@@ -319,7 +320,7 @@ class World:
             network.unreachable.add(node.address)
         elif kind == "full":
             node.disk.capacity_bytes = node.disk.used_bytes
-        elif kind == "sync fails":
+        elif kind == "sync fails" and node.synced:
             node.disk.fail_next_sync("broker")
         self._start_nodes()
 
