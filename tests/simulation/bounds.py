@@ -16,7 +16,7 @@ from tests.simulation.host import Host
 FILES_IN_USE_MAX = 8
 DAMAGES_MAX = 1000
 # Counts are compared at every look; structures check themselves at every so many, since that goes through all they hold.
-LOOKS_PER_CHECK = 8
+LOOKS_PER_CHECK = 4
 
 
 class Bounds:
