@@ -131,6 +131,7 @@ class Checkpointing:
         peak_us: int,
         clean: bool,
     ) -> None:
+        self._replayer.sync_source()
         self._schedule.sync()
         schedule, dispatch = self._schedule.marks(), self._dispatch.marks()
         file.write(

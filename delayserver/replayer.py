@@ -151,6 +151,10 @@ class Replayer:
         """Durable in the log, not in its schedule file yet."""
         return max(self._log.synced - self.position, 0)
 
+    def sync_source(self) -> None:
+        """Nothing may point behind what a loss of power takes (durability `os`). Raises SyncFailedError."""
+        self._log.sync_assumed()
+
     def passed(self, sequence: int) -> None:
         """Nothing up to this sequence is still to come: those that a crash left unused must not be waited for."""
         self.replayed_sequence = max(self.replayed_sequence, sequence)

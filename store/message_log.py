@@ -111,9 +111,9 @@ class MessageLog:
 
     @property
     def synced(self) -> int:
-        """Logical offset below which everything is durable."""
+        """Logical offset below which everything is durable, or counts as that."""
         base, segment = self._tail
-        return base + segment.synced
+        return base + max(segment.synced, segment.assumed)
 
     @property
     def first(self) -> int:
@@ -149,8 +149,15 @@ class MessageLog:
     def assume_synced(self) -> int:
         """Durability `os`: what is in the page cache counts as durable, by the operator's decision."""
         base, segment = self._tail
-        segment.synced = segment.end
-        return int(base + segment.synced)
+        segment.assumed = segment.end
+        return int(base + segment.assumed)
+
+    def sync_assumed(self) -> None:
+        """Make durable what only counts as that: a checkpoint is about to point behind it. May run in a thread beside
+        appends. Raises SyncFailedError."""
+        _, segment = self._tail
+        if segment.assumed > segment.synced:
+            segment.sync()
 
     def warm_ahead(self, ahead_bytes: int) -> bool:
         """Overwrite one step of preallocated space ahead of the tail with zeros; False when enough is warm.

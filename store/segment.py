@@ -66,9 +66,10 @@ class Segment:
     """An append-only file of records. Not thread-safe; one writer.
 
     `end` is where the next record goes, `synced` the offset below which everything is known to be durable and whole.
+    `assumed` is the same by the operator's decision (durability `os`), 0 where there is none: headers never claim that.
     """
 
-    __slots__ = ("_refusal", "allocated", "end", "file", "header", "path", "synced")
+    __slots__ = ("_refusal", "allocated", "assumed", "end", "file", "header", "path", "synced")
 
     def __init__(self, file: File, header: FileHeader, end: int) -> None:
         self.file = file
@@ -76,6 +77,7 @@ class Segment:
         self.header = header
         self.end = end
         self.synced = FILE_HEADER_BYTES
+        self.assumed = 0
         self.allocated = 0
         self._refusal = ""
 
@@ -229,7 +231,7 @@ class Segment:
         stop = self.end if stop is None else stop
         own = ScanReport(start) if report is None else report
         scan = Scan(self.file, start, stop)
-        return scan.records(start, min(self.synced, stop), own, forgive=report is not None)
+        return scan.records(start, min(max(self.synced, self.assumed), stop), own, forgive=report is not None)
 
     def recover(self, start: int = FILE_HEADER_BYTES, *, damages: list[Damage] | None = None) -> ScanReport:
         """Find the end of the valid records from `start` (everything before it is known to be whole and durable), cut a

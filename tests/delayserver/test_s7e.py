@@ -1,0 +1,38 @@
+"""From a send to the wheel, and the start after a crash: what a further review found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.fakes.host import Host, faked_settings
+
+Boot = Callable[..., Host]
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_without_syncs_what_a_crash_takes_is_no_corruption(boot: Boot, seed: int) -> None:
+    host = boot(faked_settings(storage={"durability": "os"}))
+    await host.start()
+    client = await host.client()
+    for number in range(12):
+        await client.put("x" * 5_000 + str(number), host.now_ms + 600_000)
+    await host.lose_power(seed)
+    server = await host.start()
+    assert not server.opened.damages
+
+
+async def test_a_checkpoint_points_behind_nothing_that_a_crash_takes(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"durability": "os"}))
+    server = await host.start()
+    client = await host.client()
+    for number in range(12):
+        await client.put("x" * 5_000 + str(number), host.now_ms + 600_000)
+    await host.settled()
+    await server.checkpointing.write()
+    _, _, path = server.opened.log.segments()[-1]
+    end = server.opened.log.end
+    before = host.disk.content(path)[:end]
+    await host.lose_power(1)
+    assert host.disk.content(path)[:end] == before
