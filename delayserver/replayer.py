@@ -50,6 +50,7 @@ QUEUE_BYTES_MAX = 32 << 20
 LINGER_MS = 50
 LINGER_ROWS_MAX = 512
 SOON_MS = 200
+_Messages = MessageBatch | MessageRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +212,7 @@ class Replayer:
 
     def _is_urgent(self, entry: LogEntry) -> bool:
         batch = entry.batch
-        return isinstance(batch, CancelBatch) or _due_range(batch)[0] <= self._clock.now_ms() + SOON_MS
+        return not isinstance(batch, _Messages) or _due_range(batch)[0] <= self._clock.now_ms() + SOON_MS
 
     async def _next_entries(self) -> list[LogEntry]:
         if self._queue:
@@ -251,12 +252,12 @@ class Replayer:
             return self._read(following, stop) if following < stop else []
 
     def _is_quick(self, entries: list[LogEntry]) -> bool:
-        """Whether a round may hold the event loop: few rows (cancels are not placed), and no file to be made, since that
-        takes two syncs."""
-        if sum([len(entry.batch) for entry in entries if not isinstance(entry.batch, CancelBatch)]) > INLINE_ROWS_MAX:
+        """Whether a round may hold the event loop: few rows (cancels and what `repair` filled a range with are not
+        placed), and no file to be made, since that takes two syncs."""
+        if sum([len(entry.batch) for entry in entries if isinstance(entry.batch, _Messages)]) > INLINE_ROWS_MAX:
             return False
         for entry in entries:
-            if not isinstance(entry.batch, CancelBatch):
+            if isinstance(entry.batch, _Messages):
                 first_ms, last_ms = _due_range(entry.batch)
                 start = window_of(first_ms, self._settings.window_ms)
                 same = window_of(last_ms, self._settings.window_ms) == start

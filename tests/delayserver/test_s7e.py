@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from delayserver.recover.repair import placeholders
 from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]
@@ -36,3 +37,22 @@ async def test_a_checkpoint_points_behind_nothing_that_a_crash_takes(boot: Boot)
     before = host.disk.content(path)[:end]
     await host.lose_power(1)
     assert host.disk.content(path)[:end] == before
+
+
+async def test_replay_passes_over_what_repair_put_into_message_log(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"checkpoint_interval_ms": 3_600_000}))
+    server = await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 5_000
+    for number in range(3):
+        await client.put(str(number), due_ms)
+    await host.settled()
+    log = server.opened.log
+    base, _, path = log.segments()[-1]
+    second = log.read(log.first, log.synced, 1 << 20)[1]
+    await host.kill()
+    for position, data in placeholders(second.start - base, second.end - base):
+        host.disk.overwrite(path, position, b"".join(data))
+    await host.start()
+    await host.until(lambda: sorted(host.fake().texts) == ["0", "1", "2"] or host.died_of is not None, within_ms=20_000)
+    assert host.died_of is None
