@@ -159,9 +159,11 @@ class Publisher:
         if not batches:
             return
         met = OutcomeBatch.concatenate(batches)
-        keys = [self._recorder.key_of(due) for due in met.due_ms.tolist()]
-        for key in sorted(set(keys)):
-            rows = met.take(np.array([place for place, other in enumerate(keys) if other == key], dtype=np.intp))
+        places: dict[DispatchKey, list[int]] = {}
+        for place, due in enumerate(met.due_ms.tolist()):
+            places.setdefault(self._recorder.key_of(due), []).append(place)
+        for key in sorted(places):
+            rows = met.take(np.array(places[key], dtype=np.intp))
             try:
                 async with self._recorder.pinned(key) as index:
                     self._record_undone(key, rows, self._recorder.outcome_of(key, index, rows.sequence) == 0)

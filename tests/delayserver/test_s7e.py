@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+from delayserver.publisher import cancelled_outcomes
 from delayserver.recover.repair import placeholders
+from store.batches import CancelBatch
+from store.dispatch_log import DispatchKey
 from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]
@@ -56,3 +60,29 @@ async def test_replay_passes_over_what_repair_put_into_message_log(boot: Boot) -
     await host.start()
     await host.until(lambda: sorted(host.fake().texts) == ["0", "1", "2"] or host.died_of is not None, within_ms=20_000)
     assert host.died_of is None
+
+
+async def test_a_start_takes_time_in_proportion_to_the_cancels_it_meets(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot()
+    server = await host.start()
+    count, windows = 12_000, 300
+    cancels = CancelBatch.filled(
+        count,
+        sequence=np.arange(1, count + 1),
+        due_ms=host.now_ms + 60_000 * (np.arange(count) % windows),
+        subject=1,
+    )
+    server.publisher.recovered = [cancelled_outcomes(cancels, 0)]
+    compared = 0
+    equal = DispatchKey.__eq__
+
+    def counted(left: DispatchKey, right: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return equal(left, right)
+
+    monkeypatch.setattr(DispatchKey, "__eq__", counted)
+    await server.publisher.finish_recovery()
+    assert compared < 10 * count  # it was rows times windows
