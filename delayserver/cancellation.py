@@ -33,7 +33,7 @@ from store.dispatch_log import DispatchKey
 from store.errors import CorruptionError
 from store.filesystem import FileSystem
 from store.outcome_index import OutcomeIndex
-from store.windows import window_of, window_starts
+from store.windows import window_starts
 from wheel.keys import Key, groups
 
 Places = NDArray[np.intp]
@@ -78,8 +78,8 @@ class Cancellation:
         self._inline = fs.inline
         self._window_ms = window_ms
         self._clock = clock
-        # Whether a message of a window may have been retired with it, by the window's start and the sequence.
-        self.is_retired: Callable[[int, int], bool] = lambda _start_ms, _sequence: False
+        # Which messages of a window may have been retired with it, by the window's start and their sequences.
+        self.are_retired: Callable[[int, I64], NDArray[np.bool_]] = lambda _start, rows: np.zeros(len(rows), dtype=bool)
 
     async def locate(self, sequence: I64, due_ms: I64) -> Located:
         """Find messages, after their replay (rule 4: never `unknown` of an accepted message)."""
@@ -218,10 +218,9 @@ class Cancellation:
                 answer[rows] = int(Outcome.TOO_LATE)
             else:
                 answer[rows] = self._recorder.outcome_of(key, index, message[rows])
-            if not key.coarse and self.is_retired(key.start_ms, 0):
+            if not key.coarse:
                 # The window went with its outcomes since the message was located.
-                gone = [row for row in rows.tolist() if self.is_retired(key.start_ms, int(message[row]))]
-                answer[gone] = int(Outcome.RETIRED)
+                answer[rows[self.are_retired(key.start_ms, message[rows])]] = int(Outcome.RETIRED)
         answer[answer == CANCELLED] = ALREADY_CANCELLED
         open_rows = np.flatnonzero(located.found & (answer == 0))
         if len(open_rows):
@@ -231,9 +230,12 @@ class Cancellation:
     def _name_missing(self, answer: U8, located: Located, sequence: I64, due_ms: I64) -> None:
         """What retention removed was accepted once, and so may have been what damage hides: it is never `unknown`."""
         answer[located.hidden] = int(Outcome.TOO_LATE)
-        for row in np.flatnonzero(~located.found).tolist():
-            if self.is_retired(window_of(int(due_ms[row]), self._window_ms), int(sequence[row])):
-                answer[row] = int(Outcome.RETIRED)
+        missing = np.flatnonzero(~located.found)
+        starts = window_starts(due_ms[missing], self._window_ms)
+        order = np.argsort(starts, kind="stable")
+        for start, begin, end in groups(starts[order]):
+            rows = missing[order[begin:end]]
+            answer[rows[self.are_retired(start, sequence[rows])]] = int(Outcome.RETIRED)
 
     def _take_out(self, message: I64, due_ms: I64) -> U8:
         """One step: whatever runs or may have run is too late, the rest leaves wheel and queues and is held."""

@@ -9,6 +9,7 @@ from functools import partial
 
 import numpy as np
 import trio
+from numpy.typing import NDArray
 
 from delayserver.clock import Clock
 from delayserver.deduplication import Deduplication
@@ -87,13 +88,18 @@ class Retention:
 
     def is_retired(self, start_ms: int, sequence: int) -> bool:
         """Whether a message of this window may have been retired with it. Damage in the ledger leaves that possible."""
+        return bool(self.are_retired(start_ms, np.array([sequence], dtype=np.int64))[0])
+
+    def are_retired(self, start_ms: int, sequence: I64) -> NDArray[np.bool_]:
+        """`is_retired` for n messages of one window: the ledger is on the disk, and is read once."""
         if not self._ledger.has(start_ms):
-            return False
+            return np.zeros(len(sequence), dtype=bool)
         try:
-            return sequence <= self._ledger.last_sequence(start_ms)
+            retired: NDArray[np.bool_] = sequence <= self._ledger.last_sequence(start_ms)
         except CorruptionError as error:
             self.on_corruption(error)
-            return True
+            return np.ones(len(sequence), dtype=bool)
+        return retired
 
     def retired_up_to(self, start_ms: int) -> int:
         """The last sequence that went with this window, 0 if it was never retired: a replay has nothing to do below."""

@@ -342,7 +342,7 @@ class DelayServer:
             settings.storage.window_ms,
             self.clock,
         )
-        self.cancellation.is_retired = self.retention.is_retired
+        self.cancellation.are_retired = self.retention.are_retired
         window_ms, groups = settings.storage.window_ms, list(self.groups.values())
         coming = OnTheirWay(self.commit, opened.log, self.replayer, window_ms, inline=self.fs.inline)
         self.retention.on_their_way, self.retention.on_closed = coming.windows, self.intake.ask_again

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 
 from delayserver.publisher import cancelled_outcomes
 from delayserver.recover.repair import placeholders
-from store.batches import CancelBatch
+from store.batches import CancelBatch, LedgerBatch
 from store.dispatch_log import DispatchKey
+from store.ledger import Ledger
 from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]
@@ -86,3 +88,30 @@ async def test_a_start_takes_time_in_proportion_to_the_cancels_it_meets(
     monkeypatch.setattr(DispatchKey, "__eq__", counted)
     await server.publisher.finish_recovery()
     assert compared < 10 * count  # it was rows times windows
+
+
+async def test_a_cancel_of_many_retired_messages_reads_the_ledger_once_a_window(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot(faked_settings(storage={"retention_ms": 60_000}))
+    await host.start()
+    client = await host.client()
+    receipts = [sent["receipt"] for sent in await client.send(*[_message(host, number) for number in range(200)])]
+    await host.settled()
+    host.clock.step(30 * 60_000)
+    await host.sleep_ms(12_000)
+    read = 0
+    window = Ledger.window
+
+    def counted(self: Ledger, start_ms: int, *, coarse: bool = False) -> LedgerBatch:
+        nonlocal read
+        read += 1
+        return window(self, start_ms, coarse=coarse)
+
+    monkeypatch.setattr(Ledger, "window", counted)
+    assert await client.cancel(*receipts) == ["retired"] * 200
+    assert read < 10
+
+
+def _message(host: Host, number: int) -> dict[str, Any]:
+    return {"subject": "s", "due_ms": host.now_ms, "body": str(number)}
