@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from store.batches import I64, U32
 from store.errors import CorruptionError
 from store.filesystem import File
+from store.scan import read_around
 
 # Ranges farther apart than this are never read together: the read would fetch more than it saves.
 GAP_BYTES_MAX = 64 << 10
@@ -17,21 +18,22 @@ _GAP_FACTOR = 3
 _GAP_PAGE = 4 << 10
 
 
-def read_ragged(file: File, offsets: I64, lengths: U32) -> memoryview:
-    """The bytes of the ranges (offset i64[n], length u32[n]), in the order given, as one blob.
+def read_ragged(file: File, offsets: I64, lengths: U32, *, around: bool = False) -> memoryview:
+    """The bytes of the ranges (offset i64[n], length u32[n]), in the order given, as one blob; with `around` zeros for
+    what the disk cannot read, which is for callers that compare each range with its sum.
 
-    Raises CorruptionError where the file ends before a range does.
+    Raises CorruptionError where the file ends before a range does, or cannot be read.
     """
     count = len(offsets)
     if not count:
         return memoryview(b"")
     ends = offsets + lengths
     if count == 1 or bool((offsets[1:] == ends[:-1]).all()):
-        return memoryview(_read(file, int(offsets[0]), int(ends[-1] - offsets[0])))
+        return memoryview(_read(file, int(offsets[0]), int(ends[-1] - offsets[0]), around))
     if not bool(lengths.all()):
         some = np.flatnonzero(lengths)  # empty ranges stand nowhere, their offsets may lie anywhere
-        return read_ragged(file, offsets[some], lengths[some])
-    data, positions = _read_clusters(file, offsets, ends)
+        return read_ragged(file, offsets[some], lengths[some], around=around)
+    data, positions = _read_clusters(file, offsets, ends, around)
     width = int(lengths[0])
     if lengths.strides == (0,) or bool((lengths == width).all()):
         # Every position of the bytes read as one overlapping row: an indexed read takes all ranges at once.
@@ -42,7 +44,7 @@ def read_ragged(file: File, offsets: I64, lengths: U32) -> memoryview:
     return memoryview(b"".join([view[a:b] for a, b in zip(positions.tolist(), stops.tolist(), strict=True)]))
 
 
-def _read_clusters(file: File, offsets: I64, ends: I64) -> tuple[bytes, I64]:
+def _read_clusters(file: File, offsets: I64, ends: I64, around: bool) -> tuple[bytes, I64]:
     """What has to be read, and where in it each range starts."""
     ascending = bool((offsets[1:] >= offsets[:-1]).all())
     order = None if ascending else np.argsort(offsets, kind="stable")
@@ -52,15 +54,15 @@ def _read_clusters(file: File, offsets: I64, ends: I64) -> tuple[bytes, I64]:
     near = np.clip(_GAP_FACTOR * (stops - starts)[1:], _GAP_PAGE, GAP_BYTES_MAX)
     firsts = np.concatenate([[0], np.flatnonzero(gaps > near) + 1])
     begins, finishes = starts[firsts], reached[np.concatenate([firsts[1:] - 1, [len(starts) - 1]])]
-    parts = [_read(file, a, b - a) for a, b in zip(begins.tolist(), finishes.tolist(), strict=True)]
+    parts = [_read(file, a, b - a, around) for a, b in zip(begins.tolist(), finishes.tolist(), strict=True)]
     sizes = finishes - begins
     shift = np.cumsum(sizes) - sizes - begins
     cluster = np.searchsorted(begins, offsets, side="right") - 1
     return parts[0] if len(parts) == 1 else b"".join(parts), offsets + shift[cluster]
 
 
-def _read(file: File, offset: int, length: int) -> bytes:
-    data = file.pread(offset, length)
+def _read(file: File, offset: int, length: int, around: bool) -> bytes:
+    data = read_around(file, offset, length) if around else file.pread(offset, length)
     if len(data) != length:
         raise CorruptionError(file.path, offset, f"{length} bytes were written here, {len(data)} can be read")
     return data

@@ -14,6 +14,7 @@ import numpy as np
 from store.errors import CorruptionError
 from store.filesystem import File
 from store.record import HEADER_BYTES, RECORD_MAGIC, BadRecordError, RecordHeader, decode_header
+from store.scan import read_around
 from store.segment import FILE_HEADER_BYTES, Damage
 
 # One read over small records; small enough that a hundred readers at once are no burden.
@@ -76,7 +77,13 @@ class RecordReader:
         begin = position - self._buffer_start
         if begin < 0 or begin + length > len(self._buffer):
             want = min(max(length, self._want), self._stop - position)
-            self._buffer = self._file.pread(position, want)
+            try:
+                self._buffer = self._file.pread(position, want)
+            except CorruptionError:
+                try:
+                    self._buffer = self._file.pread(position, length)  # what cannot be read may lie behind this record
+                except CorruptionError as error:
+                    raise BadRecordError(error.detail) from error
             self._buffer_start, begin = position, 0
         data = self._buffer[begin : begin + length]
         if len(data) != length:
@@ -94,7 +101,7 @@ class RecordReader:
 def next_header(file: File, start: int, stop: int) -> int:
     """Offset of the first valid record header at or after `start` (a multiple of 8), or `stop`."""
     while start < stop:
-        data = file.pread(start, min(READ_BYTES + HEADER_BYTES, stop - start))
+        data = read_around(file, start, min(READ_BYTES + HEADER_BYTES, stop - start))
         words = np.frombuffer(data, "<u8", len(data) // 8)
         for place in (np.flatnonzero((words & np.uint64(0xFFFFFFFF)) == RECORD_MAGIC) * 8).tolist():
             try:

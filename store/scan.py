@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -137,7 +138,7 @@ class Scan:
 
     def _headers_behind(self, position: int) -> Iterator[RecordHeader]:
         """All valid headers after `position`; they stand on multiples of 8."""
-        for start, data in self._chunks(position + ALIGN, self._readable):
+        for start, data in self._chunks(position + ALIGN, partial(read_around, self._file)):
             words = np.frombuffer(data, "<u8", len(data) // ALIGN)
             for place in (np.flatnonzero((words & np.uint64(0xFFFFFFFF)) == RECORD_MAGIC) * ALIGN).tolist():
                 if place >= SCAN_BYTES:
@@ -150,16 +151,6 @@ class Scan:
     def _anything_from(self, position: int) -> bool:
         return any(data != bytes(len(data)) for _, data in self._chunks(position, self._file.pread))
 
-    def _readable(self, position: int, length: int) -> bytes:
-        """Bytes with zeros for the sectors that cannot be read: nothing is found there."""
-        try:
-            return self._file.pread(position, length)
-        except CorruptionError:
-            if length <= SECTOR_BYTES:
-                return bytes(length)
-            half = length // 2 // ALIGN * ALIGN
-            return self._readable(position, half) + self._readable(position + half, length - half)
-
     def _chunks(self, position: int, read: Callable[[int, int], bytes]) -> Iterator[tuple[int, bytes]]:
         """The rest of the file in overlapping pieces. Space that was reserved and never written is passed over: a
         segment is preallocated, and reading its empty part would take longer than everything else."""
@@ -169,3 +160,14 @@ class Scan:
                 length = min(SCAN_BYTES + HEADER_BYTES - ALIGN, self._stop - position)
                 yield position, read(position, length)
                 position += SCAN_BYTES
+
+
+def read_around(file: File, position: int, length: int) -> bytes:
+    """Bytes with zeros for the sectors that cannot be read: nothing is found there."""
+    try:
+        return file.pread(position, length)
+    except CorruptionError:
+        if length <= SECTOR_BYTES:
+            return bytes(length)
+        half = length // 2 // ALIGN * ALIGN
+        return read_around(file, position, half) + read_around(file, position + half, length - half)

@@ -250,12 +250,13 @@ class ScheduleLog:
         return state.path if state is not None else ""
 
     def gather(self, key: ScheduleKey, offsets: I64, lengths: U32) -> memoryview:
-        """The bytes at these places of the file (offset i64[n], length u32[n]), in the order given, as one blob.
+        """The bytes at these places of the file (offset i64[n], length u32[n]), in the order given, as one blob, to be
+        compared with the sums of their rows: there are zeros for what the disk cannot read.
 
         Raises KeyError if there is no such file, CorruptionError if it is shorter than it was.
         """
         with self._files.reading(key) as segment:
-            return read_ragged(segment.file, offsets, lengths)
+            return read_ragged(segment.file, offsets, lengths, around=True)
 
     # Looking up
 

@@ -115,3 +115,25 @@ async def test_a_cancel_of_many_retired_messages_reads_the_ledger_once_a_window(
 
 def _message(host: Host, number: int) -> dict[str, Any]:
     return {"subject": "s", "due_ms": host.now_ms, "body": str(number)}
+
+
+@pytest.mark.parametrize("delay_ms", [30_000, 400_000], ids=["when it is handed off", "when it is loaded"])
+async def test_a_sector_that_cannot_be_read_holds_back_its_own_record_and_not_its_window(
+    boot: Boot, delay_ms: int
+) -> None:
+    host = boot(faked_settings())
+    server = await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + delay_ms
+    for number in range(20):
+        await client.put("x" * 5_000 + str(number), due_ms)
+        await host.sleep_ms(100)  # a record of its own
+    await host.settled()
+    (key,) = server.opened.schedule.keys()
+    records = [header for header, _ in server.opened.schedule.columns(key)]
+    assert len(records) == 20
+    path = server.opened.schedule.path(key)
+    host.disk.unreadable[path] = [(records[7].offset + 1_000, records[7].offset + 1_512)]
+    await host.sleep_ms(delay_ms + 1_000)
+    assert len(host.fake().stored) == 19
+    assert any(path in damage for damage in server.opened.damages)
