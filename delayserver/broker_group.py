@@ -242,10 +242,11 @@ class BrokerGroup:
             self._attempts += 1
             parts[self._attempts] = shipment
             self._in_flight[self._attempts] = shipment.rows.sequence
-        first = self._attempts - len(parts) + 1
+        failed = self.counters.attempts_failed
         try:
             for attempt, shipment in parts.items():
-                if attempt != first and not node.ready(self._clock.monotonic_us()):
+                # A node that answers, and refuses one message again and again, must not keep it before all others.
+                if self.counters.attempts_failed != failed and not node.ready(self._clock.monotonic_us()):
                     break
                 # As of the hand-off: a batch is made ready a moment before it is due, or waits for an answer to another.
                 due_us = int(shipment.rows.due_ms.max()) * 1000

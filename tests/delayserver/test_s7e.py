@@ -137,3 +137,14 @@ async def test_a_sector_that_cannot_be_read_holds_back_its_own_record_and_not_it
     await host.sleep_ms(delay_ms + 1_000)
     assert len(host.fake().stored) == 19
     assert any(path in damage for damage in server.opened.damages)
+
+
+async def test_a_message_that_a_node_refuses_holds_up_no_other_window(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    host.fake().refuse = lambda batch: batch.sequence == 1
+    for minute in range(3):
+        await client.put(str(minute), host.now_ms + minute * 60_000)
+    host.clock.step(3 * 60_000)
+    await host.until(lambda: sorted(host.fake().texts) == ["1", "2"], within_ms=2_000)
