@@ -12,7 +12,7 @@ from typing import Any, Final, Generic, TypeVar
 
 from delayserver.client.messages import ServerInfo
 from delayserver.client.timing import ServerClock
-from delayserver.protocol.errors import ConnectionLost, FrameTooLarge, InvalidArgument, MalformedFrame
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, FrameTooLarge, InvalidArgument, MalformedFrame
 from delayserver.protocol.frames import HEADER_BYTES, FrameDecoder, Reply, decode_reply, encode_request
 from delayserver.protocol.limits import DEFAULT_LIMITS, Limits
 from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
@@ -120,18 +120,29 @@ class ReplyStream:
     """
 
     decoder: FrameDecoder = field(default_factory=lambda: FrameDecoder(REPLY_BYTES_MAX))
+    failure: DelayServerError | None = None
+    """What came behind the replies given last, and ended the connection: nothing more is read of it."""
 
     def feed(self, data: bytes) -> list[Reply]:
         """Replies completed by ``data``. Raises `ConnectionLost` at the end of the stream (``data`` empty)
-        and protocol errors.
+        and protocol errors; where replies come before one, they are given and it becomes the ``failure``.
         """
+        if self.failure is not None:
+            raise self.failure
         if not data:
             half = " in the middle of a reply" if self.decoder.buffered_bytes else ""
             raise ConnectionLost(f"the server closed the connection{half}")
-        replies = [decode_reply(payload) for payload in self.decoder.feed(data)]
-        for reply in replies:
-            if reply.id == 0:
-                raise reply.error or MalformedFrame("the server sent a result that answers no request")
+        replies: list[Reply] = []
+        try:
+            for payload in self.decoder.feed(data):
+                reply = decode_reply(payload)
+                if reply.id == 0:
+                    raise reply.error or MalformedFrame("the server sent a result that answers no request")
+                replies.append(reply)
+        except DelayServerError as error:
+            if not replies:
+                raise
+            self.failure = error
         return replies
 
 

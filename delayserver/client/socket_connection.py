@@ -73,7 +73,11 @@ class SocketConnection:
                 for reply in self._replies.feed(self._socket.recv(size)):
                     if reply.id == request_id:
                         self._answered_s = time.monotonic()
+                        if self._replies.failure is not None:
+                            self.close()
                         return reply
+                if self._replies.failure is not None:
+                    raise self._replies.failure
                 size = _RECEIVE_BYTES_LARGE if self._replies.decoder.buffered_bytes else _RECEIVE_BYTES
                 self._set_timeout(deadline_s - time.monotonic())
         except (TimeoutError, BlockingIOError) as exc:

@@ -137,6 +137,8 @@ class StreamConnection:
                     if waiter is not None:
                         waiter.reply = reply
                         waiter.arrived.set()
+                if self._replies.failure is not None:
+                    raise self._replies.failure
         except anyio.EndOfStream:
             half = " in the middle of a reply" if self._replies.decoder.buffered_bytes else ""
             self.close(ConnectionLost(f"the server closed the connection{half}"))
