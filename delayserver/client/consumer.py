@@ -6,6 +6,7 @@ found.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -24,27 +25,39 @@ ROUTE_INTERVAL_S: Final = 30.0
 PAUSE_AFTER_ERROR_S: Final = 1.0
 """Between attempts at a node that fails, on top of the client's own retries: the other nodes go on meanwhile."""
 
+ACK_TIMEOUT_S: Final = 60.0
+"""Of a server that was not configured otherwise, where the caller names none."""
+
+KEPT_PART: Final = 0.5
+"""Of its ack timeout a delivery waits here at most: the rest is for who handles and acks it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One delivery and the node it came from, which alone can settle it."""
+    """One delivery and the node it came from, which alone can settle it. It is handed out before ``hand_out_until_s``
+    of the event loop's clock, or not at all."""
 
     delivery: Delivery
     group: str
     node: AsyncClient
+    hand_out_until_s: float
 
-    async def ack(self) -> None:
-        """Settle it: it does not come again. Raises `ConnectionLost` where its node is gone; then it comes again."""
+    async def ack(self) -> bool:
+        """Settle it: it does not come again. False where it was not in flight any more: acked before, or its ack timeout
+        was over, and somebody gets it again. Raises `ConnectionLost` where its node is gone; then it comes again.
+        """
         if self.node.closed:
             raise ConnectionLost("the node of this delivery is not pulled from any more")
-        await self.node.ack(self.delivery.subject, self.group, [self.delivery])
+        result = await self.node.ack(self.delivery.subject, self.group, [self.delivery])
+        return result.acked > 0
 
 
 class Consumer:
     """Iterates the deliveries of ``subject`` for ``group`` from all nodes that ``client``'s server names.
 
     ``async with Consumer(client, "orders", "billing") as deliveries: async for received in deliveries: ...``. Each
-    `Received` is acked on its own node (``await received.ack()``); what is not comes again after the ack timeout.
+    `Received` is acked on its own node (``await received.ack()``); what is not comes again after the ack timeout. What
+    waits here for a slow caller longer than half of that is handed back, and fewer are pulled at once.
     Entering raises the error of the first ``route`` request, and iterating what a node refuses for good, so that
     neither is waited for in silence.
     """
@@ -100,10 +113,12 @@ class Consumer:
         return self
 
     async def __anext__(self) -> Received:
-        received = await self._receive.receive()
-        if isinstance(received, DelayServerError):
-            raise received
-        return received
+        while True:
+            received = await self._receive.receive()
+            if isinstance(received, DelayServerError):
+                raise received
+            if anyio.current_time() < received.hand_out_until_s:
+                return received
 
     @property
     def nodes(self) -> list[str]:
@@ -148,9 +163,18 @@ class Consumer:
                     await anyio.sleep(PAUSE_AFTER_ERROR_S)
 
     async def _pull(self, node: AsyncClient) -> None:
+        count = self._max_messages
+        keep_s = KEPT_PART * (ACK_TIMEOUT_S if self._ack_timeout_s is None else self._ack_timeout_s)
         while True:
             deliveries = await node.pull(
-                self._subject, self._group, self._max_messages, self._wait_s, ack_timeout_s=self._ack_timeout_s
+                self._subject, self._group, count, self._wait_s, ack_timeout_s=self._ack_timeout_s
             )
-            for delivery in deliveries:
-                await self._send.send(Received(delivery, self._group, node))
+            until_s = anyio.current_time() + keep_s
+            left = deque(deliveries)
+            while left and anyio.current_time() < until_s:
+                await self._send.send(Received(left.popleft(), self._group, node, until_s))
+            if left:
+                await node.nack(self._subject, self._group, left)
+                count = max(1, len(deliveries) - len(left))
+            else:
+                count = min(self._max_messages, 2 * count)
