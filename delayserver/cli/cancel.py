@@ -22,6 +22,7 @@ def cancel(context: click.Context, receipts: tuple[str, ...], server: str, as_js
     """
     with options.connect(server) as client:
         code = by_receipt.answer_each(
+            client,
             receipts,
             client.cancel_many,
             lambda receipt, result: {"receipt": result.receipt or receipt, "outcome": result.outcome.label},

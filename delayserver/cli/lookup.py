@@ -27,7 +27,7 @@ def lookup(context: click.Context, receipts: tuple[str, ...], server: str, as_js
     retired (by retention) and unknown.
     """
     with options.connect(server) as client:
-        code = by_receipt.answer_each(receipts, client.lookup_many, _record, _line, as_json)
+        code = by_receipt.answer_each(client, receipts, client.lookup_many, _record, _line, as_json)
     context.exit(code)
 
 

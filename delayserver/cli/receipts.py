@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -13,15 +13,19 @@ from delayserver.cli.failures import FAILED
 from delayserver.cli.output import error_record, print_json
 from delayserver.protocol.errors import DelayServerError
 
+if TYPE_CHECKING:
+    from delayserver.client import Client
+
 Result = TypeVar("Result")
 
 BATCH_MAX: Final = 1_000
-"""Receipts of one request: well below every server's bound, and a thousand answers are on the screen at once."""
+"""Receipts of one request: a thousand answers are on the screen at once. Fewer where the server takes no more."""
 
 argument = click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
 
 
 def answer_each(
+    client: Client,
     receipts: Sequence[str],
     ask: Callable[[Sequence[str]], Sequence[Result | DelayServerError]],
     record_of: Callable[[str, Result], dict[str, Any]],
@@ -31,7 +35,8 @@ def answer_each(
     """Ask about all receipts (`-`: those on stdin) and print each answer; the exit code is 1 if one was refused."""
     code = 0
     remaining = _expand(receipts)
-    while batch := list(islice(remaining, BATCH_MAX)):
+    batch_max = min(BATCH_MAX, client.hello().limits.batch_messages_max)
+    while batch := list(islice(remaining, batch_max)):
         for receipt, answer in zip(batch, ask(batch), strict=True):
             if isinstance(answer, DelayServerError):
                 code = FAILED
