@@ -97,6 +97,8 @@ class LogCheck:
         self._last_logged = 0
         self.subject_max = 0
         self.gaps: list[tuple[int, int]] = []
+        # Sequences behind which a gap began whose end was not met yet.
+        self._open_gaps: list[int] = []
         self._missing: dict[int, list[tuple[int, str, int, int]]] = {}
         self.missing_codes: set[int] = set()
 
@@ -107,7 +109,9 @@ class LogCheck:
             read = FileRead(self._taken, part.path, part.size, expected, self._findings, self._progress)
             for records in read.records(blobs=self._visit is None):
                 self._records(part, read, records)
-            self.gaps += read.gaps
+            self.gaps += [gap for gap in read.gaps if gap[1] != NOTHING_KEPT]
+            self._open_gaps += [after for after, before in read.gaps if before == NOTHING_KEPT]
+        self.gaps += [(after, NOTHING_KEPT) for after in self._open_gaps]
         self._settle_gathered()
         self._report_missing()
 
@@ -164,17 +168,17 @@ class LogCheck:
     def _note_placeholders(self, records: Records) -> None:
         """A record of names stands where `repair` took a corrupt range out; replay passes over it. What stood there is
         unknown: sequences between its neighbours."""
-        if KIND_NAMES not in records.kinds:
+        if KIND_NAMES not in records.kinds and not self._open_gaps:
             if KIND_MESSAGES in records.kinds:
                 self._last_logged = max(self._last_logged, self.highest_sequence)
             return
         columns = (records.kinds.tolist(), records.firsts.tolist(), records.lasts.tolist())
         for kind, first, last in zip(*columns, strict=True):
             if kind == KIND_NAMES:
-                self.gaps.append((self._last_logged, NOTHING_KEPT))
+                self._open_gaps.append(self._last_logged)
             elif kind == KIND_MESSAGES:
-                if self.gaps and self.gaps[-1][1] == NOTHING_KEPT:
-                    self.gaps[-1] = (self.gaps[-1][0], first)
+                self.gaps += [(after, first) for after in self._open_gaps]
+                self._open_gaps = []
                 self._last_logged = last
 
     def _messages(self, part: LogPart, read: FileRead, rows: Rows) -> None:

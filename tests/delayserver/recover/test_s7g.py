@@ -1,0 +1,40 @@
+"""Second reading: what stands behind a placeholder is known again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from delayserver.recover.capture import capture
+from delayserver.recover.due_range import Range
+from delayserver.recover.findings import Findings
+from delayserver.recover.log_check import NOTHING_KEPT, LogCheck
+from delayserver.recover.outcome_rows import OutcomeRows
+from delayserver.recover.units import Units
+from store.batches import MessageBatch, NameBatch
+from store.filesystem import RealFileSystem
+from store.message_log import MessageLog
+from tests.delayserver.recover.directories import Made, copy
+
+
+def test_a_placeholder_at_the_end_of_a_segment_hides_only_what_lies_before_the_next(
+    stopped: Made, tmp_path: Path
+) -> None:
+    made = copy(stopped, tmp_path / "data")
+    for path in (made.path / "message_log").iterdir():
+        path.unlink()
+    log = MessageLog.open(RealFileSystem(), f"{made.path}/message_log", int(made.server_id, 16), segment_bytes=128)
+    for sequence in (1000, 0, 2000, 0):
+        if sequence:
+            log.append([MessageBatch.filled(2, sequence=np.arange(sequence, sequence + 2), due_ms=1, subject=1)])
+        else:
+            log.append([NameBatch.filled(1, names=b"aside", names_length=5)])
+    log.sync()
+    assert len(list((made.path / "message_log").iterdir())) > 2
+    log.close()
+    taken = capture(RealFileSystem(), str(made.path), Findings())
+    check = LogCheck(taken, Units(taken), OutcomeRows.empty(), Range(), Findings(), lambda _bytes: None)
+    check.run()
+    taken.close()
+    assert check.gaps == [(1001, 2000), (2001, NOTHING_KEPT)]
