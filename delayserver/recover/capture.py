@@ -112,6 +112,14 @@ class Capture:
             self.names.close()
             self.names, self.names_bytes = names, size
 
+    def read_ledger_again(self) -> None:
+        """A running server may have retired windows since the capture."""
+        with suppress(StoreError, FileNotFoundError):
+            newest = Ledger.open(self.fs, self.path, self.server_id, write=False)
+            if self.ledger is not None:
+                self.ledger.close()
+            self.ledger = newest
+
     def close(self) -> None:
         """Close what is held."""
         for file in self.held.values():

@@ -258,6 +258,8 @@ class Trace:
                     life.evidence.append(Evidence(_LAST, ACKED, read.path, offset, fields))
 
     def _ledger(self, sequence: int, due_ms: int, life: Life) -> None:
+        if not any(item.what == OUTCOME for item in life.evidence):
+            self._taken.read_ledger_again()  # its outcome may have gone with its window while the logs were read
         ledger = self._taken.ledger
         known = [item.fields["due_ms"] for item in life.evidence if item.fields.get("sequence") == sequence]
         due_ms = known[0] if known else due_ms

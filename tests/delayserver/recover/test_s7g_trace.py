@@ -1,0 +1,32 @@
+"""Second reading: a trace beside a server that retires the window."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from delayserver.recover import trace
+from delayserver.recover.capture import capture
+from delayserver.recover.findings import Findings
+from store.batches import LedgerBatch
+from store.filesystem import RealFileSystem
+from store.ledger import Ledger
+from store.windows import window_of
+from tests.delayserver.recover.directories import Made, copy
+
+
+def test_a_message_whose_window_is_retired_meanwhile_is_not_pending(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    sequence, due_ms = int(made.receipts["delivered"][-12:], 16), int(made.receipts["delivered"][13:25], 16)
+    taken = capture(RealFileSystem(), str(made.path), Findings())
+    ledger = Ledger.open(RealFileSystem(), str(made.path), taken.server_id)
+    ledger.append(
+        LedgerBatch.filled(
+            1, subject=1, start_ms=window_of(due_ms, taken.window_ms), last_sequence=1 << 40, accepted=1, delivered=1
+        )
+    )
+    ledger.close()
+    for key in taken.dispatch:
+        Path(taken.dispatch_path(key)).unlink(missing_ok=True)
+    [life] = trace.Trace(taken).run(trace.Wanted(sequence=sequence))
+    taken.close()
+    assert life.state == "retired"
