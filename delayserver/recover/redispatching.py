@@ -123,7 +123,8 @@ class OfflineRedispatch:
                 left -= len(batch)
         except FormatError as error:
             self.unread.add(path, report.end, error.detail)
-        for damage in report.damages:
+        # Damage that hides nothing of it was named already, or is no damage: all up to `size` is taken for durable here.
+        for damage in report.damages if left else []:
             self.unread.add(path, damage.start, damage.detail)
         self.messages -= left
         self.unread.messages += left
