@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -96,8 +96,7 @@ class Audit:
         return captured
 
     def _evidence(self, found: Sequence[ServerDirectory], captured: dict[str, Captured], chosen: Range) -> Evidence:
-        spans = {part.span_ms for part in captured[SCHEDULE_LOG].parts + captured[DISPATCH_LOG].parts}
-        window_ms = min(spans - {0, DAY_MS}, default=_WINDOW_MS)
+        window_ms = {directory.server_id: _window_ms(directory.server_id, captured) for directory in found}
         from_ms = DUE_MIN if chosen.from_ms is None else chosen.from_ms
         to_ms = DUE_MAX if chosen.to_ms is None else chosen.to_ms
         # After the files were captured: what went before is in the ledger, what goes later is noticed as vanished.
@@ -108,6 +107,12 @@ class Audit:
             return Evidence(captured, retired, window_ms, names, horizon, None)
         side = read_broker_side(self.spark, self.fs, found, captured[BROKER_LOG], names)
         return Evidence(captured, retired, window_ms, names, replace(horizon, stored_from_us=side.stored_from_us), side)
+
+
+def _window_ms(server_id: int, captured: Mapping[str, Captured]) -> int:
+    """The length of a server's windows."""
+    parts = captured[SCHEDULE_LOG].parts + captured[DISPATCH_LOG].parts
+    return min({part.span_ms for part in parts if part.server_id == server_id} - {0, DAY_MS}, default=_WINDOW_MS)
 
 
 def as_plain(value: Any) -> Any:

@@ -96,7 +96,7 @@ def states(
     chosen: Range,
     horizon: Horizon,
     retired: DataFrame | None,
-    window_ms: int,
+    window_ms: Mapping[int, int],
 ) -> DataFrame:
     """One row a message: server, sequence, due_ms, subject_code, outcome (0: pending), internal, and the flags of
     `PROBLEMS`. `retired` rows (server, start_ms, last_sequence) are windows that the ledger speaks for."""
@@ -106,7 +106,7 @@ def states(
     if BROKER_LOG in captured:
         rows = rows.unionByName(_stored(spark, captured[BROKER_LOG], chosen))
     if retired is not None:
-        start_ms = rows["due_ms"] - F.pmod(rows["due_ms"], F.lit(window_ms))
+        start_ms = rows["due_ms"] - F.pmod(rows["due_ms"], _by_server(window_ms))
         gone = (rows["server"] == retired["server"]) & (start_ms == retired["start_ms"])
         rows = rows.join(F.broadcast(retired), gone & (rows["sequence"] <= retired["last_sequence"]), "left_anti")
     messages = rows.groupBy(*KEY).agg(
@@ -116,6 +116,12 @@ def states(
         F.sum("counters").alias("counters"),
     )
     return _flagged(messages)
+
+
+def _by_server(values: Mapping[int, int]) -> Column:
+    """The value of each row's server."""
+    chosen = [F.when(F.col("server") == server_id, F.lit(value)) for server_id, value in values.items()]
+    return F.coalesce(*chosen)
 
 
 def _flagged(messages: DataFrame) -> DataFrame:

@@ -43,11 +43,12 @@ class CompletenessQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the audit looks at: logs captured at one moment, what the ledgers say, names, and the horizons."""
+    """What the audit looks at: logs captured at one moment, what the ledgers say, names, and the horizons. `window_ms` and
+    `names` by server id."""
 
     captured: Mapping[str, Captured]
     retired: Sequence[Retired]
-    window_ms: int
+    window_ms: Mapping[int, int]
     names: Mapping[int, Names]
     horizon: Horizon
     broker: BrokerSide | None = None
