@@ -121,6 +121,7 @@ class Producer:
         times: list[int] = []
         rows = [self._new_row(times) for _ in range(self._chance.choice([1, 1, 2, 5, self._rows_max]))]
         messages = []
+        asked_ms, steps = self._clock.now_ms(), self._clock.step_count
         for row in rows:
             message: dict[str, Any] = {"subject": row.subject, "body": row.body, "due_ms": row.due_ms}
             if row.message_id is None and self._chance.random() < 0.3:
@@ -135,17 +136,26 @@ class Producer:
         self._note(self._client.name, "send", tokens=[row.token for row in rows])
         self.rows += rows
         results = await self._ask(rows, {"messages": messages})
-        for row, result in zip(rows, results["results"], strict=True):
+        for row, message, result in zip(rows, messages, results["results"], strict=True):
             if "error" in result:
                 self._note(self._client.name, "row refused", token=row.token, error=result["error"])
                 self._settle_refused(row, result["error"])
             else:
+                delayed = row.due_ms is None
                 self._model.accepted(row, result["sequence"], result["receipt"], result["due_ms"])
+                if delayed and self._clock.step_count == steps:
+                    self._check_delay(row, message["delay_ms"], asked_ms)
                 if row.message_id is None:
                     row.derived_id = result["message_id"]
                 elif result["message_id"] != row.message_id:
                     self._model.fail(f"accepted with the id {result['message_id']}", row)
         self._note(self._client.name, "sent", sequences=[row.sequence for row in rows])
+
+    def _check_delay(self, row: Sent, delay_ms: int, asked_ms: int) -> None:
+        """It counts from a moment between the request and its answer."""
+        assert row.due_ms is not None
+        if not asked_ms + delay_ms <= row.due_ms <= self._clock.now_ms() + delay_ms + 1:
+            self._model.fail(f"asked at {asked_ms} for a delay of {delay_ms} ms, due {row.due_ms}", row)
 
     async def _ask(self, rows: list[Sent], arguments: dict[str, Any]) -> dict[str, Any]:
         """Send; an error of the whole request refuses all rows, unless the server does not know itself."""

@@ -191,6 +191,24 @@ def copies_delivered() -> list[Change]:
     return [(Deduplication, "mark", lambda _: lambda _self, _key, rows: rows)]
 
 
+def cancels_refused() -> list[Change]:
+    """A cancel that is always answered `too_late`."""
+    return [(Cancellation, "_take_out", lambda _: lambda _self, message, _due: np.full(len(message), Outcome.TOO_LATE,
+                                                                                       np.uint8))]  # fmt: skip
+
+
+def delay_cut_short() -> list[Change]:
+    """A delay of which the last tenth is forgotten."""
+
+    def mistaken(right: Any) -> Any:
+        def due(self: Any, due_ms: Any, delay_ms: Any, now_us: int) -> int:
+            return int(right(self, due_ms, delay_ms and delay_ms * 9 // 10, now_us))
+
+        return due
+
+    return [(Intake, "_due", mistaken)]
+
+
 MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     ack_before_sync,
     checksum_never_checked,
@@ -207,6 +225,8 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     large_message_dropped_with_success,
     cancelled_and_delivered,
     copies_delivered,
+    cancels_refused,
+    delay_cut_short,
 )
 
 

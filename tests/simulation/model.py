@@ -18,6 +18,8 @@ UNKNOWN, ACCEPTED, REFUSED = "unknown", "accepted", "refused"
 READ_US_MAX = 50_000
 # This long after a consumer got a message, in a world that is well, its outcome is known to who asks.
 OUTCOME_US_MAX = 2_000_000
+# So far ahead of the clock a message may have been attempted before a crash, for all that the server knows then.
+HORIZON_MS = 30_000
 
 
 @dataclass(slots=True)
@@ -246,8 +248,12 @@ class Model:
             identity.expired = True
             if identity.arrived_tokens:
                 self.fail("expired, but it had been delivered", row)
-        if outcome in ("delivered", "in_flight") and row.due_ms is not None and row.due_ms > peak_ms:
+        never_before_due = outcome in ("delivered", "in_flight", "retrying", "retired")
+        if never_before_due and row.due_ms is not None and row.due_ms > peak_ms:
             self.fail(f"{outcome} before its due time {row.due_ms}", row)
+        far = row.due_ms is not None and row.due_ms > peak_ms + HORIZON_MS
+        if outcome == "too_late" and far and not self.damage.flips:
+            self.fail(f"too_late long before its due time {row.due_ms}", row)
         if outcome == "dead_lettered":
             self.fail("dead-lettered without a policy for it", row)
 
