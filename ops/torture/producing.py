@@ -177,9 +177,7 @@ class Producer:
         sent = self._pick(lambda sent: sent.fate == Fate.ACCEPTED)
         if sent is None:
             return
-        outcome = self.client.lookup(sent.receipt).outcome
-        if outcome in (Outcome.UNKNOWN, Outcome.CANCELLED):
-            self._record.violate(f"{sent.number} is accepted, and lookup says {outcome.label}")
+        self._record.looked_up(sent, self.client.lookup(sent.receipt).outcome)
 
     # -- after a crash
 

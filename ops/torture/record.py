@@ -156,6 +156,7 @@ class Record:
         """The answer of a cancel or reschedule: `cancelled` is final, anything else means that it arrives or did."""
         with self._lock:
             self._write("ended", sent.number, outcome.label)
+            self._check_moment(sent, outcome)
             if outcome in (Outcome.CANCELLED, Outcome.ALREADY_CANCELLED):
                 if sent.arrivals:
                     self.violate(f"{sent.number} had arrived and its cancel was answered {outcome.label}")
@@ -166,6 +167,19 @@ class Record:
                 pass  # it had an outcome, and nobody remembers which: it stays open here
             else:
                 self.violate(f"the cancel of {sent.number}, which was accepted, was answered {outcome.label}")
+
+    def looked_up(self, sent: Sent, outcome: Outcome) -> None:
+        """The answer of a lookup of an accepted message that nobody cancels."""
+        with self._lock:
+            if outcome in (Outcome.UNKNOWN, Outcome.CANCELLED) or (outcome == Outcome.EXPIRED and not sent.expires_ms):
+                self.violate(f"{sent.number} is accepted, and lookup says {outcome.label}")
+            self._check_moment(sent, outcome)
+
+    def _check_moment(self, sent: Sent, outcome: Outcome) -> None:
+        """No answer speaks of what cannot have happened yet."""
+        soonest_ms = {Outcome.DELIVERED: sent.due_ms, Outcome.EXPIRED: sent.expires_ms}.get(outcome, 0)
+        if self.now_us() < soonest_ms * 1000:
+            self.violate(f"{sent.number} was answered {outcome.label} at {self.now_us()}, before {soonest_ms}")
 
     # -- what the receiver sees
 
