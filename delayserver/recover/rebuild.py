@@ -129,11 +129,15 @@ class Restore:
         """Messages of these units in message_log."""
         for part, _ in log_parts(self._taken):
             file = self._taken.open(part.path)
-            for batch in _messages(Scan(file, FILE_HEADER_BYTES, part.size), FILE_HEADER_BYTES, part.size):
-                of_row = self._units.codes_of(batch.due_ms, batch.sequence)
-                rows = np.flatnonzero(np.isin(of_row, codes) & ~self._units.is_retired(batch.due_ms, batch.sequence))
-                if len(rows):
-                    yield batch if len(rows) == len(batch) else batch.take(rows)
+            try:
+                for batch in _messages(Scan(file, FILE_HEADER_BYTES, part.size), FILE_HEADER_BYTES, part.size):
+                    of_row = self._units.codes_of(batch.due_ms, batch.sequence)
+                    retired = self._units.is_retired(batch.due_ms, batch.sequence)
+                    rows = np.flatnonzero(np.isin(of_row, codes) & ~retired)
+                    if len(rows):
+                        yield batch if len(rows) == len(batch) else batch.take(rows)
+            finally:
+                self._taken.release(file)
 
     def _set_aside(self, side: ScheduleLog, batch: MessageBatch, held: dict[ScheduleKey, I64]) -> None:
         """Rows that their file lacks, into a file of the same name in the side folder."""
@@ -278,9 +282,12 @@ def _sequence_before(taken: Capture, offset: int) -> int:
         if part.base + part.size <= offset:
             continue
         file = taken.open(part.path)
-        for header, _batch in Scan(file, FILE_HEADER_BYTES, part.size).records(
-            FILE_HEADER_BYTES, part.size, ScanReport(FILE_HEADER_BYTES), forgive=True
-        ):
-            if part.base + header.offset >= offset and header.kind == KIND_MESSAGES:
-                return header.first_sequence - 1
+        try:
+            for header, _batch in Scan(file, FILE_HEADER_BYTES, part.size).records(
+                FILE_HEADER_BYTES, part.size, ScanReport(FILE_HEADER_BYTES), forgive=True
+            ):
+                if part.base + header.offset >= offset and header.kind == KIND_MESSAGES:
+                    return header.first_sequence - 1
+        finally:
+            taken.release(file)
     return 1 << 62

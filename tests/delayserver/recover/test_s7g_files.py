@@ -1,0 +1,23 @@
+"""Second reading: a rebuild closes the files that it opens."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from delayserver.recover import capture
+from tests.delayserver.recover.directories import Made, copy, in_process
+
+
+def test_a_rebuild_of_more_files_than_are_held_leaves_none_open(
+    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = copy(stopped, tmp_path / "data")
+    for path in made.path.glob("schedule_log/*/*.log"):
+        path.unlink()
+    monkeypatch.setattr(capture, "HELD_MAX", 0)
+    before = len(os.listdir("/proc/self/fd"))
+    done = in_process("rebuild", str(made.path), "--yes")
+    assert (done.code, len(os.listdir("/proc/self/fd"))) == (0, before), done
