@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any
 
-from pyspark.sql import SparkSession
+from tests.ops.audit.needs_spark import require_pyspark
 
-from ops.audit.audit import Audit
-from ops.audit.capture import DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG
-from ops.audit.log_frames import Range
-from store.batches import MessageBatch
-from store.filesystem import RealFileSystem
-from store.schedule_log import ScheduleKey, ScheduleLog, Source
-from tests.ops.audit.hand_made import START_MS, HandMade
+require_pyspark()
+
+from ops.audit.audit import Audit  # noqa: E402 - behind the check that Spark is there
+from ops.audit.capture import DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG  # noqa: E402
+from ops.audit.log_frames import Range  # noqa: E402
+from store.batches import MessageBatch  # noqa: E402
+from store.filesystem import RealFileSystem  # noqa: E402
+from store.schedule_log import ScheduleKey, ScheduleLog, Source  # noqa: E402
+from tests.ops.audit.hand_made import START_MS, HandMade  # noqa: E402
 
 
 def test_each_server_has_windows_of_its_own_length(tmp_path: Path) -> None:
@@ -22,8 +24,8 @@ def test_each_server_has_windows_of_its_own_length(tmp_path: Path) -> None:
     schedule.append(ScheduleKey(START_MS, Source.DIRECT), MessageBatch.filled(1, sequence=1, due_ms=START_MS))
     schedule.sync()
     schedule.close()
-    # No frame is made of it: only files are read.
-    audit = Audit(cast("SparkSession", None), RealFileSystem(), paths, lambda _line: None)
+    no_session: Any = None  # only files are read
+    audit = Audit(no_session, RealFileSystem(), paths, lambda _line: None)
     found = audit.directories()
     captured = audit._capture(found, [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG])
     assert audit._evidence(found, captured, Range(None, None)).window_ms == {7: 60_000, 8: 1_000}
