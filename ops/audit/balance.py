@@ -106,7 +106,7 @@ def states(
     if BROKER_LOG in captured:
         rows = rows.unionByName(_stored(spark, captured[BROKER_LOG], chosen))
     if retired is not None:
-        start_ms = rows["due_ms"] - F.pmod(rows["due_ms"], _by_server(window_ms))
+        start_ms = rows["due_ms"] - F.pmod(rows["due_ms"], _by_server(rows["server"], window_ms))
         gone = (rows["server"] == retired["server"]) & (start_ms == retired["start_ms"])
         rows = rows.join(F.broadcast(retired), gone & (rows["sequence"] <= retired["last_sequence"]), "left_anti")
     messages = rows.groupBy(*KEY).agg(
@@ -118,9 +118,9 @@ def states(
     return _flagged(messages)
 
 
-def _by_server(values: Mapping[int, int]) -> Column:
+def _by_server(server: Column, values: Mapping[int, int]) -> Column:
     """The value of each row's server."""
-    chosen = [F.when(F.col("server") == server_id, F.lit(value)) for server_id, value in values.items()]
+    chosen = [F.when(server == server_id, F.lit(value)) for server_id, value in values.items()]
     return F.coalesce(*chosen)
 
 
