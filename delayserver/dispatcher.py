@@ -90,6 +90,11 @@ class Dispatcher:
         """Rows were added to the wheel: the next due time may be earlier now."""
         self._wake.set()
 
+    def clock_stepped(self) -> None:
+        """What is due, and what is to be loaded, is different now."""
+        self._wake.set()
+        self._loader.wake()
+
     def stop(self) -> None:
         """Begin no further attempt."""
         for group in self._groups.values():

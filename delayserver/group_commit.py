@@ -358,4 +358,5 @@ class GroupCommit:
         """Refuse what is new, and wait until what was taken is durable and answered."""
         if self.refusal is None:
             self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
-        await self._idle.wait()
+        while self._gathered or not self._idle.is_set():  # what was taken in this pass has not begun yet
+            await self._idle.wait()

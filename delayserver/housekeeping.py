@@ -85,7 +85,7 @@ class Housekeeping:
             self.clock_steps += 1
             self.clock_step_last_ms = step_ms
             logger.warning("the clock was stepped by %d ms; nothing is delivered early by the new time", step_ms)
-            self._dispatcher.wake()
+            self._dispatcher.clock_stepped()
         return now_us
 
     def look_at_disk(self) -> None:

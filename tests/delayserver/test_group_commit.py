@@ -14,6 +14,7 @@ from delayserver.protocol.receipts import derived_message_id, format_receipt
 from store.errors import StoreError
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, small_settings, texts
+from tests.fakes.rows import messages
 
 Boot = Callable[..., Host]
 
@@ -320,3 +321,12 @@ async def test_a_burst_larger_than_a_group_becomes_several_and_keeps_its_order(b
     replies = [await client.reply(100 + i) for i in range(7)]
     assert [reply["results"][0]["sequence"] for reply in replies] == list(range(first + 1, first + 8))
     assert host.server.commit.groups == groups + 3  # of three, three and one
+
+
+async def test_a_stop_waits_for_what_was_taken_in_the_same_pass(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    commit, told = host.server.commit, list[object]()
+    commit.submit(messages(0, 3, due_ms=host.now_ms + 60_000), told.append)
+    await commit.stop()
+    assert len(told) == 1 and not isinstance(told[0], DelayServerError)

@@ -167,3 +167,19 @@ async def test_slewing_is_no_step(boot: Boot) -> None:
     clock = host.server.status.to_map()["clock"]
     assert clock["steps"] == 1
     assert abs(clock["step_last_ms"] + 5_000) <= 20
+
+
+async def test_after_a_step_of_the_clock_what_is_not_in_memory_is_loaded_at_once(boot: Boot) -> None:
+    """Rule 2: within a second. So it is not left to the loader's own look, which comes once in a second."""
+    host = boot(small_settings(groups=(fake_group("g", "fake"),), routes=(RouteSettings("*", ("g",)),)))
+    await host.start()
+    client = await host.client()
+    await client.send(
+        *[{"subject": "s", "body": f"{hour}", "due_ms": host.now_ms + hour * 3_600_000} for hour in (1, 2, 3)]
+    )
+    await host.settled()
+    for offset_ms in (100, 450, 800):
+        await host.sleep_ms(1_000 - host.clock.monotonic_us() // 1000 % 1_000 + offset_ms)
+        stored = len(host.fake("fake").stored)
+        host.clock.step(3_600_000)
+        await host.until(lambda stored=stored: len(host.fake("fake").stored) == stored + 1, within_ms=500)  # type: ignore[misc]
