@@ -22,6 +22,7 @@ from delayserver.broker_node import DeliveryError, NodeHealth, choose
 from delayserver.clock import LOOK_AGAIN_MS, Clock
 from delayserver.delivery import ChangedRowsError, Shipment, outcomes, read_batch, shipments, take_rows
 from delayserver.group_queue import GroupQueue
+from delayserver.loader import DAMAGED_AGAIN_US
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.protocol.outcomes import DeliverOutcome, Outcome
 from delayserver.settings import DispatchSettings
@@ -38,6 +39,8 @@ INLINE_READ_BYTES_MAX = 256 * 1024
 PROBE_LOOK_MS = 5
 # A circuit that is open keeps only this many rows in memory.
 FAILING_QUEUE_ROWS_MAX = 65_536
+# So many rows that a node refuses, and not their neighbours, wait in memory.
+REFUSED_ROWS_MAX = 8_192
 
 
 @dataclass(slots=True)
@@ -75,13 +78,14 @@ class BrokerGroup:
         self.queue = GroupQueue()
         self.counters = GroupCounters()
         self.spilled: SortedSet[int] = SortedSet()
+        self.refused_rows_max = REFUSED_ROWS_MAX
         self.fail_over: Callable[[DueRows], DueRows] = lambda rows: rows
         self.put_back: Callable[[DueRows], None] = lambda _rows: None
         self.on_lateness: Callable[[NDArray[np.int64]], None] = lambda _lateness: None
         self.on_corruption: Callable[[Exception], None] = lambda _error: None
         self.on_room: Callable[[], None] = lambda: None
         self.on_dropped: Callable[[DueRows], None] = lambda _rows: None
-        self.on_unreadable: Callable[[DueRows], None] = lambda _rows: None
+        self.on_left: Callable[[DueRows, int], None] = lambda _rows, _pause_us: None
         self._schedule = schedule
         self._recorder = recorder
         self._attempted = attempted
@@ -96,6 +100,7 @@ class BrokerGroup:
         # One worker of a group at a time: batches that wait for their turn are in memory.
         self._reading = trio.Lock()
         self._idle = trio.lowlevel.ParkingLot()
+        self._put_aside = trio.Event()
         self._pausing = False
 
     # -- rows in
@@ -153,7 +158,7 @@ class BrokerGroup:
     @property
     def rows_held(self) -> int:
         """Rows in memory, waiting or in flight."""
-        return len(self.queue) + sum([len(sequences) for sequences in self._in_flight.values()])
+        return len(self.queue) + self.queue.rows_aside + sum([len(sequences) for sequences in self._in_flight.values()])
 
     def in_flight(self) -> NDArray[np.int64]:
         """Sequences of running attempts."""
@@ -168,8 +173,21 @@ class BrokerGroup:
     async def run(self) -> None:
         """Deliver until cancelled."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._take_back)
             for _ in range(self._settings.workers):
                 nursery.start_soon(self._worker)
+
+    async def _take_back(self) -> None:
+        while True:
+            self._put_aside = trio.Event()
+            soonest_us = self.queue.next_back_us
+            if soonest_us is None:
+                await self._put_aside.wait()
+                continue
+            pause_ms = (soonest_us - self._clock.monotonic_us()) / 1000
+            await self._clock.sleep_ms(min(max(pause_ms, 0), LOOK_AGAIN_MS))
+            self.queue.take_back(self._clock.monotonic_us())
+            self._bound()
 
     async def _worker(self) -> None:
         while True:
@@ -288,13 +306,13 @@ class BrokerGroup:
         except ChangedRowsError as error:
             # They stay pending on disk; what can be served goes on being served.
             self.on_corruption(error)
-            self.on_unreadable(take_rows(rows, np.flatnonzero(~error.sound)))
+            self.on_left(take_rows(rows, np.flatnonzero(~error.sound)), DAMAGED_AGAIN_US)
             if error.sound.any():
                 await self._attempt(node, replace(shipment, rows=take_rows(rows, np.flatnonzero(error.sound))))
             return
         except (CorruptionError, FileNotFoundError, KeyError) as error:
             self.on_corruption(error)
-            self.on_unreadable(rows)
+            self.on_left(rows, DAMAGED_AGAIN_US)
             return
         dispatched_us = self._clock.now_us()
         if dispatched_us < due_us:
@@ -320,7 +338,7 @@ class BrokerGroup:
             node.end(probe)
         if len(rows) > LARGE_ROWS:
             await self._turns.take()
-        self._answered(node, rows, answer, queued_us, dispatched_us, began_us)
+        self._answered(node, rows, answer, queued_us, dispatched_us)
 
     async def _read(self, shipment: Shipment) -> StoredBatch:
         read = partial(read_batch, self._schedule, shipment, self._server_id)
@@ -340,6 +358,21 @@ class BrokerGroup:
         self._retry(rows)
 
     def _retry(self, rows: DueRows) -> None:
+        self.queue.push_front(self._without_dead(rows))
+        self._bound()
+
+    def _refused(self, rows: DueRows) -> None:
+        """Rows that a node has no room for, while it takes others: they wait behind those, each longer every time."""
+        settings, rows = self._settings, self._without_dead(rows)
+        if self.queue.rows_aside + len(rows) > self.refused_rows_max:
+            self.on_left(rows, settings.backoff_ms_max * 1000)
+            return
+        attempts = int(rows.payload["attempts"].min(initial=1 << 30))
+        pause_ms = min(settings.backoff_ms_min * 2 ** min(attempts - 1, 30), settings.backoff_ms_max)
+        self.queue.put_aside(rows, self._clock.monotonic_us() + pause_ms * 1000)
+        self._put_aside.set()
+
+    def _without_dead(self, rows: DueRows) -> DueRows:
         limit = self._settings.dead_letter_attempts
         if limit:
             dead = (rows.payload["attempts"] >= limit) & (rows.payload["uncertain"] == 0)
@@ -356,28 +389,20 @@ class BrokerGroup:
                     )
                 )
                 rows = take_rows(rows, np.flatnonzero(~dead))
-        self.queue.push_front(rows)
-        self._bound()
+        return rows
 
     def _answered(
-        self,
-        node: NodeHealth,
-        rows: DueRows,
-        answer: NDArray[np.uint8],
-        queued_us: int,
-        dispatched_us: int,
-        began_us: int,
+        self, node: NodeHealth, rows: DueRows, answer: NDArray[np.uint8], queued_us: int, dispatched_us: int
     ) -> None:
         refused = answer == int(DeliverOutcome.REFUSED)
         if refused.any():
-            node.failed("refused by the node", self._clock.monotonic_us(), began_us)
-            self._retry(take_rows(rows, np.flatnonzero(refused)))
+            self.counters.attempts_failed += 1
+            self._refused(take_rows(rows, np.flatnonzero(refused)))
             rows = take_rows(rows, np.flatnonzero(~refused))
             answer = answer[~refused]
-            if not len(rows):
-                return
-        else:
-            node.succeeded()
+        node.succeeded()
+        if not len(rows):
+            return
         self._attempted.settled(rows.sequence)
         self.counters.delivered += len(rows)
         self.counters.duplicates_suppressed += int((answer == int(DeliverOutcome.DUPLICATE)).sum())

@@ -17,25 +17,26 @@ from numpy.typing import NDArray
 
 from delayserver.broker.broker import Broker
 from delayserver.broker.commit import BrokerCommit
-from delayserver.broker.delivering import Delivered
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.pulls import PullService
 from delayserver.broker.retries import RetryBatch
 from delayserver.broker_node import DeliveryError
 from delayserver.clock import Clock
 from delayserver.connection import Connection
+from delayserver.delivery_request import NOT_TAKEN, bounded, read_delivery, server_number
 from delayserver.group_commit import GroupCommit
 from delayserver.intake import Intake
-from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count, unpack_ragged
+from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count
 from delayserver.protocol.errors import DelayServerError, DiskFull, InvalidArgument, StorageFailed
 from delayserver.protocol.frames import Request, encode_reply
+from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.protocol.receipts import derived_message_id
 from delayserver.settings import BrokerSettings
 from delayserver.turns import LARGE_ROWS, Turns
 from store.batches import StoredBatch
 from store.columns import constant_column, ragged_offsets
 from store.errors import DiskFullError, StoreError
-from store.names import CONSUMER_GROUP, SUBJECT, Names
+from store.names import CONSUMER_GROUP, Names
 
 # Ended leases that become internal records in one step.
 EXPIRED_AT_ONCE = 4096
@@ -60,6 +61,8 @@ class EmbeddedNode:
         """Consumers may see a message before the sync; `delivered` is said only after it."""
         try:
             delivered = self._broker.deliver(batch, uncertain, self._clock.now_us())
+            if delivered.no_room:
+                raise DeliveryError("the broker's disk is full", known=True)
             self._pulls.arrived(delivered.arrived, len(batch))
             await self._commit.stored(delivered.end)
         except DiskFullError as error:
@@ -130,10 +133,10 @@ class BrokerService:
         await self.pulls.pull(
             subject,
             group,
-            _bounded(arguments, "max_messages", 1, self._settings.pull_messages_max, 1),
-            _bounded(arguments, "max_bytes", 1, 1 << 62, 8 << 20),
-            _bounded(arguments, "wait_ms", 0, self._settings.wait_ms_max, 0),
-            _bounded(arguments, "ack_timeout_ms", 1, 86_400_000, self._settings.ack_timeout_ms),
+            bounded(arguments, "max_messages", 1, self._settings.pull_messages_max, 1),
+            bounded(arguments, "max_bytes", 1, 1 << 62, 8 << 20),
+            bounded(arguments, "wait_ms", 0, self._settings.wait_ms_max, 0),
+            bounded(arguments, "ack_timeout_ms", 1, 86_400_000, self._settings.ack_timeout_ms),
             answer,
         )
         return None if answered else self._reply(arguments, None)
@@ -222,7 +225,7 @@ class BrokerService:
         arguments = request.arguments
         subject, group = self._subject_and_group(arguments)
         deliveries = _deliveries(arguments)
-        delay_ms = _bounded(arguments, "delay_ms", 0, 30 * 86_400_000, 0)
+        delay_ms = bounded(arguments, "delay_ms", 0, 30 * 86_400_000, 0)
         clock = self._clock
         batch = self.broker.nack(subject, group, deliveries, delay_ms, clock.now_us(), clock.monotonic_us())
         await self._retry(batch)
@@ -273,8 +276,14 @@ class BrokerService:
 
     def deliver(self, connection: Connection, request: Request) -> Awaitable[dict[str, Any]]:
         """The operation `deliver` of another server: stored at once, in the order of the requests, answered when durable."""
-        batch, uncertain = self._read_delivery(request.arguments)
+        batch, uncertain = read_delivery(request.arguments, self._intake)
         self._admit(connection, int(batch.server_id[0]))
+        outcome = np.full(len(batch), int(DeliverOutcome.REFUSED), np.uint8)
+        taken = np.flatnonzero((batch.subject != NOT_TAKEN) & (batch.target_group != NOT_TAKEN))
+        if not len(taken):
+            return self._delivered(outcome, self.broker.synced_offset)
+        if len(taken) < len(outcome):
+            batch = batch.take(taken)
         try:
             delivered = self.broker.deliver(batch, uncertain, self._clock.now_us())
         except DiskFullError as error:
@@ -283,16 +292,19 @@ class BrokerService:
             failed = StorageFailed(str(error))
             self._intake.on_storage_failed(failed)
             raise failed from error
+        if delivered.no_room:
+            raise DiskFull("there is no room for any of it", retry_after_ms=1000)
         self.pulls.arrived(delivered.arrived, len(batch))
-        return self._delivered(delivered)
+        outcome[taken] = delivered.outcome
+        return self._delivered(outcome, delivered.end)
 
-    async def _delivered(self, delivered: Delivered) -> dict[str, Any]:
+    async def _delivered(self, outcome: NDArray[np.uint8], end: int) -> dict[str, Any]:
         try:
-            await self.commit.stored(delivered.end)
+            await self.commit.stored(end)
         except StoreError as error:
             # Also for want of space: it is stored, seen by consumers and may yet be synced, so nobody may call it refused.
             raise StorageFailed(str(error)) from error
-        return {"outcome": pack_column(delivered.outcome)}
+        return {"outcome": pack_column(outcome)}
 
     def _admit(self, connection: Connection, server_id: int) -> None:
         """Refuse what comes late: a server has one connection, and has given up what it sent over an older one. It may
@@ -306,56 +318,13 @@ class BrokerService:
                 "this server delivers over a newer connection; what comes over an older one is too late"
             )
 
-    def _read_delivery(self, arguments: dict[str, Any]) -> tuple[StoredBatch, bool]:
-        get = arguments.get
-        count = unpack_count(get("count"), 1 << 20)
-        if not count:
-            raise InvalidArgument("count must be at least 1")
-        ids = unpack_ragged(get("message_ids"), get("message_id_length"), count, "message_ids", "message_id_length")
-        properties = unpack_ragged(
-            get("properties"), get("properties_length"), count, "properties", "properties_length"
-        )
-        bodies = unpack_ragged(get("bodies"), get("body_length"), count, "bodies", "body_length")
-        names = ("sequence", "due_ms", "accepted_us", "dispatched_us", "expires_ms", "origin_sequence")
-        batch = StoredBatch.filled(
-            count,
-            **{name: unpack_column(get(name), count, I64, name) for name in names},
-            server_id=_server_number(get("server_id")),
-            window_ms=_bounded(arguments, "window_ms", 0, 1 << 62, None),
-            subject=self._codes(arguments, count, SUBJECT, "subjects", "subject_index"),
-            target_group=self._codes(arguments, count, CONSUMER_GROUP, "target_groups", "target_group_index"),
-            redelivery=unpack_column(get("redelivery"), count, U32, "redelivery"),
-            ids_length=ids.lengths,
-            properties_length=properties.lengths,
-            bodies_length=bodies.lengths,
-            ids=ids.blob,
-            properties=properties.blob,
-            bodies=bodies.blob,
-        )
-        return batch, bool(get("uncertain"))
-
-    def _codes(self, arguments: dict[str, Any], count: int, kind: int, field: str, index_field: str) -> NDArray[Any]:
-        names = arguments.get(field)
-        if type(names) is not list or not all(type(name) is str for name in names):
-            raise InvalidArgument(f"{field} must be a list of texts")
-        index = unpack_column(arguments.get(index_field), count, U32, index_field)
-        for name in names:
-            self._intake.check_subject(name)
-        codes = self._intake.intern(kind, names) if names else np.empty(0, np.uint32)
-        if kind == CONSUMER_GROUP:
-            codes = np.concatenate([np.zeros(1, np.uint32), codes])
-        if int(index.max()) >= len(codes):
-            raise InvalidArgument(f"{index_field} points behind the end of {field}")
-        column: NDArray[Any] = codes[index]
-        return column
-
     def window_complete(self, connection: Connection, request: Request) -> None:
         """The operation `window_complete` of another server, at once: what it delivers behind it belongs to a window that
         was opened again."""
         windows = request.arguments.get("window_ms")
         if type(windows) is not list or not all(type(window) is int for window in windows):
             raise InvalidArgument("window_ms must be a list of integers")
-        server_id = _server_number(request.arguments.get("server_id"))
+        server_id = server_number(request.arguments.get("server_id"))
         self._admit(connection, server_id)
         self.broker.window_complete(server_id, windows)
         connection.reply(encode_reply(request.id, {}))
@@ -372,24 +341,6 @@ class BrokerService:
 def _deliveries(arguments: dict[str, Any]) -> NDArray[np.int64]:
     count = unpack_count(arguments.get("count"), 1 << 20)
     return unpack_column(arguments.get("deliveries"), count, I64, "deliveries")
-
-
-def _bounded(arguments: dict[str, Any], name: str, low: int, high: int, default: int | None) -> int:
-    value = arguments.get(name, default)
-    if type(value) is not int or value < low:
-        raise InvalidArgument(f"{name} must be an integer from {low} to {high}, not {value!r:.64}")
-    if value > high:
-        raise InvalidArgument(f"{name} is {value}; at most {high}")
-    return value
-
-
-def _server_number(server_id: object) -> int:
-    try:
-        if type(server_id) is str and len(server_id) == 12:
-            return int(server_id, 16)
-    except ValueError:
-        pass
-    raise InvalidArgument("server_id is twelve hex digits")
 
 
 def _server_ids(batch: StoredBatch) -> tuple[list[str], NDArray[np.uint32]]:

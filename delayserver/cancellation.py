@@ -252,8 +252,7 @@ class Cancellation:
             if len(self._wheel):
                 self._wheel.cancel(due_ms[place], held)
             for group in self._groups:
-                if len(group.queue):
-                    group.queue.remove(held)
+                group.queue.remove(held)
         return answer
 
     async def _commit_held(self, batch: CancelBatch | MessageBatch, held: I64, due_ms: I64) -> Committed:

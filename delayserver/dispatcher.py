@@ -17,7 +17,7 @@ import trio
 from numpy.typing import NDArray
 
 from delayserver.attempt_horizon import AttemptHorizon
-from delayserver.broker_group import BrokerGroup
+from delayserver.broker_group import REFUSED_ROWS_MAX, BrokerGroup
 from delayserver.clock import Clock
 from delayserver.delivery import take_rows
 from delayserver.group_wheels import GroupWheels
@@ -59,7 +59,7 @@ class Dispatcher:
         self._routes = routes
         self._loader = loader
         loader.not_dispatched = self._not_dispatched
-        loader.rows_elsewhere = lambda: sum([len(group.queue) for group in groups.values()])
+        loader.rows_elsewhere = lambda: sum([len(group.queue) + group.queue.rows_aside for group in groups.values()])
         loader.make_room = self._make_room
         # Half of memory is for the queues, when it is short: the wheel needs the rest to have the others' rows in time.
         self._share = max(settings.rows_max // (2 * len(groups)), 1)
@@ -72,14 +72,15 @@ class Dispatcher:
         self._wake = trio.Event()
         self._refill = trio.Event()
         self.released_to = dict.fromkeys(groups, 0)
-        # Windows (with the code of a group) that could not be read, and when to read them again, monotonic.
-        self._unreadable: dict[tuple[int, int], int] = {}
+        # Windows (with the code of a group) of rows that were left on disk, and when to read them again, monotonic.
+        self._read_again: dict[tuple[int, int], int] = {}
         for group in groups.values():
+            group.refused_rows_max = min(REFUSED_ROWS_MAX, self._share // 4)
             group.fail_over = partial(self._fail_over, group)
             group.put_back = self._put_back
             group.on_room = self._room_in_group
             group.on_dropped = self._dropped
-            group.on_unreadable = self._read_later
+            group.on_left = self._read_later
 
     @property
     def rows_held(self) -> int:
@@ -169,10 +170,11 @@ class Dispatcher:
         for code, window in self._windows(rows):
             self._groups[code].spilled.add(window)
 
-    def _read_later(self, rows: DueRows) -> None:
+    def _read_later(self, rows: DueRows, pause_us: int) -> None:
         """One bad sector fails the read of a whole batch. Later the window is read around it, if it is still there."""
-        for code, window in self._windows(rows):
-            self._unreadable[code, window] = self._clock.monotonic_us() + DAMAGED_AGAIN_US
+        for place in self._windows(rows):
+            # The first pause counts: what is left again and again does not put off what was left before.
+            self._read_again.setdefault(place, self._clock.monotonic_us() + pause_us)
 
     def _windows(self, rows: DueRows) -> Iterator[tuple[int, int]]:
         """The windows with the code of the group that the rows are routed to, also if another one stood in for it."""
@@ -190,8 +192,8 @@ class Dispatcher:
         while True:
             self._refill = trio.Event()
             now_us, busy = self._clock.monotonic_us(), False
-            for code, window in [place for place, again_us in self._unreadable.items() if again_us <= now_us]:
-                del self._unreadable[code, window]
+            for code, window in [place for place, again_us in self._read_again.items() if again_us <= now_us]:
+                del self._read_again[code, window]
                 self._groups[code].spilled.add(window)
             for group in self._groups.values():
                 # An empty queue: the group works again, or another one takes its rows.
@@ -214,7 +216,7 @@ class Dispatcher:
         except CorruptionError as error:
             self._loader.on_corruption(error)
             group.spilled.discard(window)
-            self._unreadable[group.code, window] = self._clock.monotonic_us() + DAMAGED_AGAIN_US
+            self._read_again[group.code, window] = self._clock.monotonic_us() + DAMAGED_AGAIN_US
 
     def _push_back(self, group: BrokerGroup, window: int, loaded: LoadedRows, index: OutcomeIndex) -> None:
         wanted = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)

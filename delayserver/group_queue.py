@@ -16,9 +16,32 @@ class GroupQueue:
     def __init__(self) -> None:
         self._chunks: deque[DueRows] = deque()
         self._rows = 0
+        # Refused rows, and until when they are left alone: they would hold up the others.
+        self._aside: list[tuple[int, DueRows]] = []
 
     def __len__(self) -> int:
         return self._rows
+
+    @property
+    def rows_aside(self) -> int:
+        """Rows that are left alone for now; `len` does not count them."""
+        return sum([len(rows) for _until_us, rows in self._aside])
+
+    @property
+    def next_back_us(self) -> int | None:
+        """When the first of them is to be taken back."""
+        return min([until_us for until_us, _rows in self._aside], default=None)
+
+    def put_aside(self, rows: DueRows, until_us: int) -> None:
+        """Leave rows alone for a while."""
+        self._aside.append((until_us, rows))
+
+    def take_back(self, now_us: int) -> None:
+        """Append the rows that were left alone for long enough."""
+        ready = [rows for until_us, rows in self._aside if until_us <= now_us]
+        self._aside = [(until_us, rows) for until_us, rows in self._aside if until_us > now_us]
+        for rows in ready:
+            self.push(rows)
 
     def push(self, rows: DueRows) -> None:
         """Append rows."""
@@ -67,31 +90,39 @@ class GroupQueue:
     def remove(self, sequences: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Remove rows by sequence (sorted i64[n]) unless their last attempt's result is unknown; True where removed."""
         removed = np.zeros(len(sequences), dtype=bool)
-        for _ in range(len(self._chunks)):
-            chunk = self._chunks.popleft()
+
+        def kept(chunk: DueRows) -> DueRows:
             places = np.minimum(np.searchsorted(sequences, chunk.sequence), len(sequences) - 1)
             hit = (sequences[places] == chunk.sequence) & (chunk.payload["uncertain"] == 0)
-            if hit.any():
-                removed[places[hit]] = True
-                self._rows -= int(hit.sum())
-                keep = np.flatnonzero(~hit)
-                chunk = DueRows(chunk.due_ms[keep], chunk.sequence[keep], chunk.payload[keep])
-            if len(chunk):
-                self._chunks.append(chunk)
+            if not hit.any():
+                return chunk
+            removed[places[hit]] = True
+            keep = np.flatnonzero(~hit)
+            return DueRows(chunk.due_ms[keep], chunk.sequence[keep], chunk.payload[keep])
+
+        chunks = [kept(chunk) for chunk in self._chunks]
+        self._chunks = deque([chunk for chunk in chunks if len(chunk)])
+        self._rows = sum([len(chunk) for chunk in self._chunks])
+        aside = [(until_us, kept(chunk)) for until_us, chunk in self._aside]
+        self._aside = [(until_us, chunk) for until_us, chunk in aside if len(chunk)]
         return removed
+
+    def _all(self) -> list[DueRows]:
+        return [*self._chunks, *[rows for _until_us, rows in self._aside]]
 
     def sequences(self) -> NDArray[np.int64]:
         """All sequences that wait here."""
-        return np.concatenate([chunk.sequence for chunk in self._chunks]) if self._chunks else np.empty(0, np.int64)
+        parts = [chunk.sequence for chunk in self._all()]
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def uncertain(self) -> NDArray[np.int64]:
         """The sequences whose last attempt has an unknown result."""
-        parts = [chunk.sequence[chunk.payload["uncertain"] != 0] for chunk in self._chunks]
+        parts = [chunk.sequence[chunk.payload["uncertain"] != 0] for chunk in self._all()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
     def retrying(self) -> NDArray[np.int64]:
         """The sequences that had at least one failed attempt."""
-        parts = [chunk.sequence[chunk.payload["attempts"] > 0] for chunk in self._chunks]
+        parts = [chunk.sequence[chunk.payload["attempts"] > 0] for chunk in self._all()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 

@@ -25,6 +25,11 @@ class Delivered:
     arrived: list[QueueKey]
     end: int
 
+    @property
+    def no_room(self) -> bool:
+        """Whether nothing of it is stored, for want of space."""
+        return bool((self.outcome == REFUSED).all())
+
 
 @dataclass(frozen=True, slots=True)
 class QueueRun:

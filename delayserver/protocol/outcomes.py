@@ -57,4 +57,4 @@ class DeliverOutcome(IntEnum):
     DUPLICATE = 2
     """The node had it already, by (server id, sequence, redelivery)."""
     REFUSED = 3
-    """Not stored: deliver it again later, or to another node."""
+    """Not stored: deliver it again later, after the others, or to another node."""

@@ -81,3 +81,19 @@ def test_any_order_of_steps_agrees_with_a_list(seed: int) -> None:
                 model = [value for value in model if value not in some.tolist()]
         assert queue.sequences().tolist() == model
         assert len(queue) == len(model)
+
+
+def test_rows_that_are_left_alone_are_found_and_come_back_behind_the_others() -> None:
+    queue = GroupQueue()
+    refused = rows([1, 2, 3])
+    refused.payload["attempts"] = 1
+    queue.put_aside(refused, 50)
+    queue.push(rows([4]))
+    assert (len(queue), queue.rows_aside, queue.next_back_us) == (1, 3, 50)
+    assert queue.sequences().tolist() == [4, 1, 2, 3] and queue.retrying().tolist() == [1, 2, 3]
+    assert queue.remove(np.array([2, 9])).tolist() == [True, False]
+    queue.take_back(49)
+    assert (len(queue), queue.rows_aside) == (1, 2)
+    queue.take_back(50)
+    assert (len(queue), queue.rows_aside, queue.next_back_us) == (3, 0, None)
+    assert queue.sequences().tolist() == [4, 1, 3]

@@ -1,0 +1,91 @@
+"""Reads the operation `deliver` of another server: the columns of its request as a batch of this node's codes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.intake import Intake
+from delayserver.protocol.columns import I64, U32, unpack_column, unpack_count, unpack_ragged
+from delayserver.protocol.errors import InvalidArgument, SubjectInvalid, SubjectsFull
+from store.batches import StoredBatch
+from store.names import CONSUMER_GROUP, SUBJECT
+
+# The code of a name that a delivery brings and this node does not take.
+NOT_TAKEN = 0xFFFF_FFFF
+
+
+def read_delivery(arguments: dict[str, Any], intake: Intake) -> tuple[StoredBatch, bool]:
+    """The batch, and whether some of it may be here already. Raises InvalidArgument for the whole request."""
+    get = arguments.get
+    count = unpack_count(get("count"), 1 << 20)
+    if not count:
+        raise InvalidArgument("count must be at least 1")
+    ids = unpack_ragged(get("message_ids"), get("message_id_length"), count, "message_ids", "message_id_length")
+    properties = unpack_ragged(get("properties"), get("properties_length"), count, "properties", "properties_length")
+    bodies = unpack_ragged(get("bodies"), get("body_length"), count, "bodies", "body_length")
+    names = ("sequence", "due_ms", "accepted_us", "dispatched_us", "expires_ms", "origin_sequence")
+    batch = StoredBatch.filled(
+        count,
+        **{name: unpack_column(get(name), count, I64, name) for name in names},
+        server_id=server_number(get("server_id")),
+        window_ms=bounded(arguments, "window_ms", 0, 1 << 62, None),
+        subject=_codes(intake, arguments, count, SUBJECT, "subjects", "subject_index"),
+        target_group=_codes(intake, arguments, count, CONSUMER_GROUP, "target_groups", "target_group_index"),
+        redelivery=unpack_column(get("redelivery"), count, U32, "redelivery"),
+        ids_length=ids.lengths,
+        properties_length=properties.lengths,
+        bodies_length=bodies.lengths,
+        ids=ids.blob,
+        properties=properties.blob,
+        bodies=bodies.blob,
+    )
+    return batch, bool(get("uncertain"))
+
+
+def _codes(
+    intake: Intake, arguments: dict[str, Any], count: int, kind: int, field: str, index_field: str
+) -> NDArray[Any]:
+    names = arguments.get(field)
+    if type(names) is not list or not all(type(name) is str and name and name.isprintable() for name in names):
+        raise InvalidArgument(f"{field} must be a list of non-empty texts without control characters")
+    index = unpack_column(arguments.get(index_field), count, U32, index_field)
+    try:
+        codes = intake.intern(kind, [intake.check_subject(name) for name in names])
+    except (SubjectInvalid, SubjectsFull):  # of one of them perhaps: the others are not to wait for it
+        codes = np.array([_code_if_taken(intake, kind, name) for name in names], np.uint32)
+    if kind == CONSUMER_GROUP:
+        codes = np.concatenate([np.zeros(1, np.uint32), codes])
+    if int(index.max()) >= len(codes):
+        raise InvalidArgument(f"{index_field} points behind the end of {field}")
+    column: NDArray[Any] = codes[index]
+    return column
+
+
+def _code_if_taken(intake: Intake, kind: int, name: str) -> int:
+    try:
+        return int(intake.intern(kind, [intake.check_subject(name)])[0])
+    except (SubjectInvalid, SubjectsFull):
+        return NOT_TAKEN
+
+
+def bounded(arguments: dict[str, Any], name: str, low: int, high: int, default: int | None) -> int:
+    """An integer argument. Raises InvalidArgument."""
+    value = arguments.get(name, default)
+    if type(value) is not int or value < low:
+        raise InvalidArgument(f"{name} must be an integer from {low} to {high}, not {value!r:.64}")
+    if value > high:
+        raise InvalidArgument(f"{name} is {value}; at most {high}")
+    return value
+
+
+def server_number(server_id: object) -> int:
+    """The server id of a text. Raises InvalidArgument."""
+    try:
+        if type(server_id) is str and len(server_id) == 12:
+            return int(server_id, 16)
+    except ValueError:
+        pass
+    raise InvalidArgument("server_id is twelve hex digits")

@@ -1,0 +1,63 @@
+"""From the release of a row to the consumer's ack: orders of events that the simulation does not draw."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from delayserver.front import BROKER
+from delayserver.settings import GroupSettings, NodeSettings, RouteSettings
+from tests.delayserver.test_broker_group import QUICK, put_many
+from tests.fakes.clock import SimulatedClock
+from tests.fakes.host import Host, faked_settings, small_settings
+from tests.fakes.network import FakeNetwork
+
+Boot = Callable[..., Host]
+
+
+async def test_a_subject_that_a_node_has_no_room_for_does_not_hold_up_the_others(boot: Boot) -> None:
+    network, clock = FakeNetwork(), SimulatedClock()
+    node = boot(small_settings(message={"subjects_max": 2}), name="node", role=BROKER, network=network, clock=clock)
+    group, routes = GroupSettings("remote", (NodeSettings("node:1"),)), (RouteSettings("*", ("remote",)),)
+    server = boot(small_settings(groups=(group,), routes=routes, dispatch=QUICK), network=network, clock=clock)
+    await node.start()
+    await server.start()
+    client = await server.client()
+    await client.put("known", server.now_ms, subject="a")
+    await server.settled()
+    refused = (await client.put("refused", server.now_ms, subject="b"))["receipt"]
+    await server.sleep_ms(500)
+    fine = (await client.put("fine", server.now_ms, subject="a"))["receipt"]
+    await server.sleep_ms(100)
+    assert await client.lookup(refused, fine) == ["retrying", "delivered"]
+    await server.sleep_ms(60_000)
+    (remote,) = server.server.groups.values()
+    assert remote.counters.attempts_failed < 400
+    due_ms = server.now_ms + 100
+    together = [(await client.put(subject, due_ms, subject=subject))["receipt"] for subject in "abab"]
+    await server.sleep_ms(200)
+    assert await client.lookup(*together) == ["delivered", "retrying"] * 2
+    assert await client.cancel(refused, together[1]) == ["cancelled"] * 2
+    await server.sleep_ms(1_000)
+    server.check_balance(pending=1)
+
+
+async def test_many_rows_that_a_node_does_not_take_leave_memory_and_are_tried_again(boot: Boot) -> None:
+    host = boot(faked_settings(dispatch=QUICK, wheel={"rows_max": 400}))
+    server = await host.start()
+    client, fake = await host.client(), host.fake()
+    fake.refuse = lambda batch: batch.sequence <= 200
+    await put_many(client, 200, host.now_ms, "s")
+    held = []
+    for _ in range(300):
+        await host.sleep_ms(10)
+        held.append(server.dispatcher.rows_held)
+    assert min(held) <= 50, held
+    assert len(fake.attempts) < 100
+    await put_many(client, 300, host.now_ms, "s")
+    await host.sleep_ms(200)
+    assert len(fake.stored) == 300
+    fake.refuse = None
+    await host.until(lambda: len(fake.stored) == 500, within_ms=5_000)
+    await host.settled()
+    assert len(set(fake.stored)) == 500
+    host.check_balance(pending=0)
