@@ -7,7 +7,7 @@ route if there is one, otherwise they wait; past the bound of the queue they lea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -37,6 +37,8 @@ from wheel.due_rows import DueRows
 INLINE_READ_BYTES_MAX = 256 * 1024
 # While a single attempt shows whether a node is back, the next one waits in steps of this.
 PROBE_LOOK_MS = 5
+# Where no row had a stand-in that works it is looked again after this: the whole queue is looked through.
+HAND_ON_MS = 100
 # A circuit that is open keeps only this many rows in memory.
 FAILING_QUEUE_ROWS_MAX = 65_536
 # So many rows that a node refuses, and not their neighbours, wait in memory.
@@ -79,7 +81,7 @@ class BrokerGroup:
         self.counters = GroupCounters()
         self.spilled: SortedSet[int] = SortedSet()
         self.refused_rows_max = REFUSED_ROWS_MAX
-        self.fail_over: Callable[[DueRows], DueRows] = lambda rows: rows
+        self.hand_on: Callable[[], Awaitable[bool]] = _nobody
         self.put_back: Callable[[DueRows], None] = lambda _rows: None
         self.on_lateness: Callable[[NDArray[np.int64]], None] = lambda _lateness: None
         self.on_corruption: Callable[[Exception], None] = lambda _error: None
@@ -102,6 +104,7 @@ class BrokerGroup:
         self._idle = trio.lowlevel.ParkingLot()
         self._put_aside = trio.Event()
         self._pausing = False
+        self._stay_until_us = 0
 
     # -- rows in
 
@@ -233,25 +236,14 @@ class BrokerGroup:
 
     async def _nobody_ready(self) -> None:
         """Every node pauses: fail over to the next group of the route, or wait for the first pause to end."""
-        if self.failing and self._hand_on():
-            await trio.lowlevel.checkpoint()
-            return
+        if self.failing and self._clock.monotonic_us() >= self._stay_until_us:
+            if await self.hand_on():
+                return
+            self._stay_until_us = self._clock.monotonic_us() + HAND_ON_MS * 1000
         soonest_us = min(node.closed_until_us for node in self.nodes)
         # Pauses are durations: a step of the wall clock makes none longer.
         pause_ms = (soonest_us - self._clock.monotonic_us()) / 1000
         await self._clock.sleep_ms(min(max(pause_ms, PROBE_LOOK_MS), LOOK_AGAIN_MS))
-
-    def _hand_on(self) -> bool:
-        """Give rows to the next groups of their routes; whether any went. The queue is gone through once, so that rows
-        without a stand-in do not hold back those behind them."""
-        waiting = len(self.queue)
-        looked, went = 0, False
-        while looked < waiting and (rows := self.queue.take(self._settings.batch_messages_max, 1 << 62)) is not None:
-            rest = self.fail_over(rows)
-            looked += len(rows)
-            went |= len(rest) < len(rows)
-            self.queue.push(rest)
-        return went
 
     async def _deliver(self, node: NodeHealth, rows: DueRows) -> None:
         parts = {}
@@ -419,3 +411,7 @@ class BrokerGroup:
                 settled_us=self._clock.now_us(),
             )
         )
+
+
+async def _nobody() -> bool:
+    return False

@@ -76,7 +76,7 @@ class Dispatcher:
         self._read_again: dict[tuple[int, int], int] = {}
         for group in groups.values():
             group.refused_rows_max = min(REFUSED_ROWS_MAX, self._share // 4)
-            group.fail_over = partial(self._fail_over, group)
+            group.hand_on = partial(self._hand_on, group)
             group.put_back = self._put_back
             group.on_room = self._room_in_group
             group.on_dropped = self._dropped
@@ -139,23 +139,39 @@ class Dispatcher:
             self._wheel.add(rows.due_ms, rows.sequence, rows.payload)
             self.wake()
 
+    async def _hand_on(self, group: BrokerGroup) -> bool:
+        """Give rows of a group that fails to the next groups of their routes; whether any went. The queue is gone through
+        once, so that rows without a stand-in do not hold back those behind them, and slice by slice, so that others run."""
+        others = [self._by_name[name] for name in self._routes.partners(group.name)]
+        waiting, looked, went = len(group.queue), 0, False
+        while looked < waiting and any(other.may_work and not other.full for other in others):
+            rows = group.queue.take(self._slice_rows, 1 << 62)
+            if rows is None:
+                break
+            looked += len(rows)
+            rest = self._fail_over(group, rows)
+            went |= len(rest) < len(rows)
+            group.queue.push(rest)
+            await trio.lowlevel.checkpoint()
+        return went
+
     def _fail_over(self, group: BrokerGroup, rows: DueRows) -> DueRows:
-        """Give rows to the next groups of their routes; returns those that have none that works."""
-        subjects = rows.payload["subject"]
+        """Returns those that have no group that works."""
+        places = self._routes.places(rows.payload["subject"])
         rest = np.ones(len(rows), dtype=bool)
-        for subject in np.unique(subjects).tolist():
-            names = self._routes.stand_ins(subject, group.name)
+        for place in np.unique(places).tolist():
+            names = self._routes.stand_ins(place, group.name)
             other = next((self._by_name[name] for name in names if self._by_name[name].may_work), None)
             # One that works, but slower than rows come: what it would drop is better left here.
             if other is None or other.full:
                 continue
-            mine = subjects == subject
+            mine = places == place
             moved = take_rows(rows, np.flatnonzero(mine))
             group.counters.failed_over += len(moved)
             group.counters.uncertain_failovers += int(moved.payload["uncertain"].sum())
             other.push(moved)
             rest &= ~mine
-        return take_rows(rows, np.flatnonzero(rest))
+        return rows if rest.all() else take_rows(rows, np.flatnonzero(rest))
 
     # -- rows that left memory
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+import trio
+
 from delayserver.front import BROKER
 from delayserver.settings import GroupSettings, NodeSettings, RouteSettings
-from tests.delayserver.test_broker_group import QUICK, put_many
+from tests.delayserver.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.host import Host, faked_settings, small_settings
 from tests.fakes.network import FakeNetwork
+from wheel.due_rows import DueRows
 
 Boot = Callable[..., Host]
 
@@ -61,3 +65,43 @@ async def test_many_rows_that_a_node_does_not_take_leave_memory_and_are_tried_ag
     await host.settled()
     assert len(set(fake.stored)) == 500
     host.check_balance(pending=0)
+
+
+async def test_a_dead_group_with_many_rows_that_wait_does_not_take_the_event_loop(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were all looked through for a stand-in at every pause, subject by subject, in one step of tenths of a second."""
+    host = boot(
+        small_settings(
+            groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK | {"deliver_timeout_ms": 2_000, "batch_messages_max": 50}
+        )
+    )
+    server = await host.start()
+    client = await host.client()
+    host.fake("fakeA").up = host.fake("fakeB").up = False
+    due_ms = host.now_ms + 100
+    await client.send(*[{"subject": f"a{number}", "body": "m", "due_ms": due_ms} for number in range(1_000)])
+    await host.sleep_ms(3_000)
+    dead = max(server.groups.values(), key=lambda group: len(group.queue))
+    names = ("fakeA", "fakeB")
+    down, other = sorted(map(host.fake, names), key=lambda fake: fake is not dead.nodes[0].broker)
+    assert dead.failing and len(dead.queue) > 900
+    looked: list[int] = []
+    take, match = dead.queue.take, server.routes.match
+
+    def counting(rows_max: int, bytes_max: int) -> DueRows | None:
+        rows = take(rows_max, bytes_max)
+        looked.append(0 if rows is None else len(rows))
+        return rows
+
+    def matching(subject: str) -> RouteSettings | None:
+        looked.append(1)
+        return match(subject)
+
+    monkeypatch.setattr(dead.queue, "take", counting)
+    monkeypatch.setattr(server.routes, "match", matching)
+    down.gate = trio.Event()
+    await host.sleep_ms(1_000)
+    assert sum(looked) <= 20_000, sum(looked)
+    other.up = True
+    await host.until(lambda: len(other.stored) >= 900, within_ms=5_000)

@@ -55,10 +55,12 @@ def test_the_first_route_that_matches_decides_and_fails_over_along_its_groups() 
     assert routes.groups(codes).tolist() == [7, 8, 0, 7, 0]
     many = names.intern(SUBJECT, [f"orders.{i}" for i in range(3_000)])
     assert (routes.groups(many) == 7).all()
-    code = int(codes[0])
-    stand_ins = [routes.stand_ins(code, group) for group in ("a", "b", "c", "z")]
+    places = routes.places(codes).tolist()
+    assert places == [1, 3, 0, 1, 0]
+    stand_ins = [routes.stand_ins(places[0], group) for group in ("a", "b", "c", "z")]
     assert stand_ins == [["b", "c"], ["c", "a"], ["a", "b"], []]
-    assert routes.stand_ins(int(codes[2]), "a") == []
+    assert routes.stand_ins(places[2], "a") == []
+    assert routes.partners("a") == {"b", "c"} and not routes.partners("z")
 
 
 @pytest.mark.parametrize("seed", range(6))
