@@ -11,9 +11,18 @@ from numpy.typing import NDArray
 
 from delayserver.broker_node import DeliveryError
 from delayserver.protocol.columns import U8, U32, pack_column, unpack_column
-from delayserver.protocol.errors import DelayServerError, DiskFull, NotReady, QueueFull, Refused, ShuttingDown
+from delayserver.protocol.errors import (
+    DelayServerError,
+    DiskFull,
+    InvalidArgument,
+    NotReady,
+    QueueFull,
+    Refused,
+    ShuttingDown,
+)
 from delayserver.protocol.frames import FrameDecoder, decode_reply, encode_request
 from delayserver.protocol.operations import DELIVER, WINDOW_COMPLETE
+from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.transport import Connect, Transport
 from store.batches import StoredBatch
 
@@ -163,7 +172,11 @@ class RemoteNode:
             },
         )
         try:
-            return unpack_column(result.get("outcome"), len(batch), U8, "outcome")
+            outcome = unpack_column(result.get("outcome"), len(batch), U8, "outcome")
+            # What says neither is not recorded as delivered.
+            if not np.isin(outcome, [int(known) for known in DeliverOutcome]).all():
+                raise InvalidArgument("an outcome that is none")
+            return outcome
         except DelayServerError as error:
             raise DeliveryError(f"the node's answer is malformed: {error}", known=False) from error
 

@@ -193,7 +193,10 @@ class SocketListener:
 async def connect_socket(address: str) -> Transport:
     """Connect to HOST:PORT. Raises OSError."""
     host, _, port = address.rpartition(":")
-    stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
+    try:
+        stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
+    except UnicodeError as error:
+        raise OSError(f"{host!r:.80} is no name of a host") from error
     # Taken over from trio's stream: this door speaks to the socket itself.
     inner = socket.socket(fileno=stream.socket.detach())
     inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)

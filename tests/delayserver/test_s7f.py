@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import trio
 
+from delayserver.connection import Connection
 from delayserver.front import BROKER
+from delayserver.protocol.frames import Request
 from delayserver.settings import GroupSettings, NodeSettings, RouteSettings
+from delayserver.transport import connect_socket
 from tests.delayserver.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
+from tests.delayserver.test_remote_node import pair
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.host import Host, faked_settings, small_settings
 from tests.fakes.network import FakeNetwork
@@ -105,3 +110,27 @@ async def test_a_dead_group_with_many_rows_that_wait_does_not_take_the_event_loo
     assert sum(looked) <= 20_000, sum(looked)
     other.up = True
     await host.until(lambda: len(other.stored) >= 900, within_ms=5_000)
+
+
+def test_the_name_of_a_node_that_is_none_is_a_failed_connection() -> None:
+    """Anything else than an OSError ended the server with the first message for that node."""
+    with pytest.raises(OSError, match="no name of a host"):
+        trio.run(connect_socket, "a..b:20801")
+
+
+async def test_an_answer_of_a_node_that_is_no_outcome_does_not_count_as_delivered(boot: Boot) -> None:
+    server, node = await pair(boot)
+    client = await server.client()
+    deliver, bad = node.server.handlers.slow["deliver"], [True]
+
+    async def answering(connection: Connection, request: Request) -> dict[str, Any] | None:
+        answer = await deliver(connection, request)
+        return {"outcome": 0} if bad else answer
+
+    node.server.handlers.slow["deliver"] = answering
+    receipt = (await client.put("m", server.now_ms))["receipt"]
+    await server.sleep_ms(1_000)
+    assert await client.lookup(receipt) == ["retrying"]
+    bad.clear()
+    await server.sleep_ms(2_000)
+    assert await client.lookup(receipt) == ["delivered"]
