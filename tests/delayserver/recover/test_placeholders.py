@@ -1,4 +1,4 @@
-"""Second reading: what stands behind a placeholder is known again."""
+"""What stands behind a placeholder is known again."""
 
 from __future__ import annotations
 

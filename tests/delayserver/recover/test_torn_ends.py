@@ -1,4 +1,4 @@
-"""Second reading: a redispatch names only what it passed over."""
+"""A redispatch names only what it passed over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second reading: a rebuild closes the files that it opens."""
+"""A rebuild closes the files that it opens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second reading: servers with windows of different lengths in one audit."""
+"""Servers with windows of different lengths in one audit."""
 
 from __future__ import annotations
 

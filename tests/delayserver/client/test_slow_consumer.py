@@ -1,4 +1,4 @@
-"""Second reading: a slow consumer."""
+"""A slow consumer."""
 
 from __future__ import annotations
 

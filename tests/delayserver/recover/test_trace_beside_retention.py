@@ -1,4 +1,4 @@
-"""Second reading: a trace beside a server that retires the window."""
+"""A trace beside a server that retires the window."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Second reading: answers that come before what they speak of can have happened."""
+"""Answers that come before what they speak of can have happened."""
 
 from __future__ import annotations
 

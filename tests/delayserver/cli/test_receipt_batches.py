@@ -1,4 +1,4 @@
-"""Second reading: commands about receipts."""
+"""Commands about receipts."""
 
 from __future__ import annotations
 

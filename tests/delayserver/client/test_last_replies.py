@@ -1,4 +1,4 @@
-"""Second reading: replies that come with the end of a connection."""
+"""Replies that come with the end of a connection."""
 
 from __future__ import annotations
 
