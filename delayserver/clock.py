@@ -78,7 +78,11 @@ class SystemClock:
             await trio.sleep(wait_s - FINE_WAIT_S)
             wait_s = self.wait_s(wall_us)
         if 0 < wait_s <= 2 * FINE_WAIT_S:
-            timer = self._timers.pop() if self._timers else FineTimer()
+            try:
+                timer = self._timers.pop() if self._timers else FineTimer()
+            except OSError:  # connections took all descriptors: a millisecond later, then
+                await trio.sleep(wait_s)
+                return
             try:
                 await timer.sleep_us(int(wait_s * 1_000_000))
             finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 
 import trio
@@ -50,5 +51,28 @@ def test_many_wait_at_the_same_time_and_a_long_wait_ends_to_be_looked_at_again()
         assert len(ended) == 20
         await clock.sleep_until_us(now_us + 3_600_000_000)
         assert clock.now_us() < now_us + 3_600_000_000
+
+    trio.run(wait)
+
+
+def test_where_connections_took_all_descriptors_a_wait_is_coarse() -> None:
+    async def wait() -> None:
+        clock = SystemClock()
+        ended: list[int] = []
+
+        async def one(until_us: int) -> None:
+            while clock.now_us() < until_us:
+                await clock.sleep_until_us(until_us)
+            ended.append(until_us)
+
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            async with trio.open_nursery() as nursery:
+                for number in range(3):
+                    nursery.start_soon(one, clock.now_us() + 1_500 + number)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert len(ended) == 3
 
     trio.run(wait)
