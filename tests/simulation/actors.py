@@ -429,7 +429,7 @@ class Consumer:
     async def turn(self) -> int:
         """One pull and what becomes of it; returns how many messages came."""
         clock, life = self._host.clock, self._host.lives
-        asked_us, steps = clock.now_us(), clock.step_count
+        asked_us, steps, began_us = clock.now_us(), clock.step_count, clock.monotonic_us()
         reply = await self._client.request(
             "pull",
             {
@@ -454,7 +454,11 @@ class Consumer:
         )
         rows = [self._arrived(message, asked_us, life, steps) for message in messages]
         self._looks()
-        await self._answer(rows, [message["delivery"] for message in messages])
+        unknown = await self._answer(rows, [message["delivery"] for message in messages])
+        leased = clock.monotonic_us() - began_us < ACK_TIMEOUT_MS * 1000 and self._host.lives == life
+        some = next((row for row in rows if row is not None), None)
+        if unknown and leased and some is not None:
+            self._model.fail(f"{unknown} deliveries are unknown while they are leased", some)
         return len(rows)
 
     def _arrived(self, message: dict[str, Any], asked_us: int, life: int, steps: int) -> Sent | None:
@@ -478,12 +482,13 @@ class Consumer:
                 self._model.fail(f"dispatched {late_us / 1e6:.3f} s late in a world that was well", row)
         return row
 
-    async def _answer(self, handed: list[Sent | None], deliveries: list[int]) -> None:
+    async def _answer(self, handed: list[Sent | None], deliveries: list[int]) -> int:
+        """Returns how many of them the broker did not know."""
         kind = 1.0 if self.careful else self._chance.random()
         rows = [row for row in handed if row is not None]
         if kind < 0.04:
             self._note(self._client.name, "forgets", tokens=[row.token for row in rows])
-            return
+            return 0
         count = len(deliveries)
         arguments: dict[str, Any] = {
             "subject": self._subject,
@@ -495,12 +500,12 @@ class Consumer:
             self._model.nacked(self._group, self._host.name, rows)
             arguments["delay_ms"] = self._chance.choice([0, 100, 5_000, 60_000])
             self._note(self._client.name, "nacks", tokens=[row.token for row in rows])
-            await self._client.request("nack", arguments)
-            return
+            return int((await self._client.request("nack", arguments))["unknown"])
         reply = await self._client.request("ack", arguments)
         self._note(self._client.name, "acked", rows=count, unknown=reply["unknown"])
         if reply["unknown"] == 0:
             self._model.acked(self._group, self._host.name, rows)
+        return int(reply["unknown"])
 
 
 def describe(delivery: int) -> str:
