@@ -32,13 +32,13 @@ SENDS_MAX = 2000
 def send_until_refused(server: CommandLineServer) -> tuple[list[int], DelayServerError]:
     """The sequences that were acknowledged, and the error that ended it."""
     accepted: list[int] = []
-    with Client(server.address, retries=0) as client:
-        for _ in range(SENDS_MAX):
-            try:
+    try:
+        with Client(server.address, retries=0) as client:
+            for _ in range(SENDS_MAX):
                 accepted.append(client.send(SUBJECT, "x", delay_ms=1500).sequence)
-            except DelayServerError as error:
-                return accepted, error
-            time.sleep(0.01)
+                time.sleep(0.01)
+    except DelayServerError as error:  # also where the server ended before there was a connection
+        return accepted, error
     raise AssertionError("nothing was refused")
 
 
