@@ -144,7 +144,7 @@ class Dispatcher:
         once, so that rows without a stand-in do not hold back those behind them, and slice by slice, so that others run."""
         others = [self._by_name[name] for name in self._routes.partners(group.name)]
         waiting, looked, went = len(group.queue), 0, False
-        while looked < waiting and any(other.may_work and not other.full for other in others):
+        while looked < waiting and any(self._may_take(other) for other in others):
             rows = group.queue.take(self._slice_rows, 1 << 62)
             if rows is None:
                 break
@@ -162,8 +162,7 @@ class Dispatcher:
         for place in np.unique(places).tolist():
             names = self._routes.stand_ins(place, group.name)
             other = next((self._by_name[name] for name in names if self._by_name[name].may_work), None)
-            # One that works, but slower than rows come: what it would drop is better left here.
-            if other is None or other.full:
+            if other is None or not self._may_take(other):
                 continue
             mine = places == place
             moved = take_rows(rows, np.flatnonzero(mine))
@@ -172,6 +171,12 @@ class Dispatcher:
             other.push(moved)
             rest &= ~mine
         return rows if rest.all() else take_rows(rows, np.flatnonzero(rest))
+
+    def _may_take(self, other: BrokerGroup) -> bool:
+        """Not one that works, but slower than rows come: what it would drop is better left where it is. It would be read
+        again at once, and come here again."""
+        over = len(other.queue) >= self._share and self._loader.is_short
+        return other.may_work and not other.full and not over
 
     # -- rows that left memory
 

@@ -136,12 +136,16 @@ class Loader:
         """Rows that memory may still take."""
         return self._settings.rows_max - len(self._wheel) - self.rows_elsewhere()
 
+    @property
+    def is_short(self) -> bool:
+        """Whether there is too little room for a load."""
+        return self.room <= self._settings.rows_max // 4
+
     def _still_short(self) -> bool:
         """Whether there is no room for a load, also after whoever holds more than its share has given it back."""
-        enough = self._settings.rows_max // 4
-        if self.room <= enough:
+        if self.is_short:
             self.make_room()
-        return self.room <= enough
+        return self.is_short
 
     async def run(self) -> None:
         """Load until cancelled."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -10,6 +10,7 @@ import trio
 
 from delayserver.connection import Connection
 from delayserver.front import BROKER
+from delayserver.loader import LoadedRows
 from delayserver.protocol.frames import Request
 from delayserver.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.transport import connect_socket
@@ -19,6 +20,7 @@ from tests.fakes.clock import SimulatedClock
 from tests.fakes.host import Host, faked_settings, small_settings
 from tests.fakes.network import FakeNetwork
 from wheel.due_rows import DueRows
+from wheel.keys import Key
 
 Boot = Callable[..., Host]
 
@@ -32,7 +34,7 @@ async def test_a_subject_that_a_node_has_no_room_for_does_not_hold_up_the_others
     await server.start()
     client = await server.client()
     await client.put("known", server.now_ms, subject="a")
-    await server.settled()
+    await server.until(lambda: server.server.status.to_map()["delivered"] == 1)
     refused = (await client.put("refused", server.now_ms, subject="b"))["receipt"]
     await server.sleep_ms(500)
     fine = (await client.put("fine", server.now_ms, subject="a"))["receipt"]
@@ -134,3 +136,32 @@ async def test_an_answer_of_a_node_that_is_no_outcome_does_not_count_as_delivere
     bad.clear()
     await server.sleep_ms(2_000)
     assert await client.lookup(receipt) == ["delivered"]
+
+
+async def test_what_a_stand_in_has_no_room_for_is_not_read_and_given_to_it_again_and_again(boot: Boot) -> None:
+    """With short memory each group keeps its share; what a stand-in lost of it came back to the first group, and so on."""
+    host = boot(
+        small_settings(groups=TWO_GROUPS, routes=A_THEN_B, dispatch=QUICK | {"workers": 1}, wheel={"rows_max": 24})
+    )
+    server = await host.start()
+    client = await host.client()
+    host.fake("fakeA").up = False
+    host.fake("fakeB").gate = trio.Event()
+    await client.send(*[{"subject": "a", "body": "m", "due_ms": host.now_ms + 100} for _ in range(200)])
+    reads: list[int] = []
+    read = server.loader.read
+
+    def counting(
+        window_ms: int, ends: Mapping[str, int], from_key: Key, to_key: Key, rows_max: int | None = None
+    ) -> LoadedRows:
+        reads.append(window_ms)
+        assert len(reads) < 300, "the same window again and again"
+        return read(window_ms, ends, from_key, to_key, rows_max)
+
+    server.loader.read = counting  # type: ignore[method-assign]
+    await host.sleep_ms(3_000)
+    gate, host.fake("fakeB").gate = host.fake("fakeB").gate, None
+    assert gate is not None
+    gate.set()
+    await host.until(lambda: len(set(host.fake("fakeB").stored)) == 200, within_ms=60_000)
+    host.check_balance()

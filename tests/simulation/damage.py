@@ -33,7 +33,7 @@ BROKER = ("/data/broker/store/", "/data/broker/queue/", PROGRESS, "/data/broker/
 # Small files that a start cannot do without: it refuses and names them, and the operator brings them back from a copy.
 TABLES = ("/data/identity", "/data/names.log", "/data/days", "/data/sequences")
 CHECKPOINT = "/data/checkpoint"
-CHECKPOINTS = (CHECKPOINT, "/data/broker/checkpoint")
+REPLACED = (CHECKPOINT, "/data/broker/checkpoint", "/data/identity", "/data/days", "/data/sequences")
 
 
 @dataclass(slots=True)
@@ -50,15 +50,17 @@ class Flip:
     windows: frozenset[tuple[int, bool]] = frozenset()
     """Of a record of the ledger: starts of its windows in ms, and whether one is a day."""
     left: bytes = b""
-    """All that the flip left of a checkpoint: those are replaced all the time, and one byte may be the same by chance."""
+    """All that the flip left of a file that is replaced as a whole: one byte may be the same by chance."""
 
     def stands(self, disk: FakeDisk) -> bool:
-        """Whether the byte is still as the flip left it: files are replaced, cut off and removed."""
+        """Whether the damage is still there: files are replaced, cut off and removed."""
+        return self.shows(disk) and (not self.left or disk.content(self.path) == self.left)
+
+    def shows(self, disk: FakeDisk) -> bool:
+        """Whether the byte is still as the flip left it."""
         if self.path not in disk.files(self.path):
             return False
         content = disk.content(self.path)
-        if self.left:
-            return content == self.left
         return self.offset < len(content) and content[self.offset] == self.before ^ 1 << self.bit
 
 
@@ -103,14 +105,14 @@ class Damage:
         windows = _windows(content, offset) if path == LEDGER else frozenset()
         flip = Flip(path, offset, bit, content[offset], sequences, whole, windows)
         self._disk.flip_bit(path, offset, bit)
-        if path in CHECKPOINTS:
+        if path in REPLACED:
             flip.left = self._disk.content(path)
         self.flips.append(flip)
         self._note("fault", "bit flips", path=path, offset=offset, bit=bit, sequences=sorted(sequences)[:12])
 
     def _place(self, path: str, content: bytes) -> tuple[int, frozenset[int]] | None:
         """An offset with something in it, and the messages that lose it."""
-        if path in (*CHECKPOINTS, *TABLES) and path != "/data/names.log":
+        if path in REPLACED:
             return (self._chance.randrange(len(content)), frozenset()) if content else None
         records = list(_records(content))
         synced = max([header.synced_before for header in records], default=0)
@@ -126,7 +128,7 @@ class Damage:
 
     def restore(self, why: str) -> bool:
         """Bring a table back that a start named when it refused; whether there was one."""
-        named = [flip for flip in self.flips if flip.path in TABLES and flip.path in why and flip.stands(self._disk)]
+        named = [flip for flip in self.flips if flip.path in TABLES and flip.path in why and flip.shows(self._disk)]
         for flip in named:
             self._disk.flip_bit(flip.path, flip.offset, flip.bit)
             self.flips.remove(flip)
