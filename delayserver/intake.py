@@ -174,7 +174,7 @@ class Intake:
         if len(subject.encode()) > self._settings.subject_bytes_max:
             raise SubjectInvalid(f"a {what} has at most {self._settings.subject_bytes_max} bytes of UTF-8")
         if not subject.isprintable():
-            raise SubjectInvalid(f"a {what} has no control characters")
+            raise SubjectInvalid(f"a {what} is printable: it has no control, format or unassigned characters")
         return subject
 
     def message_id(self, message_id: object) -> bytes:
@@ -231,9 +231,10 @@ class Intake:
             "bodies_length": bodies.lengths,
             "subject": self._subject_column(arguments, count, bad),
         }
-        if get("message_ids"):
+        # Ids that were meant and not taken would cost the sender, without a word, that a repeated send is one message.
+        if get("message_ids") is not None or get("message_id_length") is not None:
             columns |= self._id_columns(arguments, count, bad)
-        if get("properties"):
+        if get("properties") is not None or get("properties_length") is not None:
             columns |= self._properties_columns(arguments, count, bad)
         if get("expires_ms") is not None:
             expires_ms = unpack_column(get("expires_ms"), count, I64, "expires_ms")
@@ -257,6 +258,8 @@ class Intake:
                 raise InvalidArgument("give either due_ms or delay_ms, not both")
             column = unpack_column(due, count, I64, "due_ms")
         else:
+            if delay is None:
+                raise InvalidArgument("give due_ms or delay_ms, columns of milliseconds")
             delays = unpack_column(delay, count, I64, "delay_ms")
             _mark(bad, delays < 0, lambda i: InvalidArgument(f"delay_ms is {delays[i]}; it must be 0 or more"))
             # Kept from overflowing; what is beyond the maximum is refused below all the same.
@@ -299,9 +302,10 @@ class Intake:
         return column
 
     def _id_columns(self, arguments: dict[str, Any], count: int, bad: dict[int, DelayServerError]) -> dict[str, Any]:
-        ids = unpack_ragged(
-            arguments["message_ids"], arguments.get("message_id_length"), count, "message_ids", "message_id_length"
-        )
+        get = arguments.get
+        ids = unpack_ragged(get("message_ids"), get("message_id_length"), count, "message_ids", "message_id_length")
+        if not len(ids.blob):
+            return {}
         maximum = self._settings.message_id_bytes_max
         _mark(bad, ids.lengths > maximum, lambda _: MessageIdInvalid(f"a message_id has at most {maximum} bytes"))
         try:
@@ -322,8 +326,9 @@ class Intake:
     def _properties_columns(
         self, arguments: dict[str, Any], count: int, bad: dict[int, DelayServerError]
     ) -> dict[str, Any]:
+        get = arguments.get
         properties = unpack_ragged(
-            arguments["properties"], arguments.get("properties_length"), count, "properties", "properties_length"
+            get("properties"), get("properties_length"), count, "properties", "properties_length"
         )
         maximum = self._settings.properties_bytes_max
         _mark(bad, properties.lengths > maximum, lambda _: PropertiesInvalid(f"at most {maximum} bytes of properties"))

@@ -193,7 +193,7 @@ class Operations:
         for index in np.flatnonzero(outcome == int(Outcome.ALREADY_CANCELLED)).tolist():
             while outcome[index] == int(Outcome.ALREADY_CANCELLED) and await self._replaced(arguments, receipts, index):
                 outcome[index] = (await self._cancellation.cancel(receipts[0][[index]], receipts[1][[index]]))[0]
-        if not errors and "receipts" in arguments:
+        if not errors and arguments.get("receipts") is not None:
             connection.reply(encode_cancel_reply(request.id, arguments["receipts"], outcome))
             return None
         labels = [OUTCOME_LABELS[code] for code in outcome.tolist()]
@@ -277,8 +277,11 @@ class Operations:
         return (pairs[:, 0].copy(), pairs[:, 1].copy()), errors
 
     async def _by_id(self, item: object) -> tuple[int, int]:
-        if type(item) is not dict or type(item.get("due_ms")) is not int:
-            raise InvalidArgument("name a message by a map of subject, message_id and due_ms")
+        # Without an id nobody can know whether there is such a message: that is no answer `unknown`.
+        if type(item) is not dict or type(item.get("due_ms")) is not int or item.get("message_id") is None:
+            raise InvalidArgument(
+                "name a message by a map of subject, message_id and due_ms (message_due_ms to reschedule it)"
+            )
         due_ms = item["due_ms"] if 0 <= item["due_ms"] < 1 << 48 else 0
         message_id = self._intake.message_id(item.get("message_id"))
         subject = self._names.code(SUBJECT, self._intake.check_subject(item.get("subject")))

@@ -95,7 +95,9 @@ class Redispatch:
         self._admit()
         unread = Unread()
         arguments = request.arguments
-        wanted = self._wanted(arguments)
+        wanted, dry = self._wanted(arguments), arguments.get("dry_run") or False
+        if type(dry) is not bool:  # what it does cannot be undone
+            raise InvalidArgument("dry_run must be a bool")
         after = _cursor(arguments.get("after"))
         for key in self._files(wanted):
             position = (key.start_ms, int(key.source))
@@ -105,7 +107,7 @@ class Redispatch:
             sequences, more = await self._reader.select(key, wanted, floor, unread)
             if not len(sequences):
                 continue
-            count = len(sequences) if arguments.get("dry_run") else await self._deliver(key, sequences, unread)
+            count = len(sequences) if dry else await self._deliver(key, sequences, unread)
             following = [*position, int(sequences[-1]) if more else 1 << 62]
             return {"messages": count, "next": following, **unread.to_map()}
         return {"messages": 0, "next": None, **unread.to_map()}

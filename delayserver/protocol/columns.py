@@ -133,7 +133,8 @@ def unpack_count(value: object, maximum: int, name: str = "count") -> int:
 def _check_range(lowest: object, highest: object, dtype: np.dtype[Any], name: str) -> None:
     minimum, maximum = _RANGES[dtype]
     if lowest < minimum or highest > maximum:  # type: ignore[operator]
-        raise InvalidArgument(f"{name} must lie within {minimum} and {maximum}, not {_shown(lowest)}")
+        wrong = lowest if lowest < minimum else highest  # type: ignore[operator]
+        raise InvalidArgument(f"{name} must lie within {minimum} and {maximum}, not {_shown(wrong)}")
 
 
 def _empty(dtype: np.dtype[Any]) -> NDArray[Any]:

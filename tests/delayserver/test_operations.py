@@ -384,3 +384,39 @@ async def test_a_subject_without_a_route_is_routed_as_it_is_delivered(boot: Boot
     await host.until(lambda: host.fake("fake1").texts == ["m"])
     assert (await client.request("route", {"subject": "nobody's"}))["group"] == "first"
     assert (await client.request("route", {"subject": "b.1"}))["group"] == "second"
+
+
+async def test_what_is_half_given_is_refused_and_not_passed_over(boot: Boot) -> None:
+    """Ids that are dropped cost the sender, without a word, that a repeated send is one message. A name without an id would
+    be `unknown`, which says that it was never accepted. A redispatch cannot be undone."""
+    host = boot()
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 60_000
+    columns = {"subject": "s", "due_ms": due_ms, "count": 2, "bodies": b"ab", "body_length": 1}
+    for wrong in (
+        {"message_ids": b"", "message_id_length": 1},
+        {"message_ids": "", "message_id_length": 0},
+        {"message_ids": 0},
+        {"message_id_length": 1},
+        {"message_id": b"xy", "message_id_length": 1},
+        {"properties": b"", "properties_length": 3},
+        {"properties_length": 1},
+    ):
+        assert await client.refused("send", columns | wrong) == "invalid_argument", wrong
+    for fine in ({}, {"message_ids": None, "properties": None}, {"message_ids": b"", "message_id_length": 0}):
+        assert (await client.request("send", columns | fine))["accepted"] == 2
+    receipt = (await client.put("m", due_ms, message_id="id"))["receipt"]
+    for name in ({"subject": "s", "due_ms": due_ms}, {"subject": "s", "due_ms": due_ms, "message_id": None}):
+        for operation in ("lookup", "cancel"):
+            (result,) = (await client.request(operation, {"messages": [name]}))["results"]
+            assert result["error"] == "invalid_argument"
+        item = {"subject": "s", "message_due_ms": due_ms, "due_ms": due_ms + 1}
+        (result,) = (await client.request("reschedule", {"items": [item]}))["results"]
+        assert result["error"] == "invalid_argument"
+    for value in ("false", [0], 1):
+        arguments = {"from_ms": due_ms, "to_ms": due_ms + 1, "dry_run": value}
+        assert await client.refused("redispatch", arguments) == "invalid_argument"
+    named = {"receipts": None, "messages": [{"subject": "s", "message_id": "id", "due_ms": due_ms}]}
+    assert (await client.request("lookup", named))["results"] == [await client.find(receipt)]
+    assert (await client.request("cancel", named))["results"] == [{"receipt": receipt, "outcome": "cancelled"}]

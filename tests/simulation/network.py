@@ -219,10 +219,14 @@ class Network:
         return listener
 
     async def connect(self, address: str) -> SimulatedTransport:
-        """The `Connect` door. Raises ConnectionRefusedError; to an unreachable host it hangs, as TCP does."""
+        """The `Connect` door. Raises ConnectionRefusedError; to an unreachable host it hangs, and asks again now and
+        then, as TCP does."""
         await trio.lowlevel.checkpoint()
-        if address in self.unreachable:
-            await self.time.sleep(120)
+        for pause_s in (1, 2, 4, 8, 16, 32, 64):
+            if address not in self.unreachable:
+                break
+            await self.time.sleep(pause_s)
+        else:
             raise TimeoutError(f"{address} does not answer")
         listener = self.listeners.get(address)
         if listener is None:
