@@ -44,6 +44,7 @@ def status(watch: bool, everything: bool, interval_ms: int, server: str, as_json
     """Show what the server accepted, what became of it, what is pending, and how late deliveries were.
 
     accepted = delivered + cancelled + dead_lettered + expired + deduplicated + pending, at every moment.
+    Counts are of all time, lateness is of the deliveries since the start.
     """
     if watch and not interval_ms:
         raise click.UsageError("--every 0s would never rest: write for example --every 200ms")
@@ -92,11 +93,26 @@ def _table(rows: list[tuple[str, str]]) -> Table:
 def _rows(current: Mapping[str, Any], everything: bool) -> list[tuple[str, str]]:
     rest = [name for name in current if name not in FIRST]
     if not everything:
-        rest = [name for name in rest if name in TROUBLES and current[name]]
+        node = {"broker"} if current.get("role") == "broker" else set()  # of a node its broker is all there is
+        rest = [name for name in rest if (name in TROUBLES and current[name]) or name in node]
     names = [name for name in FIRST if name in current] + rest
     rows: list[tuple[str, str]] = []
     for name in names:
         rows += _flatten(name, current[name])
+    return rows if everything else rows + _hidden_troubles(current)
+
+
+def _hidden_troubles(current: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What keeps messages waiting: a disk without room, nodes that do not answer."""
+    rows: list[tuple[str, str]] = []
+    if current.get("storage", {}).get("disk_low"):
+        rows.append(("disk_low", "yes, sends are refused"))
+    for name, group in (current.get("groups") or {}).items():
+        rows += [
+            (f"node {node['address']}", f"of group {name} fails: {node.get('last_error') or 'no answer'}")
+            for node in group.get("nodes", [])
+            if node.get("circuit") == "open"
+        ]
     return rows
 
 
