@@ -44,7 +44,11 @@ def _expiry(text: str) -> tuple[bool, int]:
     try:
         return True, parse_duration_ms(text)
     except ValueError:
+        pass
+    try:
         return False, parse_instant_ms(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; or a duration from the due time on, such as 10s, 5m or 3d") from None
 
 
 DURATION: Final = ParsedText("duration", parse_duration_ms)
@@ -87,7 +91,7 @@ def check_due(delay_ms: int | None, at_ms: int | None, *, required: bool) -> Non
 def connect(address: str) -> Iterator[Client]:
     """A connected client. Raises `click.ClickException` with the address and what to do if no server answers there."""
     from delayserver.client import Client
-    from delayserver.protocol.errors import ConnectionLost
+    from delayserver.protocol.errors import ConnectionLost, UnknownOperation
 
     # One attempt: a person who waits for the prompt rather hears at once that nothing is there.
     probe = Client(address, retries=0)
@@ -101,4 +105,11 @@ def connect(address: str) -> Iterator[Client]:
     finally:
         probe.close()
     with Client(address) as client:
-        yield client
+        try:
+            yield client
+        except UnknownOperation:
+            if client.status().get("role") != "broker":
+                raise
+            raise click.ClickException(
+                f"{address} is a broker node, which only hands messages out: name the server with --server HOST:PORT"
+            ) from None
