@@ -73,6 +73,8 @@ def _read_body(body: str | None, path: str | None) -> bytes:
     if path is not None:
         return Path(path).read_bytes()
     if body == "-":
+        if sys.stdin is None:
+            raise click.UsageError("the body `-` is read from stdin, and stdin is closed")
         return sys.stdin.buffer.read()
     # Arguments that are no UTF-8 arrive as surrogates; the message gets the bytes that were typed.
     return (body or "").encode("utf-8", "surrogateescape")
