@@ -86,6 +86,8 @@ def naming_what_failed(settings: Settings) -> Iterator[None]:
 
 def _directory_is_gone(error: BaseException, data_dir: str) -> bool:
     """Whether a file was missed because all of them are."""
+    if str(error).startswith(f"{data_dir}: cannot make"):  # it was never there
+        return False
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, FileNotFoundError) and not Path(data_dir).exists()
 
