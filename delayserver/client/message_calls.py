@@ -135,6 +135,12 @@ def _target_arguments(targets: Sequence[Target]) -> dict[str, Any]:
         return {"receipts": list(targets)}
     keys = [target for target in targets if isinstance(target, MessageKey)]
     if len(keys) != len(targets):
+        others = [type(target).__name__ for target in targets if not isinstance(target, (str, MessageKey))]
+        if others:
+            raise InvalidArgument(
+                f"a message is named by its receipt (a text: `sent.receipt`) or a MessageKey, not by {others[0]}; "
+                "several go to cancel_many and lookup_many"
+            )
         raise InvalidArgument("give either receipts or message keys, not both in one request")
     return {"messages": [{"subject": k.subject, "message_id": k.message_id, "due_ms": k.due_ms} for k in keys]}
 
