@@ -38,9 +38,12 @@ def pending(
 ) -> None:
     """Count the messages of DIR that were accepted and have no outcome, by the minute in which they are due.
 
-    Works beside a running server. Damage that hides messages or outcomes is named; then the exit code is 1.
+    Times are of the local zone. Works beside a running server. Damage that hides messages or outcomes is named; then the
+    exit code is 1.
     """
     shared.check_range(from_ms, to_ms)
+    if bodies and not as_list:
+        raise click.UsageError("--bodies belongs to --list")
     from delayserver.recover.capture import capture
     from delayserver.recover.due_range import Range
     from delayserver.recover.findings import Findings
