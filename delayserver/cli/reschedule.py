@@ -18,7 +18,7 @@ def reschedule(receipt: str, delay_ms: int | None, at_ms: int | None, server: st
     """Move the message with this receipt to another due time; --delay 0s delivers it now.
 
     The old message is cancelled and a new one with the same content is sent in one step. Any outcome but `cancelled`
-    means that nothing was changed.
+    means that nothing was changed; the exit code is 0 then too, so look at `outcome` of --json.
     """
     options.check_due(delay_ms, at_ms, required=True)
     with options.connect(server) as client:
