@@ -37,7 +37,8 @@ def pull(
     server: str,
     as_json: bool,
 ) -> None:
-    """Print messages of SUBJECT as they come, until there were --max of them or the --wait is over.
+    """Print messages of SUBJECT as they come, until there were --max of them or the --wait is over. SUBJECT is one
+    subject; patterns are for routes.
 
     With --ack a message is acknowledged after it is printed, so that one whose output was lost comes again.
     """
@@ -77,7 +78,8 @@ def _print(delivery: Delivery, as_json: bool) -> None:
     encoding = f"  ({fields['body_encoding']})" if "body_encoding" in fields else ""
     for name, value in delivery.properties.items():
         click.echo(f"    {name}={value}")
-    click.echo(f"    {fields['body'] or '(empty)'}{encoding}")
+    body = (fields["body"] or "(empty)").replace("\n", "\n    ")
+    click.echo(f"    {body}{encoding}")
 
 
 def _nodes_elsewhere(client: Client, subject: str) -> list[str]:
