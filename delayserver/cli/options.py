@@ -91,7 +91,7 @@ def check_due(delay_ms: int | None, at_ms: int | None, *, required: bool) -> Non
 def connect(address: str) -> Iterator[Client]:
     """A connected client. Raises `click.ClickException` with the address and what to do if no server answers there."""
     from delayserver.client import Client
-    from delayserver.protocol.errors import ConnectionLost, UnknownOperation
+    from delayserver.protocol.errors import ConnectionLost, RequestTimedOut, UnknownOperation
 
     # One attempt: a person who waits for the prompt rather hears at once that nothing is there.
     probe = Client(address, retries=0)
@@ -101,6 +101,10 @@ def connect(address: str) -> Iterator[Client]:
         raise click.ClickException(
             f"no server answers at {address} ({error.message}): start one with `delayserver serve`, "
             f"or name another with --server HOST:PORT"
+        ) from None
+    except RequestTimedOut:
+        raise click.ClickException(
+            f"something listens at {address}, but does not answer: another program's port, or a server that hangs"
         ) from None
     finally:
         probe.close()
