@@ -1,0 +1,67 @@
+"""What somebody meets who does not know the commands yet."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from delayserver.client import Client
+from delayserver.protocol.errors import InvalidArgument
+from tests.delayserver.cli.conftest import Server, run, serve
+
+
+def test_what_was_sent_does_not_steer_the_terminal_of_who_reads_it(server: Server) -> None:
+    with Client(server.address) as client:
+        client.send("bin", b"\x1b[31mred\nnext line\x07", delay_ms=0, properties={"a\x1b": "b\x9b"})
+    done = run("pull", "bin", "--group", "g", "--wait", "5s", "--ack", "--server", server.address)
+    assert done.code == 0
+    assert "\n    a\\x1b=b\\x9b\n    \\x1b[31mred\n    next line\\x07\n" in done.out
+    assert "\x1b" not in done.out
+
+
+def test_a_body_from_a_closed_stdin_is_wrong_usage(server: Server) -> None:
+    program = (
+        "import os, sys; os.close(0); os.execv(sys.executable, [sys.executable, '-m', 'delayserver', *sys.argv[1:]])"
+    )
+    command = [sys.executable, "-c", program, "send", "s", "-", "--server", server.address]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "stdin is closed" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_what_names_no_message_is_told_by_its_type(server: Server) -> None:
+    with Client(server.address) as client:
+        sent = client.send("s", b"", delay_ms=60_000)
+        for wrong in (sent, [sent.receipt]):
+            with pytest.raises(InvalidArgument, match=rf"sent\.receipt.*not by {type(wrong).__name__}"):
+                client.cancel(wrong)  # type: ignore[arg-type]
+
+
+def test_a_data_directory_that_cannot_be_made_was_never_there(tmp_path: Path) -> None:
+    done = run("serve", "--data-dir", "/proc/none/data", "--port", "0")
+    assert done.code == 1
+    assert "cannot make directory" in done.err
+    assert "was removed" not in done.err
+
+
+def test_a_node_that_does_not_answer_is_told(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(
+        '[[groups]]\nname = "east"\n[[groups.nodes]]\naddress = "127.0.0.1:9"\n[[routes]]\ngroups = ["east"]\n'
+    )
+    running = serve(tmp_path / "data", "--config", str(config))
+    try:
+        with Client(running.address) as client:
+            client.send("s", b"", delay_ms=0)
+            for _ in range(100):
+                client.pull("other", "g", wait_s=0.1)
+                if client.status()["groups"]["east"]["nodes"][0]["circuit"] == "open":
+                    break
+        assert "of group east fails: " in run("status", "--server", running.address).out
+    finally:
+        running.process.kill()
+        running.process.communicate()
