@@ -131,7 +131,8 @@ class Scene:
             self._fill_a_day()
         assert self.server.start(), self.server.said()
         self.work_for(3.0 if self.point.scene == RETENTION else 1.0)
-        assert self.server.stop() == 0, self.server.said()
+        code = self.server.stop()
+        assert code == 0, f"exit code {code}: {self.server.said()}"
 
     def finish(self) -> None:
         """A normal start, the questions of a client that got no answers, some more load, and the verdict."""
@@ -148,7 +149,8 @@ class Scene:
             drain(self.record, consumer, EMPTY_PULLS_MAX)
             judge(self.record, producer.client, retired=self.point.scene == RETENTION)
         assert self.record.violations == [], self.told()
-        assert self.server.stop() == 0, self.server.said()
+        code = self.server.stop()
+        assert code == 0, f"exit code {code}: {self.server.said()}"
 
     def close(self) -> None:
         """Leave no process behind."""

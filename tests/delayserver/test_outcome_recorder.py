@@ -104,6 +104,6 @@ async def test_past_its_bound_of_outcomes_dispatch_waits_for_the_disk(boot: Boot
     await host.until(lambda: len(host.fake().stored) == 100, within_ms=5_000)
     await host.settled()
     # Every one of them waited for room, and every one is back.
-    assert group.idle_workers == workers
+    await host.until(lambda: group.idle_workers == workers)
     await host.settled()
     host.check_balance(pending=0)
