@@ -153,9 +153,8 @@ class Retention:
         starts = {
             key.start_ms for key in self._schedule.keys() if key.source != Source.DAY and key.start_ms <= limit_ms
         }
-        for start in self._cursors.windows(
-            limit_ms
-        ):  # an empty minute has one too, and nothing else would ever go with it
+        # An empty minute has a cursor too, and nothing else would ever go with it.
+        for start in self._cursors.windows(limit_ms):
             if start not in starts and not self._cursors.is_loading(start):
                 self._cursors.forget(start)
         done = [start for start in sorted(starts) if self._may_go(start)]

@@ -14,7 +14,7 @@ import numpy as np
 from store.errors import CorruptionError
 from store.filesystem import File
 from store.record import HEADER_BYTES, RECORD_MAGIC, BadRecordError, RecordHeader, decode_header
-from store.scan import read_around
+from store.scan import read_ahead, read_around
 from store.segment import FILE_HEADER_BYTES, Damage
 
 # One read over small records; small enough that a hundred readers at once are no burden.
@@ -77,13 +77,7 @@ class RecordReader:
         begin = position - self._buffer_start
         if begin < 0 or begin + length > len(self._buffer):
             want = min(max(length, self._want), self._stop - position)
-            try:
-                self._buffer = self._file.pread(position, want)
-            except CorruptionError:
-                try:
-                    self._buffer = self._file.pread(position, length)  # what cannot be read may lie behind this record
-                except CorruptionError as error:
-                    raise BadRecordError(error.detail) from error
+            self._buffer = read_ahead(self._file, position, length, want)
             self._buffer_start, begin = position, 0
         data = self._buffer[begin : begin + length]
         if len(data) != length:

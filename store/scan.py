@@ -109,14 +109,7 @@ class Scan:
         begin = position - self._buffer_start
         if begin < 0 or begin + length > len(self._buffer):
             want = min(max(length, SCAN_BYTES), self._stop - position)
-            try:
-                data = self._file.pread(position, want)
-            except CorruptionError:
-                try:
-                    data = self._file.pread(position, length)  # what cannot be read may lie behind this record
-                except CorruptionError as error:
-                    raise BadRecordError(error.detail) from error
-            self._buffer = memoryview(data)
+            self._buffer = memoryview(read_ahead(self._file, position, length, want))
             self._buffer_start, begin = position, 0
         return self._buffer[begin : begin + length]
 
@@ -160,6 +153,17 @@ class Scan:
                 length = min(SCAN_BYTES + HEADER_BYTES - ALIGN, self._stop - position)
                 yield position, read(position, length)
                 position += SCAN_BYTES
+
+
+def read_ahead(file: File, position: int, length: int, want: int) -> bytes:
+    """`want` bytes, or only the `length` that are needed where more cannot be read. Raises BadRecordError."""
+    try:
+        return file.pread(position, want)
+    except CorruptionError:
+        try:
+            return file.pread(position, length)  # what cannot be read may lie behind this record
+        except CorruptionError as error:
+            raise BadRecordError(error.detail) from error
 
 
 def read_around(file: File, position: int, length: int) -> bytes:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,17 @@ def serve(data_dir: Path, *arguments: str) -> Server:
         pytest.fail(f"the server did not start: {err.decode()}")
     ready = json.loads(line)
     return Server(process, f"{ready['host']}:{ready['port']}", data_dir, ready["server_id"])
+
+
+@contextmanager
+def serving(data_dir: Path, *arguments: str) -> Iterator[Server]:
+    """`serve` for the block; what runs then is killed."""
+    running = serve(data_dir, *arguments)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.process.communicate()
 
 
 @pytest.fixture(scope="session")

@@ -8,16 +8,14 @@ from pathlib import Path
 import pytest
 
 from delayserver.client import Client
-from tests.delayserver.cli.conftest import Server, run, serve
+from tests.delayserver.cli.conftest import Server, run, serving
 from tests.delayserver.recover.damaging import flip_in_columns
 
 
 @pytest.fixture
 def real_server(tmp_path: Path) -> Iterator[Server]:
-    running = serve(tmp_path / "data")
-    yield running
-    running.process.kill()
-    running.process.communicate()
+    with serving(tmp_path / "data") as running:
+        yield running
 
 
 def test_subjects_that_look_like_markup_are_shown_as_they_are(real_server: Server) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from delayserver.client import Client
 from delayserver.protocol.errors import InvalidArgument
-from tests.delayserver.cli.conftest import Server, run, serve
+from tests.delayserver.cli.conftest import Server, run, serving
 
 
 def test_what_was_sent_does_not_steer_the_terminal_of_who_reads_it(server: Server) -> None:
@@ -53,8 +53,7 @@ def test_a_node_that_does_not_answer_is_told(tmp_path: Path) -> None:
     config.write_text(
         '[[groups]]\nname = "east"\n[[groups.nodes]]\naddress = "127.0.0.1:9"\n[[routes]]\ngroups = ["east"]\n'
     )
-    running = serve(tmp_path / "data", "--config", str(config))
-    try:
+    with serving(tmp_path / "data", "--config", str(config)) as running:
         with Client(running.address) as client:
             client.send("s", b"", delay_ms=0)
             for _ in range(100):
@@ -62,6 +61,3 @@ def test_a_node_that_does_not_answer_is_told(tmp_path: Path) -> None:
                 if client.status()["groups"]["east"]["nodes"][0]["circuit"] == "open":
                     break
         assert "of group east fails: " in run("status", "--server", running.address).out
-    finally:
-        running.process.kill()
-        running.process.communicate()

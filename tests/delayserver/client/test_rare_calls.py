@@ -16,16 +16,14 @@ import pytest
 from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle
 from delayserver.protocol.errors import ConnectionLost, InvalidArgument, PropertiesInvalid
 from delayserver.protocol.limits import Limits
-from tests.delayserver.cli.conftest import Server, run, serve
+from tests.delayserver.cli.conftest import Server, run, serving
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
 
 
 @pytest.fixture
 def real_server(tmp_path: Path) -> Iterator[Server]:
-    running = serve(tmp_path / "data")
-    yield running
-    running.process.kill()
-    running.process.communicate()
+    with serving(tmp_path / "data") as running:
+        yield running
 
 
 def error_of_clock_ms(client: Client | AsyncClient, server: FakeServer) -> float:
@@ -295,13 +293,9 @@ def test_properties_that_are_none_do_not_fail_the_requests_of_other_tasks(real_s
 
 
 def test_the_first_call_may_be_a_long_pull_from_a_server_with_short_waits(tmp_path: Path) -> None:
-    running = serve(tmp_path / "data", "--set", "broker.wait_ms_max=100")
-    try:
-        with contextlib.closing(Client(running.address)) as client:
-            assert client.pull("a", "g", wait_s=0.3) == []
-    finally:
-        running.process.kill()
-        running.process.communicate()
+    settings = ("--set", "broker.wait_ms_max=100")
+    with serving(tmp_path / "data", *settings) as running, contextlib.closing(Client(running.address)) as client:
+        assert client.pull("a", "g", wait_s=0.3) == []
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])

@@ -234,13 +234,8 @@ async def test_after_a_rebuild_without_a_checkpoint_attempts_are_in_mind(boot: B
     assert await (await host.client()).cancel(receipt) == ["too_late"]
 
 
-async def test_a_check_of_a_range_is_clean_beside_outcomes_that_a_crash_left_of_a_drained_day(boot: Boot) -> None:
-    host = boot(faked_settings())
-    await host.start()
-    client = await host.client()
-    start_ms = host.now_ms - host.now_ms % DAY_MS + 3 * DAY_MS
-    receipts = [(await client.put(f"m{m}", start_ms + 60_000 * m))["receipt"] for m in range(5)]
-    assert await client.cancel(receipts[1]) == ["cancelled"]
+async def die_before_the_outcomes_of_a_drained_day_go(host: Host) -> None:
+    """Drain the day in three days, whose outcomes are in its file and in its minutes then."""
     await host.sleep_ms(3_000)
     (coarse,) = [path for path in host.disk.files("/data/dispatch_log") if path.endswith("/day.log")]
     content = host.disk.content(coarse)
@@ -253,6 +248,16 @@ async def test_a_check_of_a_range_is_clean_beside_outcomes_that_a_crash_left_of_
     file.pwrite(0, [content])
     file.datasync()
     file.close()
+
+
+async def test_a_check_of_a_range_is_clean_beside_outcomes_that_a_crash_left_of_a_drained_day(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = host.now_ms - host.now_ms % DAY_MS + 3 * DAY_MS
+    receipts = [(await client.put(f"m{m}", start_ms + 60_000 * m))["receipt"] for m in range(5)]
+    assert await client.cancel(receipts[1]) == ["cancelled"]
+    await die_before_the_outcomes_of_a_drained_day_go(host)
     assert findings_of(host.disk) == []
     assert findings_of(host.disk, start_ms + 180_000, start_ms + 300_000) == []
 

@@ -34,7 +34,13 @@ from store.windows import DAY_MS
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.directories import Made, copy, in_process
 from tests.delayserver.recover.test_corruption_table import files
-from tests.delayserver.recover.test_hard_nights import Boot, file_of_pending, findings_of, pending_of
+from tests.delayserver.recover.test_hard_nights import (
+    Boot,
+    die_before_the_outcomes_of_a_drained_day_go,
+    file_of_pending,
+    findings_of,
+    pending_of,
+)
 from tests.delayserver.recover.test_hard_nights import rebuild as rebuild_directory
 from tests.fakes.host import faked_settings
 
@@ -229,18 +235,7 @@ async def test_an_outcome_that_a_drain_left_in_two_files_is_exported_once(boot: 
     client = await host.client()
     due_ms = host.now_ms - host.now_ms % DAY_MS + 3 * DAY_MS
     assert await client.cancel((await client.put("m", due_ms))["receipt"]) == ["cancelled"]
-    await host.sleep_ms(3_000)
-    (coarse,) = [path for path in host.disk.files("/data/dispatch_log") if path.endswith("/day.log")]
-    content = host.disk.content(coarse)
-    await host.stop()
-    host.clock.step(2 * DAY_MS)
-    await host.start()
-    await host.until(lambda: not host.disk.exists(coarse), within_ms=60_000)
-    await host.kill()
-    file = host.disk.open(coarse, create=True)  # the end came a moment before it was removed
-    file.pwrite(0, [content])
-    file.datasync()
-    file.close()
+    await die_before_the_outcomes_of_a_drained_day_go(host)
     taken = capture(host.disk, "/data", Findings())
     work = Export(taken, Range(), str(tmp_path))
     work.run()
