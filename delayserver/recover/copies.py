@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.recover.capture import Capture
 from store.batches import I64, MessageBatch
@@ -16,19 +17,37 @@ from store.windows import day_of
 Read = Callable[[ScheduleKey], Iterator[MessageBatch]]
 
 
-def mark_copies(taken: Capture, key: ScheduleKey, restored: list[MessageBatch], read: Read) -> list[MessageBatch]:
-    """The restored rows of a file with `duplicate_of` set. `read` gives the valid records of a schedule file."""
-    if not any(bool(batch.id_hash.any()) for batch in restored):
-        return restored
-    hashes = np.unique(np.concatenate([batch.id_hash for batch in restored]))
-    hashes = hashes[hashes != 0]
+def mark_copies(
+    taken: Capture, key: ScheduleKey, restored: Callable[[], Iterator[MessageBatch]], read: Read
+) -> Iterator[MessageBatch]:
+    """The restored rows of a file with `duplicate_of` set. `restored` reads them anew at each call, `read` gives the valid
+    records of a schedule file.
+
+    Holds eight bytes for each message with an id, and the names of those that more than one message has.
+    """
+    repeated = _repeated(taken, key, restored, read)
     originals: dict[tuple[int, int, bytes], int] = {}
+    if len(repeated):
+        for batches in (*map(read, _files(taken, key)), restored()):
+            for batch in batches:
+                _note(batch, np.flatnonzero(np.isin(batch.id_hash, repeated)), originals)
+    for batch in restored():
+        yield _marked(batch, repeated, originals) if len(repeated) else batch
+
+
+def _repeated(
+    taken: Capture, key: ScheduleKey, restored: Callable[[], Iterator[MessageBatch]], read: Read
+) -> NDArray[np.uint64]:
+    """The hashes of ids that a restored row shares with another row, ascending."""
+    parts = [batch.id_hash[batch.id_hash != 0] for batch in restored()]
+    if not any(len(part) for part in parts):
+        return np.zeros(0, np.uint64)
+    hashes, counts = np.unique(np.concatenate(parts), return_counts=True)
+    shared = counts > 1
     for file in _files(taken, key):
         for batch in read(file):
-            _note(batch, np.flatnonzero(np.isin(batch.id_hash, hashes)), originals)
-    for batch in restored:
-        _note(batch, np.flatnonzero(batch.id_hash != 0), originals)
-    return [_marked(batch, originals) for batch in restored]
+            shared |= np.isin(hashes, batch.id_hash)
+    return hashes[shared]
 
 
 def _files(taken: Capture, key: ScheduleKey) -> list[ScheduleKey]:
@@ -47,8 +66,11 @@ def _note(batch: MessageBatch, rows: I64, originals: dict[tuple[int, int, bytes]
             originals[name] = min(originals.get(name, sequence), sequence)
 
 
-def _marked(batch: MessageBatch, originals: dict[tuple[int, int, bytes], int]) -> MessageBatch:
-    rows = np.flatnonzero((batch.id_hash != 0) & (batch.origin_sequence == 0) & (batch.replaces_sequence == 0))
+def _marked(
+    batch: MessageBatch, repeated: NDArray[np.uint64], originals: dict[tuple[int, int, bytes], int]
+) -> MessageBatch:
+    may_be = np.isin(batch.id_hash, repeated) & (batch.origin_sequence == 0) & (batch.replaces_sequence == 0)
+    rows = np.flatnonzero(may_be)
     duplicate_of = np.zeros(len(batch), np.int64)
     for row, name in zip(rows.tolist(), _names(batch, rows), strict=True):
         original = originals[name]

@@ -19,7 +19,7 @@ from delayserver.recover.dump import outcome_name
 from delayserver.recover.file_read import Expected, FileRead
 from delayserver.recover.findings import Finding, Findings
 from delayserver.recover.survey import survey
-from delayserver.recover.whole_rows import readable_rows
+from delayserver.recover.whole_rows import RowsAt, readable_rows
 from delayserver.recover.window_check import Visited
 from store.batches import I64, KIND_OUTCOMES, MessageBatch, OutcomeBatch
 from store.columns import ragged_offsets
@@ -94,9 +94,12 @@ class Export:
             inside = np.flatnonzero(self._span.mask(visited.rows.due_ms))
             if not len(inside):
                 return
-            sequences, outcome = visited.rows.sequence[inside], visited.outcome[inside]
-            for batch in readable_rows(self._taken, visited.path, visited.size, sequences, hidden):
-                code = outcome[np.searchsorted(sequences, batch.sequence)]
+            at = RowsAt.of(visited, inside)
+            # Not in order where a batch was written twice, which `check` names.
+            _, places = np.unique(visited.rows.sequence[inside], return_index=True)
+            outcome = visited.outcome[inside][places]
+            for batch in readable_rows(self._taken, at, hidden):
+                code = outcome[np.searchsorted(at.sequences, batch.sequence)]
                 writer.add(self._message_batch(batch, code))
                 self.rows[ACCEPTED_FILE] += len(batch)
 

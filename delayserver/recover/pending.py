@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.protocol.receipts import derived_message_id, format_receipt
 from delayserver.recover.capture import Capture
@@ -13,7 +14,7 @@ from delayserver.recover.due_range import Range
 from delayserver.recover.dump import put_blob
 from delayserver.recover.findings import Finding, Findings
 from delayserver.recover.survey import survey
-from delayserver.recover.whole_rows import readable_rows
+from delayserver.recover.whole_rows import RowsAt, readable_rows
 from delayserver.recover.window_check import Rows, Visited
 from store.batches import I64, MessageBatch
 from store.columns import ragged_offsets
@@ -42,30 +43,30 @@ class Pending:
         """Count; `each` is given the messages themselves, file by file, in the order in which they stand there."""
 
         def visit(visited: Visited) -> None:
-            rows = self._mine(visited)
-            if not len(rows.sequence):
+            rows = np.flatnonzero(self._mine(visited))
+            if not len(rows):
                 return
-            self._count(rows)
+            self._count(visited.rows, rows)
             if each is not None:
-                wanted = np.unique(rows.sequence)
-                for batch in readable_rows(self._taken, visited.path, visited.size, wanted, hidden):
+                for batch in readable_rows(self._taken, RowsAt.of(visited, rows), hidden):
                     each(batch)
 
         hidden = Findings()
         self.unread = survey(self._taken, self._span, visit, progress).unread()
         self.unread += hidden
 
-    def _mine(self, visited: Visited) -> Rows:
+    def _mine(self, visited: Visited) -> NDArray[np.bool_]:
         rows = visited.rows
-        mask = (visited.outcome == 0) & (rows.origin_sequence == 0) & self._span.mask(rows.due_ms)
+        mask: NDArray[np.bool_] = (visited.outcome == 0) & (rows.origin_sequence == 0) & self._span.mask(rows.due_ms)
         if self._subject >= 0:
             mask &= rows.subject == self._subject
-        return rows.take(mask)
+        return mask
 
-    def _count(self, rows: Rows) -> None:
-        self.messages += len(rows.sequence)
-        _add(self.minutes, rows.due_ms - rows.due_ms % MINUTE_MS)
-        _add(self.subjects, rows.subject.astype(np.int64))
+    def _count(self, all_rows: Rows, rows: NDArray[np.intp]) -> None:
+        due_ms = all_rows.due_ms[rows]
+        self.messages += len(rows)
+        _add(self.minutes, due_ms - due_ms % MINUTE_MS)
+        _add(self.subjects, all_rows.subject[rows].astype(np.int64))
 
 
 def _add(counts: dict[int, int], values: I64) -> None:

@@ -171,13 +171,15 @@ class Restore:
     def _merge(self, side: ScheduleLog, key: ScheduleKey) -> None:
         """The union of the old file and what was set aside, in the place of the old file."""
         path = self._taken.schedule_path(key)
-        restored = [batch for _, batch in side.batches(key)] if key in side else []
-        count = sum([len(batch) for batch in restored])
-        copies = mark_copies(self._taken, key, restored, self._valid) if count else restored
+
+        def restored() -> Iterator[MessageBatch]:
+            return (batch for _, batch in side.batches(key)) if key in side else iter(())
+
+        copies = mark_copies(self._taken, key, restored, self._valid)
         span_ms = DAY_MS if key.source == Source.DAY else self._taken.window_ms
         header = FileHeader(FILE_SCHEDULE, self._taken.server_id, key.start_ms, span_ms)
-        self._taken.schedule[key] = write_file(self._taken.fs, path, header, merge(self._valid(key), iter(copies)))
-        self._tell(f"{path} is written anew: {count} messages restored")
+        self._taken.schedule[key] = write_file(self._taken.fs, path, header, merge(self._valid(key), copies))
+        self._tell(f"{path} is written anew: {side.rows(key) if key in side else 0} messages restored")
 
 
 def _day_key(key: ScheduleKey) -> ScheduleKey:

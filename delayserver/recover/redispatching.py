@@ -14,14 +14,13 @@ from delayserver.recover.capture import Capture
 from delayserver.recover.due_range import Range
 from delayserver.recover.findings import CORRUPT, UNREADABLE
 from delayserver.recover.survey import Surveyed, survey
-from delayserver.recover.whole_rows import message_rows
+from delayserver.recover.whole_rows import RowsAt, message_rows
 from delayserver.recover.window_check import Visited
 from delayserver.redispatch import deliveries_again
 from delayserver.redispatch_reading import BYTES_MAX, MESSAGES_MAX, Unread, Wanted
 from delayserver.settings import StorageSettings
-from store.batches import I64, MessageBatch
+from store.batches import MessageBatch
 from store.errors import FormatError
-from store.file_header import FILE_HEADER_BYTES
 from store.identity import SequenceReservation
 from store.message_log import MessageLog
 from store.scan import ScanReport
@@ -43,12 +42,12 @@ class OfflineRedispatch:
 
     def count(self) -> None:
         """Count only."""
-        self._each(lambda _path, _size, _sequences: None)
+        self._each(lambda _rows: None)
 
     def run(self) -> None:
         """Append and sync, slice by slice. Raises DiskFullError (what was appended before stays), StoreError."""
-        found: list[tuple[str, int, I64]] = []
-        self._each(lambda path, size, sequences: found.append((path, size, sequences)))
+        found: list[RowsAt] = []
+        self._each(found.append)
         if not found:
             return
         taken = self._taken
@@ -61,8 +60,8 @@ class OfflineRedispatch:
         )
         try:
             sequences = SequenceReservation.open(taken.fs, taken.path, taken.server_id, above=self.highest_sequence)
-            for path, size, wanted in found:
-                self._append_rows(log, sequences, path, size, np.unique(wanted))
+            for rows in found:
+                self._append_rows(log, sequences, rows)
             if sequences.clean:
                 sequences.close_clean()
         finally:
@@ -73,7 +72,7 @@ class OfflineRedispatch:
         sizes = [part.size for part in self._taken.message_log]
         return max(sizes[-1:], default=StorageSettings().message_log_segment_bytes)
 
-    def _each(self, found: Callable[[str, int, I64], None]) -> None:
+    def _each(self, found: Callable[[RowsAt], None]) -> None:
         wanted = self._wanted
 
         def visit(visited: Visited) -> None:
@@ -87,7 +86,7 @@ class OfflineRedispatch:
             mask &= wanted.decided(visited.outcome)
             if mask.any():
                 self.messages += int(mask.sum())
-                found(visited.path, visited.size, rows.sequence[mask])
+                found(RowsAt.of(visited, np.flatnonzero(mask)))
 
         self._look_at_damage(survey(self._taken, Range(), visit))
 
@@ -114,18 +113,18 @@ class OfflineRedispatch:
                 if start_ms < wanted.to_ms and stop_ms > wanted.from_ms:
                     self.unread.add(finding.file, finding.offset, finding.detail)
 
-    def _append_rows(self, log: MessageLog, sequences: SequenceReservation, path: str, size: int, wanted: I64) -> None:
-        report = ScanReport(FILE_HEADER_BYTES)
-        left = len(wanted)
+    def _append_rows(self, log: MessageLog, sequences: SequenceReservation, rows: RowsAt) -> None:
+        report = ScanReport(rows.first)
+        left = len(rows.sequences)
         try:
-            for _, batch in message_rows(self._taken, path, size, wanted, report):
+            for batch in message_rows(self._taken, rows, report):
                 self._append(log, sequences, batch)
                 left -= len(batch)
         except FormatError as error:
-            self.unread.add(path, report.end, error.detail)
+            self.unread.add(rows.path, report.end, error.detail)
         # Damage that hides nothing of it was named already, or is no damage: all up to `size` is taken for durable here.
         for damage in report.damages if left else []:
-            self.unread.add(path, damage.start, damage.detail)
+            self.unread.add(rows.path, damage.start, damage.detail)
         self.messages -= left
         self.unread.messages += left
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.recover.capture import Capture
 from delayserver.recover.findings import CORRUPT, Findings
 from delayserver.recover.records import Records
+from delayserver.recover.window_check import Visited
 from store.batches import I64, MessageBatch
 from store.errors import CorruptionError
-from store.file_header import FILE_HEADER_BYTES
 from store.scan import Scan, ScanReport
 from store.schedule_index import blob_places
 
@@ -40,37 +42,53 @@ def read_blobs(taken: Capture, path: str, records: Records, columns: dict[str, A
     return found
 
 
-def message_rows(
-    taken: Capture, path: str, stop: int, sequences: I64, report: ScanReport | None = None
-) -> Iterator[tuple[int, MessageBatch]]:
-    """The whole messages of a file with these sequences (ascending), record by record, with the record's offset.
+@dataclass(frozen=True, slots=True)
+class RowsAt:
+    """Rows of a file: their sequences i64[n], ascending, each once, in records from offset `first` to offset `last`."""
+
+    path: str
+    size: int
+    sequences: I64
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, visited: Visited, rows: NDArray[np.intp]) -> RowsAt:
+        """These rows, at least one, of what a survey met."""
+        offsets = visited.rows.offset[rows]
+        sequences = np.unique(visited.rows.sequence[rows])
+        return cls(visited.path, visited.size, sequences, int(offsets.min()), int(offsets.max()))
+
+
+def message_rows(taken: Capture, at: RowsAt, report: ScanReport | None = None) -> Iterator[MessageBatch]:
+    """The whole messages, record by record.
 
     Checksums are verified; what does not verify is passed over, and told to `report` (`check` reports it as well).
     Raises FormatError (a newer record).
     """
-    report = ScanReport(FILE_HEADER_BYTES) if report is None else report
-    file = taken.open(path)
+    report = ScanReport(at.first) if report is None else report
+    sequences = at.sequences
+    file = taken.open(at.path)
     try:
-        scan = Scan(file, FILE_HEADER_BYTES, stop)
-        for header, batch in scan.records(FILE_HEADER_BYTES, stop, report, forgive=True):
-            if header.kind != MessageBatch.schema.kind:
-                continue
-            messages = cast("MessageBatch", batch)
-            places = np.minimum(np.searchsorted(sequences, messages.sequence), len(sequences) - 1)
-            rows = np.flatnonzero(sequences[places] == messages.sequence)
-            if len(rows) == len(messages):
-                yield header.offset, messages
-            elif len(rows):
-                yield header.offset, messages.take(rows)
+        scan = Scan(file, at.first, at.size)
+        for header, batch in scan.records(at.first, at.size, report, forgive=True):
+            if header.kind == MessageBatch.schema.kind:
+                messages = cast("MessageBatch", batch)
+                places = np.minimum(np.searchsorted(sequences, messages.sequence), len(sequences) - 1)
+                rows = np.flatnonzero(sequences[places] == messages.sequence)
+                if len(rows):
+                    yield messages if len(rows) == len(messages) else messages.take(rows)
+            if header.offset >= at.last:
+                return
     finally:
         taken.release(file)
 
 
-def readable_rows(taken: Capture, path: str, stop: int, sequences: I64, findings: Findings) -> Iterator[MessageBatch]:
-    """The same, without offsets. Damage that hides some of them goes to `findings`."""
-    report, left = ScanReport(FILE_HEADER_BYTES), len(sequences)
-    for _, batch in message_rows(taken, path, stop, sequences, report):
+def readable_rows(taken: Capture, at: RowsAt, findings: Findings) -> Iterator[MessageBatch]:
+    """The same. Damage that hides some of them goes to `findings`."""
+    report, left = ScanReport(at.first), len(at.sequences)
+    for batch in message_rows(taken, at, report):
         left -= len(batch)
         yield batch
     for damage in report.damages if left > 0 else []:
-        findings.add(CORRUPT, path, damage.start, damage.detail)
+        findings.add(CORRUPT, at.path, damage.start, damage.detail)

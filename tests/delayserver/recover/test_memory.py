@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from pathlib import Path
 
@@ -9,14 +10,19 @@ import numpy as np
 
 from delayserver.recover.balance import ACCEPTED, Balance
 from delayserver.recover.capture import capture
+from delayserver.recover.copies import mark_copies
 from delayserver.recover.due_range import Range
 from delayserver.recover.findings import Findings
 from delayserver.recover.log_check import LogCheck
 from delayserver.recover.outcome_rows import OutcomeRows
+from delayserver.recover.rebuild import Restore
 from delayserver.recover.units import Units
-from store.batches import I64, CancelBatch
+from store.batches import I64, CancelBatch, MessageBatch
+from store.file_header import FILE_HEADER_BYTES
 from store.filesystem import RealFileSystem
+from store.id_index import hash_ids
 from store.message_log import MessageLog
+from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from tests.delayserver.recover.directories import Made, copy, in_process
 
 MIB = 1 << 20
@@ -30,6 +36,32 @@ def log_cancels(made: Made, number: int, rows: int) -> None:
         log.append([CancelBatch.filled(rows, sequence=sequence, due_ms=sequence % 600_000, subject=1)])
     log.sync()
     log.close()
+
+
+def log_messages(made: Made, due_ms: int, records: int, rows: int, body: bytes) -> None:
+    """Messages behind all that the log has, as records of so many rows."""
+    log = MessageLog.open(RealFileSystem(), f"{made.path}/message_log", int(made.server_id, 16), segment_bytes=4 << 20)
+    for number in range(records):
+        sequence = np.arange(1 << 40, (1 << 40) + rows) + number * rows
+        bodies, lengths = body * rows, np.full(rows, len(body))
+        log.append(
+            [
+                MessageBatch.filled(
+                    rows, sequence=sequence, due_ms=due_ms, subject=1, bodies=bodies, bodies_length=lengths
+                )
+            ]
+        )
+        log.sync()
+    log.close()
+
+
+def named(ids: dict[int, bytes]) -> MessageBatch:
+    """Messages for one due time, by sequence."""
+    blob, lengths = b"".join(ids.values()), np.array([len(name) for name in ids.values()], np.uint32)
+    return MessageBatch.filled(
+        len(ids), sequence=np.array(list(ids)), due_ms=60_000, subject=1,
+        ids=blob, ids_length=lengths, id_hash=hash_ids(blob, lengths),
+    )  # fmt: skip
 
 
 def settled(made: Made, cancels_max: int) -> list[tuple[I64, I64, I64]]:
@@ -86,6 +118,38 @@ def test_a_check_of_a_directory_with_cancels_beyond_its_lot_finds_what_it_found(
     log_cancels(made, 90, 30)
     done = in_process("check", str(made.path), "--json")
     assert done.last["accepted"] == stopped.accepted
+
+
+def test_a_rebuild_holds_some_of_the_messages_that_it_restores(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    due_ms = int(time.time() * 1000) // 60_000 * 60_000 + 20 * 60_000
+    log_messages(made, due_ms, records=64, rows=32, body=b"x" * 16_384)  # 34 MB for one minute
+    taken = capture(RealFileSystem(), str(made.path), Findings())
+    taken.checkpoint = type(taken.checkpoint)(taken.server_id, replay_offset=1 << 62)
+    restore = Restore(taken, lambda _text: None)
+    tracemalloc.start()
+    restore.run([due_ms * 2])
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    schedule = ScheduleLog(RealFileSystem(), f"{made.path}/schedule_log", taken.server_id, taken.window_ms)
+    key = ScheduleKey(due_ms, Source.DIRECT)
+    schedule.recover(key)
+    assert sum(len(batch) for _, batch in schedule.batches(key)) == 64 * 32
+    taken.close()
+    schedule.close()
+    assert peak < 8 * MIB, peak
+
+
+def test_what_is_restored_beside_its_original_is_a_copy_and_the_original_is_none(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    taken = capture(RealFileSystem(), str(made.path), Findings())
+    key = ScheduleKey(60_000, Source.DIRECT)
+    taken.schedule[key] = FILE_HEADER_BYTES
+    kept = named({5: b"a", 9: b"b"})
+    lost = [named({4: b"c", 6: b"a", 7: b"d"}), named({8: b"c", 10: b"e"})]
+    marked = list(mark_copies(taken, key, lambda: iter(lost), lambda _file: iter([kept])))
+    taken.close()
+    assert [batch.duplicate_of.tolist() for batch in marked] == [[0, 5, 0], [4, 0]]
 
 
 def test_a_subject_code_that_no_table_holds_costs_an_entry_and_not_a_table_up_to_it() -> None:
