@@ -471,7 +471,7 @@ class Consumer:
             wall_us=clock.now_us(),
             # A redelivery is dispatched by the broker that keeps it.
             peak_us=max(clock.peak_us, by.peak_us) if retry else by.peak_us,
-            life=life,
+            lives=(life, self._host.lives),
             until_us=asked_us + ACK_TIMEOUT_MS * 1000,
             steps=(steps, clock.step_count),
         )

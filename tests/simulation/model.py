@@ -52,7 +52,8 @@ class Handed:
     """A message in the hands of a consumer group, for the last time."""
 
     wall_us: int
-    life: int
+    lives: tuple[int, int]
+    """The broker's life when it was asked for, and when it came: a request may wait for a broker that is down."""
     until_us: int
     steps: tuple[int, int]
     """How often the clock had been stepped when it was asked for, and when it came."""
@@ -67,7 +68,7 @@ class Stored:
     """Where the queue of one broker has a message."""
 
     position: int
-    life: int
+    lives: tuple[int, int]
     certain: bool = False
 
 
@@ -301,7 +302,7 @@ class Model:
         *,
         wall_us: int,
         peak_us: int,
-        life: int,
+        lives: tuple[int, int],
         until_us: int,
         steps: tuple[int, int],
     ) -> Sent | None:
@@ -340,20 +341,20 @@ class Model:
         if again and not retry:
             if identity.unknown:
                 # The sequence of a copy without an answer is not known: it may as well be this one.
-                identity.arrived.setdefault(f"{group}@{place}", Handed(wall_us, life, until_us, steps))
+                identity.arrived.setdefault(f"{group}@{place}", Handed(wall_us, lives, until_us, steps))
             return None
         identity.deliveries += 1
         identity.seen_us = identity.seen_us or wall_us
         hands = f"{group}@{place}"
-        self._check_again(row, identity, hands, wall_us, life, steps, retry)
+        self._check_again(row, identity, hands, wall_us, lives, steps, retry)
         known = identity.arrived.get(hands)
         times = known.times + 1 if known else 1
-        identity.arrived[hands] = Handed(wall_us, life, until_us, steps, retry=retry, times=times)
+        identity.arrived[hands] = Handed(wall_us, lives, until_us, steps, retry=retry, times=times)
         if not retry:
-            self._check_place(row, identity, place, fields["delivery"], life)
+            self._check_place(row, identity, place, fields["delivery"], lives)
         return row
 
-    def _check_place(self, row: Sent, identity: Identity, place: str, delivery: object, life: int) -> None:
+    def _check_place(self, row: Sent, identity: Identity, place: str, delivery: object, lives: tuple[int, int]) -> None:
         """The hand-off to the project's own broker is exactly once: one place in its queue for one message."""
         assert isinstance(delivery, int)
         position = delivery & ((1 << 48) - 1)
@@ -361,14 +362,14 @@ class Model:
         if known is None:
             if identity.stored and not self.disturbed:
                 self.fail(f"{place} has it, and so have {list(identity.stored)}", row)
-            identity.stored[place] = Stored(position, life)
+            identity.stored[place] = Stored(position, lives)
             return
         if known.position != position:
             if known.certain:
                 self.fail(f"{place} has it at {known.position}, acked, and again at {position}", row)
-            if known.life == life:
+            if known.lives[0] == lives[1]:
                 self.fail(f"{place} has it twice, at {known.position} and {position}, without a crash", row)
-        known.position, known.life = position, life
+        known.position, known.lives = position, lives
 
     def _sequences_of(self, identity: Identity) -> set[object]:
         """Those that its deliveries may carry; that of a copy without an answer is whatever nobody else has."""
@@ -389,13 +390,20 @@ class Model:
             self.fail(f"arrived as sequence {fields['sequence']}", row)
 
     def _check_again(
-        self, row: Sent, identity: Identity, hands: str, wall_us: int, life: int, steps: tuple[int, int], retry: bool
+        self,
+        row: Sent,
+        identity: Identity,
+        hands: str,
+        wall_us: int,
+        lives: tuple[int, int],
+        steps: tuple[int, int],
+        retry: bool,
     ) -> None:
         before = identity.arrived.get(hands)
         if before is None or identity.redispatched:
             return
         places = {known.partition("@")[2] for known in identity.arrived}
-        if (life > 1 or len(places) > 1) and (retry or before.retry):
+        if (lives[1] > 1 or len(places) > 1) and (retry or before.retry):
             # A crash between the commit of a redelivery and the end of the old delivery leaves both: the second one
             # is from a lease that ended, maybe of a pull whose reply was lost. And where a failover of unknown result
             # left a copy at another broker, the lease of that one can end here: it goes through the same pipeline.
@@ -406,7 +414,7 @@ class Model:
             self.fail(f"{hands} acked it, and got it again", row, again=True)
         explained = (
             before.reason_to_come_again
-            or (before.life != life and "crash")
+            or (before.lives[0] != lives[1] and "crash")
             or (before.steps[0] != steps[1] and "the clock was stepped")
             or (wall_us >= before.until_us and "its lease ended")
         )
