@@ -45,6 +45,8 @@ class Handlers:
         self.quick = dict(quick)
         self.slow = dict(slow)
         self.errors: dict[str, int] = {}
+        # Requests so far that became tasks of their own.
+        self.slow_begun = 0
         self.on_bug: Callable[[str, BaseException], None] = lambda _operation, _error: None
         self.closed = False
 
@@ -167,6 +169,7 @@ class Connection:
         assert self._nursery is not None
         answer = slow(self, request)
         self._slow += 1
+        self._handlers.slow_begun += 1
         self._nursery.start_soon(self._serve_slow, answer, request)
 
     async def _serve_slow(self, answer: Awaitable[dict[str, Any] | None], request: Request) -> None:

@@ -52,6 +52,7 @@ class Front:
         self.handlers = Handlers({}, {})
         self.handlers.on_bug = _log_bug
         self.connections = 0
+        self._slow_before = 0
         self._add_handlers(server)
 
     def _add_handlers(self, server: DelayServer) -> None:
@@ -138,7 +139,7 @@ class Front:
     async def accept(self, listener: Listener, nursery: trio.Nursery) -> None:
         """Accept and serve connections until the listener closes or the task is cancelled."""
         server = self._server
-        nursery.start_soon(listener.run, server.commit.begin_step, server.commit.end_step)
+        nursery.start_soon(listener.run, self._begin_step, self._end_step)
         while True:
             try:
                 transport = await listener.accept()
@@ -156,6 +157,14 @@ class Front:
                 continue
             self.connections += 1
             nursery.start_soon(self._serve, transport)
+
+    def _begin_step(self) -> None:
+        self._slow_before = self.handlers.slow_begun
+        self._server.commit.begin_step()
+
+    def _end_step(self) -> bool:
+        done = self._server.commit.end_step()
+        return done and self.handlers.slow_begun == self._slow_before
 
     async def _serve(self, transport: Transport) -> None:
         try:

@@ -182,24 +182,25 @@ class GroupCommit:
         """What is handed in from here to `end_step`, which follows without a pause, is one group."""
         self._in_step = True
 
-    def end_step(self) -> None:
+    def end_step(self) -> bool:
         """Commit what was read in this step, where that is quick: whoever is ready is in the group, so nothing is gained
-        by another pass of the event loop."""
+        by another pass of the event loop. False where something is left for `run`."""
         self._in_step = False
-        if not self._gathered or self._work.is_set():
-            return
+        if not self._gathered:
+            return True
         small = self._gathered_bytes <= self._settings.inline_sync_bytes_max
-        if not small or self._lagging() or not self._idle.is_set() or not self._disk_is_quick():
+        if self._work.is_set() or not small or self._lagging() or not self._idle.is_set() or not self._disk_is_quick():
             self._work.set()
-            return
+            return False
         group = self._next_group()
         try:
             entries = self._write(self._number(group), group.size_bytes)
         except StoreError as error:
             self._refused(group, error)
             self._work.set()
-        else:
-            self._committed(group, entries)
+            return False
+        self._committed(group, entries)
+        return True
 
     def replayed(self, position: int) -> None:
         """The replayer has moved on to this offset of the log: a commit that waits for it looks again."""
@@ -330,10 +331,10 @@ class GroupCommit:
         if self._sequences.needs_extension():
             self._sequences.extend()
         started_us = self._clock.monotonic_us()
-        entries = self._log.append(batches)
         if self._settings.durability == "sync":
-            self._log.sync()
+            entries = self._log.append_durably(batches)
         else:
+            entries = self._log.append(batches)
             self._log.assume_synced()  # durability "os": the page cache counts
         self._took(self._clock.monotonic_us() - started_us, size_bytes)
         return entries
@@ -341,16 +342,22 @@ class GroupCommit:
     # -- around
 
     async def warm(self) -> None:
-        """Overwrite space ahead of the tail while nothing is to be committed."""
+        """Overwrite space ahead of the tail while nothing is to be committed. Raises SyncFailedError."""
         while self._settings.warm_ahead_bytes:
             self._moved = trio.Event()
-            warmed = False
+            step = None
             if self._idle.is_set():
                 try:
-                    warmed = self._log.warm_ahead(self._settings.warm_ahead_bytes)
+                    step = self._log.warm_ahead(self._settings.warm_ahead_bytes)
                 except DiskFullError:
                     await self._clock.sleep_ms(1000)
-            if not warmed:
+            if step is not None:
+                if self._inline:
+                    self._log.sync_warm(step)
+                else:
+                    await trio.to_thread.run_sync(self._log.sync_warm, step)
+                self._log.use_warm(step)
+            else:
                 await self._moved.wait()  # an idle server does not poll
             await self._clock.sleep_ms(20)
 

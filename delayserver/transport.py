@@ -55,7 +55,7 @@ class Listener(Protocol):
     async def accept(self) -> Transport:
         """The next connection."""
 
-    async def run(self, begin_step: Callable[[], None], end_step: Callable[[], None]) -> None:
+    async def run(self, begin_step: Callable[[], None], end_step: Callable[[], bool]) -> None:
         """Read what was accepted, until cancelled; the two enclose what is read in one step of the event loop."""
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ class SocketListener:
                 continue
             return HubTransport(connected, f"{name[0]}:{name[1]}", self._hub)
 
-    async def run(self, begin_step: Callable[[], None], end_step: Callable[[], None]) -> None:
+    async def run(self, begin_step: Callable[[], None], end_step: Callable[[], bool]) -> None:
         try:
             await self._hub.run(begin_step, end_step)
         finally:

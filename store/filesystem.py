@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -21,6 +22,8 @@ Buffer = bytes | bytearray | memoryview
 
 # The kernel takes at most 1024 buffers in one vectored write (IOV_MAX on Linux); longer lists are joined.
 IOV_MAX = 1024
+# What is written past the page cache is whole blocks of this size, at multiples of it, from memory aligned to it.
+BLOCK_BYTES = 4096
 # Threads of `sync_together`.
 SYNCS_AT_ONCE = 16
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -40,6 +43,11 @@ class File(Protocol):
 
     def datasync(self) -> None:
         """Make the bytes (and the size) durable. Raises SyncFailedError, after which the file is final."""
+
+    def write_through(self, offset: int, blocks: memoryview) -> bool:
+        """Write whole blocks (`BLOCK_BYTES`) within the allocated length and make them durable: them, not the rest of the
+        file. False, and nothing was written, where the file system cannot do that past the page cache. Raises
+        DiskFullError, and SyncFailedError, after which the file is final."""
 
     def truncate(self, length: int) -> None:
         """Cut or extend to `length` bytes; what is beyond reads as zeros afterwards. Not durable before a sync."""
@@ -103,14 +111,19 @@ class FileSystem(Protocol):
         """Take an exclusive lock that the kernel drops with the process. Raises LockedError with the holder's text."""
 
 
+# In the place of a descriptor.
+_NOT_TRIED, _IMPOSSIBLE = -1, -2
+
+
 class RealFile:
     """A `File` on the operating system."""
 
-    __slots__ = ("_fd", "_sync_failed", "_syncing", "path")
+    __slots__ = ("_direct_fd", "_fd", "_sync_failed", "_syncing", "path")
 
     def __init__(self, path: str, fd: int) -> None:
         self.path = path
         self._fd = fd
+        self._direct_fd = _NOT_TRIED
         self._sync_failed = False
         # The kernel tells an error once: a sync beside one that fails would succeed.
         self._syncing = Lock()
@@ -158,6 +171,38 @@ class RealFile:
                 self._sync_failed = True
                 raise SyncFailedError(f"{self.path}: sync failed: {error.strerror}; restart to recover") from error
 
+    def write_through(self, offset: int, blocks: memoryview) -> bool:
+        if self._direct_fd < 0 and not self._open_direct():
+            return False
+        try:
+            written = os.pwrite(self._direct_fd, blocks, offset)
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise _named(error, self.path, "write") from error
+            if error.errno == errno.EINVAL:  # blocks of another size, or none past the cache
+                os.close(self._direct_fd)
+                self._direct_fd = _IMPOSSIBLE
+                return False
+            self._sync_failed = True
+            raise SyncFailedError(f"{self.path}: sync failed: {error.strerror}; restart to recover") from error
+        if written != len(blocks):
+            self._sync_failed = True
+        if self._sync_failed:  # this one, or one that ran beside it
+            raise SyncFailedError(f"{self.path}: a sync failed; restart the server to recover")
+        return True
+
+    def _open_direct(self) -> bool:
+        if self._direct_fd == _NOT_TRIED:
+            flags = os.O_RDWR | os.O_CLOEXEC | os.O_DSYNC | getattr(os, "O_DIRECT", 0)
+            try:
+                # The same file, whatever its path means by now.
+                self._direct_fd = (
+                    os.open(f"/proc/self/fd/{self._fd}", flags) if hasattr(os, "O_DIRECT") else _IMPOSSIBLE
+                )
+            except OSError:
+                self._direct_fd = _IMPOSSIBLE
+        return self._direct_fd >= 0
+
     def truncate(self, length: int) -> None:
         try:
             os.ftruncate(self._fd, length)
@@ -194,6 +239,9 @@ class RealFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+        if self._direct_fd >= 0:
+            os.close(self._direct_fd)
+        self._direct_fd = _IMPOSSIBLE
 
 
 class RealFileSystem:
@@ -302,6 +350,11 @@ def _named(error: OSError, path: str, verb: str) -> StoreError:
     if error.errno in _NO_SPACE:
         return DiskFullError(f"{path}: cannot {verb}: no space left on the disk")
     return StoreError(f"{path}: cannot {verb}: {error.strerror}")
+
+
+def aligned_memory(length: int) -> memoryview:
+    """Zeros at the start of a page, which memory of Python's own is not: what `File.write_through` takes."""
+    return memoryview(mmap.mmap(-1, length))
 
 
 def directory_of(path: str) -> str:

@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 from store.columns import ColumnBatch
 from store.errors import CorruptionError, DiskFullError
-from store.filesystem import FileSystem
+from store.filesystem import BLOCK_BYTES, FileSystem
 from store.message_log_opening import LogDamage, Opening, SegmentTable, segment_path
 from store.message_rows import MessageRows
-from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FileHeader, ScanReport, Segment
+from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, Appended, FileHeader, ScanReport, Segment
 
-__all__ = ["LogDamage", "LogEntry", "MessageLog"]
+__all__ = ["LogDamage", "LogEntry", "MessageLog", "WarmStep"]
 
 # Zeros written ahead of the tail in one go, and how far ahead is enough for a second of single sends.
 WARM_STEP_BYTES = 1 << 18
@@ -34,6 +34,13 @@ class LogEntry(NamedTuple):
     batch: ColumnBatch | MessageRows
 
 
+class WarmStep(NamedTuple):
+    """Zeros ahead of the tail, up to an offset in the file of its segment; of use once `file` is synced."""
+
+    segment: Segment
+    stop: int
+
+
 class MessageLog:
     """Append, sync, read from an offset, retire. One writer; reading below `synced` may happen in another thread."""
 
@@ -46,7 +53,7 @@ class MessageLog:
         self._server_id = server_id
         self._segment_bytes = segment_bytes
         self._table = SegmentTable((), ())
-        self._warmed = 0
+        self._warmed = self._warm = 0
         self.damages: list[LogDamage] = []
 
     @classmethod
@@ -95,7 +102,7 @@ class MessageLog:
             self._fs, segment_path(self._directory, base), header, allocate_bytes=self._segment_bytes
         )
         self._table = self._table.with_segment(base, segment)
-        self._warmed = 0
+        self._warmed = self._warm = 0
         return segment
 
     @property
@@ -122,13 +129,17 @@ class MessageLog:
 
     def append(self, batches: Sequence[ColumnBatch | MessageRows]) -> list[LogEntry]:
         """Write one group without syncing. Raises DiskFullError (nothing appended), StoreError, SyncFailedError."""
+        base, segment = self._writable()
+        return _entries(base, segment.append_all(batches), batches)
+
+    def append_durably(self, batches: Sequence[ColumnBatch | MessageRows]) -> list[LogEntry]:
+        """`append` and `sync`, as quick as the disk can. Raises the same."""
+        base, segment = self._writable()
+        return _entries(base, segment.append_durably(batches, self._warm), batches)
+
+    def _writable(self) -> tuple[int, Segment]:
         base, segment = self._tail
-        if segment.end >= self._segment_bytes:
-            base, segment = self._roll(base, segment)
-        places = segment.append_all(batches)
-        return [
-            LogEntry(base + place.start, base + place.end, batch) for place, batch in zip(places, batches, strict=True)
-        ]
+        return self._roll(base, segment) if segment.end >= self._segment_bytes else (base, segment)
 
     def _roll(self, base: int, segment: Segment) -> tuple[int, Segment]:
         """Seal: whole and synced before the successor exists. The successor's base is the sealed file's length on."""
@@ -159,22 +170,33 @@ class MessageLog:
         if segment.assumed > segment.synced:
             segment.sync()
 
-    def warm_ahead(self, ahead_bytes: int) -> bool:
-        """Overwrite one step of preallocated space ahead of the tail with zeros; False when enough is warm.
+    def warm_ahead(self, ahead_bytes: int) -> WarmStep | None:
+        """Overwrite one step of preallocated space ahead of the tail with zeros; None when enough is warm.
 
         Safe beside appends only from the writer's own thread of control, between two appends.
         """
         _, segment = self._tail
-        start = max(self._warmed, (segment.end + 4095) // 4096 * 4096)
-        if start >= segment.end + ahead_bytes or start + WARM_STEP_BYTES > segment.allocated:
-            return False
+        start = max(self._warmed, (segment.end + BLOCK_BYTES - 1) // BLOCK_BYTES * BLOCK_BYTES)
+        stop = min(start + WARM_STEP_BYTES, segment.allocated // BLOCK_BYTES * BLOCK_BYTES)
+        if start >= segment.end + ahead_bytes or start >= stop:
+            return None
         try:
-            segment.file.pwrite(start, [_ZEROS])
+            segment.file.pwrite(start, [_ZEROS[: stop - start]])
         except DiskFullError:  # a file system that allocates on each write: there is nothing to gain here
             segment.allocated = 0
-            return False
-        self._warmed = start + WARM_STEP_BYTES
-        return True
+            return None
+        self._warmed = stop
+        return WarmStep(segment, stop)
+
+    def sync_warm(self, step: WarmStep) -> None:
+        """Make the zeros durable, so that what overwrites them needs nothing else. May run in a thread beside appends.
+        Raises SyncFailedError: final, like that of `sync`."""
+        step.segment.file.datasync()
+
+    def use_warm(self, step: WarmStep) -> None:
+        """The zeros are durable: small groups may go straight over them."""
+        if self._tail[1] is step.segment:
+            self._warm = step.stop
 
     def read(self, offset: int, stop: int, bytes_max: int) -> list[LogEntry]:
         """Entries from `offset` (a record boundary) up to `stop`, about `bytes_max` bytes, at least one if any.
@@ -253,3 +275,7 @@ class MessageLog:
         """Close all files; what was not synced may be lost."""
         for _, segment in self._table:
             segment.close()
+
+
+def _entries(base: int, places: Sequence[Appended], batches: Sequence[ColumnBatch | MessageRows]) -> list[LogEntry]:
+    return [LogEntry(base + place.start, base + place.end, batch) for place, batch in zip(places, batches, strict=True)]

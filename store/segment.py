@@ -31,6 +31,7 @@ from store.filesystem import Buffer, File, FileSystem, directory_of
 from store.message_rows import MessageRows, encode_rows
 from store.record import HEADER_BYTES, BadRecordError, RecordHeader, decode_body, decode_header, encode_record
 from store.scan import SCAN_BYTES, Damage, Scan, ScanReport
+from store.tail_image import THROUGH_BYTES_MAX, TailImage
 
 __all__ = [
     "FILE_DISPATCH",
@@ -69,7 +70,7 @@ class Segment:
     `assumed` is the same by the operator's decision (durability `os`), 0 where there is none: headers never claim that.
     """
 
-    __slots__ = ("_refusal", "allocated", "assumed", "end", "file", "header", "path", "synced")
+    __slots__ = ("_refusal", "_tail", "allocated", "assumed", "end", "file", "header", "path", "synced")
 
     def __init__(self, file: File, header: FileHeader, end: int) -> None:
         self.file = file
@@ -80,6 +81,7 @@ class Segment:
         self.assumed = 0
         self.allocated = 0
         self._refusal = ""
+        self._tail: TailImage | None = None
 
     @classmethod
     def create(
@@ -156,6 +158,21 @@ class Segment:
         Raises DiskFullError, StoreError (nothing was appended), SyncFailedError (an earlier sync failed, or what a failed
         write left could not be undone).
         """
+        buffers, places, end = self._encode(batches)
+        self._write(buffers, end)
+        return places
+
+    def append_durably(self, batches: Sequence[ColumnBatch | MessageRows], warm: int) -> list[Appended]:
+        """`append_all` and `sync` in one. What ends within the `warm` part of the file, which was written with zeros and
+        synced before, goes past the page cache if it is small."""
+        buffers, places, end = self._encode(batches)
+        small = end <= warm and end - self.end <= THROUGH_BYTES_MAX and self.synced == self.end
+        if not small or not self._write_through(buffers, end):
+            self._write(buffers, end)
+            self.sync()
+        return places
+
+    def _encode(self, batches: Sequence[ColumnBatch | MessageRows]) -> tuple[list[Buffer], list[Appended], int]:
         if self._refusal:
             raise SyncFailedError(self._refusal)
         buffers: list[Buffer] = []
@@ -169,6 +186,9 @@ class Segment:
             buffers += record.buffers
             places.append(Appended(position, position + record.total_bytes, position + record.blob_start))
             position += record.total_bytes
+        return buffers, places, position
+
+    def _write(self, buffers: list[Buffer], end: int) -> None:
         try:
             self.file.pwrite(self.end, buffers)
         except StoreError as error:
@@ -176,8 +196,24 @@ class Segment:
             if self._refusal:  # not as if nothing was appended: the next start may find some of it
                 raise SyncFailedError(self._refusal) from error
             raise
-        self.end = position
-        return places
+        self.end = end
+
+    def _write_through(self, buffers: list[Buffer], end: int) -> bool:
+        if self._tail is None:
+            self._tail = TailImage()
+        try:
+            if not self._tail.append(self.file, self.end, buffers):
+                return False
+        except SyncFailedError as error:
+            self._refusal = str(error)
+            raise
+        except StoreError as error:
+            self._undo()
+            if self._refusal:
+                raise SyncFailedError(self._refusal) from error
+            raise
+        self.end = self.synced = end
+        return True
 
     def _undo(self) -> None:
         """Cut off what a failed write may have left, durably: the first records of the group may be whole, and a scan

@@ -32,6 +32,10 @@ class MemoryFile:
     def datasync(self) -> None:
         pass
 
+    def write_through(self, offset: int, blocks: memoryview) -> bool:
+        self.pwrite(offset, [blocks])
+        return True
+
     def truncate(self, length: int) -> None:
         self._resize(length)
 

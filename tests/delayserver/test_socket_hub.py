@@ -9,14 +9,18 @@ from contextlib import asynccontextmanager
 import pytest
 import trio
 
+from delayserver.socket_hub import STEPS_MAX
 from delayserver.transport import HubTransport, SocketListener, Transport
 
 
 @asynccontextmanager
-async def listening(begin: Callable[[], None], end: Callable[[], None]) -> AsyncIterator[SocketListener]:
+async def listening(begin: Callable[[], None], end: Callable[[], object]) -> AsyncIterator[SocketListener]:
+    def ended() -> bool:
+        return end() is not False
+
     listener = SocketListener("127.0.0.1", 0)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(listener.run, begin, end)
+        nursery.start_soon(listener.run, begin, ended)
         yield listener
         nursery.cancel_scope.cancel()
     listener.close()
@@ -52,6 +56,69 @@ def test_what_arrives_is_handed_over_between_the_bounds_of_a_step() -> None:
             far.close()
         first = seen.index(b"one")
         assert seen[first - 1 : first + 2] == ["begin", b"one", "end"]
+
+    run(check)
+
+
+class Passes(trio.abc.Instrument):
+    """Notes the passes of the event loop."""
+
+    def __init__(self, note: Callable[[], None]) -> None:
+        self._note = note
+
+    def after_io_wait(self, timeout: float) -> None:
+        self._note()
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_a_step_follows_at_once_where_nothing_is_left_to_other_tasks(done: bool) -> None:
+    seen: list[object] = []
+
+    async def check() -> None:
+        def end() -> bool:
+            if seen[-1] == b"one":
+                seen.append("end")
+                near.sendall(b"two")
+            return done
+
+        trio.lowlevel.add_instrument(Passes(lambda: seen.append("pass")))
+        async with listening(lambda: None, end) as listener:
+            near, far = await pair(listener)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(far.feed, seen.append)
+                near.sendall(b"one")
+                while b"two" not in seen:
+                    await trio.sleep(0.001)
+                nursery.cancel_scope.cancel()
+            near.close()
+            far.close()
+        between = seen[seen.index("end") + 1 : seen.index(b"two")]
+        assert ("pass" in between) != done, seen
+
+    run(check)
+
+
+def test_a_connection_that_always_has_more_lets_other_tasks_run() -> None:
+    async def check() -> None:
+        steps = [0]
+
+        def end() -> None:
+            steps[-1] += 1
+            if len(steps) < 100:
+                near.sendall(b"more")
+
+        async with listening(lambda: None, end) as listener:
+            near, far = await pair(listener)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(far.feed, lambda _data: None)
+                trio.lowlevel.add_instrument(Passes(lambda: steps.append(0)))
+                near.sendall(b"one")
+                while len(steps) < 100:
+                    await trio.sleep(0.001)
+                nursery.cancel_scope.cancel()
+            near.close()
+            far.close()
+        assert max(steps) == STEPS_MAX, steps
 
     run(check)
 

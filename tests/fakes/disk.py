@@ -82,13 +82,32 @@ class FakeFile:
         node = self._open()
         self._disk.die_if(self._disk.step("datasync"))
         if self._disk.sync_fails(self.path):
-            node.sync_failed = True
-            node.lost.update({page: content for page, content in node.saved.items() if page not in node.lost})
-            node.saved.clear()
+            node.fail_sync()
         if node.sync_failed:
             raise SyncFailedError(f"{self.path}: sync failed: simulated; restart to recover")
         node.saved.clear()
         node.durable_size = node.size
+
+    def write_through(self, offset: int, blocks: memoryview) -> bool:
+        node = self._writable()
+        assert offset % PAGE == 0, "not at the start of a block"
+        assert len(blocks) % PAGE == 0, "not whole blocks"
+        assert offset + len(blocks) <= node.size, "not within the allocated length"
+        if self._disk.caches_everything:
+            return False
+        crashing = self._disk.step("write_through")
+        content = bytes(blocks)
+        if self._disk.room_for(node, offset + len(content)) < offset + len(content):
+            raise DiskFullError(f"{self.path}: cannot write: no space left on the disk")
+        node.write(offset, content)
+        self._disk.last_write = (node, offset, len(content))
+        self._disk.die_if(crashing)
+        if self._disk.sync_fails(self.path):
+            node.fail_sync()
+        if node.sync_failed:
+            raise SyncFailedError(f"{self.path}: sync failed: simulated; restart to recover")
+        node.settle_pages(offset, offset + len(content))
+        return True
 
     def truncate(self, length: int) -> None:
         node = self._writable()
@@ -137,6 +156,8 @@ class FakeDisk:
         self.counts: Counter[str] = Counter()
         self.unreadable: dict[str, list[tuple[int, int]]] = {}
         """Ranges (start, stop) of files that cannot be read any more."""
+        self.caches_everything = False
+        """Whether it is a file system that cannot write past its cache."""
         self.operations = 0
         self.last_write: tuple[Node, int, int] | None = None
         self._files: dict[str, Node] = {}

@@ -60,6 +60,19 @@ class Node:
         stop = min(start + PAGE, len(self.data))
         self.data[start:stop] = content + bytes(stop - start - len(content))
 
+    def settle_pages(self, start: int, stop: int) -> None:
+        """These whole pages are durable, and the size with them."""
+        for page in range(start // PAGE, stop // PAGE):
+            self.saved.pop(page, None)
+            self.lost.pop(page, None)
+        self.durable_size = self.size
+
+    def fail_sync(self) -> None:
+        """The kernel takes for clean what the disk did not get."""
+        self.sync_failed = True
+        self.lost.update({page: content for page, content in self.saved.items() if page not in self.lost})
+        self.saved.clear()
+
     def settle(self) -> None:
         """What is there now is durable."""
         self.saved.clear()

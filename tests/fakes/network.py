@@ -119,9 +119,9 @@ class Steps:
 
     def __init__(self) -> None:
         self._begin_step: Callable[[], None] = lambda: None
-        self._end_step: Callable[[], None] = lambda: None
+        self._end_step: Callable[[], bool] = lambda: True
 
-    async def run(self, begin_step: Callable[[], None], end_step: Callable[[], None]) -> None:
+    async def run(self, begin_step: Callable[[], None], end_step: Callable[[], bool]) -> None:
         self._begin_step, self._end_step = begin_step, end_step
         await trio.sleep_forever()  # every transport is read by its own task
 

@@ -12,10 +12,12 @@ import pytest
 
 from store.errors import CorruptionError, DiskFullError, LockedError, StoreError, SyncFailedError
 from store.filesystem import (
+    BLOCK_BYTES,
     IOV_MAX,
     FileSystem,
     RealFile,
     RealFileSystem,
+    aligned_memory,
     directory_of,
     read_whole,
     write_atomically,
@@ -52,6 +54,49 @@ def test_bytes_are_read_where_they_were_written(made: Made) -> None:
     file.close()
     file.close()
     assert read_whole(fs, f"{root}/a")[:5] == b"\0\0\0ab"
+
+
+def blocks_of(*pages: bytes) -> memoryview:
+    memory = aligned_memory(len(pages) * BLOCK_BYTES)
+    memory[:] = b"".join(page.ljust(BLOCK_BYTES, b"\0") for page in pages)
+    return memory
+
+
+def test_blocks_that_are_written_through_are_seen_by_whoever_reads(made: Made) -> None:
+    fs, root = made
+    file = fs.open(f"{root}/a", create=True)
+    file.allocate(16 * BLOCK_BYTES)
+    file.pwrite(0, [b"x" * 5 * BLOCK_BYTES])
+    file.datasync()
+    reader = fs.open(f"{root}/a", write=False)
+    assert reader.pread(BLOCK_BYTES, 4) == b"xxxx"
+    for number in range(10):
+        page = b"number %d" % number
+        if file.write_through(BLOCK_BYTES, blocks_of(page, b"next")):
+            assert reader.pread(BLOCK_BYTES, len(page) + 1) == page + b"\0"
+            assert reader.pread(2 * BLOCK_BYTES, 5) == b"next\0"
+            file.pwrite(2 * BLOCK_BYTES, [b"through the cache %d" % number])
+            assert reader.pread(2 * BLOCK_BYTES, 19) == b"through the cache %d" % number
+        else:  # a file system that cannot do it has written nothing
+            assert reader.pread(BLOCK_BYTES, 4) == b"xxxx"
+    file.datasync()
+    assert reader.pread(3 * BLOCK_BYTES, 2 * BLOCK_BYTES) == b"x" * 2 * BLOCK_BYTES
+    assert file.size() == 16 * BLOCK_BYTES
+    file.close()
+
+
+def test_a_failed_write_through_is_final(made: Made) -> None:
+    fs, root = made
+    file = fs.open(f"{root}/a", create=True)
+    file.allocate(4 * BLOCK_BYTES)
+    if isinstance(file, RealFile):
+        file._direct_fd = os.open(f"{root}/a", os.O_RDONLY)  # whatever is written there fails
+    else:
+        assert isinstance(fs, FakeDisk)
+        fs.fail_next_sync("/a")
+    for attempt in (lambda: file.write_through(0, blocks_of(b"a")), file.datasync):
+        with pytest.raises(SyncFailedError):
+            attempt()
 
 
 def test_more_buffers_than_the_kernel_takes_at_once_are_written(made: Made) -> None:

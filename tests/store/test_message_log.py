@@ -16,37 +16,7 @@ from store.message_log import WARM_STEP_BYTES, MessageLog
 from store.message_log_opening import segment_path
 from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader, Segment
 from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
-
-DIRECTORY = "/d/message_log"
-SEGMENT_BYTES = 2 * PAGE
-
-
-def batch(sequence: int, body_bytes: int = 700) -> MessageBatch:
-    return MessageBatch.filled(
-        1, sequence=sequence, bodies_length=body_bytes, bodies=bytes([sequence % 251 + 1]) * body_bytes
-    )
-
-
-def opened(fs: FakeDisk, valid_to: int = 0, segment_bytes: int = SEGMENT_BYTES) -> MessageLog:
-    return MessageLog.open(fs, DIRECTORY, 7, segment_bytes=segment_bytes, valid_to=valid_to)
-
-
-def fill(log: MessageLog, count: int, first: int = 1, body_bytes: int = 700) -> list[int]:
-    """Append and sync one by one; their start offsets."""
-    starts = []
-    for sequence in range(first, first + count):
-        starts += [entry.start for entry in log.append([batch(sequence, body_bytes)])]
-        log.sync()
-    return starts
-
-
-def sequences(log: MessageLog, offset: int = 0, bytes_max: int = 1 << 30) -> list[int]:
-    found = []
-    for entry in log.read(max(offset, log.first), log.synced, bytes_max):
-        assert isinstance(entry.batch, MessageBatch)
-        assert bytes(entry.batch.bodies) == bytes(batch(int(entry.batch.sequence[0]), len(entry.batch.bodies)).bodies)
-        found.append(int(entry.batch.sequence[0]))
-    return found
+from tests.store.message_logs import DIRECTORY, SEGMENT_BYTES, batch, fill, opened, sequences
 
 
 def test_it_rolls_at_the_segment_boundary_and_offsets_go_on() -> None:
@@ -346,11 +316,12 @@ def test_warming_writes_only_ahead_and_stops_at_what_is_allocated() -> None:
     fs = FakeDisk()
     log = opened(fs, segment_bytes=3 * WARM_STEP_BYTES)
     fill(log, 5)
-    steps = 0
-    while log.warm_ahead(1 << 30):
-        steps += 1
-    assert steps == 2
-    assert not log.warm_ahead(0)
+    stops = []
+    while step := log.warm_ahead(1 << 30):
+        stops.append(step.stop)
+    first = -(-log.end // PAGE) * PAGE
+    assert stops == [first + WARM_STEP_BYTES, first + 2 * WARM_STEP_BYTES, 3 * WARM_STEP_BYTES]
+    assert log.warm_ahead(0) is None
     fill(log, 5, first=6)
     assert sequences(log) == list(range(1, 11))
     fs.kill()
@@ -398,6 +369,21 @@ class MessageLogMachine(RuleBasedStateMachine):
         self.waiting += [(entry.start, int(part.sequence[0])) for entry, part in zip(entries, group, strict=True)]
         self.attempted.update(int(part.sequence[0]) for part in group)
 
+    @rule(sizes=st.lists(st.integers(0, 5000), min_size=1, max_size=4))
+    def append_durably(self, sizes: list[int]) -> None:
+        group = [batch(self.sequence + 1 + place, size) for place, size in enumerate(sizes)]
+        self.sequence += len(sizes)
+        self.attempted.update(int(part.sequence[0]) for part in group)
+        try:
+            entries = self.log.append_durably(group)
+        except DiskFullError:
+            self.attempted.difference_update(int(part.sequence[0]) for part in group)
+            if self.waiting and self.log.synced > self.waiting[-1][0]:
+                self.acknowledge()
+            return
+        self.waiting += [(entry.start, int(part.sequence[0])) for entry, part in zip(entries, group, strict=True)]
+        self.acknowledge()
+
     def acknowledge(self) -> None:
         self.synced += self.waiting
         self.waiting = []
@@ -407,9 +393,13 @@ class MessageLogMachine(RuleBasedStateMachine):
         assert self.log.sync() == self.log.end
         self.acknowledge()
 
-    @rule()
-    def warm(self) -> None:
-        self.log.warm_ahead(4 * PAGE)
+    @rule(use=st.booleans())
+    def warm(self, use: bool) -> None:
+        step = self.log.warm_ahead(4 * PAGE)
+        if step is not None and use:
+            self.log.sync_warm(step)
+            self.acknowledge()  # whatever was in the file is durable with them
+            self.log.use_warm(step)
 
     @precondition(lambda self: len(self.synced) > 2)
     @rule(data=st.data())
@@ -432,11 +422,15 @@ class MessageLogMachine(RuleBasedStateMachine):
             self.fs._failing_syncs.clear()
         self.restart(checkpoint, power)
 
-    @rule(operations=st.integers(1, 12), checkpoint=st.booleans())
-    def crash_in_the_middle(self, operations: int, checkpoint: bool) -> None:
+    @rule(operations=st.integers(1, 12), checkpoint=st.booleans(), through=st.booleans())
+    def crash_in_the_middle(self, operations: int, checkpoint: bool, through: bool) -> None:
         self.fs.crash_after(operations)
         try:
             for _ in range(5):
+                if through:
+                    self.warm(True)
+                    self.append_durably([300])
+                    continue
                 self.append([3000])
                 self.sync()
         except SimulatedCrash:
