@@ -31,10 +31,14 @@ class Consumer:
             self._ack(known, subject)
             return len(known)
         self._settle(known)
-        if self._held and self._chance.random() < 0.3:
-            held, self._held = self._held, []
-            self._ack(held, SUBJECT)
+        if self._chance.random() < 0.3:
+            self.ack_held()
         return len(known)
+
+    def ack_held(self) -> None:
+        """Ack what was kept for later."""
+        held, self._held = self._held, []
+        self._ack(held, SUBJECT)
 
     def _settle(self, known: list[tuple[Delivery, Instance]]) -> None:
         what = self._chance.random()
@@ -66,7 +70,8 @@ class Consumer:
             result = self.client.nack(SUBJECT, GROUP, deliveries, timedelta(milliseconds=NACK_DELAY_MS))
         except LOST:
             raise
-        except DelayServerError:
+        except DelayServerError as error:
+            self._record.failed(error)
             return  # whether it happened nobody knows: they stay leased, and the next crash shows it
         if result.unknown:
             self._record.violate(f"{result.unknown} of {len(known)} fresh deliveries could not be handed back")

@@ -12,7 +12,7 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,9 +25,11 @@ from ops.torture.record import Fate, Record
 from ops.torture.server import ROOT, TorturedServer
 from ops.torture.verdict import drain, judge
 
-# One in so many kills comes while the server starts, and one in so many soon after a clean stop.
+# One in so many kills comes while the server starts, one in so many soon after a clean stop, and one in so many only after
+# all has come that must: what is stuck until the next restart shows in no other life.
 KILL_DURING_START = 10
 STOP_CLEANLY = 25
+KILL_AFTER_DRAIN = 20
 START_S = 0.9
 EMPTY_PULLS_MAX = 1000
 # Windows of a second and small files, so that a kill finds every kind of file at work; retention far away, so that
@@ -74,6 +76,7 @@ class Report:
     kills: int = 0
     kills_during_start: int = 0
     clean_stops: int = 0
+    drained_lives: int = 0
     seconds: float = 0.0
     sent: int = 0
     accepted: int = 0
@@ -93,6 +96,10 @@ class Report:
     def to_map(self) -> dict[str, Any]:
         """For JSON."""
         return asdict(self)
+
+
+Step = Callable[[], object]
+"""Part of the load: one request, or what begins or ends a life."""
 
 
 class StateRefused(Exception):
@@ -196,16 +203,26 @@ class Torture:
         # Most kills come soon: the first moments, with recovery and replay just over, are the interesting ones.
         time.sleep(self._plan.run_s_max * self._chance.random() ** 2 + 0.02)
         if kill % STOP_CLEANLY == 0:
+            self._record.stopping()
             self._server.stop()
             self._report.clean_stops += 1
             load.stop()
             self._record.crashed()  # leases do not outlive a process
             self._start()
+        elif kill % KILL_AFTER_DRAIN == 0:
+            load.finish()
+            self._drain()
+            self._report.drained_lives += 1
         self._server.kill()
         load.stop()
         self._record.crashed()
         for problem in load.problems:
             self._record.violate(problem)
+
+    def _drain(self) -> None:
+        consumer = Consumer(self._record, self._server.address, self._chance)
+        drain(self._record, consumer, EMPTY_PULLS_MAX)
+        consumer.client.close()
 
     def _start(self) -> None:
         started_s = time.monotonic()
@@ -219,15 +236,13 @@ class Torture:
         self._start()
         record, report = self._record, self._report
         chance = random.Random(self._plan.seed)
-        consumer = Consumer(record, self._server.address, chance)
         client = Client(self._server.address, timeout_s=120.0)
         producer = Producer(record, self._server.address, chance)
         producer.resolve()
         producer.client.close()
-        drain(record, consumer, EMPTY_PULLS_MAX)
+        self._drain()
         status = judge(record, client, sample=self._plan.lookups)
         client.close()
-        consumer.client.close()
         self._server.stop()
         names = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "pending", "early")
         report.status = {name: status[name] for name in names}
@@ -256,6 +271,7 @@ class Load:
 
     def __init__(self, plan: Plan, record: Record, address: str, seed: int) -> None:
         self._stop = threading.Event()
+        self._settle = threading.Event()
         self._plan = plan
         self._record = record
         self._address = address
@@ -265,12 +281,16 @@ class Load:
         self._threads += [
             threading.Thread(target=self._consume, args=(chance,)) for chance in chances[plan.producers :]
         ]
-        self._resolved = threading.Event()
 
     def start(self) -> None:
         """Let go."""
         for thread in self._threads:
             thread.start()
+
+    def finish(self) -> None:
+        """Wait for all of them while the server runs: every request is answered, and nothing stays leased."""
+        self._settle.set()
+        self.stop()
 
     def stop(self) -> None:
         """Wait for all of them; the server is gone or going."""
@@ -281,14 +301,14 @@ class Load:
     def _produce(self, chance: random.Random) -> None:
         producer = Producer(self._record, self._address, chance, delay_ms_max=3000)
         first = self._threads[0] is threading.current_thread()
-        steps: list[Callable[[], object]] = [producer.resolve] if first else []
-        self._loop(producer.client, producer.step, steps)
+        steps: list[Step] = [producer.resolve] if first else []
+        self._loop(producer.client, producer.step, before=steps)
 
     def _consume(self, chance: random.Random) -> None:
         consumer = Consumer(self._record, self._address, chance)
-        self._loop(consumer.client, lambda: consumer.step(0.05), [])
+        self._loop(consumer.client, lambda: consumer.step(0.05), after=[consumer.ack_held])
 
-    def _loop(self, client: Client, step: Callable[[], object], before: list[Callable[[], object]]) -> None:
+    def _loop(self, client: Client, step: Step, before: Sequence[Step] = (), after: Sequence[Step] = ()) -> None:
         try:
             for first in before:
                 first()
@@ -297,11 +317,14 @@ class Load:
                     step()
                 except LOST:
                     return
-                except DelayServerError:
-                    time.sleep(0.02)  # it is stopping
+                except DelayServerError as error:
+                    self._record.failed(error)
+                    time.sleep(0.02)  # it is stopping, or full
                 time.sleep(self._plan.pause_s)
-        except DelayServerError:
-            return
+            for last in after if self._settle.is_set() else ():
+                last()
+        except DelayServerError as error:
+            self._record.failed(error)
         except Exception as error:  # noqa: BLE001  a thread must not end silently: it is told as a violation
             self.problems.append(f"the harness failed: {error!r}")
         finally:

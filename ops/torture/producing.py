@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable
 
 from delayserver.client import Client, Message, MessageKey
-from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut, StorageFailed, TooOld
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut, StorageFailed
 from delayserver.protocol.outcomes import Outcome
 from ops.torture.record import Fate, Record, Sent
 
@@ -76,7 +76,9 @@ class Producer:
         for sent, result in zip(messages, results, strict=True):
             if not isinstance(result, DelayServerError):
                 self._record.accepted([sent], [result.receipt])
-            elif not isinstance(result, UNKNOWN):
+                continue
+            self._record.failed(result)
+            if not isinstance(result, UNKNOWN):
                 self._record.refused(sent, str(result))
         self._remember(messages)
 
@@ -93,6 +95,7 @@ class Producer:
         )
         refused = {row.index: row.error for row in answer.rejected}
         for index, error in refused.items():
+            self._record.failed(error)
             self._record.refused(messages[index], str(error))
         taken = [sent for index, sent in enumerate(messages) if index not in refused]
         self._record.accepted(taken, answer.receipts())
@@ -111,8 +114,9 @@ class Producer:
         if not isinstance(result, DelayServerError):
             self._record.copies += 1
             self._record.copy_receipts[result.receipt] = original.number
-        elif not isinstance(result, TooOld):
-            self._record.violate(f"a copy of {original.number} was refused: {result}")
+            return
+        self._record.failed(result)
+        self._record.copies_unknown += isinstance(result, UNKNOWN)
 
     def _remember(self, messages: list[Sent]) -> None:
         self._recent = (self._recent + messages)[-400:]
@@ -139,7 +143,9 @@ class Producer:
         for sent, result, fate in zip(messages, results, before, strict=True):
             if not isinstance(result, DelayServerError):
                 self._record.ended(sent, result.outcome)
-            elif not isinstance(result, UNKNOWN):
+                continue
+            self._record.failed(result)
+            if not isinstance(result, UNKNOWN):
                 sent.fate = fate  # refused: nothing was changed
 
     def reschedule(self) -> None:
@@ -161,6 +167,7 @@ class Producer:
         except UNKNOWN:
             raise
         except DelayServerError as error:
+            self._record.failed(error)
             old.fate, old.replaced_by = Fate.ACCEPTED, 0
             self._record.refused(new, str(error))
             return
@@ -194,6 +201,8 @@ class Producer:
                 if not isinstance(result, DelayServerError):
                     self._record.copies_unknown += 1  # of two copies one is suppressed, if the first one was taken
                     self._record.accepted([sent], [result.receipt])
+                else:
+                    self._record.failed(result)
         ending = [sent for sent in self._record.unanswered(Fate.ENDING) if not sent.replaced_by]
         for start in range(0, len(ending), 1000):
             self.submit_cancel(ending[start : start + 1000])

@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Any, TextIO
 
 from delayserver.client import Delivery
+from delayserver.protocol.errors import DelayServerError, ShuttingDown, StorageFailed, TooOld, Unavailable
 from delayserver.protocol.outcomes import Outcome
 
 # Violations told in full; of a broken server the first ones say enough.
@@ -58,10 +59,15 @@ class Instance:
 
 @dataclass(slots=True)
 class Retry:
-    """A nack: one more instance may come, due not before `from_us`; once `answered`, it must."""
+    """A nack of `instance`: one more instance may come, due not before `from_us`; once `answered`, it must. Of a nack that
+    was not answered, the retry comes, or `instance` comes again, or both do."""
 
     from_us: int
+    instance: Instance
     answered: bool = False
+    came: bool = False
+    came_again: bool = False
+    """The instance came after its nack was cut off."""
 
 
 @dataclass(slots=True)
@@ -87,7 +93,21 @@ class Sent:
     instances: dict[int, Instance] = field(default_factory=dict)
     """By sequence, in the order of their first arrival."""
     retries: list[Retry] = field(default_factory=list)
-    """Nacks whose instance has not come yet."""
+    """All nacks of it."""
+
+    @property
+    def awaited(self) -> list[Retry]:
+        """Nacks whose retry has not come: it may, or it must."""
+        return [retry for retry in self.retries if not retry.came]
+
+    @property
+    def lost_retries(self) -> int:
+        """How many retries must come and have not. Which of two retries it is that came cannot always be told, so those of
+        unanswered nacks are counted."""
+        unanswered = [retry for retry in self.retries if not retry.answered]
+        instead = sum(not retry.came_again for retry in unanswered)
+        came = sum(retry.came for retry in unanswered)
+        return sum(retry.answered for retry in self.awaited) + max(0, instead - came)
 
 
 class Record:
@@ -106,6 +126,7 @@ class Record:
         self.violations: list[str] = []
         self.violations_total = 0
         self.copy_receipts: dict[str, int] = {}
+        self.server_stops = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_log", "now_us")}
@@ -192,6 +213,7 @@ class Record:
                 self.violate(f"a message arrived that nobody sent: {delivery.body[:40]!r}")
                 return None
             self._write("arrived", sent.number, delivery.sequence, delivery.due_ms, delivery.attempt)
+            self._check_name(sent, delivery)
             self._check_time(sent, delivery, now_us)
             if sent.fate in (Fate.ENDED, Fate.REFUSED):
                 self.violate(f"{sent.number} arrived though it was answered {sent.fate.name.lower()}")
@@ -204,7 +226,17 @@ class Record:
             instance.arrived_in_run = self.run
             # What nobody answered before the crash has not happened, or it could not have come.
             instance.acking = instance.handing_back = False
+            for retry in sent.retries:
+                retry.came_again = retry.came_again or retry.instance is instance
             return instance
+
+    def _check_name(self, sent: Sent, delivery: Delivery) -> None:
+        """A derived id is made of the sequence of the first instance."""
+        message_id = sent.message_id or f"{delivery.server_id}-{next(iter(sent.instances), delivery.sequence):012x}"
+        if (delivery.subject, delivery.message_id) != (sent.subject, message_id):
+            self.violate(
+                f"{sent.number} of {sent.subject} as {message_id} arrived of {delivery.subject} as {delivery.message_id}"
+            )
 
     def _check_time(self, sent: Sent, delivery: Delivery, now_us: int) -> None:
         """By the delivery's own due time, which is the message's or, for a retry, a later one."""
@@ -222,13 +254,13 @@ class Record:
             if sent.receipt and not sent.asked_again and int(sent.receipt[-12:], 16) != delivery.sequence:
                 self.violate(f"{sent.number} ({sent.receipt}) arrived as sequence {delivery.sequence}")
             return Instance(sent, delivery.sequence, self.run)
-        fitting = [retry for retry in sent.retries if retry.from_us <= delivery.due_ms * 1000]
+        fitting = [retry for retry in sent.awaited if retry.from_us <= delivery.due_ms * 1000]
         if fitting:
             retry = max(fitting, key=lambda retry: retry.from_us)
-            sent.retries.remove(retry)
+            retry.came = True
             self.duplicates["handed back" if retry.answered else "handed back, without an answer"] += 1
-        elif sent.retries:
-            soonest = min(retry.from_us for retry in sent.retries)
+        elif sent.awaited:
+            soonest = min(retry.from_us for retry in sent.awaited)
             self.violate(f"{sent.number} came again {soonest - delivery.due_ms * 1000} us before the delay of its nack")
         else:
             self.violate(f"{sent.number} came as a second instance ({delivery.sequence}) that no nack asked for")
@@ -265,7 +297,7 @@ class Record:
         """A nack of them is about to be sent; what it is good for, in the same order."""
         with self._lock:
             # The server adds the delay to its own now, which is not before this one.
-            retries = [Retry(self.now_us() + delay_ms * 1000) for _ in instances]
+            retries = [Retry(self.now_us() + delay_ms * 1000, instance) for instance in instances]
             for instance, retry in zip(instances, retries, strict=True):
                 instance.handing_back = True
                 instance.sent.retries.append(retry)
@@ -285,7 +317,23 @@ class Record:
         """The server was killed, or stopped: leases do not outlive a process, so what was not settled comes again."""
         with self._lock:
             self.run += 1
+            self.server_stops = False
             self._write("crashed", self.run)
+
+    def stopping(self) -> None:
+        """The server is about to be told to stop cleanly."""
+        with self._lock:
+            self.server_stops = True
+            self._write("stopping")
+
+    def failed(self, error: DelayServerError) -> None:
+        """A request, or an item of one, ended with an error: a violation if the load gave no reason for it."""
+        if isinstance(error, (ShuttingDown, StorageFailed)):
+            explained = self.server_stops
+        else:  # a machine that stood still may send late; all else that is not the lack of something is a fault
+            explained = isinstance(error, (Unavailable, TooOld))
+        if not explained:
+            self.violate(f"a request failed without a reason: {error}")
 
     def violate(self, text: str) -> None:
         """Note a broken promise."""
@@ -316,10 +364,10 @@ class Record:
         return [sent for sent in self.of(Fate.ACCEPTED) if not sent.arrivals and not sent.expires_ms]
 
     def unsettled(self) -> list[Sent]:
-        """What must come again: instances that nobody settled, and the retries of answered nacks.
+        """What must come again: instances that nobody settled, and the retries of nacks.
 
-        Not where an ack or a nack was sent and not answered: it may have been taken. Not where the message expires: a
-        retry that is past that time is expired instead.
+        Not where an ack was sent and not answered: it may have been taken. Where that was a nack, either the instance comes
+        again or its retry comes. Not where the message expires: a retry that is past that time is expired instead.
         """
         with self._lock:
             return [sent for sent in self.sent.values() if sent.arrivals and not sent.expires_ms and _is_open(sent)]
@@ -334,7 +382,7 @@ class Record:
                 and not (
                     sent.instances
                     and all(instance.settled for instance in sent.instances.values())
-                    and not sent.retries
+                    and not sent.awaited
                 )
             ]
 
@@ -343,4 +391,4 @@ def _is_open(sent: Sent) -> bool:
     waiting = any(
         not (instance.settled or instance.acking or instance.handing_back) for instance in sent.instances.values()
     )
-    return waiting or any(retry.answered for retry in sent.retries)
+    return waiting or sent.lost_retries > 0

@@ -19,8 +19,8 @@ PULL_WAIT_S = 0.05
 def drain(record: Record, consumer: Consumer, empty_pulls_max: int) -> None:
     """Receive and ack until all that must arrive has arrived, nothing is pending, and nothing more comes.
 
-    What has not come after so many empty pulls in a row (of `PULL_WAIT_S` each) is lost. Pulls are counted, not seconds: on
-    a machine that stands still for a while nothing is lost by that.
+    What has not come after so many empty pulls in a row (of `PULL_WAIT_S` each) is lost, or stuck until the next restart.
+    Pulls are counted, not seconds: on a machine that stands still for a while nothing is lost by that.
     """
     empty = 0
     while True:
@@ -30,7 +30,8 @@ def drain(record: Record, consumer: Consumer, empty_pulls_max: int) -> None:
         empty = 0 if came else empty + 1
         if came:
             continue
-        if not record.missing() and not record.unsettled() and _idle(consumer.client.status()):
+        status = consumer.client.status()
+        if not record.missing() and not record.unsettled() and _idle(status):
             return
         if empty >= empty_pulls_max:
             for sent in record.missing():
@@ -39,12 +40,19 @@ def drain(record: Record, consumer: Consumer, empty_pulls_max: int) -> None:
                 )
             for sent in record.unsettled():
                 record.violate(f"{sent.number} was not acked and did not come again")
+            if not _idle(status):
+                left = f"{status['pending']} pending and a backlog of {_backlog(status)}"
+                record.violate(f"nothing more came, with {left}")
             return
 
 
 def _idle(status: dict[str, Any]) -> bool:
     """Nothing is pending, and nothing waits for the consumer in any subject that it has pulled from."""
-    return not status["pending"] and not sum(group["backlog"] for group in status["broker"]["groups"])
+    return not status["pending"] and not _backlog(status)
+
+
+def _backlog(status: dict[str, Any]) -> int:
+    return sum(group["backlog"] for group in status["broker"]["groups"])
 
 
 def judge(record: Record, client: Client, *, retired: bool = False, sample: int | None = None) -> dict[str, Any]:

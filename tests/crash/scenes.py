@@ -70,7 +70,8 @@ class Scene:
                     consumer.step()
                 except LOST:
                     return
-                except DelayServerError:
+                except DelayServerError as error:
+                    self.record.failed(error)
                     time.sleep(0.005)  # it is stopping
 
     def work_for(self, duration_s: float, **producing: int) -> None:
@@ -86,6 +87,7 @@ class Scene:
             if point.scene == STOP:
                 self.work_for(0.4)
                 self.server.control.armed = True
+                self.record.stopping()
                 self.server.terminate()
             self.work_for(REACH_TIMEOUT_S, **ahead)
         code = self.server.wait()

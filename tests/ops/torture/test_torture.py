@@ -45,11 +45,18 @@ def test_a_server_killed_again_and_again_under_load_keeps_every_promise(tmp_path
 
 
 def delivery(
-    number: int, *, sequence: int = 0, due_ms: int = DUE_MS, dispatched_us: int = NOW_US, attempt: int = 1
+    number: int,
+    *,
+    sequence: int = 0,
+    due_ms: int = DUE_MS,
+    dispatched_us: int = NOW_US,
+    attempt: int = 1,
+    subject: str = "s",
+    message_id: str = "",
 ) -> Delivery:
     return Delivery(
-        message_id=f"m{number}",
-        subject="s",
+        message_id=message_id or f"m{number}",
+        subject=subject,
         sequence=sequence or number,
         server_id="000000000001",
         due_ms=due_ms,
@@ -157,14 +164,38 @@ def test_a_retry_due_before_the_delay_of_its_nack_is_a_violation(record: Record)
 
 def test_the_retry_of_an_answered_nack_must_come(record: Record) -> None:
     instance = arrive(record)
-    retries = record.handing_back([instance], -200)
-    record.crashed()
-    assert record.unsettled() == []  # it may have happened or not
-    record.handed_back([instance], retries)
+    record.handed_back([instance], record.handing_back([instance], -200))
     assert [sent.number for sent in record.unsettled()] == [1]
     again = arrive(record, sequence=9)
     assert [sent.number for sent in record.unsettled()] == [1]
     record.acked([again])
+    assert record.unsettled() == []
+
+
+def test_of_a_nack_that_a_crash_cut_off_the_instance_must_come_again_or_its_retry(record: Record) -> None:
+    record.handing_back([arrive(record)], -200)
+    record.crashed()
+    assert [sent.number for sent in record.unsettled()] == [1]
+    again = arrive(record)
+    record.acked([again])
+    assert record.unsettled() == []
+
+
+def test_the_retry_of_a_nack_that_a_crash_cut_off_stands_for_the_instance(record: Record) -> None:
+    record.handing_back([arrive(record)], -200)
+    record.crashed()
+    record.acked([arrive(record, sequence=9)])
+    assert record.unsettled() == []
+    assert record.violations == []
+
+
+def test_a_nack_cut_off_twice_loses_the_message_where_neither_comes_after_the_second_time(record: Record) -> None:
+    record.handing_back([arrive(record)], -200)
+    record.crashed()
+    record.handing_back([arrive(record)], -200)
+    record.crashed()
+    assert [sent.number for sent in record.unsettled()] == [1]
+    record.acked([arrive(record, sequence=9)])
     assert record.unsettled() == []
 
 
@@ -200,6 +231,25 @@ def test_a_saved_run_goes_on_where_it_was_and_refuses_other_code(tmp_path: Path)
 def test_a_message_that_nobody_sent_is_a_violation(record: Record) -> None:
     assert record.arrived(delivery(7)) is None
     assert "nobody sent" in record.violations[0]
+
+
+@pytest.mark.parametrize("name", [{"subject": "another"}, {"message_id": "m2"}])
+def test_a_message_under_another_name_is_a_violation(record: Record, name: dict[str, str]) -> None:
+    record.arrived(delivery(1, **name))  # type: ignore[arg-type]
+    assert "1 of s as m1 arrived of" in record.violations[0]
+
+
+def test_a_derived_id_is_that_of_the_first_instance(record: Record) -> None:
+    derived = f"000000000001-{2:012x}"
+    sent = record.new("s", DUE_MS, with_id=False)
+    record.accepted([sent], [receipt(2)])
+    instance = record.arrived(delivery(2, message_id=derived))
+    assert instance is not None
+    record.handed_back([instance], record.handing_back([instance], -200))
+    record.arrived(delivery(2, sequence=9, message_id=derived))
+    assert record.violations == []
+    record.arrived(delivery(1, message_id=derived))
+    assert "1 of s as m1 arrived of" in record.violations[0]
 
 
 def test_a_cancel_of_an_accepted_message_answered_unknown_is_a_violation(record: Record) -> None:
