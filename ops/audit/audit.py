@@ -96,23 +96,27 @@ class Audit:
         return captured
 
     def _evidence(self, found: Sequence[ServerDirectory], captured: dict[str, Captured], chosen: Range) -> Evidence:
-        window_ms = {directory.server_id: _window_ms(directory.server_id, captured) for directory in found}
+        window_ms = {directory.server_id: _window_ms(directory, captured) for directory in found}
         from_ms = DUE_MIN if chosen.from_ms is None else chosen.from_ms
         to_ms = DUE_MAX if chosen.to_ms is None else chosen.to_ms
         # After the files were captured: what went before is in the ledger, what goes later is noticed as vanished.
         retired = [read_retired(self.fs, directory, from_ms, to_ms) for directory in found]
         horizon = Horizon({directory.server_id: directory.replay_offset for directory in found})
         names = read_names(self.fs, found)
+        damages = [row for directory in found for row in directory.damages]
+        damages += [row for one in retired for row in one.damages]
+        evidence = Evidence(captured, retired, window_ms, names, horizon, tuple(damages))
         if BROKER_LOG not in captured:
-            return Evidence(captured, retired, window_ms, names, horizon, None)
+            return evidence
         side = read_broker_side(self.spark, self.fs, found, captured[BROKER_LOG], names)
-        return Evidence(captured, retired, window_ms, names, replace(horizon, stored_from_us=side.stored_from_us), side)
+        return replace(evidence, horizon=replace(horizon, stored_from_us=side.stored_from_us), broker=side)
 
 
-def _window_ms(server_id: int, captured: Mapping[str, Captured]) -> int:
-    """The length of a server's windows."""
+def _window_ms(directory: ServerDirectory, captured: Mapping[str, Captured]) -> int:
+    """The length of a server's windows: as its checkpoint says, else that of its files, else the usual one."""
     parts = captured[SCHEDULE_LOG].parts + captured[DISPATCH_LOG].parts
-    return min({part.span_ms for part in parts if part.server_id == server_id} - {0, DAY_MS}, default=_WINDOW_MS)
+    spans = {part.span_ms for part in parts if part.server_id == directory.server_id} - {0, DAY_MS}
+    return directory.window_ms or min(spans, default=_WINDOW_MS)
 
 
 def as_plain(value: Any) -> Any:

@@ -1,7 +1,8 @@
 """Which files of a data directory hold what, and how far each reached at one moment. Names and offsets; no rows.
 
 A reader beside a running server takes the ends in the order dispatch_log, schedule_log, message_log: so an outcome that it
-sees belongs to a message that it sees as well. What is written later lies behind these ends.
+sees belongs to a message that it sees as well. The broker log comes behind dispatch_log too: what a broker stored was
+handed to it before the outcome was recorded. What is written later lies behind these ends.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from store.identity import read_identity
 from store.segment import FILE_DISPATCH, FILE_MESSAGE_LOG, FILE_SCHEDULE, FILE_STORE
 
 DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG, BROKER_LOG = "dispatch_log", "schedule_log", "message_log", "broker_log"
-# The order is the rule above. The broker log comes first: what a broker stored was handed to it before it was recorded.
-CAPTURE_ORDER = (BROKER_LOG, DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG)
+# The rule above.
+CAPTURE_ORDER = (DISPATCH_LOG, BROKER_LOG, SCHEDULE_LOG, MESSAGE_LOG)
 _FOLDERS = {
     BROKER_LOG: "broker/store",
     DISPATCH_LOG: "dispatch_log",
@@ -62,13 +63,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """Parts of one log of one or more directories."""
+    """Parts of one log of one or more directories. `skipped`: paths of files that were gone before they were looked at."""
 
     log: str
     parts: tuple[Part, ...]
+    skipped: tuple[str, ...] = ()
 
     def encode(self) -> str:
-        """A short text, for an option of a Spark reader."""
+        """A short text of the parts, for an option of a Spark reader."""
         rows = [list(asdict(part).values()) for part in self.parts]
         return base64.b64encode(zlib.compress(json.dumps([self.log, rows]).encode())).decode()
 
@@ -84,23 +86,25 @@ class Captured:
 
     def vanished(self, fs: FileSystem) -> list[str]:
         """Paths of files that are gone by now: retention, or a day that was drained."""
-        return sorted({part.path for part in self.parts if not fs.exists(part.path)})
+        return sorted({*self.skipped, *[part.path for part in self.parts if not fs.exists(part.path)]})
 
 
 def capture(fs: FileSystem, directories: Sequence[str], log: str, part_bytes: int = PART_BYTES) -> Captured:
-    """What one log holds now. A file that is gone before it was looked at is left out.
+    """What one log holds now. A file that is gone before it was looked at is `skipped`: its rows may be in files that were
+    looked at before they had them.
 
     Raises FormatError (no data directory, a newer format, a file of another server), CorruptionError (file header).
     """
     parts: list[Part] = []
+    skipped: list[str] = []
     for directory in directories:
         server_id = read_identity(fs, directory)
         for path in _paths(fs, f"{directory}/{_FOLDERS[log]}", nested=log in (DISPATCH_LOG, SCHEDULE_LOG)):
             try:
                 parts += _parts(fs, directory, path, server_id, log, part_bytes)
             except FileNotFoundError:
-                continue
-    return Captured(log, tuple(parts))
+                skipped.append(path)
+    return Captured(log, tuple(parts), tuple(skipped))
 
 
 def capture_all(fs: FileSystem, directories: Sequence[str], logs: Iterable[str]) -> dict[str, Captured]:

@@ -21,7 +21,7 @@ from delayserver.protocol.receipts import format_receipt
 from ops.audit.balance import COUNTS, ENDS, PROBLEMS, Horizon, states
 from ops.audit.broker_log import BrokerSide
 from ops.audit.capture import Captured
-from ops.audit.directories import Retired, with_names
+from ops.audit.directories import CorruptRow, Retired, with_names
 from ops.audit.latency import instant
 from ops.audit.latency_cells import HOUR_MS
 from ops.audit.log_frames import Range, corrupt_ranges
@@ -44,13 +44,14 @@ class CompletenessQuestion:
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """What the audit looks at: logs captured at one moment, what the ledgers say, names, and the horizons. `window_ms` and
-    `names` by server id."""
+    `names` by server id. `damages`: rows of the `corrupt` report of checkpoints and ledgers, which Spark does not read."""
 
     captured: Mapping[str, Captured]
     retired: Sequence[Retired]
     window_ms: Mapping[int, int]
     names: Mapping[int, Names]
     horizon: Horizon
+    damages: tuple[CorruptRow, ...] = ()
     broker: BrokerSide | None = None
 
 
@@ -148,7 +149,7 @@ class CompletenessReport:
             "by_hour": self.by("hour_ms"),
             "by_server": self.by("server_id"),
             "evidence": {name: self.evidence(name) if total[name] else [] for name in names},
-            "corrupt": corrupt_ranges(self._spark, self._evidence.captured.values()),
+            "corrupt": [*self._evidence.damages, *corrupt_ranges(self._spark, self._evidence.captured.values())],
         }
 
     def table(self) -> pa.Table:

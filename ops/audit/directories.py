@@ -6,7 +6,7 @@ Small things, read on the driver. Nothing is written, locked or repaired.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -17,28 +17,35 @@ from store.batches import LedgerBatch
 from store.errors import CorruptionError, FormatError
 from store.filesystem import FileSystem
 from store.identity import read_identity
+from store.ledger import FILE_NAME as LEDGER
 from store.ledger import Ledger
 from store.names import BROKER_GROUP, SUBJECT, Names
+from store.segment import Damage
 
-_NO_WINDOW_MS = 60_000
+CorruptRow = dict[str, object]
+"""server_id, file, start, stop, detail: as the `corrupt` report of the logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """The ledger of one server: counts of windows whose files are gone (`rows`), without coarse days, which are moved."""
+    """The ledger of one server: counts of windows whose files are gone (`rows`), without coarse days, which are moved.
+    `damages`: rows of the `corrupt` report; the counts of windows in them are missing."""
 
     server_id: int
     rows: LedgerBatch
+    damages: tuple[CorruptRow, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ServerDirectory:
-    """One data directory. `replay_offset`: below it every record of message_log is in its schedule file."""
+    """One data directory. `replay_offset`: below it every record of message_log is in its schedule file. `window_ms`: the
+    length of its windows, 0 if no checkpoint tells it. `damages`: of the checkpoint, rows of the `corrupt` report."""
 
     path: str
     server_id: int
     replay_offset: int
-    damages: tuple[str, ...] = field(default=())
+    window_ms: int = 0
+    damages: tuple[CorruptRow, ...] = ()
 
 
 def find_directories(fs: FileSystem, paths: Sequence[str]) -> list[ServerDirectory]:
@@ -61,12 +68,20 @@ def find_directories(fs: FileSystem, paths: Sequence[str]) -> list[ServerDirecto
 
 
 def _look(fs: FileSystem, path: str, server_id: int) -> ServerDirectory:
+    file = f"{path}/{checkpoint_file.FILE_NAME}"
     try:
-        checkpoint = checkpoint_file.read(fs, f"{path}/checkpoint")
+        checkpoint = checkpoint_file.read(fs, file)
     except CorruptionError as error:
-        return ServerDirectory(path, server_id, 0, (str(error),))
-    known = checkpoint is not None and checkpoint.server_id == server_id
-    return ServerDirectory(path, server_id, checkpoint.replay_offset if known and checkpoint else 0)
+        damage = Damage(error.offset, max(error.offset, fs.size(file)), error.detail)
+        return ServerDirectory(path, server_id, 0, damages=(_corrupt_row(server_id, file, damage),))
+    if checkpoint is None or checkpoint.server_id != server_id:
+        return ServerDirectory(path, server_id, 0)
+    return ServerDirectory(path, server_id, checkpoint.replay_offset, checkpoint.window_ms)
+
+
+def _corrupt_row(server_id: int, file: str, damage: Damage) -> CorruptRow:
+    place = {"server_id": f"{server_id:012x}", "file": file}
+    return {**place, "start": damage.start, "stop": damage.stop, "detail": damage.detail}
 
 
 def read_retired(fs: FileSystem, directory: ServerDirectory, from_ms: int, to_ms: int) -> Retired:
@@ -76,7 +91,10 @@ def read_retired(fs: FileSystem, directory: ServerDirectory, from_ms: int, to_ms
         windows = ledger.windows()
         mine = windows[(windows[:, 1] == 0) & (windows[:, 0] >= from_ms) & (windows[:, 0] < to_ms), 0]
         parts = [ledger.window(start_ms) for start_ms in mine.tolist()]
-        return Retired(directory.server_id, LedgerBatch.concatenate(parts) if parts else LedgerBatch.filled(0))
+        file = f"{directory.path}/{LEDGER}"
+        damages = [_corrupt_row(directory.server_id, file, damage) for damage in ledger.damages]
+        rows = LedgerBatch.concatenate(parts) if parts else LedgerBatch.filled(0)
+        return Retired(directory.server_id, rows, tuple(damages))
     finally:
         ledger.close()
 

@@ -12,7 +12,9 @@ require_pyspark()
 from ops.audit.audit import Audit  # noqa: E402 - behind the check that Spark is there
 from ops.audit.capture import DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG  # noqa: E402
 from ops.audit.log_frames import Range  # noqa: E402
+from store import checkpoint as checkpoint_file  # noqa: E402
 from store.batches import MessageBatch  # noqa: E402
+from store.checkpoint import Checkpoint  # noqa: E402
 from store.filesystem import RealFileSystem  # noqa: E402
 from store.schedule_log import ScheduleKey, ScheduleLog, Source  # noqa: E402
 from tests.ops.audit.hand_made import START_MS, HandMade  # noqa: E402
@@ -29,3 +31,16 @@ def test_each_server_has_windows_of_its_own_length(tmp_path: Path) -> None:
     found = audit.directories()
     captured = audit._capture(found, [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG])
     assert audit._evidence(found, captured, Range(None, None)).window_ms == {7: 60_000, 8: 1_000}
+
+
+def test_a_server_whose_windows_are_all_retired_tells_their_length_by_its_checkpoint(tmp_path: Path) -> None:
+    path = HandMade(
+        tmp_path / "data", messages=[1], retired={"accepted": 1, "delivered": 1, "last_sequence": 1}
+    ).write()
+    checkpoint_file.write(RealFileSystem(), f"{path}/checkpoint", Checkpoint(7, window_ms=1_000))
+    no_session: Any = None
+    audit = Audit(no_session, RealFileSystem(), (path,), lambda _line: None)
+    found = audit.directories()
+    captured = audit._capture(found, [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG])
+    assert (captured[SCHEDULE_LOG].parts, captured[DISPATCH_LOG].parts) == ((), ())
+    assert audit._evidence(found, captured, Range(None, None)).window_ms == {7: 1_000}
