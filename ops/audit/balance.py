@@ -18,7 +18,7 @@ from ops.audit.log_frames import Range, read_log
 
 # Counters of six bits each in one signed number: 63 rows of a kind are told apart, and no message has as many.
 _BITS = 6
-_SCHEDULED, _LOGGED, _ENDED, _ENDED_COARSE, _EARLY, _STORED, _INTERNAL, _BEHIND, _DISPATCHED = range(9)
+_SCHEDULED, _LOGGED, _ENDED, _ENDED_COARSE, _EARLY, _STORED, _INTERNAL, _BEHIND, _DISPATCHED, _CANCELS = range(10)
 ENDS = (Outcome.DELIVERED, Outcome.CANCELLED, Outcome.DEAD_LETTERED, Outcome.EXPIRED, Outcome.DEDUPLICATED)
 KEY = ("server", "sequence")
 COUNTS = ("accepted", *[OUTCOME_LABELS[end] for end in ENDS], "pending")
@@ -63,11 +63,12 @@ def _schedule(spark: SparkSession, captured: Captured, chosen: Range) -> DataFra
 
 def _message(spark: SparkSession, captured: Captured, chosen: Range, replayed: Mapping[int, int]) -> DataFrame:
     columns = ("server", "sequence", "due_ms", "subject_code", "origin_sequence", "cancel", "log_offset")
-    frame = read_log(spark, captured, columns, chosen).where(~F.col("cancel"))
-    behind = F.lit(False)
+    frame = read_log(spark, captured, columns, chosen)
+    cancel, behind = F.col("cancel"), F.lit(False)
     for server, offset in replayed.items():
         behind = behind | ((F.col("server") == server) & (F.col("log_offset") < offset))
-    return _rows(frame, _one(_LOGGED) + _one(_INTERNAL, F.col("origin_sequence") != 0) + _one(_BEHIND, behind))
+    counters = _one(_LOGGED, ~cancel) + _one(_CANCELS, cancel) + _one(_BEHIND, ~cancel & behind)
+    return _rows(frame, counters + _one(_INTERNAL, F.col("origin_sequence") != 0))
 
 
 def _dispatch(spark: SparkSession, captured: Captured, chosen: Range, stored_from_us: int | None) -> DataFrame:
@@ -113,6 +114,7 @@ def states(
         F.max("due_ms").alias("due_ms"),
         F.max("subject_code").alias("subject_code"),
         F.max("outcome").alias("outcome"),
+        F.min(F.when(F.col("outcome") != 0, F.col("outcome"))).alias("other_outcome"),
         F.sum("counters").alias("counters"),
     )
     return _flagged(messages)
@@ -127,6 +129,11 @@ def _by_server(server: Column, values: Mapping[int, int]) -> Column:
 def _flagged(messages: DataFrame) -> DataFrame:
     accepted = (_counter(_SCHEDULED) > 0) | (_counter(_LOGGED) > 0)
     ended, coarse = _counter(_ENDED), _counter(_ENDED_COARSE)
+    # Where it was moved it is the same one. A cancel is in the log only of a message that was held then: it was answered
+    # `cancelled`, or the server stopped over it, and nothing else may become of it.
+    two_ends = (F.col("other_outcome") != F.col("outcome")) | (
+        (_counter(_CANCELS) > 0) & (F.col("outcome") != int(Outcome.CANCELLED))
+    )
     flags = {
         "internal": _counter(_INTERNAL) > 0,
         "accepted": accepted,
@@ -134,7 +141,7 @@ def _flagged(messages: DataFrame) -> DataFrame:
         # Replayed, so it must be in schedule_log; it is in none, and nothing became of it.
         "lost": (_counter(_BEHIND) > 0) & (_counter(_SCHEDULED) == 0) & (ended + coarse == 0),
         # The outcomes of a coarse day move to the minutes; a crash may leave them in both places.
-        "duplicated": F.greatest(ended, coarse) > 1,
+        "duplicated": (F.greatest(ended, coarse) > 1) | ((ended + coarse > 0) & two_ends),
         "early": _counter(_EARLY) > 0,
         "orphaned": ~accepted & (ended + coarse > 0),
         "not_stored": (_counter(_DISPATCHED) > 0) & (_counter(_STORED) == 0),

@@ -110,7 +110,8 @@ def latency(context: click.Context, /, **given: Any) -> None:
 def completeness(context: click.Context, /, **given: Any) -> None:
     """accepted = delivered + cancelled + dead-lettered + expired + deduplicated + pending, and what breaks it.
 
-    Lists lost, duplicated, early and orphaned messages with the receipts to hand to `delayserver recover trace`.
+    Lists lost, duplicated (of two outcomes, or delivered beside a cancel), early and orphaned messages with the receipts
+    to hand to `delayserver recover trace`.
     """
     context.exit(_run(_request(given), "completeness"))
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from delayserver.protocol.outcomes import Outcome
 from store import checkpoint as checkpoint_file
-from store.batches import LedgerBatch, MessageBatch, OutcomeBatch
+from store.batches import CancelBatch, LedgerBatch, MessageBatch, OutcomeBatch
 from store.checkpoint import Checkpoint
 from store.dispatch_log import DispatchKey, DispatchLog
 from store.filesystem import RealFileSystem
@@ -27,8 +27,9 @@ START_MS = 1_767_225_600_000  # 2026-01-01T00:00Z
 @dataclass
 class HandMade:
     """`messages` go to message_log, those of them in `scheduled` to schedule_log too, and behind them `unreplayed` ones, to
-    which the replay of the checkpoint has not come; `outcomes` are rows of (sequence,
-    outcome, lateness in microseconds). Message n is due n milliseconds after `start_ms`."""
+    which the replay of the checkpoint has not come; `cancels` are control records of them. `outcomes` are rows of (sequence,
+    outcome, lateness in microseconds), `coarse` such rows in the file of the day, which `start_ms` must be the start of.
+    Message n is due n milliseconds after `start_ms`."""
 
     path: Path
     server_id: int = 7
@@ -37,7 +38,9 @@ class HandMade:
     messages: list[int] = field(default_factory=list)
     scheduled: list[int] = field(default_factory=list)
     unreplayed: list[int] = field(default_factory=list)
+    cancels: list[int] = field(default_factory=list)
     outcomes: list[tuple[int, Outcome, int]] = field(default_factory=list)
+    coarse: list[tuple[int, Outcome, int]] = field(default_factory=list)
     retired: dict[str, int] = field(default_factory=dict)
 
     def write(self) -> str:
@@ -49,6 +52,8 @@ class HandMade:
         log = MessageLog.open(fs, f"{path}/message_log", self.server_id, segment_bytes=1 << 20)
         for sequence in self.messages:
             log.append([self._messages([sequence])])
+        for sequence in self.cancels:
+            log.append([self._cancel(sequence)])
         replayed = log.end
         for sequence in self.unreplayed:
             log.append([self._messages([sequence])])
@@ -60,6 +65,8 @@ class HandMade:
         dispatch = DispatchLog(fs, f"{path}/dispatch_log", self.server_id, WINDOW_MS, reserve_bytes=0)
         for outcome in self.outcomes:
             dispatch.append(DispatchKey(self.start_ms, False), self._outcome(*outcome, group))
+        for outcome in self.coarse:
+            dispatch.append(DispatchKey(self.start_ms, True), self._outcome(*outcome, group))
         dispatch.sync()
         checkpoint_file.write(fs, f"{path}/checkpoint", Checkpoint(server_id=self.server_id, replay_offset=replayed))
         if self.retired:
@@ -82,6 +89,11 @@ class HandMade:
             subject=self._subject,
             **columns,
         )
+
+    def _cancel(self, sequence: int) -> CancelBatch:
+        due_ms = self.start_ms + sequence
+        requested_us = (self.start_ms - 500) * 1000
+        return CancelBatch.filled(1, sequence=sequence, due_ms=due_ms, requested_us=requested_us, subject=self._subject)
 
     def _outcome(self, sequence: int, outcome: Outcome, late_us: int, group: int) -> OutcomeBatch:
         due_ms = self.start_ms + sequence

@@ -79,6 +79,42 @@ def test_lost_duplicated_early_and_orphaned_are_found_by_name(spark: Any, tmp_pa
     assert report.main(["completeness", path, "--json"], standalone_mode=False) == 1
 
 
+def test_a_message_with_two_ends_is_found_and_one_whose_end_was_moved_is_not(spark: Any, tmp_path: Path) -> None:
+    path = HandMade(
+        tmp_path / "data",
+        messages=[1, 2, 3, 4, 5, 6],
+        scheduled=[1, 2, 3, 4, 5, 6],
+        cancels=[1, 2, 3, 6],
+        outcomes=[
+            (1, Outcome.DELIVERED, 900),  # beside its cancel, of which no outcome was recorded
+            (2, Outcome.CANCELLED, 0),
+            (3, Outcome.CANCELLED, 0),
+            (4, Outcome.DELIVERED, 900),  # and cancelled by the file of the day
+            (5, Outcome.DELIVERED, 900),
+        ],
+        coarse=[(3, Outcome.CANCELLED, 0), (4, Outcome.CANCELLED, 0)],
+    ).write()  # the outcome of 6 is still to be recorded
+    found = _balance(spark, path)
+    assert [row["sequence"] for row in found["evidence"]["duplicated"]] == [1, 4]
+    assert {name: found[name] for name in ("accepted", "pending", "duplicated", "lost", "orphaned")} == {
+        "accepted": 6, "pending": 1, "duplicated": 2, "lost": 0, "orphaned": 0,
+    }  # fmt: skip
+
+
+def test_a_cancel_makes_no_message_of_what_is_gone(spark: Any, tmp_path: Path) -> None:
+    path = HandMade(tmp_path / "data", messages=[1], scheduled=[1], cancels=[2]).write()
+    found = _balance(spark, path)
+    assert (found["accepted"], found["pending"], found["orphaned"], found["lost"]) == (1, 1, 0, 0)
+
+
+def test_a_damaged_checkpoint_is_a_finding(spark: Any, tmp_path: Path) -> None:
+    path = HandMade(tmp_path / "data", messages=[1], scheduled=[1]).write()
+    checkpoint = Path(path, "checkpoint")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
+    assert [row["file"] for row in _balance(spark, path)["corrupt"]] == [str(checkpoint)]
+    assert report.main(["completeness", path, "--json"], standalone_mode=False) == 1
+
+
 def test_servers_are_told_apart_though_their_sequences_are_the_same(spark: Any, tmp_path: Path) -> None:
     paths = [
         HandMade(
