@@ -396,6 +396,6 @@ class AsyncClient:
         return connection
 
     async def _learn_clock(self, *, relative: bool) -> None:
-        """Before a delay is resolved: learn the server's clock if it was never learned, or too long ago."""
-        if relative and self._core.clock.stale:
+        """Before a delay is resolved: learn the server's clock if it was never learned, too long ago, or roughly."""
+        while relative and self._core.clock.stale:
             await self.ping()

@@ -372,6 +372,6 @@ class Client:
         return connection
 
     def _learn_clock(self, *, relative: bool) -> None:
-        """Before a delay is resolved: learn the server's clock if it was never learned, or too long ago."""
-        if relative and self._core.clock.stale:
+        """Before a delay is resolved: learn the server's clock if it was never learned, too long ago, or roughly."""
+        while relative and self._core.clock.stale:
             self.ping()

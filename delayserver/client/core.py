@@ -59,6 +59,7 @@ class ClientCore:
         """The first call on every connection; its reading sets ``server`` and the clock."""
 
         def read(result: dict[str, Any], _: ServerInfo) -> ServerInfo:
+            self.clock.forget()
             self.clock.learn(_integer(result, "server_us"), call.sent_us)
             self.server = ServerInfo(
                 server_id=str(result["server_id"]),

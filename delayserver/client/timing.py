@@ -24,30 +24,54 @@ and the server's may be stepped.
 """
 
 
+ROUND_TRIP_US_LONG: Final = 100_000
+"""An exchange that took longer was held up by something, most often the client itself: it is repeated."""
+
+LONG_EXCHANGES_MAX: Final = 3
+"""After so many long ones in a row the way is simply long, and the shortest of them has to do."""
+
+
 def elapsed_us() -> int:
     """Microseconds that have passed on this machine since some fixed moment; never steps."""
     return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1000
 
 
 class ServerClock:
-    """The server's time of day, estimated from one exchange and the time elapsed since."""
+    """The server's time of day, estimated from one exchange and the time elapsed since. Never behind it, so that no
+    delay comes out short, and ahead by at most the round trip of that exchange.
+    """
 
-    __slots__ = ("_elapsed_us", "_learned_us", "_offset_us")
+    __slots__ = ("_elapsed_us", "_learned_us", "_long_exchanges", "_offset_us", "_round_trip_us")
 
     def __init__(self, elapsed: Callable[[], int] = elapsed_us) -> None:
         self._elapsed_us = elapsed
         self._learned_us: int | None = None
         self._offset_us = 0
+        self._round_trip_us = 0
+        self._long_exchanges = 0
 
     def elapsed(self) -> int:
         """Local elapsed microseconds, to note when a request leaves."""
         return self._elapsed_us()
 
     def learn(self, server_us: int, sent_us: int) -> None:
-        """Take the server's time from a reply; ``sent_us`` is the local elapsed time when its request left."""
+        """Take the server's time from a reply; ``sent_us`` is the local elapsed time when its request left.
+        Of long exchanges in a row the shortest counts.
+        """
         received_us = self._elapsed_us()
-        # The server read its clock somewhere between; the middle is wrong by at most half of the round trip.
-        self._offset_us = server_us - (sent_us + received_us) // 2
+        round_trip_us = received_us - sent_us
+        if self._expired:
+            self._long_exchanges = 0
+        if round_trip_us <= ROUND_TRIP_US_LONG:
+            self._long_exchanges = 0
+        else:
+            self._long_exchanges += 1
+            if self._long_exchanges > 1 and round_trip_us >= self._round_trip_us:
+                return
+        # The server read its clock somewhere between. The middle would be behind it wherever the request was quick and
+        # the reply was not, as when this process stood still; the moment the request left never is.
+        self._offset_us = server_us - sent_us
+        self._round_trip_us = round_trip_us
         self._learned_us = received_us
 
     def forget(self) -> None:
@@ -57,6 +81,10 @@ class ServerClock:
     @property
     def stale(self) -> bool:
         """Whether the clock must be learned (again) before a delay is resolved."""
+        return self._expired or 0 < self._long_exchanges < LONG_EXCHANGES_MAX
+
+    @property
+    def _expired(self) -> bool:
         return self._learned_us is None or self._elapsed_us() - self._learned_us > CLOCK_AGE_US_MAX
 
     def now_ms(self) -> int:

@@ -64,8 +64,8 @@ def test_the_four_ways_to_say_when(server: FakeServer, client: Client) -> None:
     before_ms = server.now_us() // 1000
     assert client.send("a", b"", at=datetime(2030, 1, 1, tzinfo=UTC)).due_ms == 1_893_456_000_000
     for due in (client.send("a", b"", delay_ms=2000).due_ms, client.send("a", b"", delay=timedelta(seconds=2)).due_ms):
-        # The clock is learned to half a round trip, which a busy machine makes long.
-        assert before_ms + 1900 <= due <= server.now_us() // 1000 + 2100
+        # The clock is ahead by at most a round trip, which a busy machine makes long.
+        assert before_ms + 2000 <= due <= server.now_us() // 1000 + 2200
     for wrong in ({}, {"due_ms": 1, "delay_ms": 1}, {"delay_ms": -1}, {"due_ms": 1.5}, {"delay_ms": True}):
         with pytest.raises(InvalidArgument):
             client.send("a", b"", **wrong)
