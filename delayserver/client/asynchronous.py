@@ -344,7 +344,7 @@ class AsyncClient:
 
     async def _run(self, call: Call[T]) -> T:
         """Send a call until it is answered, the error is final, or the attempts are used up."""
-        attempt = 1
+        attempts = self._retries.attempts(call)
         while True:
             sent = False
             try:
@@ -354,11 +354,10 @@ class AsyncClient:
                 reply = await connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
                 return self._core.finish(call, reply)
             except DelayServerError as error:
-                pause_s = self._retries.pause_s(call, error, attempt, sent=sent)
+                pause_s = attempts.pause_s(error, sent=sent)
                 if pause_s is None:
                     raise
             await anyio.sleep(pause_s)
-            attempt += 1
 
     async def _connected(self) -> StreamConnection:
         if self._connection is not None and not self._connection.closed:

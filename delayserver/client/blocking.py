@@ -339,7 +339,7 @@ class Client:
     def _run(self, call: Call[T]) -> T:
         """Send a call until it is answered, the error is final, or the attempts are used up."""
         with self._lock:
-            attempt = 1
+            attempts = self._retries.attempts(call)
             while True:
                 sent = False
                 try:
@@ -352,11 +352,10 @@ class Client:
                     reply = connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
                     return self._core.finish(call, reply)
                 except DelayServerError as error:
-                    pause_s = self._retries.pause_s(call, error, attempt, sent=sent)
+                    pause_s = attempts.pause_s(error, sent=sent)
                     if pause_s is None:
                         raise
                 time.sleep(pause_s)
-                attempt += 1
 
     def _reconnect(self) -> SocketConnection:
         if self._connection is not None:

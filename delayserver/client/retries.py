@@ -8,12 +8,16 @@ from typing import Any, Final
 
 from delayserver.client.core import Call
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut, StorageFailed
+from delayserver.protocol.operations import HELLO, LOOKUP, PING, ROUTE, STATUS
 
 RETRY_AFTER_MS_MAX: Final = 60_000
 """A server's advice to wait longer than this is an error for the caller to see, not a pause to sit out in silence."""
 
 # After these the request may have taken effect; after any other error it has not.
 _RESULT_UNKNOWN: Final = (ConnectionLost, RequestTimedOut, StorageFailed)
+
+# They change nothing, so it does not matter what became of an earlier attempt.
+_READS: Final = frozenset({HELLO, PING, STATUS, ROUTE, LOOKUP})
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +30,49 @@ class RetryPolicy:
     pause_ms_min: int = 50
     pause_ms_max: int = 2_000
 
-    def pause_s(self, call: Call[Any], error: DelayServerError, attempt: int, *, sent: bool) -> float | None:
-        """Seconds to wait before the next attempt, or None if the error is the caller's.
+    def attempts(self, call: Call[Any]) -> Attempts:
+        """The attempts of one call, from the first on."""
+        return Attempts(self, call)
 
-        ``attempt`` counts from 1; ``sent`` says whether any byte of the request has left, without which nothing can
-        have happened.
+
+class Attempts:
+    """The failed attempts of one call, and what they come to."""
+
+    __slots__ = ("_call", "_failed", "_policy", "_unknown")
+
+    def __init__(self, policy: RetryPolicy, call: Call[Any]) -> None:
+        self._policy = policy
+        self._call = call
+        self._failed = 0
+        self._unknown: DelayServerError | None = None
+
+    def pause_s(self, error: DelayServerError, *, sent: bool) -> float | None:
+        """Seconds to wait after a failed attempt before the next one, or None if the error is the caller's.
+
+        ``sent`` says whether any byte of the request has left, without which nothing can have happened. Where the last
+        attempt is refused but an earlier one may have taken effect, raises that one's error: the caller must not
+        believe that nothing was done.
         """
-        if attempt > self.retries or not error.retriable:
+        self._failed += 1
+        unknown = sent and isinstance(error, _RESULT_UNKNOWN) and self._call.operation not in _READS
+        pause_s = self._next_pause_s(error, unknown=unknown)
+        if pause_s is None and self._unknown is not None and not isinstance(error, _RESULT_UNKNOWN):
+            raise type(self._unknown)(
+                f"{self._unknown.message}; another attempt ended with {error}", retry_after_ms=error.retry_after_ms
+            ) from error
+        if unknown:
+            self._unknown = error
+        return pause_s
+
+    def _next_pause_s(self, error: DelayServerError, *, unknown: bool) -> float | None:
+        policy = self._policy
+        if self._failed > policy.retries or not error.retriable:
             return None
-        if sent and not call.repeatable and isinstance(error, _RESULT_UNKNOWN):
+        if unknown and not self._call.repeatable:
             return None
         advice_ms = error.retry_after_ms or 0
         if advice_ms > RETRY_AFTER_MS_MAX:
             return None
         # Full jitter: clients that lost the same server do not come back in step.
-        ceiling_ms = min(self.pause_ms_max, self.pause_ms_min << min(attempt - 1, 16))
+        ceiling_ms = min(policy.pause_ms_max, policy.pause_ms_min << min(self._failed - 1, 16))
         return (advice_ms + secrets.randbelow(ceiling_ms + 1)) / 1000

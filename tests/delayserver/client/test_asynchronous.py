@@ -14,6 +14,7 @@ from delayserver.protocol.errors import (
     ConnectionLost,
     MalformedFrame,
     NotReady,
+    QueueFull,
     RequestTimedOut,
     ShuttingDown,
     SubjectInvalid,
@@ -228,6 +229,17 @@ def test_a_refusal_that_passes_is_retried(server: FakeServer, run: Run) -> None:
         async with AsyncClient(server.address) as client:
             server.misbehave("send", Fail(NotReady("recovering", retry_after_ms=1)))
             assert (await client.send("a", b"", due_ms=1)).sequence == 0
+
+    run(main)
+
+
+def test_a_refusal_does_not_hide_that_an_earlier_attempt_may_have_been_stored(server: FakeServer, run: Run) -> None:
+    async def main() -> None:
+        async with AsyncClient(server.address, retries=1) as client:
+            server.misbehave("send", Drop(), Fail(QueueFull("full")))
+            with pytest.raises(ConnectionLost, match="queue_full"):
+                await client.send("a", b"", due_ms=1)
+        assert len(server.messages) == 1
 
     run(main)
 

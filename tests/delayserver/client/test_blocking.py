@@ -17,14 +17,18 @@ from delayserver.protocol.errors import (
     DelayServerError,
     DiskFull,
     FrameTooLarge,
+    InternalError,
     InvalidArgument,
     MalformedFrame,
     NotReady,
     PropertiesInvalid,
+    QueueFull,
     ReceiptInvalid,
     RequestTimedOut,
+    StorageFailed,
     SubjectInvalid,
     TooFar,
+    TooOld,
     UnknownOperation,
 )
 from delayserver.protocol.frames import encode_error, encode_frame, encode_reply
@@ -223,6 +227,31 @@ def test_a_refusal_that_passes_is_retried_and_one_that_stays_is_raised(server: F
     with pytest.raises(NotReady):
         client.send("a", b"", due_ms=1)
     assert len(server.messages) == 2
+
+
+@pytest.mark.parametrize("refusal", [QueueFull("full"), TooOld("before the oldest window"), InternalError("a bug")])
+def test_a_refusal_does_not_hide_that_an_earlier_attempt_may_have_been_stored(
+    server: FakeServer, refusal: DelayServerError
+) -> None:
+    with Client(server.address, retries=1) as client:
+        server.misbehave("send", Drop(), Fail(refusal))
+        with pytest.raises(ConnectionLost, match=refusal.name) as raised:
+            client.send("a", b"", due_ms=1)
+        assert isinstance(raised.value.__cause__, type(refusal))
+        assert len(server.messages) == 1
+        server.misbehave("send", Fail(StorageFailed("disk")), Fail(NotReady("recovering", retry_after_ms=1)))
+        with pytest.raises(StorageFailed):
+            client.send("a", b"", due_ms=1)
+
+
+def test_a_refusal_is_raised_where_no_earlier_attempt_can_have_changed_anything(server: FakeServer) -> None:
+    with Client(server.address, retries=1) as client:
+        server.misbehave("status", Drop(), Fail(NotReady("recovering")))
+        with pytest.raises(NotReady):
+            client.status()
+        server.misbehave("send", Fail(QueueFull("full")), Fail(NotReady("recovering")))
+        with pytest.raises(NotReady):
+            client.send("a", b"", due_ms=1)
 
 
 def test_no_reply_in_time_is_an_error_and_the_late_reply_meets_nobody(server: FakeServer) -> None:
