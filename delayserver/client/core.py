@@ -12,7 +12,14 @@ from typing import Any, Final, Generic, TypeVar
 
 from delayserver.client.messages import ServerInfo
 from delayserver.client.timing import ServerClock
-from delayserver.protocol.errors import ConnectionLost, DelayServerError, FrameTooLarge, InvalidArgument, MalformedFrame
+from delayserver.protocol.errors import (
+    ConnectionLost,
+    DelayServerError,
+    FrameTooLarge,
+    InvalidArgument,
+    MalformedFrame,
+    TooManyConnections,
+)
 from delayserver.protocol.frames import HEADER_BYTES, FrameDecoder, Reply, decode_reply, encode_request
 from delayserver.protocol.limits import DEFAULT_LIMITS, Limits
 from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
@@ -117,7 +124,7 @@ class ClientCore:
 @dataclass(slots=True)
 class ReplyStream:
     """The incoming half of one connection: bytes in, replies out.
-    A reply with id 0 is an error of the connection and is raised.
+    A reply with id 0 is an error of the connection, not of a request, and is raised as `connection_error` says.
     """
 
     decoder: FrameDecoder = field(default_factory=lambda: FrameDecoder(REPLY_BYTES_MAX))
@@ -138,13 +145,27 @@ class ReplyStream:
             for payload in self.decoder.feed(data):
                 reply = decode_reply(payload)
                 if reply.id == 0:
-                    raise reply.error or MalformedFrame("the server sent a result that answers no request")
+                    raise connection_error(reply)
                 replies.append(reply)
         except DelayServerError as error:
             if not replies:
                 raise
             self.failure = error
         return replies
+
+
+def connection_error(reply: Reply) -> DelayServerError:
+    """What the requests in flight are told of a reply with id 0. Whoever caused it, each of them may have been done:
+    `ConnectionLost`, with the server's error as its cause. Of a connection too many nothing was read.
+    """
+    error = reply.error
+    if error is None:
+        return MalformedFrame("the server sent a result that answers no request")
+    if isinstance(error, TooManyConnections):
+        return error
+    lost = ConnectionLost(f"the server ended the connection ({error})", retry_after_ms=error.retry_after_ms)
+    lost.__cause__ = error
+    return lost
 
 
 def parse_address(address: str) -> tuple[str, int]:

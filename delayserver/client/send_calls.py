@@ -28,6 +28,7 @@ from delayserver.protocol.errors import (
     error_from_map,
     make_error,
 )
+from delayserver.protocol.limits import LIST_ITEMS_MAX
 from delayserver.protocol.operations import SEND
 from delayserver.protocol.receipts import derived_message_ids
 
@@ -60,8 +61,7 @@ def send_call(
     """Send one message. It is repeatable only with a ``message_id``. Raises the named error of what is no message:
     at some of it, such as a key that is no text, the server would end the connection under everyone's requests.
     """
-    if not isinstance(body, bytes | str):
-        raise InvalidArgument(f"a body is bytes or text, not {type(body).__name__}")
+    _check_types(subject, body, message_id, expires_ms)
     row: dict[str, Any] = {"subject": subject, "body": body, "due_ms": due_ms}
     if message_id is not None:
         row["message_id"] = message_id
@@ -140,14 +140,7 @@ def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
 
 def check_message(message: Message) -> None:
     """Raise the named error of a message that cannot be drawn, which would otherwise take its batch along."""
-    if not isinstance(message.body, bytes | str):
-        raise InvalidArgument(f"a body is bytes or text, not {type(message.body).__name__}")
-    if not isinstance(message.subject, str):
-        raise SubjectInvalid("a subject is text")
-    if message.message_id is not None and (not isinstance(message.message_id, str) or not message.message_id):
-        raise MessageIdInvalid("a message_id is text that is not empty")
-    if message.expires_ms is not None and (type(message.expires_ms) is not int or not 0 <= message.expires_ms < 2**63):
-        raise InvalidArgument("expires_ms is a number of milliseconds since 1970")
+    _check_types(message.subject, message.body, message.message_id, message.expires_ms)
     if message.due_ms is not None and (type(message.due_ms) is not int or not -(2**63) <= message.due_ms < 2**63):
         raise InvalidArgument("due_ms is a number of milliseconds since 1970")
     _packed_properties(message.properties)
@@ -156,6 +149,17 @@ def check_message(message: Message) -> None:
         f"{message.subject}{message.message_id or ''}{message.body if isinstance(message.body, str) else ''}".encode()
     except UnicodeEncodeError as exc:
         raise InvalidArgument(f"the message holds text that is no Unicode: {exc.reason}") from exc
+
+
+def _check_types(subject: str, body: bytes | str, message_id: str | None, expires_ms: int | None) -> None:
+    if not isinstance(body, bytes | str):
+        raise InvalidArgument(f"a body is bytes or text, not {type(body).__name__}")
+    if not isinstance(subject, str):
+        raise SubjectInvalid("a subject is text")
+    if message_id is not None and (not isinstance(message_id, str) or not message_id):
+        raise MessageIdInvalid("a message_id is text that is not empty")
+    if expires_ms is not None and (type(expires_ms) is not int or not 0 <= expires_ms < 2**63):
+        raise InvalidArgument("expires_ms is a number of milliseconds since 1970")
 
 
 def send_many_call(
@@ -275,7 +279,11 @@ def _ragged(rows: list[bytes], count: int, name: str) -> tuple[bytes, Any]:
 
 
 def text_map(properties: Mapping[str, str]) -> dict[str, str]:
-    """A copy of the properties. Raises `PropertiesInvalid` unless they are text to text."""
+    """A copy of the properties. Raises `PropertiesInvalid` unless they are text to text, and no more than a server can
+    read: it would end the connection for it. Whether they are too many bytes it says itself.
+    """
+    if len(properties) > LIST_ITEMS_MAX:
+        raise PropertiesInvalid(f"properties have at most {LIST_ITEMS_MAX} keys, not {len(properties)}")
     if not all(isinstance(key, str) and isinstance(value, str) for key, value in properties.items()):
         raise PropertiesInvalid("properties are a map of text to text")
     return dict(properties)

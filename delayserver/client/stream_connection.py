@@ -74,6 +74,7 @@ class StreamConnection:
             # One exception object in many tasks would gather all their tracebacks, hence a copy for each.
             cause = self._failure
             waiter.failure = type(cause)(cause.message, retry_after_ms=cause.retry_after_ms, name=cause.name)
+            waiter.failure.__cause__ = cause.__cause__
             waiter.arrived.set()
         self._waiters.clear()
         self._written.set()

@@ -18,6 +18,7 @@ from delayserver.protocol.errors import (
     RequestTimedOut,
     ShuttingDown,
     SubjectInvalid,
+    TooManyConnections,
 )
 from delayserver.protocol.frames import encode_error, encode_frame
 from delayserver.protocol.limits import Limits
@@ -207,8 +208,9 @@ def test_a_slow_reply_does_not_cost_the_others_their_connection(server: FakeServ
     ("data", "error"),
     [
         (encode_frame("nonsense"), MalformedFrame),
-        (encode_error(0, ShuttingDown("bye")), ShuttingDown),
-        (encode_error(0, MalformedFrame("what")), MalformedFrame),
+        (encode_error(0, TooManyConnections("no room")), TooManyConnections),
+        (encode_error(0, ShuttingDown("bye")), ConnectionLost),
+        (encode_error(0, MalformedFrame("what")), ConnectionLost),
     ],
 )
 def test_an_error_of_the_connection_reaches_its_requests(
@@ -220,6 +222,37 @@ def test_an_error_of_the_connection_reaches_its_requests(
             with pytest.raises(error):
                 await client.status()
             assert (await client.status())["ready"] is True
+
+    run(main)
+
+
+def test_requests_in_flight_beside_a_malformed_one_are_retried(server: FakeServer, run: Run) -> None:
+    async def main() -> None:
+        async with AsyncClient(server.address) as client, anyio.create_task_group() as tasks:
+
+            async def send() -> None:
+                assert (await client.send("a", b"", due_ms=1)).due_ms == 1
+
+            server.misbehave("send", Garbage(b""))
+            tasks.start_soon(send)
+            while not server.messages:
+                await anyio.sleep(0.01)
+            assert client._connection is not None
+            with pytest.raises(ConnectionLost, match="malformed_frame") as raised:
+                await client._connection.exchange(2**62, encode_frame([2**62, "send", {"messages": [{1: 2}]}]), 5.0)
+            assert isinstance(raised.value.__cause__, MalformedFrame)
+        assert [stored.outcome for stored in server.messages] == ["pending", "deduplicated"]
+
+    run(main)
+
+
+def test_what_must_not_be_repeated_is_not_when_the_server_ends_the_connection(server: FakeServer, run: Run) -> None:
+    async def main() -> None:
+        async with AsyncClient(server.address) as client:
+            server.misbehave("send", Garbage(encode_error(0, ShuttingDown("bye"))))
+            with pytest.raises(ConnectionLost):
+                await client.send_columns("a", 1, [b""])
+        assert len(server.messages) == 1
 
     run(main)
 

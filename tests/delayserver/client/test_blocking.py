@@ -269,7 +269,6 @@ def test_no_reply_in_time_is_an_error_and_the_late_reply_meets_nobody(server: Fa
         encode_frame([1]),
         b"\xff\xff\xff\xff",
         encode_frame([0, True, {}]),
-        encode_error(0, MalformedFrame("what")),
     ],
 )
 def test_a_reply_that_is_none_is_a_protocol_error(server: FakeServer, client: Client, data: bytes) -> None:
@@ -277,6 +276,14 @@ def test_a_reply_that_is_none_is_a_protocol_error(server: FakeServer, client: Cl
     with pytest.raises((MalformedFrame, FrameTooLarge)):
         client.status()
     assert client.status()["ready"] is True
+
+
+def test_an_error_of_the_connection_is_a_lost_connection(server: FakeServer) -> None:
+    with Client(server.address, retries=0) as client:
+        server.misbehave("status", Garbage(encode_error(0, MalformedFrame("half a frame"))))
+        with pytest.raises(ConnectionLost, match="half a frame") as raised:
+            client.status()
+        assert isinstance(raised.value.__cause__, MalformedFrame)
 
 
 def test_a_reply_to_nobody_is_passed_over(server: FakeServer, client: Client) -> None:

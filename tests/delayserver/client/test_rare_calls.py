@@ -14,8 +14,14 @@ import anyio
 import pytest
 
 from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle
-from delayserver.protocol.errors import ConnectionLost, InvalidArgument, PropertiesInvalid
-from delayserver.protocol.limits import Limits
+from delayserver.protocol.errors import (
+    ConnectionLost,
+    InvalidArgument,
+    MessageIdInvalid,
+    PropertiesInvalid,
+    SubjectInvalid,
+)
+from delayserver.protocol.limits import LIST_ITEMS_MAX, Limits
 from tests.delayserver.cli.conftest import Server, run, serving
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
 
@@ -273,6 +279,7 @@ def test_properties_that_are_none_do_not_fail_the_requests_of_other_tasks(real_s
     async def main() -> None:
         async with AsyncClient(real_server.address) as client, anyio.create_task_group() as others:
             waiting = anyio.Event()
+            connection = client._connection
 
             async def pull() -> None:
                 waiting.set()
@@ -288,6 +295,21 @@ def test_properties_that_are_none_do_not_fail_the_requests_of_other_tasks(real_s
                 await client.reschedule(sent.receipt, delay_ms=1, properties={1: "x"})  # type: ignore[dict-item]
             with pytest.raises(InvalidArgument):
                 await client.send("a", {1: 2}, delay_ms=60_000)  # type: ignore[arg-type]
+            with pytest.raises(SubjectInvalid):
+                await client.send({1: 2}, b"", delay_ms=60_000)  # type: ignore[arg-type]
+            with pytest.raises(MessageIdInvalid):
+                await client.send("a", b"", delay_ms=60_000, message_id={1: 2})  # type: ignore[arg-type]
+            with pytest.raises(InvalidArgument):
+                await client.send("a", b"", delay_ms=60_000, expires_ms={1: 2})  # type: ignore[arg-type]
+            too_many = {str(number): "" for number in range(LIST_ITEMS_MAX + 1)}
+            with pytest.raises(PropertiesInvalid):
+                await client.send("a", b"", delay_ms=60_000, properties=too_many)
+            with pytest.raises(PropertiesInvalid):
+                await client.reschedule(sent.receipt, delay_ms=1, properties=too_many)
+            too_large = {str(number): "" for number in range(LIST_ITEMS_MAX)}
+            with pytest.raises(PropertiesInvalid):
+                await client.send("a", b"", delay_ms=60_000, properties=too_large)
+            assert client._connection is connection
 
     anyio.run(main, backend=backend)
 
