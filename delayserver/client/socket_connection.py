@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import select
 import socket
-import struct
 import time
 from typing import Final
 
@@ -19,7 +18,8 @@ _RECEIVE_BYTES: Final = 64 * 1024
 _RECEIVE_BYTES_LARGE: Final = 1024 * 1024  # while a large reply is under way: fewer system calls
 # A connection that answered this short a time ago is not asked whether it is still there.
 _FRESH_S: Final = 0.01
-_timeval = struct.Struct("@ll").pack
+# About the longest that a poll can wait: 2^31 ms.
+_TIMEOUT_S_MAX: Final = 2_000_000.0
 
 
 class SocketConnection:
@@ -32,12 +32,12 @@ class SocketConnection:
         except (OSError, UnicodeError) as exc:
             raise ConnectionLost(f"cannot connect to {host_and_port[0]}:{host_and_port[1]}: {exc}") from exc
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The kernel keeps the time: a timeout of Python's costs a further system call for each send and receive.
-        self._socket.settimeout(None)
-        self._timeout_s = 0.0
+        # The time is kept by the polls before a receive. The socket's own timeout would poll before each send as well, and
+        # one kept by the kernel starts anew with every signal, because Python repeats what a signal interrupts.
+        self._socket.setblocking(False)
         self._answered_s = 0.0
-        self._poll = select.poll()
-        self._poll.register(self._socket, select.POLLIN)
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
         self._replies = ReplyStream()
         self._process = os.getpid()
         self._closed = False
@@ -54,22 +54,22 @@ class SocketConnection:
 
     def quiet(self) -> bool:
         """Whether nothing has arrived while nothing was asked; otherwise the server has closed or is confused."""
-        return time.monotonic() - self._answered_s < _FRESH_S or not self._poll.poll(0)
+        return time.monotonic() - self._answered_s < _FRESH_S or not self._readable.poll(0)
 
     def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
         """Send a request's frame and wait for its reply. Raises `ConnectionLost`,
         `RequestTimedOut` or a protocol error, and is closed then.
         """
-        deadline_s = time.monotonic() + timeout_s
+        remaining_s = min(timeout_s, _TIMEOUT_S_MAX)
+        deadline_s = time.monotonic() + remaining_s
         size = _RECEIVE_BYTES
         try:
-            if timeout_s != self._timeout_s:
-                self._set_timeout(timeout_s)
             sent = self._socket.send(frame)
-            while sent < len(frame):
-                self._set_timeout(deadline_s - time.monotonic())
-                sent += self._socket.send(memoryview(frame)[sent:])
+            if sent < len(frame):
+                self._send_rest(memoryview(frame)[sent:], deadline_s)
             while True:
+                if not self._readable.poll(remaining_s * 1000):
+                    raise TimeoutError
                 for reply in self._replies.feed(self._socket.recv(size)):
                     if reply.id == request_id:
                         self._answered_s = time.monotonic()
@@ -79,8 +79,8 @@ class SocketConnection:
                 if self._replies.failure is not None:
                     raise self._replies.failure
                 size = _RECEIVE_BYTES_LARGE if self._replies.decoder.buffered_bytes else _RECEIVE_BYTES
-                self._set_timeout(deadline_s - time.monotonic())
-        except (TimeoutError, BlockingIOError) as exc:
+                remaining_s = _remaining_s(deadline_s)
+        except TimeoutError as exc:
             self.close()
             raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
         except OSError as exc:
@@ -91,11 +91,18 @@ class SocketConnection:
             self.close()
             raise
 
-    def _set_timeout(self, timeout_s: float) -> None:
-        if timeout_s <= 0:
-            raise TimeoutError
-        seconds, rest = divmod(timeout_s, 1.0)
-        value = _timeval(int(seconds), max(int(rest * 1_000_000), 1 if seconds < 1 else 0))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, value)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, value)
-        self._timeout_s = timeout_s
+    def _send_rest(self, unsent: memoryview, deadline_s: float) -> None:
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        while unsent:
+            if not writable.poll(_remaining_s(deadline_s) * 1000):
+                raise TimeoutError
+            unsent = unsent[self._socket.send(unsent) :]
+
+
+def _remaining_s(deadline_s: float) -> float:
+    """Seconds until then. Raises TimeoutError where it is over."""
+    remaining_s = deadline_s - time.monotonic()
+    if remaining_s <= 0:
+        raise TimeoutError
+    return remaining_s
