@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -53,7 +53,8 @@ class Batcher:
 
     A context manager; leaving it flushes. ``send`` blocks while ``pending_messages_max`` messages are not answered
     yet, which bounds memory. Errors are set on the future of each message they concern, and the first since the last
-    flush is raised by the next one. May be used from several threads.
+    flush is raised by the next one. May be used from several threads, ``send`` also by what a future calls back, where
+    it goes past the bound instead of waiting.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class Batcher:
         self._changed = threading.Condition()
         self._waiting: deque[_Entry] = deque()
         self._unanswered = 0
+        self._handed_over_count = 0
         self._answered_count = 0
         self._hurry = 0  # flushes that wait: no lingering meanwhile
         self._closing = False
@@ -130,7 +132,7 @@ class Batcher:
         check_message(message)
         entry = _Entry(message)
         with self._changed:
-            while self._unanswered >= self._pending_messages_max and not self._closing:
+            while self._unanswered >= self._pending_messages_max and not self._closing and not self._called_back:
                 self._changed.wait()
             if self._closing:
                 raise InvalidArgument("the batcher is closed")
@@ -139,6 +141,7 @@ class Batcher:
                 raise RuntimeError("use the batcher inside its with block")
             self._waiting.append(entry)
             self._unanswered += 1
+            self._handed_over_count += 1
             # The worker sleeps only for the first message and for a full batch; waking it for
             # each would cost more than sending.
             if len(self._waiting) in (1, self._batch_messages_max):
@@ -146,10 +149,14 @@ class Batcher:
         return entry.future
 
     def flush(self) -> None:
-        """Wait until everything handed over so far is answered; raise the first error since the last flush, if any."""
+        """Wait until everything handed over so far is answered; raise the first error since the last flush, if any.
+        Raises RuntimeError where a future calls it back: the thread that it would wait for is its own.
+        """
+        if self._called_back:
+            raise RuntimeError("a future's callback cannot flush the batcher that answers it")
         with self._changed:
             # They are answered in their order; what others hand over meanwhile is not waited for.
-            until = self._answered_count + self._unanswered
+            until = self._handed_over_count
             self._hurry += 1
             self._changed.notify_all()
             try:
@@ -160,6 +167,11 @@ class Batcher:
             error, self._first_error = self._first_error, None
         if error is not None:
             raise error
+
+    @property
+    def _called_back(self) -> bool:
+        """Whether this is the thread that answers, so that waiting here for an answer would never end."""
+        return threading.current_thread() is self._thread
 
     def _work(self) -> None:
         while True:
@@ -189,23 +201,24 @@ class Batcher:
 
     def _send(self, batch: list[_Entry]) -> None:
         live = [entry for entry in batch if entry.future.set_running_or_notify_cancel()]
-        error: BaseException | None = None
+        outcomes: Sequence[SendResult | BaseException]
         try:
-            results = self._client.send_many([entry.message for entry in live]) if live else []
+            outcomes = self._client.send_many([entry.message for entry in live]) if live else []
         # Whatever it is belongs to the senders: the thread has nobody else to tell.
         except Exception as exc:  # noqa: BLE001
-            error = exc
-            for entry in live:
-                entry.future.set_exception(exc)
-        else:
-            for entry, result in zip(live, results, strict=True):
-                if isinstance(result, DelayServerError):
-                    error = error or result
-                    entry.future.set_exception(result)
-                else:
-                    entry.future.set_result(result)
+            outcomes = [exc] * len(live)
+        # There is room again before the futures are resolved, since what they call back may send; whoever flushes goes
+        # on after them.
         with self._changed:
-            self._first_error = self._first_error or error
             self._unanswered -= len(batch)
+            self._changed.notify_all()
+        for entry, outcome in zip(live, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                entry.future.set_exception(outcome)
+            else:
+                entry.future.set_result(outcome)
+        with self._changed:
+            errors = (outcome for outcome in outcomes if isinstance(outcome, BaseException))
+            self._first_error = self._first_error or next(errors, None)
             self._answered_count += len(batch)
             self._changed.notify_all()
