@@ -54,7 +54,8 @@ class AsyncClient:
     """A client for one server, for any number of tasks; use it as ``async with AsyncClient(...) as client``.
 
     The block owns the connection's tasks. Requests of concurrent tasks are pipelined over one connection, which is
-    opened again after a failure. Settings and errors are those of the blocking `Client`. Every method may be
+    opened again after a failure. Settings and errors are those of the blocking `Client`; before its ``timeout_s`` a
+    request may wait as long for its turn on the connection (`QueueFull` if in vain). Every method may be
     cancelled at any point: the connection stays whole, and the request may or may not take effect.
     """
 

@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import ByteStream
 
 from delayserver.client.core import ReplyStream
-from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, QueueFull, RequestTimedOut
 from delayserver.protocol.frames import Reply
 
 REQUESTS_IN_FLIGHT_MAX: Final = 1024
@@ -81,23 +81,41 @@ class StreamConnection:
         self._scope.cancel()
 
     async def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
-        """Send a request's frame and wait for its reply. Raises `ConnectionLost`,
-        `RequestTimedOut` or a protocol error.
+        """Send a request's frame and wait for its reply, ``timeout_s`` from when it was its turn. Raises
+        `ConnectionLost`, `RequestTimedOut` or a protocol error; `QueueFull` where it was not its turn in that time.
         """
+        await self._turn(timeout_s)
         received_count = self._received_count
         try:
             with anyio.fail_after(timeout_s):
-                async with self._slots:
-                    return await self._exchange(request_id, frame)
+                return await self._exchange(request_id, frame)
         except TimeoutError as exc:
             if self._received_count == received_count:
                 # Not one byte in all that time: the other end is gone without a word, and others would wait in vain.
                 self.close(ConnectionLost(f"the server sent nothing for {timeout_s:g} s"))
             raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
+        finally:
+            self._slots.release()
+
+    async def _turn(self, timeout_s: float) -> None:
+        """Take a slot, and wait until more may be written. It has a time of its own: to a request that waits for others
+        the server owes nothing, and its silence says nothing.
+        """
+        if self._slots.value and self._unwritten_bytes <= UNWRITTEN_BYTES_MAX:
+            self._slots.acquire_nowait()
+            return
+        with anyio.move_on_after(timeout_s):
+            await self._slots.acquire()
+            try:
+                while self._unwritten_bytes > UNWRITTEN_BYTES_MAX and self._failure is None:
+                    await self._written.wait()
+            except BaseException:
+                self._slots.release()
+                raise
+            return
+        raise QueueFull(f"nothing was sent for {timeout_s:g} s: too many requests are under way on this connection")
 
     async def _exchange(self, request_id: int, frame: bytes) -> Reply:
-        while self._unwritten_bytes > UNWRITTEN_BYTES_MAX and self._failure is None:
-            await self._written.wait()
         if self._failure is not None:
             raise ConnectionLost(f"the connection is closed: {self._failure}")
         waiter = self._waiters[request_id] = _Waiter()
