@@ -99,8 +99,11 @@ class AsyncBatcher:
     ) -> None:
         assert self._tasks is not None
         tasks, self._tasks = self._tasks, None
+        cancelled = kind is not None and issubclass(kind, anyio.get_cancelled_exc_class())
         try:
-            await self.flush()
+            # A cancel scope would cancel the flush as well, but asyncio cancels a task only once.
+            if not cancelled:
+                await self.flush()
         except DelayServerError:
             # An error of the block itself says more than the errors it caused here.
             if value is None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from delayserver.client import Client, SendResult
-from tests.delayserver.client.fake_server import FakeServer, Late
+import pytest
+
+from delayserver.client import AsyncClient, Client, Handle, SendResult
+from delayserver.protocol.errors import ConnectionLost
+from tests.delayserver.client.fake_server import FakeServer, Garbage, Late
 
 
 def assert_ends(use: Callable[[], None]) -> None:
@@ -69,3 +73,26 @@ def test_after_a_flush_every_future_is_resolved(server: FakeServer) -> None:
         futures[0].add_done_callback(lambda _: time.sleep(0.2))
         batcher.flush()
         assert [future.result(timeout=0).due_ms for future in futures] == [0, 1, 2]
+
+
+def test_a_task_of_asyncio_that_is_cancelled_abandons_its_batcher(server: FakeServer) -> None:
+    server.misbehave("send", Garbage(b""))
+    handles: list[Handle] = []
+
+    async def use(client: AsyncClient) -> None:
+        async with client.batcher("a", linger_ms=0) as batcher:
+            handles.append(await batcher.send(b"", due_ms=1))
+            await asyncio.sleep(600)
+
+    async def main() -> None:
+        async with AsyncClient(server.address, timeout_s=600) as client:
+            task = asyncio.create_task(use(client))
+            while not server.count("send"):
+                await asyncio.sleep(0.01)
+            task.cancel()
+            await asyncio.wait([task], timeout=10)
+            assert task.cancelled()
+            with pytest.raises(ConnectionLost):
+                handles[0].result()
+
+    asyncio.run(main())
