@@ -26,7 +26,7 @@ PAUSE_AFTER_ERROR_S: Final = 1.0
 """Between attempts at a node that fails, on top of the client's own retries: the other nodes go on meanwhile."""
 
 ACK_TIMEOUT_S: Final = 60.0
-"""Of a server that was not configured otherwise, where the caller names none."""
+"""Where the caller names none. It is asked of every node, whose own default nobody tells."""
 
 KEPT_PART: Final = 0.5
 """Of its ack timeout a delivery waits here at most: the rest is for who handles and acks it."""
@@ -56,7 +56,7 @@ class Consumer:
     """Iterates the deliveries of ``subject`` for ``group`` from all nodes that ``client``'s server names.
 
     ``async with Consumer(client, "orders", "billing") as deliveries: async for received in deliveries: ...``. Each
-    `Received` is acked on its own node (``await received.ack()``); what is not comes again after the ack timeout. What
+    `Received` is acked on its own node (``await received.ack()``); what is not comes again after ``ack_timeout_s``. What
     waits here for a slow caller longer than half of that is handed back, and fewer are pulled at once.
     Entering raises the error of the first ``route`` request, and iterating what a node refuses for good, so that
     neither is waited for in silence.
@@ -70,7 +70,7 @@ class Consumer:
         *,
         max_messages: int = 100,
         wait_s: float = 20.0,
-        ack_timeout_s: float | None = None,
+        ack_timeout_s: float = ACK_TIMEOUT_S,
     ) -> None:
         self._client = client
         self._subject = subject
@@ -164,7 +164,7 @@ class Consumer:
 
     async def _pull(self, node: AsyncClient) -> None:
         count = self._max_messages
-        keep_s = KEPT_PART * (ACK_TIMEOUT_S if self._ack_timeout_s is None else self._ack_timeout_s)
+        keep_s = KEPT_PART * self._ack_timeout_s
         while True:
             deliveries = await node.pull(
                 self._subject, self._group, count, self._wait_s, ack_timeout_s=self._ack_timeout_s

@@ -6,6 +6,7 @@ import anyio
 import pytest
 
 from delayserver.client import AsyncClient, Client, Consumer
+from delayserver.client.consumer import ACK_TIMEOUT_S
 from tests.delayserver.client.fake_server import FakeServer
 
 
@@ -34,3 +35,17 @@ def test_a_slow_consumer_is_given_nothing_whose_ack_timeout_is_over(server: Fake
     assert server.count("nack") >= 1
     sizes = [request.arguments["max_messages"] for request in server.requests if request.operation == "pull"]
     assert min(sizes) < sizes[0] == 100
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_consumer_asks_for_the_ack_timeout_that_it_counts_with(server: FakeServer, backend: str) -> None:
+    with Client(server.address) as sender:
+        sender.send("a", b"", due_ms=1)
+
+    async def main() -> None:
+        async with AsyncClient(server.address) as client, Consumer(client, "a", "g") as deliveries:
+            await anext(deliveries)
+
+    anyio.run(main, backend=backend)
+    pull = next(request.arguments for request in server.requests if request.operation == "pull")
+    assert pull["ack_timeout_ms"] == ACK_TIMEOUT_S * 1000
