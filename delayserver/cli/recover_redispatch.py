@@ -57,8 +57,8 @@ def redispatch(
 
     With DIR the server must be stopped, and the deliveries begin at its next start; with --server a running one does it
     now. Message ids stay the same, so consumers that are idempotent by id notice nothing. What was cancelled is never
-    delivered. Begin with --dry-run. What damage hides is named and counted, the rest is delivered; then the exit code
-    is 1. A dry run does not read the bytes of messages, so it notices less.
+    delivered. Begin with --dry-run. What damage hides (with DIR, a missing file too) is named and counted, the rest is
+    delivered; then the exit code is 1. A dry run does not read the bytes of messages, so it notices less.
     """
     if (directory is None) == (server is None):
         raise click.UsageError("name either a DIR (the server is stopped) or a running server with --server HOST:PORT")

@@ -1,6 +1,6 @@
 """Redispatch while the server is stopped: internal records at the end of message_log, for the next start to deliver.
 
-What cannot be read is named and counted, the rest is appended.
+What cannot be read or is missing is named and counted, the rest is appended.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ import numpy as np
 from delayserver.clock import Clock
 from delayserver.recover.capture import Capture
 from delayserver.recover.due_range import Range
-from delayserver.recover.findings import CORRUPT, UNREADABLE
-from delayserver.recover.survey import Surveyed, survey
+from delayserver.recover.findings import CORRUPT, MISSING, UNREADABLE
+from delayserver.recover.survey import Surveyed, survey, touches
 from delayserver.recover.whole_rows import RowsAt, message_rows
 from delayserver.recover.window_check import Visited
 from delayserver.redispatch import deliveries_again
 from delayserver.redispatch_reading import BYTES_MAX, MESSAGES_MAX, Unread, Wanted
 from delayserver.settings import StorageSettings
 from store.batches import MessageBatch
+from store.dispatch_log import DispatchKey
 from store.errors import FormatError
 from store.identity import SequenceReservation
 from store.message_log import MessageLog
 from store.scan import ScanReport
 from store.schedule_log import Source
-from store.windows import DAY_MS, window_starts
+from store.windows import window_starts
 
 
 class OfflineRedispatch:
@@ -91,27 +92,33 @@ class OfflineRedispatch:
         self._look_at_damage(survey(self._taken, Range(), visit))
 
     def _look_at_damage(self, surveyed: Surveyed) -> None:
-        """Name damage to windows of the range. A message counts as unread if its outcome says that it is wanted and no
-        record of it is left there, or if it is due by now and its outcome may be in what cannot be read."""
+        """Name damage to windows of the range, and files of theirs that are missing. A message counts as unread if its
+        outcome says that it is wanted and no record of it is left there, or if it is due by now and its outcome may be in
+        what cannot be read; where both files are missing, the checkpoint says how many were wanted, of all subjects."""
         wanted, taken = self._wanted, self._taken
-        damages = [finding for finding in surveyed.findings if finding.kind in (CORRUPT, UNREADABLE)]
+        asked = Range(wanted.from_ms, wanted.to_ms)
+        damages = [finding for finding in surveyed.findings if finding.kind in (CORRUPT, MISSING, UNREADABLE)]
         damaged = {finding.file for finding in damages}
-        schedule = {taken.schedule_path(key): key for key in taken.schedule if taken.schedule_path(key) in damaged}
-        dispatch = {taken.dispatch_path(key): key for key in taken.dispatch if taken.dispatch_path(key) in damaged}
+        schedule_keys = {taken.schedule_path(key): key for key in taken.schedule | taken.schedule_known}
+        dispatch_keys = {taken.dispatch_path(key): key for key in taken.dispatch | taken.dispatch_known}
+        schedule = {path: key for path, key in schedule_keys.items() if path in damaged and touches(asked, taken, key)}
+        dispatch = {path: key for path, key in dispatch_keys.items() if path in damaged and touches(asked, taken, key)}
         rows = surveyed.unmatched
         lost = wanted.mask(rows.due_ms, rows.subject, rows.origin_sequence) & wanted.decided(rows.outcome)
         starts = [key.start_ms for key in schedule.values()]
         lost &= ~rows.internal & np.isin(window_starts(rows.due_ms, taken.window_ms), starts)
         self.unread.messages += int(lost.sum())
-        self.unread.messages += sum([self._undecided.get(key.start_ms, 0) for key in dispatch.values()])
-        spans = {path: (key.start_ms, key.source == Source.DAY) for path, key in schedule.items()}
-        spans |= {path: (found.start_ms, found.coarse) for path, found in dispatch.items()}
+        there = {(key.start_ms, key.source == Source.DAY) for key in taken.schedule}
+        for key in dispatch.values():
+            counted = key in taken.dispatch or (key.start_ms, key.coarse) in there
+            self.unread.messages += self._undecided.get(key.start_ms, 0) if counted else self._wanted_of(key)
         for finding in damages:
-            if finding.file in spans:
-                start_ms, coarse = spans[finding.file]
-                stop_ms = start_ms + (DAY_MS if coarse else taken.window_ms)
-                if start_ms < wanted.to_ms and stop_ms > wanted.from_ms:
-                    self.unread.add(finding.file, finding.offset, finding.detail)
+            if finding.file in schedule or finding.file in dispatch:
+                self.unread.add(finding.file, finding.offset, finding.detail)
+
+    def _wanted_of(self, key: DispatchKey) -> int:
+        counts = self._taken.dispatch_known[key].counts
+        return sum([counts[outcome] for outcome in self._wanted.outcomes])
 
     def _append_rows(self, log: MessageLog, sequences: SequenceReservation, rows: RowsAt) -> None:
         report = ScanReport(rows.first)

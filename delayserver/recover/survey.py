@@ -1,13 +1,13 @@
 """Every accepted message once, with what became of it: what `pending`, `export` and `redispatch` are made of.
 
-The same pass as a check, without the bytes of the messages and without findings: who wants to know what is wrong asks
-`check`.
+The same pass as a check, without the bytes of the messages, and with findings only about what hides messages or outcomes:
+who wants to know all that is wrong asks `check`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,8 +17,12 @@ from delayserver.recover.due_range import Range
 from delayserver.recover.findings import CORRUPT, MISPLACED, MISSING, UNREADABLE, Finding, Findings
 from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence
 from delayserver.recover.outcome_rows import OutcomeRows
+from delayserver.recover.table_check import _check_known_files
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import Visit, WindowCheck
+from store.dispatch_log import DispatchKey
+from store.schedule_log import ScheduleKey, Source
+from store.windows import DAY_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ def survey(
     quiet = Findings()
     if taken.days is None:
         taken.days = derive_days(taken)
+    _tell_missing_files(taken, span, quiet)
     units = Units(taken)
     first_kept = first_kept_sequence(taken)
     windows = WindowCheck(taken, units, first_kept, span, quiet, progress, lambda _tier, _start, _balance: None, visit)
@@ -55,3 +60,15 @@ def survey(
     log = LogCheck(taken, units, loose, span, quiet, progress, visit)
     log.run()
     return Surveyed(loose.take(np.flatnonzero(~loose.seen)), quiet)
+
+
+def touches(span: Range, taken: Capture, key: ScheduleKey | DispatchKey) -> bool:
+    """Whether a file of a window or day has a part in the range."""
+    coarse = key.coarse if isinstance(key, DispatchKey) else key.source == Source.DAY
+    return span.holds(key.start_ms, DAY_MS if coarse else taken.window_ms)
+
+
+def _tell_missing_files(taken: Capture, span: Range, findings: Findings) -> None:
+    schedule = {key: mark for key, mark in taken.schedule_known.items() if touches(span, taken, key)}
+    dispatch = {key: mark for key, mark in taken.dispatch_known.items() if touches(span, taken, key)}
+    _check_known_files(replace(taken, schedule_known=schedule, dispatch_known=dispatch), findings)

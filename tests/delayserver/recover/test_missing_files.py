@@ -1,0 +1,94 @@
+"""Files that are gone hide messages and outcomes from `pending`, `export` and `redispatch`: those say so."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from delayserver.recover.capture import capture
+from delayserver.recover.findings import Findings
+from store import checkpoint as checkpoint_file
+from store.batches import LedgerBatch
+from store.dispatch_log import DispatchKey
+from store.filesystem import RealFileSystem
+from store.ledger import Ledger
+from store.message_log import MessageLog
+from store.schedule_log import ScheduleKey, Source
+from store.windows import window_of
+from tests.delayserver.recover.directories import Made, copy, in_process
+
+LONG_AGO = ("--from", "2020-01-01T00:00Z", "--to", "2020-01-02T00:00Z")
+EVERYTHING = ("--from", "2020-01-01T00:00Z", "--to", "2100-01-01T00:00Z")
+
+
+def files_of_window(made: Made, name: str) -> tuple[Path, Path]:
+    """The schedule file and the dispatch file of the window of a message."""
+    taken = capture(RealFileSystem(), str(made.path), Findings())
+    start = start_of(made, name, taken.window_ms)
+    schedule, dispatch = taken.schedule_path(ScheduleKey(start, Source.DIRECT)), DispatchKey(start, False)
+    taken.close()
+    return Path(schedule), Path(taken.dispatch_path(dispatch))
+
+
+def start_of(made: Made, name: str, window_ms: int = 60_000) -> int:
+    return window_of(int(made.receipts[name].split("-")[1], 16), window_ms)
+
+
+@pytest.fixture
+def made(stopped: Made, tmp_path: Path) -> Made:
+    """A clean directory as it is when retention has taken all of message_log."""
+    made, fs = copy(stopped, tmp_path / "data"), RealFileSystem()
+    found = checkpoint_file.read(fs, f"{made.path}/checkpoint")
+    assert found is not None
+    shutil.rmtree(made.path / "message_log")
+    log = MessageLog.open(
+        fs, f"{made.path}/message_log", int(made.server_id, 16), segment_bytes=65536, valid_to=found.replay_offset
+    )
+    checkpoint_file.write(fs, f"{made.path}/checkpoint", replace(found, replay_offset=log.end))
+    log.close()
+    assert in_process("check", str(made.path)).code == 0
+    return made
+
+
+@pytest.mark.parametrize("command", ["pending", "export"])
+@pytest.mark.parametrize("missing", ["schedule", "dispatch"])
+def test_a_file_that_is_missing_is_named(made: Made, tmp_path: Path, command: str, missing: str) -> None:
+    target = ["--to", str(tmp_path / "out")] if command == "export" else []
+    assert in_process(command, str(made.path), *target).code == 0
+    path = files_of_window(made, "delivered")[missing == "dispatch"]
+    path.unlink()
+    done = in_process(command, str(made.path), *target)
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert str(path) in done.err and "is missing" in done.err
+    elsewhere = in_process(command, str(made.path), *target, *LONG_AGO)
+    assert (elsewhere.code, elsewhere.err) == (0, "")
+
+
+@pytest.mark.parametrize("missing", ["schedule", "dispatch", "both"])
+def test_a_redispatch_names_a_missing_file_and_counts_what_it_hides(made: Made, missing: str) -> None:
+    schedule, dispatch = files_of_window(made, "delivered")
+    gone = {"schedule": [schedule], "dispatch": [dispatch], "both": [schedule, dispatch]}[missing]
+    # The one that expired is in the same file, unless a minute began meanwhile; without outcomes it may be a delivered one.
+    same_window = start_of(made, "expired") == start_of(made, "delivered")
+    for path in gone:
+        path.unlink()
+    done = in_process("redispatch", str(made.path), *EVERYTHING, "--dry-run", "--json")
+    assert (done.code, done.last["messages"]) == (1, 0)
+    assert done.last["unreadable"] == 300 + (missing == "dispatch" and same_window)
+    assert [damage["file"] for damage in done.last["damages"]] == [str(path) for path in gone]
+    elsewhere = in_process("redispatch", str(made.path), *LONG_AGO, "--dry-run", "--json")
+    assert (elsewhere.code, elsewhere.last["damages"]) == (0, [])
+
+
+def test_files_that_went_with_their_window_are_not_missed(made: Made) -> None:
+    ledger = Ledger.open(RealFileSystem(), str(made.path), int(made.server_id, 16))
+    start = start_of(made, "delivered")
+    ledger.append(LedgerBatch.filled(1, subject=1, start_ms=start, last_sequence=300, accepted=300, delivered=300))
+    ledger.close()
+    for path in files_of_window(made, "delivered"):
+        path.unlink()
+    assert in_process("pending", str(made.path), "--json").code == 0
+    assert in_process("redispatch", str(made.path), *EVERYTHING, "--dry-run").code == 0
