@@ -17,7 +17,7 @@ from delayserver.recover.capture import Capture
 from delayserver.recover.due_range import Range
 from delayserver.recover.dump import outcome_name
 from delayserver.recover.file_read import Expected, FileRead
-from delayserver.recover.findings import Finding, Findings
+from delayserver.recover.findings import MISSING, Finding, Findings
 from delayserver.recover.survey import survey
 from delayserver.recover.whole_rows import RowsAt, readable_rows
 from delayserver.recover.window_check import Visited
@@ -64,7 +64,7 @@ class _RowGroups:
 
 
 class Export:
-    """Writes both files into a folder. `rows` counts what was written, by file."""
+    """Writes both files into a folder. `rows` counts what was written, by file; `unread` is what they lack."""
 
     def __init__(self, taken: Capture, span: Range, folder: str) -> None:
         self._taken = taken
@@ -156,6 +156,9 @@ class Export:
                 rows = np.flatnonzero(wanted)
                 writer.add(self._outcome_batch({name: columns[name][rows] for name in names}))
                 self.rows[DISPATCHED_FILE] += len(rows)
+            if read.gone:
+                detail = "the file went while others were read, as where its window is retired: it is left out"
+                self.unread.append(Finding(MISSING, path, 0, detail))
 
     def _outcome_batch(self, columns: dict[str, Any]) -> Any:
         import pyarrow as arrow

@@ -7,7 +7,9 @@ who wants to know all that is wrong asks `check`.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Final
 
 import numpy as np
 
@@ -23,6 +25,9 @@ from delayserver.recover.window_check import Visit, WindowCheck
 from store.dispatch_log import DispatchKey
 from store.schedule_log import ScheduleKey, Source
 from store.windows import DAY_MS
+
+# The oldest windows are those that a running server's retention takes next: their files, a few each, are kept open.
+WINDOWS_HELD: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +52,19 @@ def survey(
     taken: Capture, span: Range, visit: Visit, progress: Callable[[int], None] = lambda _bytes: None
 ) -> Surveyed:
     """Call `visit` with all messages in the range, internal records among them, window by window; then with those that
-    are in message_log only. Retired windows are gone but for their counts in the ledger."""
+    are in message_log only. Retired windows are gone but for their counts in the ledger.
+
+    Files of the oldest windows are held by `taken` from now on."""
     quiet = Findings()
     if taken.days is None:
         taken.days = derive_days(taken)
+    _hold_oldest(taken, span)
     _tell_missing_files(taken, span, quiet)
     units = Units(taken)
     first_kept = first_kept_sequence(taken)
     windows = WindowCheck(taken, units, first_kept, span, quiet, progress, lambda _tier, _start, _balance: None, visit)
     windows.run()
+    _tell_lost_meanwhile(taken, windows.gone, quiet)
     loose = by_sequence(windows.loose)
     log = LogCheck(taken, units, loose, span, quiet, progress, visit)
     log.run()
@@ -68,7 +77,33 @@ def touches(span: Range, taken: Capture, key: ScheduleKey | DispatchKey) -> bool
     return span.holds(key.start_ms, DAY_MS if coarse else taken.window_ms)
 
 
+def _hold_oldest(taken: Capture, span: Range) -> None:
+    windows: dict[int, list[str]] = {}
+    # Outcomes first, since they go last: without them the messages of a window that goes right now would look pending.
+    for found in taken.dispatch:
+        if touches(span, taken, found):
+            windows.setdefault(found.start_ms, []).append(taken.dispatch_path(found))
+    for key in taken.schedule:
+        if touches(span, taken, key):
+            windows.setdefault(key.start_ms, []).append(taken.schedule_path(key))
+    for start in sorted(windows)[:WINDOWS_HELD]:
+        for path in windows[start]:
+            with suppress(FileNotFoundError):
+                if path not in taken.held:
+                    taken.held[path] = taken.fs.open(path, write=False)
+
+
 def _tell_missing_files(taken: Capture, span: Range, findings: Findings) -> None:
     schedule = {key: mark for key, mark in taken.schedule_known.items() if touches(span, taken, key)}
     dispatch = {key: mark for key, mark in taken.dispatch_known.items() if touches(span, taken, key)}
     _check_known_files(replace(taken, schedule_known=schedule, dispatch_known=dispatch), findings)
+
+
+def _tell_lost_meanwhile(taken: Capture, gone: list[int], findings: Findings) -> None:
+    """Windows whose files went while they were read are retired, and the ledger says so."""
+    if gone:
+        taken.read_ledger_again()
+    for start in gone:
+        if taken.ledger is None or not taken.ledger.has(start):
+            path = taken.schedule_path(ScheduleKey(start, Source.DIRECT))
+            findings.add(MISSING, path, 0, "a file of this window went while it was read")

@@ -6,6 +6,7 @@ All logs are read without the bytes of the messages, so a trace of a large direc
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -121,8 +122,9 @@ class Trace:
             for records, columns in _rows(read, MessageBatch, KIND_MESSAGES, _MESSAGE):
                 hits = np.flatnonzero((columns["id_hash"] == np.uint64(wanted)) & (columns["origin_sequence"] == 0))
                 for row in hits.tolist():
-                    if read_blobs(self._taken, read.path, records, columns, row)["ids"] == data:
-                        found.add(int(columns["sequence"][row]))
+                    with suppress(FileNotFoundError):  # retired a moment ago
+                        if read_blobs(self._taken, read.path, records, columns, row)["ids"] == data:
+                            found.add(int(columns["sequence"][row]))
         return sorted(found)
 
     def _message_files(self) -> Iterator[FileRead]:
@@ -168,7 +170,10 @@ class Trace:
                 mask |= columns[name] == sequence
             for row in np.flatnonzero(mask).tolist():
                 fields = self._fields(columns, row)
-                blobs = read_blobs(self._taken, read.path, records, columns, row)
+                try:
+                    blobs = read_blobs(self._taken, read.path, records, columns, row)
+                except FileNotFoundError:  # retired a moment ago, as the ledger says by now
+                    continue
                 for name in ("ids", "properties"):
                     if blobs[name]:
                         put_blob(fields, name, blobs[name])

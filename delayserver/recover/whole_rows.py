@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.recover.capture import Capture
-from delayserver.recover.findings import CORRUPT, Findings
+from delayserver.recover.findings import CORRUPT, MISSING, Findings
 from delayserver.recover.records import Records
 from delayserver.recover.window_check import Visited
 from store.batches import I64, MessageBatch
@@ -85,10 +85,15 @@ def message_rows(taken: Capture, at: RowsAt, report: ScanReport | None = None) -
 
 
 def readable_rows(taken: Capture, at: RowsAt, findings: Findings) -> Iterator[MessageBatch]:
-    """The same. Damage that hides some of them goes to `findings`."""
+    """The same. Damage that hides some of them goes to `findings`, and so does a file that went since it was surveyed."""
     report, left = ScanReport(at.first), len(at.sequences)
-    for batch in message_rows(taken, at, report):
-        left -= len(batch)
-        yield batch
+    try:
+        for batch in message_rows(taken, at, report):
+            left -= len(batch)
+            yield batch
+    except FileNotFoundError:
+        detail = f"the file went while it was read, as where its window is retired: {left} messages of it are left out"
+        findings.add(MISSING, at.path, 0, detail, left)
+        return
     for damage in report.damages if left > 0 else []:
         findings.add(CORRUPT, at.path, damage.start, damage.detail)

@@ -4,14 +4,39 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from delayserver.recover import trace
-from delayserver.recover.capture import capture
+from delayserver.recover.capture import Capture, capture
 from delayserver.recover.findings import Findings
 from store.batches import LedgerBatch
-from store.filesystem import RealFileSystem
+from store.filesystem import File, RealFileSystem
 from store.ledger import Ledger
 from store.windows import window_of
 from tests.delayserver.recover.directories import Made, copy
+
+
+@pytest.mark.parametrize("by", ["sequence", "id"])
+def test_a_file_that_goes_while_a_trace_reads_it_ends_no_trace(
+    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    made = copy(stopped, tmp_path / "data")
+    files = [str(path) for path in (made.path / "schedule_log").glob("*/*.log")]
+    opened = Capture.open
+
+    def then_gone(self: Capture, path: str) -> File:
+        file = opened(self, path)
+        if path in files:
+            Path(path).unlink(missing_ok=True)
+        return file
+
+    monkeypatch.setattr(Capture, "open", then_gone)
+    taken = capture(RealFileSystem(), str(made.path), Findings())
+    sequence = int(made.receipts["pending"][-12:], 16)
+    wanted = trace.Wanted(sequence=sequence) if by == "sequence" else trace.Wanted(message_id="pending")
+    [life] = trace.Trace(taken).run(wanted)
+    taken.close()
+    assert {item.what for item in life.evidence} == {"accepted"}
 
 
 def test_a_message_whose_window_is_retired_meanwhile_is_not_pending(stopped: Made, tmp_path: Path) -> None:
