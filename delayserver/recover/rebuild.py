@@ -19,7 +19,7 @@ from delayserver.recover.days_rebuild import rebuild_days
 from delayserver.recover.findings import Findings
 from delayserver.recover.log_check import UNITS_AT_ONCE, log_parts
 from delayserver.recover.rebuild_plan import RebuildPlan
-from delayserver.recover.repair import forget_marks, lost_names, write_file
+from delayserver.recover.repair import forget_marks, lost_name, lost_names, write_file
 from delayserver.recover.repairing import count_accepted
 from delayserver.recover.units import Units
 from store import checkpoint as checkpoint_file
@@ -30,6 +30,7 @@ from store.file_header import FILE_HEADER_BYTES, FILE_NAMES, FILE_SCHEDULE, File
 from store.filesystem import FileSystem
 from store.identity import SequenceReservation, rebuild_identity
 from store.names import FILE_NAME as NAMES_FILE
+from store.names import NAMES_MAX, SUBJECT, Names
 from store.scan import Scan, ScanReport
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.windows import DAY_MS, day_of, window_starts
@@ -48,6 +49,9 @@ def apply_rebuild(taken: Capture, plan: RebuildPlan, tell: Tell = lambda _text: 
         header = FileHeader(FILE_NAMES, taken.server_id, 0)
         write_file(fs, f"{root}/{NAMES_FILE}", header, [lost_names(1, plan.code_max)] if plan.code_max else [])
         tell(f"{root}/{NAMES_FILE} is written anew, with stand-ins for {plan.code_max} names")
+    elif plan.names_lost:
+        _add_lost_names(taken, plan)
+        tell(f"{root}/{NAMES_FILE} has stand-ins for {plan.names_lost} names that it lost")
     if plan.days:
         taken.days = rebuild_days(taken)
         tell(f"{root}/days is written anew")
@@ -60,6 +64,15 @@ def apply_rebuild(taken: Capture, plan: RebuildPlan, tell: Tell = lambda _text: 
         SequenceReservation.rebuild(fs, root, taken.server_id, above=plan.highest_sequence)
         tell(f"{root}/sequences is written anew, above {plan.highest_sequence}")
     write_checkpoint(taken, plan, tell)
+
+
+def _add_lost_names(taken: Capture, plan: RebuildPlan) -> None:
+    """Behind the last name that is left, or the next start would give the codes of the lost ones to others."""
+    names = Names.open(taken.fs, taken.path, taken.server_id, max(NAMES_MAX, plan.code_max))
+    try:
+        names.intern(SUBJECT, [lost_name(code) for code in range(len(names) + 1, plan.code_max + 1)])
+    finally:
+        names.close()
 
 
 class Restore:

@@ -35,12 +35,14 @@ EVERYTHING = 1 << 62
 class RebuildPlan:
     """`codes`: units (`Units.codes`) whose files are to be written anew. `minutes`: files of a day that is being drained, to
     be filled up from the day's own file. `refusals`: what has to be settled before.
+    `names_lost`: how many names are used whose codes, up to `code_max`, the table does not know any more.
     `replay_from`: the offset of message_log from which the next start must replay, because outcomes of cancels are lost."""
 
     codes: list[int] = field(default_factory=list)
     minutes: list[ScheduleKey] = field(default_factory=list)
     identity: bool = False
     names: bool = False
+    names_lost: int = 0
     days: bool = False
     sequences: bool = False
     checkpoint: bool = False
@@ -54,6 +56,8 @@ class RebuildPlan:
         lost = ("identity", "names", "days", "sequences")
         names = {"names": NAMES_FILE}
         lines = [f"{taken.path}/{names.get(name, name)}: written anew" for name in lost if getattr(self, name)]
+        if self.names_lost and not self.names:
+            lines.append(f"{taken.path}/{NAMES_FILE}: stand-ins for {self.names_lost} names that it lost")
         for code in self.codes:
             key = ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)
             lines.append(f"{taken.schedule_path(key)}: restored from message_log")
@@ -128,7 +132,8 @@ def _look_at_files(taken: Capture, plan: RebuildPlan, findings: Findings) -> Non
     plan.codes = sorted({*differing, *damaged, *log.missing_codes})
     ledger = taken.ledger.highest_sequence if taken.ledger is not None else 0
     plan.highest_sequence = max(windows.highest_sequence, log.highest_sequence, ledger)
-    plan.code_max = highest_code(taken) if plan.names else 0
+    plan.code_max = highest_code(taken)
+    plan.names_lost = max(0, plan.code_max - (len(taken.names) if taken.names is not None else 0))
 
 
 def _leave_out_torn_end(taken: Capture) -> None:

@@ -194,7 +194,7 @@ def _whole_records(fs: FileSystem, path: str, step: Step) -> Iterable[ColumnBatc
 
 def lost_names(first: int, count: int) -> NameBatch:
     """Stand-ins for names that cannot be read any more: codes in all logs point to them."""
-    names = [f"lost-name-{code}".encode() for code in range(first, first + count)]
+    names = [lost_name(code).encode() for code in range(first, first + count)]
     return NameBatch.filled(
         count,
         code=np.arange(first, first + count, dtype=np.uint32),
@@ -202,6 +202,11 @@ def lost_names(first: int, count: int) -> NameBatch:
         names_length=np.array([len(name) for name in names], np.uint32),
         names=b"".join(names),
     )
+
+
+def lost_name(code: int) -> str:
+    """The stand-in for one."""
+    return f"lost-name-{code}"
 
 
 def write_file(

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import pytest
 
+from delayserver.client import Client
 from delayserver.recover import repair
 from delayserver.recover.capture import capture
 from delayserver.recover.check import Check, check_directory, whole_windows
@@ -20,7 +21,7 @@ from store.filesystem import RealFileSystem
 from store.schedule_key import ScheduleKey, ScheduleLayout, Source
 from store.windows import DAY_MS
 from tests.delayserver.recover import damaging
-from tests.delayserver.recover.directories import Made, copy, in_process
+from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
 from tests.delayserver.recover.test_corruption_table import files
 from tests.delayserver.recover.test_repair_rebuild import status_of
 from tests.fakes.disk import FakeDisk
@@ -215,6 +216,24 @@ async def test_a_rebuilt_table_of_names_gives_no_code_of_a_consumer_group_to_ano
     client = await host.client()
     pulled = [len(await client.pull("lost-name-2", group)) for group in ("new1", "new2", "new3", "new4")]
     assert pulled == [1] * 4, "a new group begins with the oldest message"
+
+
+@pytest.mark.parametrize("cut", ["behind a record", "within a record"])
+def test_names_that_a_table_lost_at_its_end_are_not_given_to_others(stopped: Made, tmp_path: Path, cut: str) -> None:
+    made = copy(stopped, tmp_path / "data")
+    path = made.path / "names.log"
+    start, _, end = damaging.records(path)[0]
+    path.write_bytes(path.read_bytes()[: end if cut == "behind a record" else start + 40])
+    planned = in_process("rebuild", str(made.path), "--dry-run")
+    assert "stand-ins for" in planned.out
+    assert in_process("rebuild", str(made.path), "--yes").code == 0
+    assert in_process("check", str(made.path)).code == 0
+    again = in_process("rebuild", str(made.path), "--dry-run")
+    assert "names.log" not in again.out
+    with ServerProcess(made.path, *SMALL) as server, Client(server.address) as client:
+        client.send("new", "x", delay_ms=3_600_000)
+        subjects = [client.lookup(made.receipts[name]).subject for name in ("delivered", "pending", "far")]
+    assert all(subject is not None and subject.startswith("lost-name-") for subject in subjects), subjects
 
 
 async def test_after_a_rebuild_without_a_checkpoint_attempts_are_in_mind(boot: Boot) -> None:
