@@ -85,15 +85,29 @@ def recount(taken: Capture, accepted: int) -> None:
 
 
 def _rename(fs: FileSystem, steps: list[Step], tell: Tell) -> None:
-    """Two steps, so that two files that were swapped can change places."""
+    """Two steps, so that two files that were swapped can change places; who is between two names already takes the
+    second alone."""
+    between: dict[str, str] = {}
     for step in steps:
-        fs.replace(step.path, f"{step.path}{MOVING}")
+        between[step.path] = _between(fs, step.path)
+        if between[step.path] != step.path:
+            fs.replace(step.path, between[step.path])
     for step in steps:
         fs.make_directory(directory_of(step.target))
-        fs.replace(f"{step.path}{MOVING}", step.target)
+        fs.replace(between[step.path], step.target)
         tell(f"{step.path} is {step.target} now")
     for folder in {directory_of(path) for step in steps for path in (step.path, step.target)}:
         fs.sync_directory(folder)
+
+
+def _between(fs: FileSystem, path: str) -> str:
+    """A name that nobody has, on the way to another; the plan of the next repair finds whatever ends like it."""
+    if path.endswith(MOVING):
+        return path
+    between = f"{path}{MOVING}"
+    while fs.exists(between):
+        between += MOVING
+    return between
 
 
 def _repair_file(taken: Capture, path: str, steps: list[Step], tell: Tell) -> None:

@@ -40,7 +40,7 @@ from store.schedule_key import ScheduleKey, ScheduleLayout
 from store.schedule_log import Source
 from store.windows import DAY_MS
 
-# What a file is called between its two names.
+# What the name of a file ends with, once or more, between its two names.
 MOVING = ".moving"
 
 
@@ -136,6 +136,9 @@ def _stranded(taken: Capture) -> Iterator[Step]:
     for path in taken.strangers:
         if not path.endswith(MOVING):
             continue
+        before = path
+        while before.endswith(MOVING):
+            before = before.removesuffix(MOVING)
         file = taken.open(path)
         try:
             size = file.size()
@@ -144,7 +147,7 @@ def _stranded(taken: Capture) -> Iterator[Step]:
             continue
         finally:
             taken.release(file)
-        name = _name_of(taken, path.removesuffix(MOVING), header) if header.server_id == taken.server_id else ""
+        name = _name_of(taken, before, header) if header.server_id == taken.server_id else ""
         if name:
             yield Step(Deed.RENAME, path, 0, size, "an interrupted repair left it under this name", target=name)
 

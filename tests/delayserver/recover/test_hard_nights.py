@@ -114,6 +114,46 @@ def test_files_that_an_interrupted_repair_left_between_two_names_get_theirs(
     assert (after.code, after.last["findings"]) == (0, [])
 
 
+def test_a_file_whose_repair_was_interrupted_again_and_again_gets_its_name(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    first, second, *_ = sorted((made.path / "dispatch_log").glob("*/*.log"))
+    first.rename(f"{first}.moving.moving")
+    second.rename(f"{second}.moving")
+    assert in_process("repair", str(made.path), "--yes").code == 0
+    after = in_process("check", str(made.path), "--json")
+    assert (after.code, after.last["findings"]) == (0, [])
+
+
+def test_a_file_on_the_way_to_its_name_takes_no_place_of_one_that_is_stranded_there(
+    stopped: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = copy(stopped, tmp_path / "data")
+    first, second, third, *_ = sorted((made.path / "schedule_log").glob("*/*.direct.log"))
+    stranded, misnamed = second.read_bytes(), third.read_bytes()
+    second.rename(f"{first}.moving")
+    third.rename(first)
+    before = content_of(made)
+    replace, left = RealFileSystem.replace, 1
+
+    def end(self: RealFileSystem, source: str, target: str) -> None:
+        nonlocal left
+        if not left:
+            ends_here()
+        left -= "schedule_log" in source
+        replace(self, source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RealFileSystem, "replace", end)
+        assert in_process("repair", str(made.path), "--yes").code == 1
+    assert sorted(content_of(made)) == sorted(before)
+    assert in_process("repair", str(made.path), "--yes").code == 0
+    assert (second.read_bytes(), third.read_bytes()) == (stranded, misnamed)
+
+
+def content_of(made: Made) -> list[bytes]:
+    return [path.read_bytes() for path in (made.path / "schedule_log").rglob("*") if path.is_file()]
+
+
 def test_a_file_that_gets_its_name_back_takes_no_other_files_place(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     first, second, third, *_ = sorted((made.path / "schedule_log").glob("*/*.direct.log"))
