@@ -152,6 +152,23 @@ def test_what_is_restored_beside_its_original_is_a_copy_and_the_original_is_none
     assert [batch.duplicate_of.tolist() for batch in marked] == [[0, 5, 0], [4, 0]]
 
 
+def test_copies_among_many_ids_are_those_that_a_plain_search_finds(stopped: Made) -> None:
+    taken = capture(RealFileSystem(), str(stopped.path), Findings())
+    key = ScheduleKey(60_000, Source.DIRECT)
+    taken.schedule[key] = FILE_HEADER_BYTES
+    draw = np.random.default_rng(8)
+    sequences = np.arange(400) + 1
+    ids = {sequence: b"%d" % draw.integers(150) for sequence in sequences.tolist()}
+    where = draw.integers(6, size=len(ids))  # four records are kept, two are restored
+    parts = [named({s: ids[s] for s in sequences[where == part].tolist()}) for part in range(6)]
+    marked = list(mark_copies(taken, key, lambda: iter(parts[4:]), lambda _file: iter(parts[:4])))
+    taken.close()
+    originals = {name: min(s for s, other in ids.items() if other == name) for name in ids.values()}
+    for batch in marked:
+        expected = [originals[ids[s]] if originals[ids[s]] != s else 0 for s in batch.sequence.tolist()]
+        assert batch.duplicate_of.tolist() == expected
+
+
 def test_a_subject_code_that_no_table_holds_costs_an_entry_and_not_a_table_up_to_it() -> None:
     balance, other = Balance(), Balance()
     tracemalloc.start()
