@@ -55,6 +55,8 @@ def answer_each(
 def _expand(receipts: Iterable[str]) -> Iterable[str]:
     for receipt in receipts:
         if receipt == "-":
+            if sys.stdin is None:
+                raise click.UsageError("the receipts `-` are read from stdin, and stdin is closed")
             yield from (line.strip() for line in sys.stdin if line.strip())
         else:
             yield receipt

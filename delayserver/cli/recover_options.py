@@ -42,7 +42,7 @@ def check_range(from_ms: int | None, to_ms: int | None) -> None:
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
     """A function (bytes done, bytes in all) that moves a bar on a terminal, and does nothing elsewhere."""
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # None: closed by whoever started us
         yield lambda _done, _total: None
         return
     from rich.console import Console
@@ -75,7 +75,7 @@ def confirm(question: str, yes: bool) -> None:
     """Ask before something is changed; without a terminal only --yes is an answer. Raises `click.Abort`, UsageError."""
     if yes:
         return
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise click.UsageError("nothing was changed: say --yes (there is no terminal to ask on)")
     click.confirm(question, abort=True, err=True)
 

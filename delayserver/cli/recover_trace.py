@@ -36,6 +36,8 @@ def trace(
     """
     if sum(value is not None for value in (receipt, message_id, sequence)) != 1:
         raise click.UsageError("name one message: --receipt, --id or --sequence")
+    if message_id is not None and not _is_text(message_id):
+        raise click.UsageError(f"--id {message_id!r} is no UTF-8, and every id is")
     from delayserver.recover.capture import capture
     from delayserver.recover.findings import Findings
     from delayserver.recover.trace import Trace, Wanted
@@ -62,6 +64,15 @@ def trace(
     if not lives:
         click.echo("nothing is known of this message: it was never accepted here, or its window is retired", err=True)
         context.exit(1)
+
+
+def _is_text(argument: str) -> bool:
+    """Whether what was typed was UTF-8: other bytes arrive as surrogates."""
+    try:
+        argument.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _by_receipt(text: str, server_id: str) -> Any:

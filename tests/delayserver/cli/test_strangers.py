@@ -10,7 +10,8 @@ import pytest
 
 from delayserver.client import Client
 from delayserver.protocol.errors import InvalidArgument
-from tests.delayserver.cli.conftest import Server, run, serving
+from tests.delayserver.cli.conftest import ROOT, Server, run, serving
+from tests.delayserver.recover.damaging import append_torn
 
 
 def test_what_was_sent_does_not_steer_the_terminal_of_who_reads_it(server: Server) -> None:
@@ -22,15 +23,39 @@ def test_what_was_sent_does_not_steer_the_terminal_of_who_reads_it(server: Serve
     assert "\x1b" not in done.out
 
 
-def test_a_body_from_a_closed_stdin_is_wrong_usage(server: Server) -> None:
+def run_with_closed(descriptor: int, *arguments: str) -> subprocess.CompletedProcess[str]:
     program = (
-        "import os, sys; os.close(0); os.execv(sys.executable, [sys.executable, '-m', 'delayserver', *sys.argv[1:]])"
+        f"import os, sys; os.close({descriptor}); "
+        "os.execv(sys.executable, [sys.executable, '-m', 'delayserver', *sys.argv[1:]])"
     )
-    command = [sys.executable, "-c", program, "send", "s", "-", "--server", server.address]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("arguments", [("send", "s", "-"), ("lookup", "-")])
+def test_what_is_to_come_from_a_closed_stdin_is_wrong_usage(server: Server, arguments: tuple[str, ...]) -> None:
+    done = run_with_closed(0, *arguments, "--server", server.address)
     assert done.returncode == 2
     assert "stdin is closed" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_nobody_is_asked_on_a_closed_stdin(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as running:
+        with Client(running.address) as client:
+            client.send("s", b"", delay_ms=60_000)
+        running.stop()
+    append_torn(running.data_dir / "names.log")
+    done = run_with_closed(0, "recover", "repair", str(running.data_dir))
+    assert (done.returncode, "say --yes" in done.stderr) == (2, True), done.stderr
+
+
+def test_a_check_needs_no_stderr(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as running:
+        running.stop()
+    done = run_with_closed(2, "recover", "check", str(running.data_dir))
+    assert done.returncode == 0
+    assert "clean" in done.stdout
 
 
 def test_what_names_no_message_is_told_by_its_type(server: Server) -> None:

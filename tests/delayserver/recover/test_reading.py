@@ -68,6 +68,12 @@ def test_an_unknown_message_is_said_to_be_unknown(stopped: Made) -> None:
         assert in_process("trace", str(stopped.path), *wrong).code == 2
 
 
+def test_an_id_that_is_no_text_is_wrong_usage(stopped: Made) -> None:
+    done = in_process("trace", str(stopped.path), "--id", "\udcff")
+    assert done.code == 2
+    assert "is no UTF-8" in done.err
+
+
 def test_pending_counts_by_minute_and_lists_the_messages(stopped: Made) -> None:
     *counts, last = in_process("pending", str(stopped.path), "--json").rows
     assert last == {"pending": 92}
