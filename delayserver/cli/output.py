@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -14,9 +15,31 @@ if TYPE_CHECKING:
     from delayserver.protocol.errors import DelayServerError
 
 
+_CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+_CONTROLS_OF_A_BLOCK: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# JSON itself escapes those below U+0020 alone.
+_CONTROLS_OF_JSON: Final = re.compile("[\x7f-\x9f]")
+
+
 def print_json(record: Mapping[str, Any]) -> None:
     """One JSON object on one line, flushed, so that a reader at the other end of a pipe sees it now."""
-    click.echo(json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=_as_text))
+    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=_as_text)
+    click.echo(_CONTROLS_OF_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def visible(text: str) -> str:
+    """Text for one line, control characters as \\x1b: what somebody sent must neither steer the terminal of who reads it
+    nor look like a line of ours."""
+    return _CONTROLS.sub(_escape, text)
+
+
+def visible_block(text: str) -> str:
+    """The same for text that stands by itself: its lines and tabs stay."""
+    return _CONTROLS_OF_A_BLOCK.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}"
 
 
 def without_none(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from delayserver.cli import options
-from delayserver.cli.output import body_fields, delivery_record, print_json
+from delayserver.cli.output import body_fields, delivery_record, print_json, visible, visible_block
 from delayserver.units import format_duration, format_instant
 
 if TYPE_CHECKING:
@@ -73,18 +73,13 @@ def _print(delivery: Delivery, as_json: bool) -> None:
         return
     late = format_duration(round(record["lateness_ms"], 1))
     attempt = f", attempt {delivery.attempt}" if delivery.attempt > 1 else ""
-    click.echo(f"{format_instant(delivery.due_ms)}  {late} late{attempt}  {_visible(delivery.message_id)}")
+    click.echo(f"{format_instant(delivery.due_ms)}  {late} late{attempt}  {visible(delivery.message_id)}")
     fields = body_fields(delivery.body)
     encoding = f"  ({fields['body_encoding']})" if "body_encoding" in fields else ""
     for name, value in delivery.properties.items():
-        click.echo(f"    {_visible(name)}={_visible(value)}")
-    body = _visible(fields["body"]).replace("\n", "\n    ") or "(empty)"
+        click.echo(f"    {visible(name)}={visible(value)}")
+    body = visible_block(fields["body"]).replace("\n", "\n    ") or "(empty)"
     click.echo(f"    {body}{encoding}")
-
-
-def _visible(text: str) -> str:
-    """Control characters as \\x1b: what somebody sent must not steer the terminal of who reads it."""
-    return "".join(c if c in "\n\t" or " " <= c < "\x7f" or c > "\x9f" else f"\\x{ord(c):02x}" for c in text)
 
 
 def _nodes_elsewhere(client: Client, subject: str) -> list[str]:

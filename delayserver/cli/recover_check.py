@@ -9,7 +9,7 @@ import click
 
 from delayserver.cli import options
 from delayserver.cli import recover_options as shared
-from delayserver.cli.output import print_json
+from delayserver.cli.output import print_json, visible
 
 if TYPE_CHECKING:
     from delayserver.recover.balance import Balance
@@ -101,7 +101,7 @@ def _print_text(taken: Capture, checked: Checked, seconds: float) -> None:
     order = (-counts[:, 0]).argsort(kind="stable")
     for place in order[:SUBJECTS_SHOWN].tolist():
         # A subject may hold what rich would take for its own markup.
-        name = escape(taken.subject_name(int(subjects[place])))
+        name = escape(visible(taken.subject_name(int(subjects[place]))))
         table.add_row(name, *[f"{count:,}" for count in counts[place].tolist()])
     if len(order) > SUBJECTS_SHOWN:
         rest = counts[order[SUBJECTS_SHOWN:]].sum(axis=0)
@@ -110,7 +110,7 @@ def _print_text(taken: Capture, checked: Checked, seconds: float) -> None:
     console.print(table)
     findings = checked.findings
     for finding in findings.listed[:FINDINGS_SHOWN]:
-        click.echo(f"{finding.kind}  {finding.file} at {finding.offset}: {finding.detail}")
+        click.echo(visible(f"{finding.kind}  {finding.file} at {finding.offset}: {finding.detail}"))
     if len(findings) > FINDINGS_SHOWN:
         click.echo(f"{len(findings) - FINDINGS_SHOWN} findings more: --json lists them")
     megabytes = checked.bytes_read / 1e6

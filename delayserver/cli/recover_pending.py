@@ -8,7 +8,7 @@ import click
 
 from delayserver.cli import options
 from delayserver.cli import recover_options as shared
-from delayserver.cli.output import print_json
+from delayserver.cli.output import print_json, visible
 
 if TYPE_CHECKING:
     from delayserver.recover.capture import Capture
@@ -38,8 +38,8 @@ def pending(
 ) -> None:
     """Count the messages of DIR that were accepted and have no outcome, by the minute in which they are due.
 
-    Times are of the local zone. Works beside a running server. Damage that hides messages or outcomes is named; then the
-    exit code is 1.
+    Times are of the local zone. Works beside a running server. Damage and missing files that hide messages or outcomes are
+    named; then the exit code is 1.
     """
     shared.check_range(from_ms, to_ms)
     if bodies and not as_list:
@@ -88,7 +88,7 @@ def _print_messages(taken: Capture, batch: MessageBatch, bodies: bool, as_json: 
                 record["subject"],
                 record["message_id"],
             ]
-            click.echo("  ".join(words + ([record["body"]] if bodies else [])))
+            click.echo(visible("  ".join(words + ([record["body"]] if bodies else []))))
 
 
 def _print_json(taken: Capture, found: Pending) -> None:
@@ -113,7 +113,7 @@ def _print_text(taken: Capture, found: Pending) -> None:
         bar = "  " + "█" * max(1, round(count / most * BAR_COLUMNS)) if terminal else ""
         click.echo(f"{format_instant(start)[:16]}{until}  {count:>12,}{bar}")
     for subject, count in sorted(found.subjects.items(), key=lambda item: -item[1])[:BARS_MAX]:
-        click.echo(f"subject {taken.subject_name(subject)}: {count:,}")
+        click.echo(f"subject {visible(taken.subject_name(subject))}: {count:,}")
     click.echo(f"{found.messages:,} pending")
 
 

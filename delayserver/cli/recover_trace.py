@@ -8,7 +8,7 @@ import click
 
 from delayserver.cli import options
 from delayserver.cli import recover_options as shared
-from delayserver.cli.output import print_json
+from delayserver.cli.output import print_json, visible
 
 if TYPE_CHECKING:
     from delayserver.recover.trace import Evidence, Life
@@ -118,4 +118,4 @@ def _print_text(life: Life) -> None:
                 words.append(f"{name[:-3]} {format_instant(value)}")
             else:
                 words.append(f"{name} {value}")
-        click.echo(f"      {', '.join(words)}")
+        click.echo(f"      {visible(', '.join(words))}")

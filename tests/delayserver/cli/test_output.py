@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from delayserver.cli.output import body_fields, delivery_record, without_none
+import json
+
+import pytest
+
+from delayserver.cli.output import body_fields, delivery_record, print_json, visible, visible_block, without_none
 from delayserver.cli.status import _rows
 from delayserver.client import Delivery
 
@@ -44,6 +48,19 @@ def test_the_stable_fields_of_a_pulled_message_are_all_there() -> None:
     assert set(names) <= set(delivery_record(delivery()))
     assert "properties" not in delivery_record(delivery())
     assert delivery_record(delivery(properties={"a": "b"}))["properties"] == {"a": "b"}
+
+
+def test_control_characters_are_shown_and_not_obeyed() -> None:
+    assert visible("a\x1b[31m\r\n\tb\x9b\x7fé") == "a\\x1b[31m\\x0d\\x0a\\x09b\\x9b\\x7fé"
+    assert visible_block("a\x1b[31m\r\n\tb\x9b\x7fé") == "a\\x1b[31m\\x0d\n\tb\\x9b\\x7fé"
+
+
+def test_json_holds_no_control_character_and_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    record = {"body": "a\x1b\x9b31m\x7f\x85\ngrößer"}
+    print_json(record)
+    out = capsys.readouterr().out
+    assert json.loads(out) == record
+    assert out.rstrip("\n").isprintable() and "größer" in out
 
 
 def test_unknown_fields_are_left_out() -> None:

@@ -29,6 +29,19 @@ def test_subjects_that_look_like_markup_are_shown_as_they_are(real_server: Serve
     assert "a[/b]" in done.out
 
 
+def test_what_was_sent_neither_steers_a_terminal_nor_looks_like_a_line_of_ours(real_server: Server) -> None:
+    with Client(real_server.address) as client:
+        client.send("a", b"b\x1b[31m\nfake", delay_ms=3_600_000, message_id="i\x1b\nd\x9b", properties={"p\n": "q\x07"})
+    real_server.stop()
+    directory = str(real_server.data_dir)
+    listed = run("recover", "pending", directory, "--list", "--bodies")
+    assert (listed.code, listed.out.count("\n")) == (0, 1)
+    assert "  i\\x1b\\x0ad\\x9b  b\\x1b[31m\\x0afake\n" in listed.out
+    traced = run("recover", "trace", directory, "--sequence", "1")
+    assert "message_id i\\x1b\\x0ad\\x9b" in traced.out
+    assert not set(traced.out) & set("\x07\x1b\x9b")
+
+
 def test_a_trace_shows_a_message_that_expires_beyond_the_calendar(real_server: Server) -> None:
     with Client(real_server.address) as client:
         receipt = client.send("a", b"", delay_ms=3_600_000, expires_ms=1 << 60).receipt

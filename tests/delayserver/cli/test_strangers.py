@@ -16,10 +16,12 @@ from tests.delayserver.recover.damaging import append_torn
 
 def test_what_was_sent_does_not_steer_the_terminal_of_who_reads_it(server: Server) -> None:
     with Client(server.address) as client:
-        client.send("bin", b"\x1b[31mred\nnext line\x07", delay_ms=0, properties={"a\x1b": "b\x9b"})
+        client.send(
+            "bin", b"\x1b[31mred\nnext line\x07", delay_ms=0, message_id="i\nd", properties={"a\x1b": "b\x9b\n"}
+        )
     done = run("pull", "bin", "--group", "g", "--wait", "5s", "--ack", "--server", server.address)
     assert done.code == 0
-    assert "\n    a\\x1b=b\\x9b\n    \\x1b[31mred\n    next line\\x07\n" in done.out
+    assert "  i\\x0ad\n    a\\x1b=b\\x9b\\x0a\n    \\x1b[31mred\n    next line\\x07\n" in done.out
     assert "\x1b" not in done.out
 
 
