@@ -19,7 +19,7 @@ from delayserver.recover.due_range import Range
 from delayserver.recover.findings import CORRUPT, MISPLACED, MISSING, UNREADABLE, Finding, Findings
 from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence
 from delayserver.recover.outcome_rows import OutcomeRows
-from delayserver.recover.table_check import _check_known_files
+from delayserver.recover.table_check import check_known_files
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import Visit, WindowCheck
 from store.dispatch_log import DispatchKey
@@ -96,7 +96,7 @@ def _hold_oldest(taken: Capture, span: Range) -> None:
 def _tell_missing_files(taken: Capture, span: Range, findings: Findings) -> None:
     schedule = {key: mark for key, mark in taken.schedule_known.items() if touches(span, taken, key)}
     dispatch = {key: mark for key, mark in taken.dispatch_known.items() if touches(span, taken, key)}
-    _check_known_files(replace(taken, schedule_known=schedule, dispatch_known=dispatch), findings)
+    check_known_files(replace(taken, schedule_known=schedule, dispatch_known=dispatch), findings)
 
 
 def _tell_lost_meanwhile(taken: Capture, gone: list[int], findings: Findings) -> None:

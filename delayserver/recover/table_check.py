@@ -37,7 +37,7 @@ def check_tables(
     if taken.names is not None and subject_max > len(taken.names):
         detail = f"subject code {subject_max} is used, but only {len(taken.names)} names are known"
         findings.add(MISSING, f"{taken.path}/names.log", 0, detail)
-    _check_known_files(taken, findings)
+    check_known_files(taken, findings)
     for path in taken.strangers:
         if not path.endswith(".tmp"):
             findings.add(ORPHANED, path, 0, "no file of this program has such a name here; nothing reads it")
@@ -60,7 +60,7 @@ def _check_sequences(taken: Capture, highest_sequence: int, findings: Findings) 
         findings.add(CONTRADICTORY, path, 24, detail)
 
 
-def _check_known_files(taken: Capture, findings: Findings) -> None:
+def check_known_files(taken: Capture, findings: Findings) -> None:
     """Files that the checkpoint speaks of are there, or retention or a drain took them and says so."""
     retired = {int(start) for start, coarse in _ledger_windows(taken) if not coarse}
     for key, mark in taken.schedule_known.items():
