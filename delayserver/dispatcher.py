@@ -227,6 +227,8 @@ class Dispatcher:
 
     async def _refill_group(self, group: BrokerGroup) -> None:
         window = group.spilled[0]
+        # Before the ends are captured: rows that are dropped while the window is read may lie behind them.
+        group.spilled.discard(window)
         ends = self._loader.ends(window)
         read = partial(self._loader.read, window, ends, KEY_LOWEST, KEY_HIGHEST)
         try:
@@ -236,7 +238,6 @@ class Dispatcher:
                 self._push_back(group, window, loaded, index)
         except CorruptionError as error:
             self._loader.on_corruption(error)
-            group.spilled.discard(window)
             self._read_again[group.code, window] = self._clock.monotonic_us() + DAMAGED_AGAIN_US
 
     def _push_back(self, group: BrokerGroup, window: int, loaded: LoadedRows, index: OutcomeIndex) -> None:
@@ -247,7 +248,6 @@ class Dispatcher:
         mine = ~self._in_memory(candidates)
         order = np.lexsort((candidates.sequence, candidates.due_ms))
         order = order[mine[order]]
-        group.spilled.discard(window)
         # What is overdue goes before the far end of the wheel, which is read again in its time.
         most = max(self._loader.room, self._share)
         rows = self._loader.mark_unknown(candidates.take(order))
