@@ -230,6 +230,8 @@ class Dispatcher:
         # Before the ends are captured: rows that are dropped while the window is read may lie behind them.
         group.spilled.discard(window)
         ends = self._loader.ends(window)
+        if not any(ends.values()):
+            return  # all of it was decided meanwhile, and retention took the files
         read = partial(self._loader.read, window, ends, KEY_LOWEST, KEY_HIGHEST)
         try:
             async with self._recorder.pinned(DispatchKey(window, False)) as index:
@@ -239,6 +241,10 @@ class Dispatcher:
         except CorruptionError as error:
             self._loader.on_corruption(error)
             self._read_again[group.code, window] = self._clock.monotonic_us() + DAMAGED_AGAIN_US
+        except KeyError:
+            if self._loader.ends(window) == ends:
+                raise
+            group.spilled.add(window)  # retention took a file during the read: what is left is read anew
 
     def _push_back(self, group: BrokerGroup, window: int, loaded: LoadedRows, index: OutcomeIndex) -> None:
         wanted = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)
