@@ -15,13 +15,12 @@ from functools import partial
 import numpy as np
 import trio
 from numpy.typing import NDArray
-from sortedcontainers import SortedSet
 
 from delayserver.attempted import Attempted
 from delayserver.broker_node import DeliveryError, NodeHealth, choose
 from delayserver.clock import LOOK_AGAIN_MS, Clock
 from delayserver.delivery import ChangedRowsError, Shipment, outcomes, read_batch, shipments, take_rows
-from delayserver.group_queue import GroupQueue
+from delayserver.group_queue import GroupQueue, Spilled
 from delayserver.loader import DAMAGED_AGAIN_US
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.protocol.outcomes import DeliverOutcome, Outcome
@@ -79,7 +78,7 @@ class BrokerGroup:
         self.nodes = nodes
         self.queue = GroupQueue()
         self.counters = GroupCounters()
-        self.spilled: SortedSet[int] = SortedSet()
+        self.spilled = Spilled()
         self.refused_rows_max = REFUSED_ROWS_MAX
         self.hand_on: Callable[[], Awaitable[bool]] = _nobody
         self.put_back: Callable[[DueRows], None] = lambda _rows: None
@@ -136,13 +135,15 @@ class BrokerGroup:
         return all(node.open_circuit for node in self.nodes)
 
     @property
+    def down(self) -> bool:
+        """Whether it fails, and no node may be tried now."""
+        return self.failing and not any(node.ready(self._clock.monotonic_us()) for node in self.nodes)
+
+    @property
     def may_work(self) -> bool:
         """Whether rows of another group may be delivered here: it does not fail, or has none by which it would be seen
         that it is back."""
-        if not self.failing:
-            return True
-        now_us = self._clock.monotonic_us()
-        return not self.rows_held and any(node.ready(now_us) for node in self.nodes)
+        return not self.failing or not (self.rows_held or self.down)
 
     @property
     def running(self) -> int:

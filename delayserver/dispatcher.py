@@ -72,8 +72,9 @@ class Dispatcher:
         self._wake = trio.Event()
         self._refill = trio.Event()
         self.released_to = dict.fromkeys(groups, 0)
-        # Windows (with the code of a group) of rows that were left on disk, and when to read them again, monotonic.
-        self._read_again: dict[tuple[int, int], int] = {}
+        # Windows (behind a group's code and a route's place) of rows that were left on disk, and when to read them again,
+        # monotonic.
+        self._read_again: dict[tuple[int, int, int], int] = {}
         for group in groups.values():
             group.refused_rows_max = min(REFUSED_ROWS_MAX, self._share // 4)
             group.hand_on = partial(self._hand_on, group)
@@ -126,7 +127,10 @@ class Dispatcher:
     def _release(self, group: BrokerGroup, rows: DueRows) -> None:
         rows.payload["released_us"] = np.maximum(rows.due_ms * 1000, self._clock.now_us())
         self.released_to[group.code] = max(self.released_to[group.code], int(rows.due_ms[-1]))
-        group.push(rows)
+        # At once: the queue of a group that is down may be full of rows that have no stand-in, and would drop these.
+        rest = self._fail_over(group, rows) if group.down else rows
+        if len(rest):
+            group.push(rest)
 
     def _put_back(self, rows: DueRows) -> None:
         """Rows whose due time lies ahead again, since the clock went back. If memory had to give up their part of the
@@ -160,17 +164,29 @@ class Dispatcher:
         places = self._routes.places(rows.payload["subject"])
         rest = np.ones(len(rows), dtype=bool)
         for place in np.unique(places).tolist():
-            names = self._routes.stand_ins(place, group.name)
-            other = next((self._by_name[name] for name in names if self._by_name[name].may_work), None)
-            if other is None or not self._may_take(other):
+            other = self._stand_in(group, place)
+            if other is None:
                 continue
             mine = places == place
-            moved = take_rows(rows, np.flatnonzero(mine))
-            group.counters.failed_over += len(moved)
-            group.counters.uncertain_failovers += int(moved.payload["uncertain"].sum())
-            other.push(moved)
+            self._give(group, other, take_rows(rows, np.flatnonzero(mine)))
             rest &= ~mine
         return rows if rest.all() else take_rows(rows, np.flatnonzero(rest))
+
+    def _give(self, group: BrokerGroup, other: BrokerGroup, rows: DueRows) -> None:
+        group.counters.failed_over += len(rows)
+        group.counters.uncertain_failovers += int(rows.payload["uncertain"].sum())
+        other.push(rows)
+
+    def _stand_in(self, group: BrokerGroup, place: int) -> BrokerGroup | None:
+        """The first group of a route that works instead of `group`, if it can take rows now."""
+        names = self._routes.stand_ins(place, group.name)
+        other = next((self._by_name[name] for name in names if self._by_name[name].may_work), None)
+        return other if other is not None and self._may_take(other) else None
+
+    def _idle_stand_in(self, group: BrokerGroup, place: int) -> BrokerGroup | None:
+        """Whom rows may be read back for while others of `group`, which is down, wait in its queue."""
+        other = self._stand_in(group, place) if group.down else None
+        return other if other is not None and not len(other.queue) else None
 
     def _may_take(self, other: BrokerGroup) -> bool:
         """Not one that works, but slower than rows come: what it would drop is better left where it is. It would be read
@@ -188,21 +204,30 @@ class Dispatcher:
                 group.keep(self._share)
 
     def _dropped(self, rows: DueRows) -> None:
-        for code, window in self._windows(rows):
-            self._groups[code].spilled.add(window)
+        for code, place, window in self._windows(rows):
+            self._groups[code].spilled.add(window, place)
 
     def _read_later(self, rows: DueRows, pause_us: int) -> None:
         """One bad sector fails the read of a whole batch. Later the window is read around it, if it is still there."""
-        for place in self._windows(rows):
+        for which in self._windows(rows):
             # The first pause counts: what is left again and again does not put off what was left before.
-            self._read_again.setdefault(place, self._clock.monotonic_us() + pause_us)
+            self._read_again.setdefault(which, self._clock.monotonic_us() + pause_us)
 
-    def _windows(self, rows: DueRows) -> Iterator[tuple[int, int]]:
-        """The windows with the code of the group that the rows are routed to, also if another one stood in for it."""
-        codes = self._wheel.codes(rows.payload["subject"])
-        for code in np.unique(codes).tolist():
-            for window in np.unique(rows.payload["window_ms"][codes == code]).tolist():
-                yield code, window
+    def _windows(self, rows: DueRows) -> Iterator[tuple[int, int, int]]:
+        """The windows behind the code of the group that the rows are routed to, also if another one stood in for it, and
+        the place of their route."""
+        subjects = rows.payload["subject"]
+        codes, places = self._wheel.codes(subjects), self._routes.places(subjects)
+        for place in self._places(rows):
+            mine = places == place
+            code = int(codes[np.argmax(mine)])  # a route has one
+            for window in np.unique(rows.payload["window_ms"][mine]).tolist():
+                yield code, place, window
+
+    def _places(self, rows: DueRows) -> list[int]:
+        """The places of the routes that rows have."""
+        places: list[int] = np.flatnonzero(np.bincount(self._routes.places(rows.payload["subject"]))).tolist()
+        return places
 
     def _room_in_group(self) -> None:
         self._loader.wake_if_room()
@@ -213,22 +238,26 @@ class Dispatcher:
         while True:
             self._refill = trio.Event()
             now_us, busy = self._clock.monotonic_us(), False
-            for code, window in [place for place, again_us in self._read_again.items() if again_us <= now_us]:
-                del self._read_again[code, window]
-                self._groups[code].spilled.add(window)
+            for code, place, window in [which for which, again_us in self._read_again.items() if again_us <= now_us]:
+                del self._read_again[code, place, window]
+                self._groups[code].spilled.add(window, place)
             for group in self._groups.values():
                 # An empty queue: the group works again, or another one takes its rows.
                 if group.spilled and not len(group.queue):
                     await self._refill_group(group)
                     busy = True
+                for place in group.spilled.places:
+                    if self._idle_stand_in(group, place) is not None:
+                        await self._refill_group(group, place)
+                        busy = True
             if not busy:
                 with trio.move_on_after(1):
                     await self._refill.wait()
 
-    async def _refill_group(self, group: BrokerGroup) -> None:
-        window = group.spilled[0]
+    async def _refill_group(self, group: BrokerGroup, place: int | None = None) -> None:
+        """Read the first window back; with the place of a route only its rows, for their stand-in."""
         # Before the ends are captured: rows that are dropped while the window is read may lie behind them.
-        group.spilled.discard(window)
+        window, routes = group.spilled.take(place)
         ends = self._loader.ends(window)
         if not any(ends.values()):
             return  # all of it was decided meanwhile, and retention took the files
@@ -237,35 +266,48 @@ class Dispatcher:
             async with self._recorder.pinned(DispatchKey(window, False)) as index:
                 loaded = read() if self._inline else await trio.to_thread.run_sync(read)
                 # From here on one step: nothing can be released, delivered or cancelled between the checks and the push.
-                self._push_back(group, window, loaded, index)
+                self._push_back(group, place, window, loaded, index)
         except CorruptionError as error:
             self._loader.on_corruption(error)
-            self._read_again[group.code, window] = self._clock.monotonic_us() + DAMAGED_AGAIN_US
+            for route in routes:
+                self._read_again[group.code, route, window] = self._clock.monotonic_us() + DAMAGED_AGAIN_US
         except KeyError:
             if self._loader.ends(window) == ends:
                 raise
-            group.spilled.add(window)  # retention took a file during the read: what is left is read anew
+            for route in routes:
+                group.spilled.add(window, route)  # retention took a file during the read: what is left is read anew
 
-    def _push_back(self, group: BrokerGroup, window: int, loaded: LoadedRows, index: OutcomeIndex) -> None:
+    def _push_back(
+        self, group: BrokerGroup, place: int | None, window: int, loaded: LoadedRows, index: OutcomeIndex
+    ) -> None:
         wanted = index.missing(loaded.sequence) & self._recorder.not_held(loaded.sequence)
-        wanted &= self._loader.not_done_elsewhere(window, loaded.sequence) & self._routed_to(group, loaded)
+        wanted &= self._loader.not_done_elsewhere(window, loaded.sequence) & self._routed_to(group, place, loaded)
         wanted &= self._loader.has_published(loaded.sequence)
         candidates = loaded.take(np.flatnonzero(wanted))
         mine = ~self._in_memory(candidates)
         order = np.lexsort((candidates.sequence, candidates.due_ms))
         order = order[mine[order]]
+        marked = self._loader.mark_unknown(candidates.take(order))
+        rows = DueRows(marked.due_ms, marked.sequence, marked.rows)
+        other = group if place is None else self._idle_stand_in(group, place)
         # What is overdue goes before the far end of the wheel, which is read again in its time.
-        most = max(self._loader.room, self._share)
-        rows = self._loader.mark_unknown(candidates.take(order))
-        if len(order):
-            group.push(DueRows(rows.due_ms[:most], rows.sequence[:most], rows.rows[:most]))
-        if len(order) > most:
-            group.spilled.add(window)
+        most = 0 if other is None else max(self._loader.room, self._share)
+        now, later = rows.slice(0, most), rows.slice(most, len(rows))
+        if other is group and len(now):
+            group.push(now)
+        elif other is not None and len(now):
+            self._give(group, other, now)
+        for route in self._places(later):
+            group.spilled.add(window, route)
         self._loader.bound()
 
-    def _routed_to(self, group: BrokerGroup, loaded: LoadedRows) -> NDArray[np.bool_]:
-        mask: NDArray[np.bool_] = self._wheel.codes(loaded.rows["subject"]) == group.code
-        return mask & (loaded.due_ms <= self.released_to[group.code])
+    def _routed_to(self, group: BrokerGroup, place: int | None, loaded: LoadedRows) -> NDArray[np.bool_]:
+        subjects = loaded.rows["subject"]
+        mask: NDArray[np.bool_] = self._wheel.codes(subjects) == group.code
+        mask &= loaded.due_ms <= self.released_to[group.code]
+        if place is not None:
+            mask &= self._routes.places(subjects) == place
+        return mask
 
     def _in_memory(self, rows: LoadedRows) -> NDArray[np.bool_]:
         return self._wheel.contains(rows.due_ms, rows.sequence) | ~self._not_dispatched(rows.sequence)

@@ -1,4 +1,5 @@
-"""Rows that wait for one broker group, in the order they became due. Columns, no clock, no I/O."""
+"""Rows that wait for one broker group, in the order they became due, and where those lie that left memory. Columns, no
+clock, no I/O."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from collections import deque
 
 import numpy as np
 from numpy.typing import NDArray
+from sortedcontainers import SortedSet
 
 from wheel.due_rows import DueRows
 
@@ -124,6 +126,40 @@ class GroupQueue:
         """The sequences that had at least one failed attempt."""
         parts = [chunk.sequence[chunk.payload["attempts"] > 0] for chunk in self._all()]
         return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+class Spilled:
+    """Windows of rows that left memory, by the place of their route: those of one may have a stand-in while the others
+    wait."""
+
+    def __init__(self) -> None:
+        self._windows: dict[int, SortedSet[int]] = {}  # none of them empty
+
+    def __len__(self) -> int:
+        return len(set().union(*self._windows.values()))
+
+    def __bool__(self) -> bool:
+        return bool(self._windows)
+
+    @property
+    def places(self) -> list[int]:
+        """The routes that have any."""
+        return list(self._windows)
+
+    def add(self, window_ms: int, place: int = 0) -> None:
+        """Rows of a window left memory."""
+        self._windows.setdefault(place, SortedSet()).add(window_ms)
+
+    def take(self, place: int | None = None) -> tuple[int, list[int]]:
+        """Know the first window (None: of all routes) no more; its start, and the routes that had it."""
+        wanted = {route: self._windows[route] for route in (self.places if place is None else [place])}
+        window_ms = min([windows[0] for windows in wanted.values()])
+        had = [route for route, windows in wanted.items() if windows[0] == window_ms]
+        for route in had:
+            wanted[route].discard(window_ms)
+            if not wanted[route]:
+                del self._windows[route]
+        return window_ms, had
 
 
 def _fitting(chunk: DueRows, rows_max: int, bytes_max: int, *, at_least_one: bool) -> tuple[int, int]:

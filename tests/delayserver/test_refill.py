@@ -2,19 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from random import Random
 from typing import Any
 
 import pytest
 import trio
 
+from delayserver.group_queue import Spilled
+from delayserver.loader import LoadedRows
+from delayserver.server import DelayServer
+from delayserver.settings import RouteSettings
 from store.schedule_log import ScheduleKey
 from store.segment import Segment
-from tests.delayserver.test_broker_group import QUICK, put_many
-from tests.fakes.host import Host, faked_settings
+from tests.delayserver.test_broker_group import QUICK, TWO_GROUPS, put_many
+from tests.fakes.host import Host, faked_settings, small_settings
+from wheel.keys import Key
 
 Boot = Callable[..., Host]
+# What is sent to `c` has no stand-in.
+ONE_ALONE = (RouteSettings("a*", ("fakeA", "fakeB")), RouteSettings("c*", ("fakeA",)), RouteSettings("*", ("fakeB",)))
+
+
+def count_reads(server: DelayServer) -> list[int]:
+    """The windows that are read from now on."""
+    read = server.loader.read
+    windows: list[int] = []
+
+    def counting(
+        window_ms: int, ends: Mapping[str, int], from_key: Key, to_key: Key, rows_max: int | None = None
+    ) -> LoadedRows:
+        windows.append(window_ms)
+        return read(window_ms, ends, from_key, to_key, rows_max)
+
+    server.loader.read = counting  # type: ignore[method-assign]
+    return windows
 
 
 async def test_rows_that_leave_memory_while_their_window_is_read_back_are_read_back_too(
@@ -102,3 +125,99 @@ async def test_a_window_that_retention_takes_while_it_is_read_back_is_done(
     assert host.died_of is None
     assert not group.spilled
     assert host.fake().texts == ["m"]
+
+
+async def test_rows_without_a_stand_in_do_not_keep_those_that_come_later_from_theirs(boot: Boot) -> None:
+    dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5}
+    host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch))
+    await host.start()
+    client = await host.client()
+    stand_in = host.fake("fakeB")
+    host.fake("fakeA").up = False
+    await put_many(client, 30, host.now_ms, "c")
+    await host.sleep_ms(2_000)
+    for number in range(30, 60):
+        await client.put(str(number), host.now_ms, subject="a")
+        await host.sleep_ms(50)
+    await host.until(lambda: len(stand_in.stored) == 30, within_ms=5_000)
+    late_us = [stand_in.at_us[sequence] - stand_in.due_ms[sequence] * 1_000 for sequence in stand_in.stored]
+    assert max(late_us) < 100_000, "they left memory, and were read back for the stand-in"
+    await host.settled()
+    host.check_balance(pending=30)
+    host.fake("fakeA").up = True
+    await host.until(lambda: len(host.fake("fakeA").stored) == 30, within_ms=5_000)
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_rows_that_left_memory_come_back_to_their_stand_in_while_others_go_on_waiting(boot: Boot) -> None:
+    """Both groups are down when they come, and the queue of the first stays full of rows that have no stand-in."""
+    dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5}
+    host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch))
+    server = await host.start()
+    client = await host.client()
+    first, second = host.fake("fakeA"), host.fake("fakeB")
+    first.up = second.up = False
+    await client.put("shows that it is down", host.now_ms, subject="b")
+    await put_many(client, 200, host.now_ms, "c")
+    await host.sleep_ms(2_000)
+    await put_many(client, 100, host.now_ms, "a", first=200)
+    await host.sleep_ms(2_000)
+    second.up, reads = True, count_reads(server)
+    await host.until(lambda: len(second.stored) == 101, within_ms=30_000)
+    before = len(reads)
+    await host.sleep_ms(60_000)
+    assert len(reads) == before, "rows without a stand-in were read, and dropped, again and again"
+    await host.settled()
+    host.check_balance(pending=200)
+    first.up = True
+    await host.until(lambda: len(first.stored) == 200, within_ms=30_000)
+    await host.settled()
+    assert len(set(first.stored + second.stored)) == len(first.stored + second.stored) == 301
+    host.check_balance(pending=0)
+
+
+def test_windows_that_left_memory_are_known_by_the_routes_of_their_rows() -> None:
+    chance = Random(1)
+    spilled, known = Spilled(), set[tuple[int, int]]()
+    for _ in range(2_000):
+        if not known or chance.random() < 0.55:
+            window, place = chance.randrange(6), chance.randrange(3)
+            spilled.add(window, place)
+            known.add((window, place))
+        else:
+            wanted = chance.choice([None, *spilled.places])
+            rest = [(window, place) for window, place in known if wanted in (None, place)]
+            first, had = spilled.take(wanted)
+            assert first == min(rest)[0]
+            assert sorted(had) == sorted(place for window, place in rest if window == first)
+            known -= {(first, place) for place in had}
+        assert (bool(spilled), len(spilled)) == (bool(known), len({window for window, _ in known}))
+        assert sorted(spilled.places) == sorted({place for _, place in known})
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_each_row_is_delivered_once_whichever_groups_were_down_while_it_waited(boot: Boot, seed: int) -> None:
+    chance = Random(seed)
+    dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5, "workers": chance.choice([1, 3])}
+    storage, wheel = {"window_ms": 1_000}, {"rows_max": chance.choice([60, 1_000]), "load_ahead_ms": 2_000}
+    host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch, storage=storage, wheel=wheel))
+    await host.start()
+    client = await host.client()
+    fakes, sent = (host.fake("fakeA"), host.fake("fakeB")), 0
+    for _ in range(60):
+        for fake in fakes:
+            fake.up, fake.delay_ms = chance.random() < 0.4, chance.choice([0, 0, 30])
+        count = chance.choice([0, 1, 5, 40])
+        if count:
+            due_ms = host.now_ms + chance.choice([0, 100, 1_500])
+            await put_many(client, count, due_ms, chance.choice("abc"), first=sent)
+            sent += count
+        await host.sleep_ms(chance.choice([1, 100, 1_000]))
+    for fake in fakes:
+        fake.up, fake.delay_ms = True, 0
+    stored = [fake.stored for fake in fakes]
+    await host.until(lambda: sum(map(len, stored)) >= sent, within_ms=60_000)
+    await host.settled()
+    assert len(set(stored[0] + stored[1])) == len(stored[0] + stored[1]) == sent
+    host.check_balance(pending=0)
