@@ -36,7 +36,7 @@ from wheel.due_rows import DueRows
 INLINE_READ_BYTES_MAX = 256 * 1024
 # While a single attempt shows whether a node is back, the next one waits in steps of this.
 PROBE_LOOK_MS = 5
-# Where no row had a stand-in that works it is looked again after this: the whole queue is looked through.
+# After rows went to a stand-in it is looked for the next ones after this: each time the whole queue is looked through.
 HAND_ON_MS = 100
 # A circuit that is open keeps only this many rows in memory.
 FAILING_QUEUE_ROWS_MAX = 65_536
@@ -141,8 +141,7 @@ class BrokerGroup:
 
     @property
     def may_work(self) -> bool:
-        """Whether rows of another group may be delivered here: it does not fail, or has none by which it would be seen
-        that it is back."""
+        """Whether another group may give it rows: it does not fail, or has none that would show that it is back."""
         return not self.failing or not (self.rows_held or self.down)
 
     @property
@@ -238,10 +237,13 @@ class BrokerGroup:
     async def _nobody_ready(self) -> None:
         """Every node pauses: fail over to the next group of the route, or wait for the first pause to end."""
         if self.failing and self._clock.monotonic_us() >= self._stay_until_us:
-            if await self.hand_on():
+            stay_ms = HAND_ON_MS if await self.hand_on() else LOOK_AGAIN_MS
+            self._stay_until_us = self._clock.monotonic_us() + stay_ms * 1000
+            if not len(self.queue):
                 return
-            self._stay_until_us = self._clock.monotonic_us() + HAND_ON_MS * 1000
         soonest_us = min(node.closed_until_us for node in self.nodes)
+        if self.failing:
+            soonest_us = min(soonest_us, self._stay_until_us)
         # Pauses are durations: a step of the wall clock makes none longer.
         pause_ms = (soonest_us - self._clock.monotonic_us()) / 1000
         await self._clock.sleep_ms(min(max(pause_ms, PROBE_LOOK_MS), LOOK_AGAIN_MS))

@@ -114,6 +114,26 @@ async def test_a_dead_group_with_many_rows_that_wait_does_not_take_the_event_loo
     await host.until(lambda: len(other.stored) >= 900, within_ms=5_000)
 
 
+async def test_a_queue_from_which_some_rows_went_to_a_stand_in_is_not_looked_through_again_at_once(boot: Boot) -> None:
+    """With a trickle of rows that have one, those that have none were gone through again and again without a rest."""
+    host = boot(faked_settings(dispatch=QUICK))
+    server = await host.start()
+    (group,) = server.groups.values()
+    looks: list[int] = []
+
+    async def some_went() -> bool:
+        looks.append(host.now_ms)
+        await trio.sleep(0 if len(looks) < 1_000 else 10)
+        return True
+
+    group.hand_on = some_went
+    host.fake().up = False
+    await put_many(await host.client(), 20, host.now_ms, "s")
+    await host.until(lambda: bool(looks))
+    await host.sleep_ms(1_000)
+    assert 5 <= len(looks) <= 12
+
+
 def test_the_name_of_a_node_that_is_none_is_a_failed_connection() -> None:
     """Anything else than an OSError ended the server with the first message for that node."""
     with pytest.raises(OSError, match="no name of a host"):
