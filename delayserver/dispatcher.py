@@ -4,7 +4,7 @@ The moment before is for reading their bodies and for the passes of the event lo
 due, and hands it over then and never before.
 
 A hot second is taken in slices with a checkpoint between them, so it does not hold up the others. Rows of a group that
-is down leave memory past a bound; `refill` reads them again from disk when the group can take them.
+is down leave memory past a bound; `refill` reads them again from disk when the group, or one that stands in, can take them.
 """
 
 from __future__ import annotations
