@@ -131,9 +131,12 @@ class Checkpointing:
         peak_us: int,
         clean: bool,
     ) -> None:
+        # Before the syncs, which then make the message of each of these outcomes durable. Of outcomes that come meanwhile
+        # the messages may be lost with the power, and a start looks only behind the marks for such.
+        dispatch = self._dispatch.marks()
         self._replayer.sync_source()
         self._schedule.sync()
-        schedule, dispatch = self._schedule.marks(), self._dispatch.marks()
+        schedule = self._schedule.marks()
         file.write(
             self._fs,
             self._path,
