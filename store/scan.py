@@ -171,7 +171,7 @@ def read_around(file: File, position: int, length: int) -> bytes:
     try:
         return file.pread(position, length)
     except CorruptionError:
-        if length <= SECTOR_BYTES:
+        middle = max((position + length // 2) // SECTOR_BYTES, position // SECTOR_BYTES + 1) * SECTOR_BYTES
+        if middle >= position + length:  # all in one sector
             return bytes(length)
-        half = length // 2 // ALIGN * ALIGN
-        return read_around(file, position, half) + read_around(file, position + half, length - half)
+        return read_around(file, position, middle - position) + read_around(file, middle, position + length - middle)
