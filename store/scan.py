@@ -34,6 +34,10 @@ SCAN_BYTES = 1 << 20
 SECTOR_BYTES = 512
 
 
+class UnreadableRecordError(BadRecordError):
+    """The disk cannot read the record, or its header."""
+
+
 @dataclass(frozen=True, slots=True)
 class Damage:
     """A range that was durable once and can't be read: `stop` is where reading went on."""
@@ -87,7 +91,7 @@ class Scan:
             except UnknownRecordError as error:
                 raise FormatError(self._file.path, f"{error} at offset {position}; upgrade this program") from error
             except BadRecordError as error:
-                following = self._judge(position, str(error), report)
+                following = self._judge(position, error, report)
                 if following is None:
                     return
                 if not forgive:
@@ -113,12 +117,16 @@ class Scan:
             self._buffer_start, begin = position, 0
         return self._buffer[begin : begin + length]
 
-    def _judge(self, position: int, detail: str, report: ScanReport) -> int | None:
+    def _judge(self, position: int, error: BadRecordError, report: ScanReport) -> int | None:
         """Where to read on behind damage, or None for the end (clean or torn)."""
+        detail = str(error)
         if self._later is None:
             self._later = list(self._headers_behind(position))
         later = [header for header in self._later if header.offset > position]
         report.synced = max([report.synced, *[header.synced_before for header in later]])
+        if isinstance(error, UnreadableRecordError):
+            # A crash tears what it interrupts and leaves it readable. So this may have been durable: it is not cut off.
+            report.synced = max(report.synced, self._end_of_unreadable(position))
         if position >= report.synced:
             report.torn = self._anything_from(position)
             report.torn_detail = detail if report.torn else ""
@@ -141,8 +149,28 @@ class Scan:
                 except BadRecordError:
                     continue
 
+    def _end_of_unreadable(self, position: int) -> int:
+        """Where the record at `position` ends, or the sectors that hide its header."""
+        try:
+            end = decode_header(read_around(self._file, position, HEADER_BYTES), position).end
+        except BadRecordError:
+            end = (position // SECTOR_BYTES + 1) * SECTOR_BYTES
+            while end < self._stop and not self._is_readable(end):
+                end += SECTOR_BYTES
+        return min(end, self._stop // ALIGN * ALIGN)
+
+    def _is_readable(self, position: int) -> bool:
+        try:
+            self._file.pread(position, ALIGN)
+        except CorruptionError:
+            return False
+        return True
+
     def _anything_from(self, position: int) -> bool:
-        return any(data != bytes(len(data)) for _, data in self._chunks(position, self._file.pread))
+        try:
+            return any(data != bytes(len(data)) for _, data in self._chunks(position, self._file.pread))
+        except CorruptionError:  # behind a place where no record is: nothing that was durable
+            return True
 
     def _chunks(self, position: int, read: Callable[[int, int], bytes]) -> Iterator[tuple[int, bytes]]:
         """The rest of the file in overlapping pieces. Space that was reserved and never written is passed over: a
@@ -156,14 +184,14 @@ class Scan:
 
 
 def read_ahead(file: File, position: int, length: int, want: int) -> bytes:
-    """`want` bytes, or only the `length` that are needed where more cannot be read. Raises BadRecordError."""
+    """`want` bytes, or only the `length` that are needed where more cannot be read. Raises UnreadableRecordError."""
     try:
         return file.pread(position, want)
     except CorruptionError:
         try:
             return file.pread(position, length)  # what cannot be read may lie behind this record
         except CorruptionError as error:
-            raise BadRecordError(error.detail) from error
+            raise UnreadableRecordError(error.detail) from error
 
 
 def read_around(file: File, position: int, length: int) -> bytes:

@@ -148,3 +148,26 @@ async def test_a_message_that_a_node_refuses_holds_up_no_other_window(boot: Boot
         await client.put(str(minute), host.now_ms + minute * 60_000)
     host.clock.step(3 * 60_000)
     await host.until(lambda: sorted(host.fake().texts) == ["1", "2"], within_ms=2_000)
+
+
+@pytest.mark.parametrize("where", ["in the last record", "behind the end"])
+async def test_a_bad_sector_at_the_end_of_message_log_does_not_keep_the_server_down(boot: Boot, where: str) -> None:
+    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
+    server = await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 60_000
+    await client.put("first", due_ms)
+    _, segment = server.opened.log.locate(server.opened.log.end)
+    path, start = segment.path, segment.end
+    await client.put("x" * 5_000, due_ms)
+    bad = (start + 1_024 if where == "in the last record" else segment.end + 100_000) // 512 * 512
+    await host.kill()
+    host.disk.unreadable[path] = [(bad, bad + 512)]
+    server = await host.start()
+    assert host.died_of is None
+    assert any(path in text for text in server.opened.damages) == (where == "in the last record")
+    await (await host.client()).put("next", due_ms)
+    await host.kill()
+    await host.start()
+    await host.sleep_ms(70_000)
+    assert {"first", "next"} <= set(host.fake().texts)

@@ -13,6 +13,7 @@ from store.batches import MessageBatch, OutcomeBatch
 from store.columns import ColumnBatch
 from store.errors import CorruptionError, DiskFullError, FormatError, SyncFailedError
 from store.record import BATCHES, encode_record
+from store.scan import SECTOR_BYTES
 from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_SCHEDULE, Damage, FileHeader, ScanReport, Segment
 from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
 
@@ -94,6 +95,14 @@ def flip_blobs(*indices: int) -> Callable[[Written], None]:
     return apply
 
 
+def unreadable(offset: Callable[[Written], int], sectors: int = 1) -> Callable[[Written], None]:
+    def apply(w: Written) -> None:
+        first = offset(w) // SECTOR_BYTES * SECTOR_BYTES
+        w.fs.unreadable[PATH] = [(first, first + sectors * SECTOR_BYTES)]
+
+    return apply
+
+
 def zero_header(index: int) -> Callable[[Written], None]:
     return zero(lambda w: w.starts[index], lambda w: w.starts[index] + 64)
 
@@ -131,6 +140,11 @@ CASES: list[Case] = [
     ("an unsynced record is bad, the next good", flip_blobs(3), [1, 3, 5], [], True),
     ("an unsynced header is lost, the next good", zero_header(3), [1, 3, 5], [], True),
     ("synced and unsynced are bad", flip_blobs(1, 3), [1, 5], [1], True),
+    ("a sector of a synced record", unreadable(lambda w: w.ends[1] - 1600), [1, 5, 7, 9], [1], False),
+    # No crash leaves what cannot be read: it is not taken for torn, and what is behind it is not given up.
+    ("a sector of an unsynced record", unreadable(lambda w: w.ends[3] - 1600), [1, 3, 5, 9], [3], False),
+    ("a sector of the last record", unreadable(lambda w: w.ends[4] - 1600), [1, 3, 5, 7], [4], False),
+    ("sectors with the last header", unreadable(lambda w: w.starts[4], 2), [1, 3, 5], [3, 4], True),
     ("a batch stands twice", copy(2, lambda w: w.ends[4]), [1, 3, 5, 7, 9], [], True),
     ("an old batch stands in place of a synced one", copy(0, lambda w: w.starts[1]), [1, 5, 7, 9], [1], False),
 ]  # fmt: skip
@@ -156,6 +170,25 @@ def test_damage_is_told_apart(
     again = reopened(written.fs)
     again.recover(damages=[])
     assert sequences(again) == [*readable, 11]
+
+
+@pytest.mark.parametrize("behind", [0, 100_000])
+def test_a_sector_behind_the_end_that_cannot_be_read_is_cut_off(written: Written, behind: int) -> None:
+    end = written.ends[4]
+    written.fs.open(PATH).truncate(end + 200_000)
+    unreadable(lambda w: end + behind + SECTOR_BYTES)(written)
+    segment = reopened(written.fs)
+    assert segment.recover().torn
+    assert segment.end == end == written.fs.size(PATH)
+    assert sequences(segment) == [1, 3, 5, 7, 9]
+
+
+def test_behind_an_end_that_cannot_be_read_a_record_begins_where_one_may(written: Written) -> None:
+    written.fs.open(PATH).truncate(written.starts[4] + 30)
+    unreadable(lambda w: w.starts[4], 6)(written)
+    segment = reopened(written.fs)
+    assert segment.recover(damages=[]).torn
+    assert segment.end == written.starts[4] + 24 == written.fs.size(PATH)
 
 
 def test_corruption_without_a_list_for_it_is_raised_with_its_place(written: Written) -> None:
