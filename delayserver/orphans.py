@@ -1,26 +1,28 @@
 """Outcomes of messages that no schedule file holds any more: a crash or damage took the messages, dispatch_log kept these.
 
 Counts alone would take them for outcomes of the window's other messages, which would then never be loaded. So a start
-compares sequences wherever a window may have lost rows. Reads files; may run in a thread.
+compares sequences wherever a window or a coarse day may have lost rows; what a day has is noted for the window that it
+will move to. In the balance neither they nor their messages count. Reads files; may run in a thread.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 import trio
 
 from delayserver.checkpointing import dispatch_marks, schedule_marks
-from store.batches import I64
-from store.dispatch_log import DispatchKey, DispatchLog
+from store.batches import I64, MessageBatch, OutcomeBatch
+from store.dispatch_log import DispatchKey, DispatchLog, count_outcomes
 from store.errors import CorruptionError, FormatError
-from store.scan import Damage
+from store.message_log import MessageLog
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
-from store.windows import day_of
+from store.windows import day_of, window_starts
 
 if TYPE_CHECKING:
     from delayserver.server import DelayServer
@@ -28,61 +30,48 @@ if TYPE_CHECKING:
 logger = logging.getLogger("delayserver")
 
 _FINE = (Source.DIRECT, Source.FROM_DAY)
+_READ_BYTES = 4 << 20
+# A day may have millions of outcomes; so many are looked up in its file at a time.
+_FIND_ROWS = 1 << 16
+Read = TypeVar("Read")
 
 
-def count_orphans(schedule: ScheduleLog, dispatch: DispatchLog, starts: Iterable[int]) -> dict[int, int]:
-    """Orphaned outcomes by start of the window, for those of `starts` (milliseconds) that have any.
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """The orphaned outcomes in some files, one a message, by sequence; and which of the files cannot be read at all."""
 
-    Messages in damaged records count as there as long as the file counts them, so damage alone makes no orphans. A file
-    that cannot be read at all leaves its window out: nothing can be said of it.
+    outcomes: OutcomeBatch
+    unreadable: set[DispatchKey]
+
+
+def orphans_in(schedule: ScheduleLog, dispatch: DispatchLog, keys: Iterable[DispatchKey], window_ms: int) -> Orphans:
+    """Look through these dispatch files.
+
+    Messages in damaged records count as there as long as the file counts them, so damage alone makes no orphans.
     """
-    found = {}
-    for start in starts:
+    parts = [OutcomeBatch.filled(0)]
+    unreadable = set()
+    for key in keys:
         try:
-            orphans = _count(schedule, dispatch, start)
+            settled = _one_each(dispatch.outcomes(key, damages=[]))
+            parts.append(
+                _of_day(schedule, key, settled, window_ms) if key.coarse else _of_window(schedule, key, settled)
+            )
         except (CorruptionError, FormatError):  # told by whoever needs the file
-            continue
-        if orphans:
-            found[start] = orphans
-    return found
+            unreadable.add(key)
+    # While a day is drained, an outcome may be in its file and in the minute's.
+    return Orphans(_one_each(OutcomeBatch.concatenate(parts)), unreadable)
 
 
-async def find_orphans(server: DelayServer) -> None:
-    """Outcomes whose messages are gone must not stand for others of their windows, or those would never be loaded."""
-    opened, book = server.opened, server.book
-    kept = opened.checkpoint.orphans
-    if kept is not None:
-        book.orphans = dict(zip(kept.start_ms.tolist(), kept.rows.tolist(), strict=True))
-    suspects = book.suspects(
-        schedule_marks(opened.checkpoint.schedule),
-        [damage.key.start_ms for damage in opened.schedule.damages] + _grown(server),
-        everywhere=kept is None or bool(opened.log.damages) or server.replayer.met_damage,
-    )
-    count = partial(count_orphans, opened.schedule, opened.dispatch, suspects)
-    found = count() if server.fs.inline else await trio.to_thread.run_sync(count)
-    unchanged = {start: rows for start, rows in book.orphans.items() if start not in set(suspects)}
-    book.orphans = unchanged | found
-    for start, rows in found.items():
-        path = opened.dispatch.path(DispatchKey(start, False))
-        logger.error("%s: %d outcomes of messages that no schedule file holds; the window is kept", path, rows)
+def _one_each(outcomes: OutcomeBatch) -> OutcomeBatch:
+    _, first = np.unique(outcomes.sequence, return_index=True)
+    return outcomes.take(first)
 
 
-def _grown(server: DelayServer) -> list[int]:
-    """Windows with outcomes that the checkpoint does not know: their messages may be lost (durability `os`)."""
-    marks, dispatch = dispatch_marks(server.opened.checkpoint.dispatch), server.opened.dispatch
-    return [
-        key.start_ms
-        for key in dispatch.keys()
-        if not key.coarse and (key not in marks or dispatch.end(key) > marks[key].end)
-    ]
-
-
-def _count(schedule: ScheduleLog, dispatch: DispatchLog, start_ms: int) -> int:
-    ignored: list[Damage] = []
-    settled = np.unique(dispatch.outcomes(DispatchKey(start_ms, False), damages=ignored).sequence)
+def _of_window(schedule: ScheduleLog, key: DispatchKey, settled: OutcomeBatch) -> OutcomeBatch:
     if not len(settled):
-        return 0
-    files = [ScheduleKey(start_ms, source) for source in _FINE]
+        return settled
+    files = [ScheduleKey(key.start_ms, source) for source in _FINE]
     placed = [_sequences(schedule, file) for file in files]
     counted = sum([schedule.rows(file) for file in files])
     if sum([len(sequences) for sequences in placed]) > counted:
@@ -90,10 +79,30 @@ def _count(schedule: ScheduleLog, dispatch: DispatchLog, start_ms: int) -> int:
         # its outcomes stand for nobody either.
         placed = [_verified(schedule, file) for file in files]
     unreadable = counted - sum([len(sequences) for sequences in placed])
+    unknown = settled.take(np.flatnonzero(~np.isin(settled.sequence, np.concatenate(placed))))
     # While a day is drained, the minutes may lack rows that a crash took: they come again from the day's file.
-    placed.append(_sequences(schedule, ScheduleKey(day_of(start_ms), Source.DAY)))
-    unknown = int(np.count_nonzero(~np.isin(settled, np.concatenate(placed))))
-    return max(unknown - max(unreadable, 0), 0)
+    unknown = _not_in(schedule, ScheduleKey(day_of(key.start_ms), Source.DAY), unknown)
+    return unknown.slice(min(max(unreadable, 0), len(unknown)), len(unknown))
+
+
+def _of_day(schedule: ScheduleLog, key: DispatchKey, settled: OutcomeBatch, window_ms: int) -> OutcomeBatch:
+    unknown = _not_in(schedule, ScheduleKey(key.start_ms, Source.DAY), settled, hidden=True)
+    starts = window_starts(unknown.due_ms, window_ms)
+    parts = [OutcomeBatch.filled(0)]
+    for start in np.unique(starts).tolist():  # drained already, where the day's file is gone
+        mine = unknown.take(np.flatnonzero(starts == start))
+        parts.append(_not_in(schedule, ScheduleKey(start, Source.FROM_DAY), mine))
+    return OutcomeBatch.concatenate(parts)
+
+
+def _not_in(schedule: ScheduleLog, file: ScheduleKey, outcomes: OutcomeBatch, *, hidden: bool = False) -> OutcomeBatch:
+    """Those whose messages are not in the file; with `hidden` what damage may hide counts as there."""
+    parts = [OutcomeBatch.filled(0)]
+    for first in range(0, len(outcomes), _FIND_ROWS):
+        some = outcomes.slice(first, min(first + _FIND_ROWS, len(outcomes)))
+        found = schedule.find(file, some.sequence)
+        parts.append(some.take(np.flatnonzero(~(found.mask | found.hidden if hidden else found.mask))))
+    return OutcomeBatch.concatenate(parts)
 
 
 def _sequences(schedule: ScheduleLog, key: ScheduleKey) -> I64:
@@ -105,3 +114,99 @@ def _verified(schedule: ScheduleLog, key: ScheduleKey) -> I64:
     """Of the records that verify as a whole."""
     parts = [batch.sequence for _, batch in schedule.batches(key, damages=[])]
     return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+# -- at a start
+
+
+async def find_orphans(server: DelayServer) -> None:
+    """Outcomes whose messages are gone must not stand for others of their windows, or those would never be loaded; and in
+    the balance they must not stand for others either."""
+    opened, book, window_ms = server.opened, server.book, server.settings.storage.window_ms
+    table = opened.checkpoint.orphans
+    kept = {} if table is None else dict(zip(table.start_ms.tolist(), table.rows.tolist(), strict=True))
+    book.orphans = kept
+    suspects = book.suspects(
+        schedule_marks(opened.checkpoint.schedule),
+        _doubtful(server),
+        everywhere=table is None or bool(opened.log.damages) or server.replayer.met_damage,
+    )
+    found = await _read(server, partial(orphans_in, opened.schedule, opened.dispatch, suspects, window_ms))
+    # Of windows that cannot be looked through now, what was known before still holds.
+    unsaid = {start: rows for start, rows in kept.items() if not found.unreadable.isdisjoint(_files_of(start))}
+    starts = window_starts(found.outcomes.due_ms, window_ms)
+    windows, rows = np.unique(starts, return_counts=True)
+    book.orphans = dict(zip(windows.tolist(), rows.tolist(), strict=True)) | unsaid
+    _tell(server, kept)
+    # What was retired once is counted by the ledger, whatever became of the files.
+    skipped = {start for start in {*kept, *book.orphans} if start in unsaid or opened.ledger.has(start)}
+    orphans = found.outcomes.take(np.flatnonzero(~np.isin(starts, list(skipped))))
+    for totals in (server.recorder.totals, server.recorder.durable_totals):
+        np.subtract(totals, count_outcomes(orphans)[0], out=totals)
+    if table is not None:  # else only what the files hold was counted
+        left = [start for start in kept if start not in skipped and _files_there(server, start)]
+        await _leave_out(server, orphans, sum([kept[start] for start in left]))
+
+
+def _tell(server: DelayServer, kept: dict[int, int]) -> None:
+    for start, count in server.book.orphans.items():
+        if count != kept.get(start):
+            path = next(map(server.opened.dispatch.path, _files_there(server, start)), f"window {start}")
+            logger.error("%s: %d outcomes of messages that no schedule file holds; the window is kept", path, count)
+
+
+def _files_of(start_ms: int) -> tuple[DispatchKey, DispatchKey]:
+    """Where outcomes of a window may lie."""
+    return DispatchKey(start_ms, False), DispatchKey(day_of(start_ms), True)
+
+
+def _files_there(server: DelayServer, start_ms: int) -> list[DispatchKey]:
+    return [key for key in _files_of(start_ms) if key in server.opened.dispatch]
+
+
+async def _read(server: DelayServer, work: Callable[[], Read]) -> Read:
+    return work() if server.fs.inline else await trio.to_thread.run_sync(work)
+
+
+def _doubtful(server: DelayServer) -> set[DispatchKey]:
+    """Files of windows with damage or orphans, or with outcomes that the checkpoint does not know: their messages may be
+    lost (durability `os`)."""
+    opened = server.opened
+    marks, dispatch = dispatch_marks(opened.checkpoint.dispatch), opened.dispatch
+    doubtful = {key for key in dispatch.keys() if key not in marks or dispatch.end(key) > marks[key].end}
+    doubtful |= {
+        DispatchKey(damage.key.start_ms, damage.key.source == Source.DAY) for damage in opened.schedule.damages
+    }
+    return doubtful.union(*map(_files_of, server.book.orphans))
+
+
+async def _leave_out(server: DelayServer, orphans: OutcomeBatch, before: int) -> None:
+    """Take messages out of `accepted` whose outcomes are orphans now; those of `before` outcomes are not in it any more.
+    Messages that came back with their file (an operator found it) are taken in again."""
+    checkpoint, log = server.opened.checkpoint, server.opened.log
+    counted = orphans.sequence <= checkpoint.replayed_sequence
+    if not counted.all():  # of these, what a loss of power took from message_log too was never counted
+        replayed = await _read(server, partial(_sequences_behind, log, checkpoint.replay_offset))
+        counted |= np.isin(orphans.sequence, replayed)
+    counted_orphans = orphans.take(np.flatnonzero(counted))
+    more = len(counted_orphans) - before
+    added = counted_orphans.slice(len(counted_orphans) - max(more, 0), len(counted_orphans))
+    accepted, internal = count_outcomes(added).sum(axis=1).tolist()
+    server.publisher.count(max(-more, 0) - accepted, -internal)
+
+
+def _sequences_behind(log: MessageLog, offset: int) -> I64:
+    """Of the messages in message_log that can be read behind a logical offset."""
+    parts = [np.zeros(0, np.int64)]
+    offset = max(offset, log.first)
+    while offset < log.synced:
+        try:
+            entries = log.read(offset, log.synced, _READ_BYTES)
+        except CorruptionError:
+            offset = log.skip_damage(offset)
+            continue
+        if not entries:
+            break
+        parts += [entry.batch.sequence for entry in entries if isinstance(entry.batch, MessageBatch)]
+        offset = entries[-1].end
+    return np.concatenate(parts)

@@ -407,8 +407,8 @@ class DelayServer:
         self.replayer.passed(found)
         await self.publisher.finish_recovery()
         await self.recorder.flush()
-        self.commit.accepted_before = self.publisher.accepted
         await find_orphans(self)
+        self.commit.accepted_before = self.publisher.accepted
         self.book.open()
 
     def stop(self) -> None:

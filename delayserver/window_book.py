@@ -21,7 +21,7 @@ class WindowBook:
         self._schedule = schedule
         self._dispatch = dispatch
         self._incomplete: SortedSet[int] = SortedSet()
-        # Outcomes of messages that no schedule file holds, by window (`orphans.py`).
+        # Outcomes of messages that no schedule file holds, by window (`orphans.py`); also while they lie in a day's file.
         self.orphans: dict[int, int] = {}
 
     def open(self) -> None:
@@ -49,22 +49,24 @@ class WindowBook:
         durable = self._dispatch.durable_rows(DispatchKey(start_ms, False))
         return durable - self.orphans.get(start_ms, 0) >= self.rows(start_ms)
 
-    def suspects(self, known: Container[ScheduleKey], damaged: Iterable[int], *, everywhere: bool) -> list[int]:
-        """Windows whose outcomes may be orphaned: those with damage, with a schedule file that the checkpoint did not know
-        (`known`), or with none, and with more outcomes than rows; with `everywhere` all that have an outcome."""
-        doubtful = set(damaged)
-        suspects = []
-        for key in self._dispatch.keys():
-            if key.coarse or not self._dispatch.rows(key):
-                continue
-            start = key.start_ms
-            files = [ScheduleKey(start, source) for source in (Source.DIRECT, Source.FROM_DAY)]
-            files = [file for file in files if file in self._schedule]
-            unknown = not files or any(file not in known for file in files)
-            too_many = self.outcomes(start) - self.orphans.get(start, 0) > self.rows(start)
-            if everywhere or start in doubtful or unknown or too_many:
-                suspects.append(start)
-        return suspects
+    def suspects(
+        self, known: Container[ScheduleKey], doubtful: Container[DispatchKey], *, everywhere: bool
+    ) -> list[DispatchKey]:
+        """Dispatch files whose outcomes may be orphaned: those in doubt, those of a window or day with a schedule file that
+        the checkpoint did not know (`known`), or with none, or with more outcomes than rows; with `everywhere` all."""
+        return [
+            key
+            for key in self._dispatch.keys()
+            if self._dispatch.rows(key) and (everywhere or key in doubtful or self._may_have_lost_rows(key, known))
+        ]
+
+    def _may_have_lost_rows(self, key: DispatchKey, known: Container[ScheduleKey]) -> bool:
+        sources = (Source.DAY,) if key.coarse else (Source.DIRECT, Source.FROM_DAY)
+        files = [ScheduleKey(key.start_ms, source) for source in sources]
+        files = [file for file in files if file in self._schedule]
+        orphans = 0 if key.coarse else self.orphans.get(key.start_ms, 0)
+        too_many = self._dispatch.rows(key) - orphans > sum([self._schedule.rows(file) for file in files])
+        return not files or any(file not in known for file in files) or too_many
 
     def refresh(self, starts: Iterable[int]) -> list[int]:
         """Count these windows again; returns those that have become complete."""

@@ -255,6 +255,7 @@ async def test_an_outcome_whose_message_is_gone_does_not_stand_for_another_messa
     await host.start()
     assert host.died_of is None, host.died_of
     assert host.server.book.orphans == {due_ms // 60_000 * 60_000: 1}
+    assert host.check_balance(pending=1)["accepted"] == 1
     await host.sleep_ms(3_000)
     assert host.fake().texts == ["waits"]
 
