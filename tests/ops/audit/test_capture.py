@@ -15,7 +15,7 @@ from ops.audit.completeness import Evidence  # noqa: E402
 from ops.audit.log_frames import Range  # noqa: E402
 from store.batches import LedgerBatch, MessageBatch  # noqa: E402
 from store.file_header import FILE_HEADER_BYTES  # noqa: E402
-from store.filesystem import RealFileSystem  # noqa: E402
+from store.filesystem import RealFile, RealFileSystem  # noqa: E402
 from store.ledger import Ledger  # noqa: E402
 from store.schedule_log import ScheduleKey, ScheduleLog, Source  # noqa: E402
 from tests.ops.audit.hand_made import START_MS, WINDOW_MS, HandMade  # noqa: E402
@@ -24,10 +24,10 @@ from tests.ops.audit.hand_made import START_MS, WINDOW_MS, HandMade  # noqa: E40
 class DrainsTheDay(RealFileSystem):
     """A server drains the day between the listing of its file and the look at it."""
 
-    def open(self, path: str, *, write: bool = True) -> Any:
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> RealFile:
         if path.endswith("/day.log"):
             Path(path).unlink()
-        return super().open(path, write=write)
+        return super().open(path, create=create, write=write)
 
 
 class Listed(RealFileSystem):

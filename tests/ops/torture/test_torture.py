@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -80,7 +81,7 @@ def record() -> Record:
     return made
 
 
-def arrive(record: Record, number: int = 1, **more: int) -> Instance:
+def arrive(record: Record, number: int = 1, **more: Any) -> Instance:
     instance = record.arrived(delivery(number, **more))
     assert instance is not None
     return instance
