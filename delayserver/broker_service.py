@@ -23,9 +23,10 @@ from delayserver.broker.retries import RetryBatch
 from delayserver.broker_node import DeliveryError
 from delayserver.clock import Clock
 from delayserver.connection import Connection
-from delayserver.delivery_request import NOT_TAKEN, bounded, read_delivery, server_number
+from delayserver.delivery_request import NOT_TAKEN, read_delivery
 from delayserver.group_commit import GroupCommit
 from delayserver.intake import Intake
+from delayserver.protocol.arguments import bounded, server_number
 from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count
 from delayserver.protocol.errors import DelayServerError, DiskFull, InvalidArgument, StorageFailed
 from delayserver.protocol.frames import Request, encode_reply

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.intake import Intake
+from delayserver.protocol.arguments import bounded, server_number
 from delayserver.protocol.columns import I64, U32, unpack_column, unpack_count, unpack_ragged
 from delayserver.protocol.errors import InvalidArgument, SubjectInvalid, SubjectsFull
 from store.batches import StoredBatch
@@ -69,23 +70,3 @@ def _code_if_taken(intake: Intake, kind: int, name: str) -> int:
         return int(intake.intern(kind, [intake.check_subject(name)])[0])
     except (SubjectInvalid, SubjectsFull):
         return NOT_TAKEN
-
-
-def bounded(arguments: dict[str, Any], name: str, low: int, high: int, default: int | None) -> int:
-    """An integer argument. Raises InvalidArgument."""
-    value = arguments.get(name, default)
-    if type(value) is not int or value < low:
-        raise InvalidArgument(f"{name} must be an integer from {low} to {high}, not {value!r:.64}")
-    if value > high:
-        raise InvalidArgument(f"{name} is {value}; at most {high}")
-    return value
-
-
-def server_number(server_id: object) -> int:
-    """The server id of a text. Raises InvalidArgument."""
-    try:
-        if type(server_id) is str and len(server_id) == 12:
-            return int(server_id, 16)
-    except ValueError:
-        pass
-    raise InvalidArgument("server_id is twelve hex digits")
