@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from delayserver.intake import Intake
 from delayserver.protocol.arguments import bounded, server_number
 from delayserver.protocol.columns import I64, U32, unpack_column, unpack_count, unpack_ragged
-from delayserver.protocol.errors import InvalidArgument, SubjectInvalid, SubjectsFull
+from delayserver.protocol.errors import InvalidArgument, SubjectInvalid
 from store.batches import StoredBatch
 from store.names import CONSUMER_GROUP, SUBJECT
 
@@ -53,10 +53,7 @@ def _codes(
     if type(names) is not list or not all(type(name) is str and name and name.isprintable() for name in names):
         raise InvalidArgument(f"{field} must be a list of non-empty texts without control characters")
     index = unpack_column(arguments.get(index_field), count, U32, index_field)
-    try:
-        codes = intake.intern(kind, [intake.check_subject(name) for name in names])
-    except (SubjectInvalid, SubjectsFull):  # of one of them perhaps: the others are not to wait for it
-        codes = np.array([_code_if_taken(intake, kind, name) for name in names], np.uint32)
+    codes = _taken(intake, kind, names)
     if kind == CONSUMER_GROUP:
         codes = np.concatenate([np.zeros(1, np.uint32), codes])
     if int(index.max()) >= len(codes):
@@ -65,8 +62,19 @@ def _codes(
     return column
 
 
-def _code_if_taken(intake: Intake, kind: int, name: str) -> int:
+def _taken(intake: Intake, kind: int, names: list[str]) -> NDArray[np.uint32]:
+    """Codes u32[n], NOT_TAKEN for a name that is refused or has no room: the others are not to wait for it. All new ones
+    share one sync, for it is waited for on the event loop."""
+    valid = [place for place, name in enumerate(names) if _is_valid(intake, name)]
+    found = intake.intern(kind, [names[place] for place in valid], fitting=True)
+    codes = np.full(len(names), NOT_TAKEN, np.uint32)
+    codes[valid] = np.where(found == 0, np.uint32(NOT_TAKEN), found)
+    return codes
+
+
+def _is_valid(intake: Intake, name: str) -> bool:
     try:
-        return int(intake.intern(kind, [intake.check_subject(name)])[0])
-    except (SubjectInvalid, SubjectsFull):
-        return NOT_TAKEN
+        intake.check_subject(name)
+    except SubjectInvalid:
+        return False
+    return True

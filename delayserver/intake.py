@@ -154,10 +154,11 @@ class Intake:
                 return code
         return int(self.intern(SUBJECT, [self.check_subject(subject)])[0])
 
-    def intern(self, kind: int, names: list[str]) -> NDArray[np.uint32]:
-        """The codes u32[n] of names. Raises SubjectsFull, DiskFull, and StorageFailed, after which the server stops."""
+    def intern(self, kind: int, names: list[str], *, fitting: bool = False) -> NDArray[np.uint32]:
+        """The codes u32[n] of names, with `fitting` 0 where the table has no room. Raises SubjectsFull, DiskFull, and
+        StorageFailed, after which the server stops."""
         try:
-            return self._names.intern(kind, names)
+            return self._names.intern(kind, names, fitting=fitting)
         except TableFullError as error:
             raise SubjectsFull(str(error)) from error
         except DiskFullError as error:

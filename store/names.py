@@ -97,16 +97,19 @@ class Names:
         """The code of a name, 0 if it is not interned."""
         return self._codes[kind].get(name, 0)
 
-    def intern(self, kind: int, names: Sequence[str]) -> U32:
+    def intern(self, kind: int, names: Sequence[str], *, fitting: bool = False) -> U32:
         """The codes u32[n] of names (repetitions allowed); new ones are appended and durable when this returns.
 
+        With `fitting` a table that has no room for all new ones takes the first of them; the code of the others is 0.
         Raises TableFullError (nothing was added), DiskFullError (nothing was added), SyncFailedError.
         """
         known = self._codes[kind]
         new = [name for name in dict.fromkeys(names) if name not in known]
+        if fitting:
+            new = new[: max(self._names_max - len(self), 0)]
         if new:
             self._append(kind, new)
-        return np.fromiter((known[name] for name in names), np.uint32, len(names))
+        return np.fromiter((known.get(name, 0) for name in names), np.uint32, len(names))
 
     def _append(self, kind: int, new: list[str]) -> None:
         if len(self) + len(new) > self._names_max:

@@ -227,6 +227,32 @@ async def test_a_repeated_deliver_is_recognised_and_a_malformed_one_refused(boot
     assert node.died_of is None
 
 
+@pytest.mark.parametrize("why", ["refused", "full"])
+async def test_new_names_of_a_deliver_share_one_sync_where_some_are_not_taken(boot: Boot, why: str) -> None:
+    count = 60
+    settings = small_settings(message={"subjects_max": 40 if why == "full" else 1_000})
+    node = boot(settings, name="node", role=BROKER)
+    await node.start()
+    room = 40 - len(node.server.opened.names)
+    client = await node.client()
+    names = [f"s{number}" for number in range(count)]
+    if why == "refused":
+        names[7] = "x" * 300
+    request = delivery(node.now_ms, 7, uncertain=False) | {
+        "count": count,
+        "subjects": names,
+        "subject_index": [0],
+        "bodies": b"x" * count,
+    }
+    before = node.disk.counts["datasync"]
+    outcome = (await client.request("deliver", request))["outcome"]
+    # One of the names, and those of what is stored.
+    assert node.disk.counts["datasync"] - before < 5
+    refused = [7] if why == "refused" else list(range(room, count))
+    expected = [3 if place in refused else 1 for place in range(count)]
+    assert unpack_column(outcome, count, U8, "outcome").tolist() == expected
+
+
 async def test_a_broker_refuses_what_only_a_server_does(boot: Boot) -> None:
     node = boot(name="node", role=BROKER)
     await node.start()

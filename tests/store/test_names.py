@@ -72,6 +72,17 @@ def test_a_full_table_refuses_and_adds_nothing() -> None:
     assert names.intern(SUBJECT, ["c", "a"]).tolist() == [3, 1]
 
 
+def test_a_table_takes_as_many_new_names_as_fit() -> None:
+    fs = disk()
+    names = Names.open(fs, "/d", 7, names_max=3)
+    assert names.intern(SUBJECT, ["a", "b", "a"], fitting=True).tolist() == [1, 2, 1]
+    assert names.intern(SUBJECT, ["c", "d", "b", "c"], fitting=True).tolist() == [3, 0, 2, 3]
+    assert names.intern(SUBJECT, ["e", "a"], fitting=True).tolist() == [0, 1]
+    lowered = Names.open(fs, "/d", 7, names_max=2)
+    assert lowered.intern(SUBJECT, ["e", "c"], fitting=True).tolist() == [0, 3]
+    lowered.check_invariants()
+
+
 def test_a_full_disk_and_a_failed_sync_hand_out_nothing() -> None:
     fs = disk(capacity_bytes=PAGE)
     names = opened(fs)
