@@ -166,6 +166,8 @@ class Segment:
         """`append_all` and `sync` in one. What ends within the `warm` part of the file, which was written with zeros and
         synced before, goes past the page cache if it is small."""
         buffers, places, end = self._encode(batches)
+        # A failed write was undone by cutting the file off: then there is no space behind it any more.
+        warm = min(warm, self.allocated)
         small = end <= warm and end - self.end <= THROUGH_BYTES_MAX and self.synced == self.end
         if not small or not self._write_through(buffers, end):
             self._write(buffers, end)

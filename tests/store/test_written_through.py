@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from store.errors import SyncFailedError
+from store.errors import DiskFullError, SyncFailedError
 from store.message_log import MessageLog
 from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
 from tests.store.message_logs import batch, opened, sequences
@@ -74,6 +74,21 @@ def test_a_file_system_without_it_syncs_the_file() -> None:
     log = warmed(fs)
     log.append_durably([batch(1)])
     log.append_durably([batch(2)])
+    assert log.synced == log.end
+    fs.crash(Random(1))
+    assert sequences(opened(fs)) == [1, 2]
+
+
+def test_warm_space_that_was_cut_off_with_a_failed_write_is_none() -> None:
+    fs = FakeDisk()
+    log = warmed(fs)
+    log.append_durably([batch(1)])
+    fs.capacity_bytes = fs.used_bytes
+    with pytest.raises(DiskFullError):
+        log.append([batch(2, 100 * PAGE)])
+    fs.capacity_bytes = None
+    log.append_durably([batch(2)])
+    assert fs.counts["write_through"] == 1
     assert log.synced == log.end
     fs.crash(Random(1))
     assert sequences(opened(fs)) == [1, 2]
