@@ -17,6 +17,7 @@ from delayserver.recover.file_read import Expected, FileRead, Progress
 from delayserver.recover.findings import CORRUPT, DOUBLY_DELIVERED, MISSING, ORPHANED, Findings
 from store.batches import I64, U64, StoredBatch
 from store.columns import MalformedColumnsError
+from store.errors import CorruptionError
 from store.file_header import FILE_HEADER_BYTES, FILE_PROGRESS, FILE_QUEUE, FILE_STORE
 from store.filesystem import FileSystem, read_whole
 from store.id_hash import mix
@@ -111,7 +112,7 @@ class BrokerCheck:
         found = None
         try:
             found = decode_checkpoint(read_whole(self._taken.fs, path), self._taken.server_id)
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        except (CorruptionError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             pass  # reported below like any other that cannot be read
         if found is None:
             detail = "does not verify, or is of another server or version; a start makes it anew from the store"

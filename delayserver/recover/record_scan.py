@@ -15,7 +15,8 @@ import google_crc32c
 from delayserver.recover.checksum_fold import RUN_BYTES_MAX
 from delayserver.recover.record_run import find_run
 from delayserver.recover.records import Records, RecordsBuilder
-from store.errors import FormatError
+from delayserver.recover.sectors import bytes_before_bad_sector
+from store.errors import CorruptionError, FormatError
 from store.filesystem import File
 from store.record import BATCHES, HEADER_BYTES, RECORD_BYTES_MAX, RECORD_MAGIC, RECORD_ROWS_MAX, record_bytes
 from store.scan import Damage, Scan, ScanReport
@@ -40,7 +41,8 @@ class RecordScan:
     """All records of a file from `start` to `stop`, of which those below `synced` are known to be durable.
 
     While and after it is iterated, `report` says where the records end, whether a torn tail follows and what is
-    damaged; `newer` holds the text of a record that only a newer program can read (reading stops there).
+    damaged; `newer` holds the text of a record that only a newer program can read (reading stops there). A record that the
+    disk cannot read is damage like any other.
     """
 
     def __init__(
@@ -52,6 +54,8 @@ class RecordScan:
         self._blobs = blobs
         self._buffer = b""
         self._buffer_start = 0
+        # Where reading failed last. A disk may take seconds for that: it is asked again only with a record that needs it.
+        self._bad_sector = -1
         self.report = ScanReport(start, synced=max(synced, start))
         self.newer = ""
         self.damaged_between: list[tuple[int, int]] = []
@@ -80,9 +84,20 @@ class RecordScan:
         begin = position - self._buffer_start
         if begin < 0 or begin + length > len(self._buffer):
             want = min(max(length, READ_BYTES), self._stop - position)
-            self._buffer = self._file.pread(position, want)
+            self._buffer = self._read(position, length, want)
             self._buffer_start, begin = position, 0
         return begin
+
+    def _read(self, position: int, length: int, want: int) -> bytes:
+        """`want` bytes, of which `length` are needed; fewer where the disk cannot read them all."""
+        if position <= self._bad_sector < position + want:
+            want = max(length, self._bad_sector - position)
+        try:
+            return self._file.pread(position, want)
+        except CorruptionError:
+            data = bytes_before_bad_sector(self._file, position, want)
+            self._bad_sector = position + len(data)
+            return data
 
     def _read_run(self, position: int, records: RecordsBuilder) -> int | None:
         """Verify the small records from `position` on together and add them; returns the end of the last one.
@@ -97,7 +112,7 @@ class RecordScan:
         columns_bytes, _, blob_bytes = _LENGTHS.unpack_from(self._buffer, begin + 16)
         if columns_bytes + blob_bytes > SMALL_BYTES_MAX:
             return None
-        buffer = self._file.pread(position, min(RUN_BYTES_MAX, self._stop - position))
+        buffer = self._read(position, HEADER_BYTES, min(RUN_BYTES_MAX, self._stop - position))
         run = find_run(buffer, position)
         if run is None:
             self._no_run_before = position + _ONE_BY_ONE_BYTES
@@ -160,12 +175,15 @@ class RecordScan:
         """What stands at `position` is no valid record: the offset to go on from, or None at the end."""
         report = ScanReport(position)
         scan = Scan(self._file, position, self._stop)
+        following: Any = None
         try:
-            following: Any = next(scan.records(position, self.report.synced, report, forgive=True), None)
+            following = next(scan.records(position, self.report.synced, report, forgive=True), None)
         except FormatError as error:
             self.newer = error.detail
             self.report.end = report.end
             return None
+        except CorruptionError as error:  # all else is forgiven: what stands behind the end cannot be read
+            report.torn, report.torn_detail = True, error.detail
         self.report.synced = max(self.report.synced, report.synced)
         self.report.damages += report.damages
         self.damaged_between += [(self._last_sequence, -1)] * len(report.damages)

@@ -1,0 +1,154 @@
+"""Sectors that the disk cannot read hide the records in them and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from random import Random
+
+import pytest
+
+from delayserver.recover.check import Checked, check_directory
+from delayserver.recover.findings import CORRUPT, TORN
+from delayserver.recover.quarantine import write_quarantine
+from delayserver.recover.record_scan import RecordScan
+from delayserver.recover.sectors import bytes_before_bad_sector
+from store.scan import ScanReport
+from tests.delayserver.recover.damaging import FIRST_RECORD
+from tests.delayserver.recover.directories import Made
+from tests.delayserver.recover.test_record_scan import START, log_of, messages, mixed
+from tests.fakes.disk import FakeDisk, FakeFile
+
+SECTOR = 512
+
+
+def disk_of(files: dict[str, bytes]) -> FakeDisk:
+    disk = FakeDisk()
+    for path, content in files.items():
+        disk.make_directory(path.rpartition("/")[0])
+        file = disk.open(path, create=True)
+        file.pwrite(0, [content])
+        file.close()
+    return disk
+
+
+def loaded(made: Made) -> FakeDisk:
+    """A data directory, as /data of a disk whose sectors can go bad."""
+    return disk_of(
+        {f"/data/{path.relative_to(made.path)}": path.read_bytes() for path in made.path.rglob("*") if path.is_file()}
+    )
+
+
+def checked(disk: FakeDisk) -> Checked:
+    taken, done = check_directory(disk, "/data")
+    taken.close()
+    return done
+
+
+def logs_with_records(disk: FakeDisk) -> Iterator[str]:
+    for path in disk.files("/data/"):
+        if path.endswith(".log") and any(disk.content(path)[FIRST_RECORD : FIRST_RECORD + 4]):
+            yield path
+
+
+def file_of(content: bytes, bad: list[tuple[int, int]]) -> FakeFile:
+    disk = disk_of({"/d/f": content})
+    disk.unreadable["/d/f"] = bad
+    return disk.open("/d/f", write=False)
+
+
+# -- a check
+
+
+def test_a_bad_sector_is_a_finding_and_what_else_is_wrong_is_found_beside_it(stopped: Made) -> None:
+    disk = loaded(stopped)
+    for path in logs_with_records(disk):
+        for start in (0, FIRST_RECORD):
+            disk = loaded(stopped)
+            disk.unreadable[path] = [(start, start + 8)]
+            disk.flip_bit("/data/sequences", 24)
+            found = {finding.file: finding for finding in checked(disk).findings if finding.kind in (CORRUPT, TORN)}
+            assert found[path].offset == start and "cannot read" in found[path].detail
+            assert found["/data/sequences"].kind == CORRUPT
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "days", "identity", "sequences", "broker/checkpoint"])
+def test_a_small_file_that_cannot_be_read_is_a_finding(stopped: Made, name: str) -> None:
+    disk = loaded(stopped)
+    disk.unreadable[f"/data/{name}"] = [(0, SECTOR)]
+    done = checked(disk)
+    assert [finding.file for finding in done.findings if finding.kind == CORRUPT] == [f"/data/{name}"]
+    assert int(done.balance.totals()[0]) == stopped.accepted
+
+
+# -- a scan
+
+
+def scanned(file: FakeFile, size: int) -> tuple[list[int], ScanReport]:
+    scan = RecordScan(file, START, size)
+    return [offset for records in scan for offset in records.offsets.tolist()], scan.report
+
+
+def test_the_disk_is_not_asked_for_a_bad_sector_once_for_each_record_before_it() -> None:
+    """Such a read can take a disk seconds."""
+    content = log_of([messages(n + 1, 1, Random(n)) for n in range(3000)])
+    disk = disk_of({"/d/f": content})
+    bad = len(content) // 2
+    disk.unreadable["/d/f"] = [(bad, bad + SECTOR)]
+    offsets, report = scanned(disk.open("/d/f", write=False), len(content))
+    assert len(offsets) > 2990 and len(report.damages) == 1
+    assert disk.counts["pread"] < 200
+
+
+def test_a_sector_behind_the_end_that_cannot_be_read_is_a_torn_end() -> None:
+    content = log_of(mixed(1, 50))
+    size = len(content) + (64 << 10)
+    file = file_of(content + bytes(64 << 10), [(len(content) + 8192, len(content) + 8192 + SECTOR)])
+    _, report = scanned(file, size)
+    assert (report.end, report.torn, report.damages) == (len(content), True, [])
+    assert "cannot read" in report.torn_detail
+
+
+@pytest.mark.parametrize("bad", [0, 1, 511, 512, 5000, 9_999])
+def test_all_but_the_sector_that_begins_to_be_bad_is_read(bad: int) -> None:
+    content = Random(bad).randbytes(10_000)
+    found = bytes_before_bad_sector(file_of(content, [(bad, 10_000)]), 0, 10_000)
+    assert content.startswith(found) and len(found) == bad // SECTOR * SECTOR
+
+
+# -- quarantine
+
+
+def test_what_can_be_read_goes_aside_and_the_rest_is_named() -> None:
+    content = log_of(mixed(3, 200))
+    disk = disk_of({"/d/f": content})
+    disk.unreadable["/d/f"] = [(4096, 4096 + SECTOR), (6_000, 6_001), (9_300, 9_400)]
+    start, stop = START + 40, 9_500
+    path = write_quarantine(disk, "/d", disk.open("/d/f", write=False), start, stop, "why")
+    head, _, kept = disk.content(path).partition(b"\n")
+    told = json.loads(head)
+    assert len(kept) == stop - start
+    expected = bytearray(content[start:stop])
+    for begin, end in told["unreadable"]:
+        expected[begin - start : end - start] = bytes(end - begin)
+    assert kept == bytes(expected)
+    for (begin, end), (first, last) in zip(told["unreadable"], disk.unreadable["/d/f"], strict=True):
+        assert (begin, end) == (first // SECTOR * SECTOR, min(-(-last // SECTOR) * SECTOR, stop))
+    assert len(told["records"]) > 10
+
+
+def test_columns_that_cannot_be_read_are_told_with_their_header() -> None:
+    content = log_of([messages(1, 300, Random(1)), messages(301, 300, Random(2))])
+    disk = disk_of({"/d/f": content})
+    disk.unreadable["/d/f"] = [(START + 1024, START + 1032)]
+    path = write_quarantine(disk, "/d", disk.open("/d/f", write=False), START, len(content), "why")
+    first, second = json.loads(disk.content(path).partition(b"\n")[0])["records"]
+    assert "cannot read" in first["columns"] and (first["rows"], second["columns"]) == (300, "whole")
+
+
+def test_a_range_that_can_be_read_names_nothing() -> None:
+    content = log_of(mixed(4, 20))
+    disk = disk_of({"/d/f": content})
+    path = write_quarantine(disk, "/d", disk.open("/d/f", write=False), START, len(content), "why")
+    head, _, kept = disk.content(path).partition(b"\n")
+    assert "unreadable" not in json.loads(head) and kept == content[START:]
