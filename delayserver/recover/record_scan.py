@@ -56,6 +56,8 @@ class RecordScan:
         self._buffer_start = 0
         # Where reading failed last. A disk may take seconds for that: it is asked again only with a record that needs it.
         self._bad_sector = -1
+        # It knows what stands behind the first damage, for all others too.
+        self._judging: Scan | None = None
         self.report = ScanReport(start, synced=max(synced, start))
         self.newer = ""
         self.damaged_between: list[tuple[int, int]] = []
@@ -174,10 +176,11 @@ class RecordScan:
     def _judge(self, position: int) -> int | None:
         """What stands at `position` is no valid record: the offset to go on from, or None at the end."""
         report = ScanReport(position)
-        scan = Scan(self._file, position, self._stop)
+        if self._judging is None:
+            self._judging = Scan(self._file, position, self._stop)
         following: Any = None
         try:
-            following = next(scan.records(position, self.report.synced, report, forgive=True), None)
+            following = next(self._judging.records(position, self.report.synced, report, forgive=True), None)
         except FormatError as error:
             self.newer = error.detail
             self.report.end = report.end

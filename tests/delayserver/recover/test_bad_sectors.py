@@ -13,7 +13,7 @@ from delayserver.recover.findings import CORRUPT, TORN
 from delayserver.recover.quarantine import write_quarantine
 from delayserver.recover.record_scan import RecordScan
 from delayserver.recover.sectors import bytes_before_bad_sector
-from store.scan import ScanReport
+from store.scan import Scan, ScanReport
 from tests.delayserver.recover.damaging import FIRST_RECORD
 from tests.delayserver.recover.directories import Made
 from tests.delayserver.recover.test_record_scan import START, log_of, messages, mixed
@@ -89,6 +89,23 @@ def scanned(file: FakeFile, size: int) -> tuple[list[int], ScanReport]:
     return [offset for records in scan for offset in records.offsets.tolist()], scan.report
 
 
+def one_by_one(file: FakeFile, size: int) -> tuple[list[int], ScanReport]:
+    report = ScanReport(START)
+    records = Scan(file, START, size).records(START, START, report, forgive=True)
+    return [header.offset for header, _ in records], report
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_scan_of_many_passes_over_the_sectors_that_a_scan_of_each_passes_over(seed: int) -> None:
+    chance = Random(seed)
+    content = log_of(mixed(seed, 400))
+    places = [chance.randrange(START, len(content) - 4096) for _ in range(chance.randrange(1, 5))]
+    file = file_of(content, [(place, place + chance.choice((1, 300, SECTOR, 4096))) for place in places])
+    (offsets, report), (slow_offsets, slow) = scanned(file, len(content)), one_by_one(file, len(content))
+    assert offsets == slow_offsets and report.damages
+    assert (report.end, report.synced, report.damages) == (slow.end, slow.synced, slow.damages)
+
+
 def test_the_disk_is_not_asked_for_a_bad_sector_once_for_each_record_before_it() -> None:
     """Such a read can take a disk seconds."""
     content = log_of([messages(n + 1, 1, Random(n)) for n in range(3000)])
@@ -98,6 +115,15 @@ def test_the_disk_is_not_asked_for_a_bad_sector_once_for_each_record_before_it()
     offsets, report = scanned(disk.open("/d/f", write=False), len(content))
     assert len(offsets) > 2990 and len(report.damages) == 1
     assert disk.counts["pread"] < 200
+
+
+def test_what_stands_behind_the_damages_of_a_file_is_looked_through_once() -> None:
+    content = bytearray(log_of([messages(n + 1, 100, Random(n)) for n in range(400)]))
+    for place in range(1, 40):
+        content[place * len(content) // 40] ^= 0x55
+    disk = disk_of({"/d/f": bytes(content)})
+    _, report = scanned(disk.open("/d/f", write=False), len(content))
+    assert disk.counts["pread"] < len(report.damages) == 39
 
 
 def test_a_sector_behind_the_end_that_cannot_be_read_is_a_torn_end() -> None:
