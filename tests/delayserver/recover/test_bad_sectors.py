@@ -8,8 +8,10 @@ from random import Random
 
 import pytest
 
-from delayserver.recover.check import Checked, check_directory
-from delayserver.recover.findings import CORRUPT, TORN
+from delayserver.recover.capture import capture
+from delayserver.recover.check import Check, Checked, check_directory
+from delayserver.recover.due_range import Range
+from delayserver.recover.findings import CORRUPT, TORN, Findings
 from delayserver.recover.quarantine import write_quarantine
 from delayserver.recover.record_scan import RecordScan
 from delayserver.recover.sectors import bytes_before_bad_sector
@@ -79,6 +81,18 @@ def test_a_small_file_that_cannot_be_read_is_a_finding(stopped: Made, name: str)
     done = checked(disk)
     assert [finding.file for finding in done.findings if finding.kind == CORRUPT] == [f"/data/{name}"]
     assert int(done.balance.totals()[0]) == stopped.accepted
+
+
+def test_a_ledger_that_cannot_be_read_ends_no_check_of_a_window_that_goes(stopped: Made) -> None:
+    disk, findings = loaded(stopped), Findings()
+    disk.unreadable["/data/ledger.log"] = [(0, SECTOR)]
+    taken = capture(disk, "/data", findings)
+    for key in taken.dispatch:
+        if not key.coarse:
+            disk.remove(taken.dispatch_path(key))
+    Check(taken, Range(), findings, lambda *_: None, lambda *_: None).run()
+    taken.close()
+    assert [(finding.kind, finding.file) for finding in findings] == [(CORRUPT, "/data/ledger.log")]
 
 
 # -- a scan
