@@ -32,6 +32,8 @@ from store.windows import parse_day_name
 DEFAULT_WINDOW_MS = 60_000
 # Files held open, so that a server that retires or drains them meanwhile cannot take them away from the reader.
 HELD_MAX = 256
+# Segments of message_log held besides them, the oldest first: those are what retention takes next.
+HELD_SEGMENTS_MAX = 256
 _SEGMENT_NAME = re.compile(r"\d{20}\.log")
 
 
@@ -222,10 +224,10 @@ def find_window_ms(fs: FileSystem, path: str, checkpoint: Checkpoint | None = No
     return find_span_ms(fs, path) or told_ms or DEFAULT_WINDOW_MS
 
 
-def _hold(taken: Capture, path: str) -> int | None:
-    """Keep a file open; its size, or None where it has just gone."""
+def _hold(taken: Capture, path: str, held_max: int) -> int | None:
+    """Keep a file open unless so many are; its size, or None where it has just gone."""
     try:
-        if len(taken.held) >= HELD_MAX:
+        if len(taken.held) >= held_max:
             return taken.fs.size(path)
         file = taken.fs.open(path, write=False)
     except FileNotFoundError:
@@ -247,7 +249,7 @@ def _take_dispatch(taken: Capture) -> None:
             if key is None:
                 taken.strangers.append(path)
                 continue
-            size = _hold(taken, path) if key.coarse else _size(taken, path)
+            size = _hold(taken, path, HELD_MAX) if key.coarse else _size(taken, path)
             if size is not None:
                 taken.dispatch[key] = size
         if _is_no_day(day):
@@ -265,7 +267,7 @@ def _take_schedule(taken: Capture) -> None:
             if key is None:
                 taken.strangers.append(path)
                 continue
-            size = _hold(taken, path) if key.source == Source.DAY else _size(taken, path)
+            size = _hold(taken, path, HELD_MAX) if key.source == Source.DAY else _size(taken, path)
             if size is not None:
                 taken.schedule[key] = size
         if _is_no_day(day):
@@ -289,12 +291,13 @@ def _size(taken: Capture, path: str) -> int | None:
 
 def _take_message_log(taken: Capture) -> None:
     folder = f"{taken.path}/message_log"
+    held_max = len(taken.held) + HELD_SEGMENTS_MAX
     for name in taken.fs.listdir(folder):
         path = f"{folder}/{name}"
         if not _SEGMENT_NAME.fullmatch(name):
             taken.strangers.append(path)
             continue
-        size = _hold(taken, path)
+        size = _hold(taken, path, held_max)
         if size is not None:
             taken.message_log.append(LogPart(int(name[:20]), path, size))
     taken.message_log.sort(key=lambda part: part.base)

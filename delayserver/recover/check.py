@@ -129,11 +129,13 @@ class Check:
         places = log.differing()
         for begin in range(0, len(places), UNITS_AT_ONCE):
             codes = units.codes[places[begin : begin + UNITS_AT_ONCE]].tolist()
-            log.compare_rows({code: self._sequences(code, first_kept_sequence(self._taken), units) for code in codes})
+            first_kept = first_kept_sequence(self._taken)
+            found = {code: self._sequences(code, first_kept, units) for code in codes}
+            log.compare_rows({code: sequences for code, sequences in found.items() if sequences is not None})
 
-    def _sequences(self, code: int, first_kept: int, units: Units) -> I64:
+    def _sequences(self, code: int, first_kept: int, units: Units) -> I64 | None:
         """All sequences that the files of a unit hold, ascending, from the first that message_log keeps; without those
-        that the ledger counts."""
+        that the ledger counts. None where a file has gone since it was read."""
         keys = [ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)]
         if code & 1 and keys[0] not in self._taken.schedule:
             keys = [
@@ -154,6 +156,8 @@ class Check:
                 with suppress(MalformedColumnsError):  # told when the window was read
                     columns = mine.columns(MessageBatch, ("sequence", "due_ms"))
                     parts.append(columns["sequence"][~units.is_retired(columns["due_ms"], columns["sequence"])])
+            if read.gone:
+                return None
         sequences = np.unique(np.concatenate(parts))
         return sequences[sequences >= first_kept]
 

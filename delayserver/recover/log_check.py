@@ -99,6 +99,8 @@ class LogCheck:
         self.gaps: list[tuple[int, int]] = []
         # Sequences behind which a gap began whose end was not met yet.
         self._open_gaps: list[int] = []
+        # Of each segment that was read, by its base: the gap (after, before) that there is without it.
+        self._gaps_without: dict[int, tuple[int, int]] = {}
         self._missing: dict[int, list[tuple[int, str, int, int]]] = {}
         self.missing_codes: set[int] = set()
 
@@ -107,8 +109,13 @@ class LogCheck:
         self._verify_chain()
         for part, expected in log_parts(self._taken):
             read = FileRead(self._taken, part.path, part.size, expected, self._findings, self._progress)
+            before = self._last_logged
             for records in read.records(blobs=self._visit is None):
                 self._records(part, read, records)
+            if read.gone:  # retention took it since the capture: nobody knows what stood in it
+                self._open_gaps.append(before)
+            else:
+                self._gaps_without[part.base] = (before, self._last_logged + 1)
             self.gaps += [gap for gap in read.gaps if gap[1] != NOTHING_KEPT]
             self._open_gaps += [after for after, before in read.gaps if before == NOTHING_KEPT]
         self.gaps += [(after, NOTHING_KEPT) for after in self._open_gaps]
@@ -304,6 +311,8 @@ class LogCheck:
                 wanted &= rows.sequence <= self._units.high_water[places]
                 if wanted.any():
                     yield part, rows.take(wanted), of_row[wanted]
+            if read.gone and part.base in self._gaps_without:
+                self.gaps.append(self._gaps_without.pop(part.base))
 
     def _path_of(self, code: int) -> str:
         key = ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)

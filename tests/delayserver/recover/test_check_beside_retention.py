@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from delayserver.client import Client
+from delayserver.recover import capture as capturing
 from delayserver.recover.capture import Capture, capture
 from delayserver.recover.check import Check, Checked
 from delayserver.recover.due_range import Range
 from delayserver.recover.findings import Findings
 from store.batches import LedgerBatch
-from store.filesystem import RealFileSystem
+from store.filesystem import RealFile, RealFileSystem
 from store.ledger import Ledger
 from store.schedule_log import ScheduleKey, Source
 from store.windows import window_of
-from tests.delayserver.recover.directories import Made, copy
+from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy
 
 
 def taken_of(made: Made) -> Capture:
@@ -62,3 +65,102 @@ def test_a_window_that_goes_counts_once_whatever_the_ledger_had_of_it_before(
     done = checked(taken)
     assert [finding.detail for finding in done.findings] == []
     assert int(done.balance.totals()[0]) == made.accepted
+
+
+# -- segments
+
+
+@pytest.fixture(scope="module")
+def segmented(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """One window with messages in each of several segments. Not to be changed."""
+    path = tmp_path_factory.mktemp("segmented") / "data"
+    with ServerProcess(path, *SMALL) as server, Client(server.address) as client:
+        made = Made(path, server.server_id)
+        due_ms = int(time.time() * 1000) // 60_000 * 60_000 + 3_600_000
+        for _ in range(8):
+            batch = client.send_columns("kept", [due_ms] * 40, [b"x" * 1000] * 40)
+            client.lookup(batch.receipts()[0])  # answered after its replay
+            made.accepted += len(batch.sequence)
+        server.stop()
+    return made
+
+
+def windows_bytes(taken: Capture) -> int:
+    """What a check has read when it comes to message_log."""
+    return sum(taken.schedule.values()) + sum(taken.dispatch.values())
+
+
+def test_segments_are_held_however_many_other_files_are(
+    segmented: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = copy(segmented, tmp_path / "data")
+    monkeypatch.setattr(capturing, "HELD_MAX", 0)
+    monkeypatch.setattr(capturing, "HELD_SEGMENTS_MAX", 2)
+    taken = taken_of(made)
+    assert len(taken.message_log) > 2
+    assert list(taken.held) == [part.path for part in taken.message_log[:2]]
+    for path in taken.held:
+        Path(path).unlink()
+    done = checked(taken)
+    assert ([finding.detail for finding in done.findings], int(done.balance.totals()[0])) == ([], made.accepted)
+
+
+def test_messages_of_a_segment_that_went_are_not_missed(
+    segmented: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = copy(segmented, tmp_path / "data")
+    monkeypatch.setattr(capturing, "HELD_MAX", 0)
+    monkeypatch.setattr(capturing, "HELD_SEGMENTS_MAX", 0)
+    taken = taken_of(made)
+    first, before_log = Path(taken.message_log[0].path), windows_bytes(taken)
+    done = checked(taken, lambda done, _total: first.unlink(missing_ok=True) if done >= before_log else None)
+    assert not first.exists()
+    assert ([finding.detail for finding in done.findings], int(done.balance.totals()[0])) == ([], made.accepted)
+
+
+class Retiring(RealFileSystem):
+    """Segments go when a file is opened for the n-th time."""
+
+    def __init__(self, path: str, segments: list[str]) -> None:
+        super().__init__()
+        self._path = path
+        self._segments = segments
+
+    def open(self, path: str, *, create: bool = False, write: bool = True) -> RealFile:
+        if path == self._path and self._segments:
+            Path(self._segments.pop(0)).unlink()
+        return super().open(path, create=create, write=write)
+
+
+def test_messages_of_a_segment_that_went_before_it_was_read_once_more_are_not_missed(
+    segmented: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one goes when the window is read, the second when it is read again to be compared row by row."""
+    made = copy(segmented, tmp_path / "data")
+    monkeypatch.setattr(capturing, "HELD_MAX", 0)
+    monkeypatch.setattr(capturing, "HELD_SEGMENTS_MAX", 0)
+    taken = taken_of(made)
+    [key] = taken.schedule
+    segments = [part.path for part in taken.message_log[:2]]
+    taken.fs = Retiring(taken.schedule_path(key), list(segments))
+    done = checked(taken)
+    assert not any(Path(path).exists() for path in segments)
+    assert ([finding.detail for finding in done.findings], int(done.balance.totals()[0])) == ([], made.accepted)
+
+
+def test_a_window_that_goes_before_it_is_compared_row_by_row_misses_nothing(
+    segmented: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = copy(segmented, tmp_path / "data")
+    monkeypatch.setattr(capturing, "HELD_MAX", 0)
+    monkeypatch.setattr(capturing, "HELD_SEGMENTS_MAX", 0)
+    taken = taken_of(made)
+    before_log = windows_bytes(taken)
+    [key] = taken.schedule
+
+    def progress(done: int, _total: int) -> None:
+        if done >= before_log:  # the segment is what makes the two differ
+            Path(taken.message_log[0].path).unlink(missing_ok=True)
+            Path(taken.schedule_path(key)).unlink(missing_ok=True)
+
+    assert [finding.detail for finding in checked(taken, progress).findings] == []

@@ -18,6 +18,7 @@ def test_a_rebuild_of_more_files_than_are_held_leaves_none_open(
     for path in made.path.glob("schedule_log/*/*.log"):
         path.unlink()
     monkeypatch.setattr(capture, "HELD_MAX", 0)
+    monkeypatch.setattr(capture, "HELD_SEGMENTS_MAX", 0)
     before = len(os.listdir("/proc/self/fd"))
     done = in_process("rebuild", str(made.path), "--yes")
     assert (done.code, len(os.listdir("/proc/self/fd"))) == (0, before), done
