@@ -9,7 +9,7 @@ A message whose attempts are all known to have failed may be cancelled: nobody h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, suppress
 from functools import partial
 
@@ -23,7 +23,7 @@ from delayserver.clock import Clock
 from delayserver.group_commit import Committed, GroupCommit
 from delayserver.group_wheels import GroupWheels
 from delayserver.loader import Loader
-from delayserver.locator import Located, Locator
+from delayserver.locator import Located, LocatedNames, Locator
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.protocol.errors import DelayServerError, MessageDamaged, StorageFailed
 from delayserver.protocol.outcomes import Outcome
@@ -32,6 +32,7 @@ from store.batches import I64, U8, CancelBatch, MessageBatch
 from store.dispatch_log import DispatchKey
 from store.errors import CorruptionError
 from store.filesystem import FileSystem
+from store.message_name import MessageName
 from store.outcome_index import OutcomeIndex
 from store.windows import window_starts
 from wheel.keys import Key, groups
@@ -40,7 +41,7 @@ Places = NDArray[np.intp]
 
 # Up to this many are looked up on the event loop.
 INLINE_MESSAGES_MAX = 32
-# And so many rows are looked through there for an id.
+# And so many rows are looked through there for ids.
 INLINE_ROWS_MAX = 4096
 CANCELLED, ALREADY_CANCELLED = int(Outcome.CANCELLED), int(Outcome.ALREADY_CANCELLED)
 # Promises that the message never arrives. Each rests on its outcome row alone, so it is not told before that is durable.
@@ -98,16 +99,14 @@ class Cancellation:
             located.hidden[~accepted] = False
         return located
 
-    async def sequence_of(self, subject: int, due_ms: int, message_id: bytes) -> int:
-        """The message with an id, 0 if there is none, of what is replayed. Raises CorruptionError; see `Locator.by_id`."""
-        find = partial(self._locator.by_id, subject, due_ms, message_id)
-        if self._inline or self._locator.rows_near(due_ms) <= INLINE_ROWS_MAX:
+    async def locate_names(self, names: Sequence[MessageName]) -> LocatedNames:
+        """Find messages by their ids, after the replay of all that is accepted so far; see `Locator.by_ids`."""
+        await self._replayer.wait_replayed(self._highest_sequence())
+        find = partial(self._locator.by_ids, names)
+        few = len(names) <= INLINE_MESSAGES_MAX
+        if self._inline or (few and self._locator.rows_near([name.due_ms for name in names]) <= INLINE_ROWS_MAX):
             return find()
         return await trio.to_thread.run_sync(find)
-
-    async def caught_up(self) -> None:
-        """Return when everything accepted so far is in its schedule file."""
-        await self._replayer.wait_replayed(self._highest_sequence())
 
     async def durable(self, message: I64, answer: U8) -> None:
         """Return when `expired` and `dead_lettered` among the answers are on disk: after a crash before that the message

@@ -5,7 +5,7 @@ Damage is reported and read around; what it may hide is told apart from what was
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from store.batches import I64, U32, MessageBatch
 from store.days import DayTable
 from store.errors import CorruptionError, FormatError
-from store.id_hash import hash_id
+from store.message_name import MessageName
 from store.scan import Damage
 from store.schedule_log import Found, ScheduleKey, ScheduleLog, Source
 from store.windows import day_of, window_of, window_starts
@@ -39,6 +39,15 @@ class Located:
 
     def _columns(self) -> tuple[NDArray[Any], ...]:
         return self.found, self.message, self.subject, self.hidden
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedNames:
+    """The messages that names stand for, by name: their `sequence`, or the damage (told already) that may hide one; neither
+    where there is none."""
+
+    sequence: dict[MessageName, int]
+    hidden: dict[MessageName, CorruptionError]
 
 
 class Locator:
@@ -108,8 +117,11 @@ class Locator:
             self._told(error)
             return None
         for damage in hit.damages:
-            self.on_corruption(CorruptionError(self._schedule.path(file), damage.start, damage.detail))
+            self._damaged(file, damage)
         return hit
+
+    def _damaged(self, file: ScheduleKey, damage: Damage) -> CorruptionError:
+        return self._told(CorruptionError(self._schedule.path(file), damage.start, damage.detail))
 
     def _told(self, error: CorruptionError | FormatError) -> CorruptionError:
         if isinstance(error, FormatError):
@@ -117,43 +129,49 @@ class Locator:
         self.on_corruption(error)
         return error
 
-    def rows_near(self, due_ms: int) -> int:
-        """How many rows a search for an id looks through."""
-        return sum([self._schedule.rows(file) for file in self._files(window_of(due_ms, self._window_ms))])
+    def rows_near(self, due_ms: Iterable[int]) -> int:
+        """How many rows a search for ids at these times looks through."""
+        files = {file for due in due_ms for file in self._files(window_of(due, self._window_ms))}
+        return sum([self._schedule.rows(file) for file in files])
 
-    def by_id(self, subject: int, due_ms: int, message_id: bytes) -> int:
-        """Sequence of the message with this id, 0 if there is none. Scans the columns of one window.
-
-        Raises CorruptionError (told already) where there is none, and damage may hide it.
+    def by_ids(self, names: Iterable[MessageName]) -> LocatedNames:
+        """The messages with these ids. Scans the columns of each file that may hold some of them once.
 
         A reschedule that keeps the due time leaves the cancelled message there as well: the last one is the one that lives.
         """
+        rest = list(dict.fromkeys(names))
+        sequence: dict[MessageName, int] = {}
         while True:
             version = self._days.version
-            last, hidden = self._by_id(subject, due_ms, message_id)
-            if last or version == self._days.version:  # as in `locate`
-                break
-        if not last and hidden is not None:
-            raise hidden
-        return last
+            located = self._by_ids(rest)
+            sequence |= located.sequence
+            rest = [name for name in rest if name not in sequence]
+            if not rest or version == self._days.version:  # as in `locate`
+                return LocatedNames(sequence, {name: located.hidden[name] for name in rest if name in located.hidden})
 
-    def _by_id(self, subject: int, due_ms: int, message_id: bytes) -> tuple[int, CorruptionError | None]:
-        wanted = hash_id(message_id)
-        last = 0
-        hidden: CorruptionError | None = None
-        for file in self._files(window_of(due_ms, self._window_ms)):
+    def _by_ids(self, names: Iterable[MessageName]) -> LocatedNames:
+        wanted: dict[ScheduleKey, list[MessageName]] = {}
+        for name in names:
+            for file in self._files(window_of(name.due_ms, self._window_ms)):
+                wanted.setdefault(file, []).append(name)
+        last: dict[MessageName, int] = {}
+        hidden: dict[MessageName, CorruptionError] = {}
+        for file, theirs in wanted.items():
             damages: list[Damage] = []
             try:
-                found = self._schedule.find_ids(file, subject, due_ms, wanted, message_id, damages)
+                found = self._schedule.find_ids(file, theirs, damages)
             except KeyError:  # as in `_find`
                 continue
             except (CorruptionError, FormatError) as error:
-                hidden = self._told(error)
+                hidden |= dict.fromkeys(theirs, self._told(error))
                 continue
-            last = max(last, int(found.max(initial=0)))
+            for name, sequence in found.last.items():
+                last[name] = max(sequence, last.get(name, 0))
             for damage in damages:
-                hidden = self._told(CorruptionError(self._schedule.path(file), damage.start, damage.detail))
-        return last, hidden
+                hidden |= dict.fromkeys(theirs, self._damaged(file, damage))
+            for name, damage in found.hidden.items():
+                hidden[name] = self._damaged(file, damage)
+        return LocatedNames(last, hidden)
 
     def read(self, sequence: int, due_ms: int) -> MessageBatch | None:
         """One whole message. Raises CorruptionError (told already) where damage stands around it."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import trio
 from numpy.typing import NDArray
 
 from delayserver import __version__
@@ -15,6 +16,7 @@ from delayserver.connection import Connection
 from delayserver.group_commit import Committed, GroupCommit
 from delayserver.intake import Intake, Rejection
 from delayserver.lookup import Found, Lookup
+from delayserver.named_messages import NamedMessages, Naming
 from delayserver.protocol.cancel_reply import encode_cancel_reply
 from delayserver.protocol.columns import I64, pack_column, unpack_column, unpack_count
 from delayserver.protocol.errors import (
@@ -22,9 +24,7 @@ from delayserver.protocol.errors import (
     DelayServerError,
     ForeignReceipt,
     InvalidArgument,
-    MessageDamaged,
     MessageTooLarge,
-    ReceiptInvalid,
     UnsupportedVersion,
     error_to_map,
 )
@@ -35,14 +35,12 @@ from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
 from delayserver.protocol.receipts import (
     derived_message_id,
     format_receipt,
-    parse_derived_message_id,
     parse_receipt,
-    parse_receipts,
 )
+from delayserver.turns import between_items
 from store.batches import MessageBatch
-from store.errors import CorruptionError
 from store.message_rows import Row
-from store.names import SUBJECT, Names
+from store.names import Names
 
 
 class Operations:
@@ -72,6 +70,7 @@ class Operations:
         self._cancellation = cancellation
         self._lookup = lookup
         self._names = names
+        self._naming = Naming(self._server, limits.batch_messages_max, intake, cancellation, names)
         self._status = status
         self._route = route
         self._admit = admit
@@ -188,55 +187,54 @@ class Operations:
             sequence = unpack_column(arguments.get("sequence"), count, I64, "sequence")
             due_ms = unpack_column(arguments.get("due_ms"), count, I64, "due_ms")
             return {"outcome": pack_column(await self._cancellation.cancel(sequence, _sane(due_ms)))}
-        receipts, errors = await self._named(arguments)
-        outcome = await self._cancellation.cancel(receipts[0], receipts[1])
-        for index in np.flatnonzero(outcome == int(Outcome.ALREADY_CANCELLED)).tolist():
-            while outcome[index] == int(Outcome.ALREADY_CANCELLED) and await self._replaced(arguments, receipts, index):
-                outcome[index] = (await self._cancellation.cancel(receipts[0][[index]], receipts[1][[index]]))[0]
-        if not errors and arguments.get("receipts") is not None:
-            connection.reply(encode_cancel_reply(request.id, arguments["receipts"], outcome))
+        named = await self._naming.messages(arguments)
+        outcome = await self._cancellation.cancel(named.sequence, named.due_ms)
+        again = np.flatnonzero(outcome == int(Outcome.ALREADY_CANCELLED))
+        while len(again := await self._naming.replaced(named, again)):
+            outcome[again] = await self._cancellation.cancel(named.sequence[again], named.due_ms[again])
+            again = again[outcome[again] == int(Outcome.ALREADY_CANCELLED)]
+        if not named.errors and named.receipts is not None:
+            connection.reply(encode_cancel_reply(request.id, named.receipts, outcome))
             return None
-        labels = [OUTCOME_LABELS[code] for code in outcome.tolist()]
-        return {"results": self._results(arguments, receipts, errors, [{"outcome": label} for label in labels])}
+        fields = [{"outcome": OUTCOME_LABELS[code]} for code in outcome.tolist()]
+        return {"results": await self._results(named, fields)}
 
     async def lookup(self, _connection: Connection, request: Request) -> dict[str, Any]:
         """By receipts or by ids."""
-        arguments = request.arguments
-        receipts, errors = await self._named(arguments)
-        due, answers, damaged = receipts[1].tolist(), [], {}
-        for index, due_ms in enumerate(due):
-            try:
-                found = await self._lookup.find(int(receipts[0][index]), due_ms)
-                while found.outcome == Outcome.CANCELLED and await self._replaced(arguments, receipts, index):
-                    found = await self._lookup.find(int(receipts[0][index]), due_ms)
-            except MessageDamaged as error:
-                damaged[index] = error_to_map(error)
-                found = Found(Outcome.UNKNOWN)
-            answers.append(found)
+        named = await self._naming.messages(request.arguments)
+        found = await self._lookup.find(named.sequence, named.due_ms)
+        again = _cancelled(found, np.arange(len(found)))
+        while len(again := await self._naming.replaced(named, again)):
+            others = await self._lookup.find(named.sequence[again], named.due_ms[again])
+            for place, other in zip(again.tolist(), others, strict=True):
+                found[place] = other
+            again = _cancelled(found, again)
+        found = await self._lookup.with_rows(found, named.due_ms.tolist())
         fields = []
-        for index, found in enumerate(await self._lookup.with_rows(answers, due)):
-            known: dict[str, Any] = {"due_ms": due[index]} if found.outcome != Outcome.UNKNOWN else {}
-            if found.message and found.message != int(receipts[0][index]):
-                known["original_receipt"] = format_receipt(self._server, due[index], found.message)
-            fields.append(damaged.get(index) or found.to_map() | known)
-        return {"results": self._results(arguments, receipts, errors, fields)}
+        for place, each in enumerate(found):
+            await between_items(place)
+            fields.append(self._fields(each, int(named.sequence[place]), int(named.due_ms[place])))
+        return {"results": await self._results(named, fields)}
 
-    def _results(
-        self,
-        arguments: dict[str, Any],
-        receipts: tuple[NDArray[np.int64], NDArray[np.int64]],
-        errors: dict[int, DelayServerError],
-        fields: list[dict[str, Any]],
-    ) -> list[dict[str, Any]]:
+    def _fields(self, found: Found, sequence: int, due_ms: int) -> dict[str, Any]:
+        if found.error is not None:
+            return error_to_map(found.error)
+        known: dict[str, Any] = {"due_ms": due_ms} if found.outcome != Outcome.UNKNOWN else {}
+        if found.message and found.message != sequence:
+            known["original_receipt"] = format_receipt(self._server, due_ms, found.message)
+        return found.to_map() | known
+
+    async def _results(self, named: NamedMessages, fields: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Answers in the order of the request: the receipt, then what is known, or the item's error."""
-        given = arguments.get("receipts")
         results: list[dict[str, Any]] = []
-        for index, (sequence, due_ms) in enumerate(zip(receipts[0].tolist(), receipts[1].tolist(), strict=True)):
-            if index in errors:
-                results.append(error_to_map(errors[index]))
+        for place, (sequence, due_ms) in enumerate(zip(named.sequence.tolist(), named.due_ms.tolist(), strict=True)):
+            await between_items(place)
+            if place in named.errors:
+                results.append(error_to_map(named.errors[place]))
             else:
-                receipt = given[index] if given is not None else format_receipt(self._server, due_ms, sequence)
-                results.append({"receipt": receipt} | fields[index])
+                given = named.receipts
+                receipt = given[place] if given is not None else format_receipt(self._server, due_ms, sequence)
+                results.append({"receipt": receipt} | fields[place])
         return results
 
     def _count(self, arguments: dict[str, Any]) -> int:
@@ -246,75 +244,6 @@ class Operations:
         if count > self._limits.batch_messages_max:
             raise BatchTooLarge(f"{count} items; at most {self._limits.batch_messages_max} in one request")
         return count
-
-    async def _named(
-        self, arguments: dict[str, Any]
-    ) -> tuple[tuple[NDArray[np.int64], NDArray[np.int64]], dict[int, DelayServerError]]:
-        """Sequence and due time of the messages that a request names, 0 where it names none we have."""
-        receipts, messages = arguments.get("receipts"), arguments.get("messages")
-        items = receipts if receipts is not None else messages
-        if type(items) is not list or not items:
-            raise InvalidArgument("give receipts, or messages with subject, message_id and due_ms")
-        if len(items) > self._limits.batch_messages_max:
-            raise BatchTooLarge(f"{len(items)} items; at most {self._limits.batch_messages_max} in one request")
-        errors: dict[int, DelayServerError] = {}
-        if receipts is not None:
-            columns = parse_receipts(receipts, self._server)
-            for index in np.flatnonzero(~columns.own).tolist():
-                errors[index] = (
-                    ForeignReceipt(f"{receipts[index]} is another server's; this one is {self._server}")
-                    if columns.valid[index]
-                    else ReceiptInvalid(f"{receipts[index]!r:.64} is no receipt")
-                )
-            sequence = np.where(columns.own, columns.sequence, 0)
-            return (sequence, np.where(columns.own, columns.due_ms, 0)), errors
-        pairs = np.zeros((len(items), 2), dtype=np.int64)
-        for index, item in enumerate(items):
-            try:
-                pairs[index] = await self._by_id(item)
-            except DelayServerError as error:
-                errors[index] = error
-        return (pairs[:, 0].copy(), pairs[:, 1].copy()), errors
-
-    async def _by_id(self, item: object) -> tuple[int, int]:
-        # Without an id nobody can know whether there is such a message: that is no answer `unknown`.
-        if type(item) is not dict or type(item.get("due_ms")) is not int or item.get("message_id") is None:
-            raise InvalidArgument(
-                "name a message by a map of subject, message_id and due_ms (message_due_ms to reschedule it)"
-            )
-        due_ms = item["due_ms"] if 0 <= item["due_ms"] < 1 << 48 else 0
-        message_id = self._intake.message_id(item.get("message_id"))
-        subject = self._names.code(SUBJECT, self._intake.check_subject(item.get("subject")))
-        derived = parse_derived_message_id(message_id.decode())
-        if derived is not None and derived[0] == self._server:
-            return await self._of_subject(subject, derived[1], due_ms), due_ms
-        if not subject or not message_id:
-            return 0, due_ms
-        await self._cancellation.caught_up()
-        try:
-            return await self._cancellation.sequence_of(subject, due_ms, message_id), due_ms
-        except CorruptionError as error:
-            raise MessageDamaged(str(error)) from error
-
-    async def _replaced(
-        self, arguments: dict[str, Any], receipts: tuple[NDArray[np.int64], NDArray[np.int64]], index: int
-    ) -> bool:
-        """Whether the name of an item stands for another message by now, which then takes its place in `receipts`: a
-        reschedule to the same time, which was under way when the name was looked up."""
-        if arguments.get("receipts") is not None or not receipts[0][index]:
-            return False
-        sequence, _ = await self._by_id(arguments["messages"][index])
-        if sequence in (0, int(receipts[0][index])):
-            return False
-        receipts[0][index] = sequence
-        return True
-
-    async def _of_subject(self, subject: int, sequence: int, due_ms: int) -> int:
-        """The sequence, or 0 where that message has another subject."""
-        located = await self._cancellation.locate(np.array([sequence]), np.array([due_ms]))
-        if located.found[0] and int(located.subject[0]) != subject:
-            return 0
-        return sequence
 
     # -- reschedule
 
@@ -328,6 +257,7 @@ class Operations:
             raise BatchTooLarge(f"{len(items)} items; at most {self._limits.batch_messages_max} in one request")
         results = []
         for item in items:
+            await trio.lowlevel.checkpoint()  # what cannot be cancelled may not pause anywhere
             try:
                 results.append(await self._reschedule(item))
             except DelayServerError as error:
@@ -344,7 +274,7 @@ class Operations:
             sequence, old_due_ms = receipt.sequence, receipt.due_ms
         else:
             named = {key: item.get(key) for key in ("subject", "message_id")} | {"due_ms": item.get("message_due_ms")}
-            sequence, old_due_ms = await self._by_id(named)
+            sequence, old_due_ms = await self._naming.message(named)
         due_ms = self._intake.due(item.get("due_ms"), item.get("delay_ms"))
         changes = self._changes(item)
 
@@ -397,6 +327,11 @@ class Operations:
                 raise InvalidArgument("expires_ms must be a time in milliseconds since 1970, or 0 for never")
             changes["expires_ms"] = expires_ms
         return changes
+
+
+def _cancelled(found: list[Found], places: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Those of some places where a cancelled message was found."""
+    return places[[found[place].outcome == Outcome.CANCELLED for place in places.tolist()]]
 
 
 def _sane(due_ms: NDArray[np.int64]) -> NDArray[np.int64]:

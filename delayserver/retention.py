@@ -86,12 +86,9 @@ class Retention:
         oldest_by_age_ms = window_of(self._clock.now_ms() - self._settings.retention_ms, self._settings.window_ms)
         return max(oldest_by_age_ms, self._closed_until_ms)
 
-    def is_retired(self, start_ms: int, sequence: int) -> bool:
-        """Whether a message of this window may have been retired with it. Damage in the ledger leaves that possible."""
-        return bool(self.are_retired(start_ms, np.array([sequence], dtype=np.int64))[0])
-
     def are_retired(self, start_ms: int, sequence: I64) -> NDArray[np.bool_]:
-        """`is_retired` for n messages of one window: the ledger is on the disk, and is read once."""
+        """Which of n messages of one window may have been retired with it, bool[n]. Damage in the ledger leaves that
+        possible."""
         if not self._ledger.has(start_ms):
             return np.zeros(len(sequence), dtype=bool)
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.batches import I64, U32, MessageBatch
+from store.column_blocks import Columns
 from store.columns import concatenate_columns
+from store.message_name import MessageName, NamesFound
 from store.ragged_reads import read_ragged
 from store.record_reader import RecordReader
 from store.record_rows import RecordRows, collect_rows
@@ -149,37 +151,18 @@ class ScheduleFinder:
             hidden |= ~mask & (sequences > before) & (sequences < behind)
         return Found(mask, index, hidden, damages)
 
-    def find_ids(
-        self, key: ScheduleKey, subject: int, due_ms: int, id_hash: int, message_id: bytes, damages: list[Damage]
-    ) -> I64:
+    def find_ids(self, key: ScheduleKey, names: Collection[MessageName], damages: list[Damage]) -> NamesFound:
         """See `ScheduleLog.find_ids`."""
-        names = ("sequence", "due_ms", "origin_sequence", "duplicate_of", "id_hash", "subject", *_LENGTHS)
         if key not in self._files.states:
-            return np.zeros(0, np.int64)
+            return NamesFound()
         with self._files.reading(key) as segment:
             end = self._files.states[key].end
             records = RecordReader(segment.file, 0, end, blobs=False, damages=damages)
-            rows = collect_rows(records, segment.path, MessageBatch, names)
-            columns = rows.columns
-            hits = np.flatnonzero(
-                (columns["id_hash"] == np.uint64(id_hash))
-                & (columns["due_ms"] == due_ms)
-                & (columns["subject"] == subject)
-                & (columns["ids_length"] == len(message_id))
-                & (columns["origin_sequence"] == 0)
-                & (columns["duplicate_of"] == 0)
-            )
-            if not len(hits):
-                return np.zeros(0, np.int64)
-            offsets = blob_places(columns, rows.counts, rows.blob_offsets)[0][hits]
-            ids = bytes(read_ragged(segment.file, offsets, columns["ids_length"][hits]))
-        width = len(message_id)
-        same = [ids[place * width : (place + 1) * width] == message_id for place in range(len(hits))]
-        for place in np.flatnonzero(~np.array(same)).tolist():
-            start = int(offsets[place])
-            damages.append(Damage(start, start + width, "the bytes of an id do not fit its hash"))
-        found: I64 = columns["sequence"][hits[np.array(same)]]
-        return found
+            rows = collect_rows(records, segment.path, MessageBatch, (*_NAMING, *_LENGTHS))
+            hits = _rows_like(names, rows.columns)
+            offsets = blob_places(rows.columns, rows.counts, rows.blob_offsets)[0][hits]
+            ids = bytes(read_ragged(segment.file, offsets, rows.columns["ids_length"][hits]))
+        return _compare_ids(names, {name: rows.columns[name][hits] for name in _NAMING}, ids, offsets)
 
     def read_rows(
         self, key: ScheduleKey, sequences: I64, blobs: Sequence[str], damages: list[Damage] | None = None
@@ -207,6 +190,36 @@ class ScheduleFinder:
 
 
 _LENGTHS = ("ids_length", "properties_length", "bodies_length")
+_NAMING = ("sequence", "id_hash", "due_ms", "subject", "ids_length", "origin_sequence", "duplicate_of")
+
+
+def _rows_like(names: Collection[MessageName], columns: Columns) -> NDArray[np.intp]:
+    """The messages, but for copies, whose hash of the id, due time and subject are each those of some name."""
+    rows: NDArray[np.intp] = np.flatnonzero(
+        np.isin(columns["id_hash"], np.array([name.id_hash for name in names], np.uint64))
+    )
+    rows = rows[(columns["origin_sequence"][rows] == 0) & (columns["duplicate_of"][rows] == 0)]
+    rows = rows[np.isin(columns["due_ms"][rows], np.array([name.due_ms for name in names], np.int64))]
+    rows = rows[np.isin(columns["subject"][rows], np.array([name.subject for name in names], np.uint32))]
+    return rows
+
+
+def _compare_ids(names: Collection[MessageName], columns: Columns, ids: bytes, offsets: I64) -> NamesFound:
+    """Which of n rows the names stand for, by the bytes of their ids; these lie end to end, and at `offsets` in the file."""
+    alike: dict[tuple[int, ...], list[MessageName]] = {}
+    for name in names:
+        alike.setdefault((name.id_hash, name.due_ms, name.subject), []).append(name)
+    found = NamesFound()
+    stop = 0
+    rows = zip(*[columns[column].tolist() for column in _NAMING[:5]], offsets.tolist(), strict=True)
+    for sequence, id_hash, due_ms, subject, length, offset in rows:
+        start, stop = stop, stop + length
+        for name in alike.get((id_hash, due_ms, subject), ()):
+            if ids[start:stop] == name.message_id:
+                found.last[name] = sequence  # they rise
+            elif length == len(name.message_id):
+                found.hidden[name] = Damage(offset, offset + length, "the bytes of an id do not fit its hash")
+    return found
 
 
 def _gap(damage: Damage, rows: RecordRows) -> Gap:

@@ -9,7 +9,7 @@ Records of a file are in sequence order, so its last sequence is the high-water 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 import numpy as np
@@ -18,6 +18,7 @@ from store.batches import I64, U32, MessageBatch
 from store.column_blocks import Columns
 from store.errors import CorruptionError
 from store.filesystem import FileSystem
+from store.message_name import MessageName, NamesFound
 from store.open_files import OPEN_FILES_MAX
 from store.ragged_reads import read_ragged
 from store.record import BadRecordError, RecordHeader, build_batch, verify_columns
@@ -268,19 +269,13 @@ class ScheduleLog:
         return self._finder.find(key, np.asarray(sequences, np.int64))
 
     def find_ids(
-        self,
-        key: ScheduleKey,
-        subject: int,
-        due_ms: int,
-        id_hash: int,
-        message_id: bytes,
-        damages: list[Damage] | None = None,
-    ) -> I64:
-        """Sequences i64[k], ascending, of messages with exactly this id; copies and internal records are left out.
+        self, key: ScheduleKey, names: Collection[MessageName], damages: list[Damage] | None = None
+    ) -> NamesFound:
+        """The last message of each of these names, whose columns are read once; copies and internal records are left out.
 
-        Damage goes to the list and is read around. Raises CorruptionError, FormatError as `find`.
+        Damage of records goes to the list and is read around. Raises CorruptionError, FormatError as `find`.
         """
-        return self._finder.find_ids(key, subject, due_ms, id_hash, message_id, [] if damages is None else damages)
+        return self._finder.find_ids(key, names, [] if damages is None else damages)
 
     def read_rows(self, key: ScheduleKey, sequences: I64, *, damages: list[Damage] | None = None) -> MessageBatch:
         """The whole messages with these sequences, ascending, verified; those that are not in the file are left out."""

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from store.batches import MessageBatch
 from store.columns import gather_ragged
 from store.errors import CorruptionError, FormatError
+from store.id_hash import hash_id
+from store.message_name import MessageName
 from store.schedule_index import batch_sums
 from store.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source, index_rows
 from store.segment import FILE_HEADER_BYTES, FILE_SCHEDULE, Damage, Segment
@@ -35,7 +37,7 @@ def test_a_file_that_is_not_there_is_empty() -> None:
     assert (log.end(KEY), log.last_sequence(KEY), log.rows(KEY), KEY in log) == (0, 0, 0, False)
     assert list(log.batches(KEY)) == [] and len(log.index(KEY)) == 0
     assert not log.find(KEY, np.array([1])).mask.any()
-    assert len(log.find_ids(KEY, 1, 1, 1, b"a")) == len(log.read_rows(KEY, np.array([1]))) == 0
+    assert not log.find_ids(KEY, [MessageName(1, 1, b"a", 1)]).last and not len(log.read_rows(KEY, np.array([1])))
 
 
 @pytest.mark.parametrize("counts", [[1], [5, 1, 1, 300, 2], [1] * 300, [700, 2, 800]])
@@ -162,10 +164,44 @@ def test_an_id_is_found_by_its_bytes_and_not_by_its_hash() -> None:
     log = opened(FakeDisk())
     columns = {"due_ms": MINUTE, "subject": 3, "id_hash": 42, "ids_length": 3, "ids": b"oneTWOone"}
     log.append(KEY, MessageBatch.filled(3, sequence=np.array([4, 5, 6]), **columns))
-    assert log.find_ids(KEY, 3, MINUTE, 42, b"one").tolist() == [4, 6]
-    assert log.find_ids(KEY, 3, MINUTE, 42, b"two").tolist() == []
-    assert log.find_ids(KEY, 2, MINUTE, 42, b"one").tolist() == []
-    assert log.find_ids(KEY, 3, MINUTE + 1, 42, b"one").tolist() == []
+    one = MessageName(3, MINUTE, b"one", 42)
+    others = [
+        MessageName(3, MINUTE, b"two", 42),
+        MessageName(3, MINUTE, b"once", 42),
+        MessageName(2, MINUTE, b"one", 42),
+        MessageName(3, MINUTE + 1, b"one", 42),
+    ]
+    found = log.find_ids(KEY, [*others, one])
+    assert found.last == {one: 6}
+    assert found.hidden.keys() == {one, others[0]}, "bytes of another message, or damaged ones of this"
+    assert [log.find_ids(KEY, [name]).last for name in others] == [{}] * 4
+
+
+def test_many_ids_are_found_in_one_reading_of_their_file() -> None:
+    disk = FakeDisk()
+    log = opened(disk)
+    ids = [b"%d" % number for number in range(400)]
+    hashes = [hash_id(message_id) for message_id in ids]
+    columns = {"subject": np.arange(400) % 2, "id_hash": np.array(hashes, np.uint64), "ids": b"".join(ids)}
+    lengths = np.array([len(message_id) for message_id in ids])
+    for start in (0, 400):  # the later ones take the place of the first, but for copies and internal records
+        log.append(
+            KEY,
+            MessageBatch.filled(
+                400,
+                sequence=np.arange(400) + start + 1,
+                due_ms=MINUTE + np.arange(400) % 3,
+                ids_length=lengths,
+                duplicate_of=np.where(np.arange(400) % 5 == 0, 1, 0) if start else 0,
+                origin_sequence=np.where(np.arange(400) % 7 == 0, 1, 0) if start else 0,
+                **columns,
+            ),
+        )
+    names = [MessageName(n % 2, MINUTE + n % 3, ids[n], hashes[n]) for n in range(400)]
+    strangers = [MessageName(1 - n % 2, MINUTE + n % 3, ids[n], hashes[n]) for n in range(400)]
+    found = log.find_ids(KEY, names + strangers)
+    assert found.last == {name: n + 1 if n % 5 == 0 or n % 7 == 0 else n + 401 for n, name in enumerate(names)}
+    assert not found.hidden
 
 
 def test_sequences_must_rise() -> None:
