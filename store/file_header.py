@@ -79,5 +79,7 @@ def is_unfinished(fs: FileSystem, path: str) -> bool:
             if data.count(0) != len(data):
                 return False
         return True
+    except CorruptionError:  # nobody knows what stands where the disk cannot read
+        return False
     finally:
         file.close()

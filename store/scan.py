@@ -65,7 +65,7 @@ class ScanReport:
 class Scan:
     """One pass over a file from `start` to `stop`. `synced`: what the caller knows to be durable and whole."""
 
-    __slots__ = ("_buffer", "_buffer_start", "_file", "_later", "_stop", "_written")
+    __slots__ = ("_buffer", "_buffer_start", "_file", "_stop", "_synced_behind", "_written")
 
     def __init__(self, file: File, start: int, stop: int) -> None:
         assert start % ALIGN == 0, "records are aligned"
@@ -73,7 +73,7 @@ class Scan:
         self._stop = stop
         self._buffer = memoryview(b"")
         self._buffer_start = start
-        self._later: list[RecordHeader] | None = None
+        self._synced_behind: int | None = None
         self._written = file.written_ranges(start)
 
     def records(
@@ -120,10 +120,9 @@ class Scan:
     def _judge(self, position: int, error: BadRecordError, report: ScanReport) -> int | None:
         """Where to read on behind damage, or None for the end (clean or torn)."""
         detail = str(error)
-        if self._later is None:
-            self._later = list(self._headers_behind(position))
-        later = [header for header in self._later if header.offset > position]
-        report.synced = max([report.synced, *[header.synced_before for header in later]])
+        if self._synced_behind is None:  # once: what stands behind a later damage stands behind this one too
+            self._synced_behind = max((header.synced_before for header in self._headers_behind(position)), default=0)
+        report.synced = max(report.synced, self._synced_behind)
         if isinstance(error, UnreadableRecordError):
             # A crash tears what it interrupts and leaves it readable. So this may have been durable: it is not cut off.
             report.synced = max(report.synced, self._end_of_unreadable(position))
@@ -132,7 +131,8 @@ class Scan:
             report.torn_detail = detail if report.torn else ""
             return None
         # Not beyond what was synced: from there on a bad record may be a torn one, with whole ones behind it.
-        following = min([report.synced, self._stop, *[header.offset for header in later]])
+        later = next(self._headers_behind(position), None)
+        following = min(report.synced, self._stop, later.offset if later is not None else self._stop)
         report.damages.append(Damage(position, following, detail))
         report.end = following
         return following

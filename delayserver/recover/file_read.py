@@ -73,7 +73,7 @@ class FileRead:
         try:
             header = decode_file_header(file.pread(0, FILE_HEADER_BYTES), self.path)
         except CorruptionError as error:
-            if self._is_unfinished():
+            if is_unfinished(self._taken.fs, self.path):
                 self._nothing_left(findings)
                 return False
             findings.add(CORRUPT, self.path, 0, f"{error.detail}; its records are read all the same")
@@ -82,12 +82,6 @@ class FileRead:
             findings.add(UNREADABLE, self.path, 0, error.detail)
             return False
         return self._belongs(header, expected, findings)
-
-    def _is_unfinished(self) -> bool:
-        try:
-            return is_unfinished(self._taken.fs, self.path)
-        except CorruptionError:  # nobody knows what stands where the disk cannot read
-            return False
 
     def _nothing_left(self, findings: Findings) -> None:
         known = self._expected.synced

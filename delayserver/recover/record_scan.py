@@ -178,15 +178,12 @@ class RecordScan:
         report = ScanReport(position)
         if self._judging is None:
             self._judging = Scan(self._file, position, self._stop)
-        following: Any = None
         try:
-            following = next(self._judging.records(position, self.report.synced, report, forgive=True), None)
+            following: Any = next(self._judging.records(position, self.report.synced, report, forgive=True), None)
         except FormatError as error:
             self.newer = error.detail
             self.report.end = report.end
             return None
-        except CorruptionError as error:  # all else is forgiven: what stands behind the end cannot be read
-            report.torn, report.torn_detail = True, error.detail
         self.report.synced = max(self.report.synced, report.synced)
         self.report.damages += report.damages
         self.damaged_between += [(self._last_sequence, -1)] * len(report.damages)

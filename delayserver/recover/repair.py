@@ -20,9 +20,9 @@ from store import checkpoint as checkpoint_file
 from store.batches import NameBatch
 from store.checkpoint import Checkpoint, CoarseDays
 from store.columns import ColumnBatch, encode_columns
-from store.errors import StoreError
+from store.errors import CorruptionError, StoreError
 from store.file_header import FILE_HEADER_BYTES, FILE_NAMES, FileHeader
-from store.filesystem import FileSystem, directory_of
+from store.filesystem import File, FileSystem, directory_of
 from store.names import SUBJECT
 from store.record import HEADER_BYTES, RECORD_BYTES_MAX, encode_record, record_bytes
 from store.scan import Scan, ScanReport
@@ -121,7 +121,7 @@ def _repair_file(taken: Capture, path: str, steps: list[Step], tell: Tell) -> No
     file = fs.open(path)
     try:
         for step in steps:
-            if step.deed != Deed.CUT or any(file.pread(step.start, step.stop - step.start)):
+            if step.deed != Deed.CUT or _holds_anything(file, step.start, step.stop):
                 aside = write_quarantine(
                     fs, taken.path, file, step.start, min(step.stop, file.size()), str(step.detail)
                 )
@@ -148,6 +148,13 @@ def _repair_file(taken: Capture, path: str, steps: list[Step], tell: Tell) -> No
         file.close()
     if taken_out:
         _write_anew(taken, path, taken_out[0], tell)
+
+
+def _holds_anything(file: File, start: int, stop: int) -> bool:
+    try:
+        return any(file.pread(start, stop - start))
+    except CorruptionError:  # whatever stands where the disk cannot read
+        return True
 
 
 def placeholders(start: int, stop: int) -> Iterable[tuple[int, list[bytes]]]:

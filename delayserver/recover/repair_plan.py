@@ -292,7 +292,7 @@ def _small_files(taken: Capture) -> Iterator[Step]:
     if fs.exists(path):
         try:
             found = decode_checkpoint(read_whole(fs, path), taken.server_id)
-        except (ValueError, KeyError, TypeError):
+        except (CorruptionError, ValueError, KeyError, TypeError):
             found = None
         if found is None:
             yield Step(Deed.MOVE_FILE, path, 0, fs.size(path), "does not verify")

@@ -149,6 +149,7 @@ async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(b
     client = await host.client()
     host.disk.inline = False
     server.cancellation._inline = False
+    server.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]  # the day is drained here
     files, until = server.locator._files, server.tier.fine_until_ms() + 5 * DAY_MS
     ended: list[int] = []
 
