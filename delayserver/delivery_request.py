@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from delayserver.intake import Intake
 from delayserver.protocol.arguments import bounded, server_number
 from delayserver.protocol.columns import I64, U32, unpack_column, unpack_count, unpack_ragged
-from delayserver.protocol.errors import InvalidArgument, SubjectInvalid
+from delayserver.protocol.errors import InvalidArgument
 from store.batches import StoredBatch
 from store.names import CONSUMER_GROUP, SUBJECT
 
@@ -65,16 +65,8 @@ def _codes(
 def _taken(intake: Intake, kind: int, names: list[str]) -> NDArray[np.uint32]:
     """Codes u32[n], NOT_TAKEN for a name that is refused or has no room: the others are not to wait for it. All new ones
     share one sync, for it is waited for on the event loop."""
-    valid = [place for place, name in enumerate(names) if _is_valid(intake, name)]
+    valid = [place for place, name in enumerate(names) if intake.is_subject(name)]
     found = intake.intern(kind, [names[place] for place in valid], fitting=True)
     codes = np.full(len(names), NOT_TAKEN, np.uint32)
     codes[valid] = np.where(found == 0, np.uint32(NOT_TAKEN), found)
     return codes
-
-
-def _is_valid(intake: Intake, name: str) -> bool:
-    try:
-        intake.check_subject(name)
-    except SubjectInvalid:
-        return False
-    return True

@@ -6,7 +6,8 @@ A bad row never fails its neighbours: it is answered with its error, and the oth
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,8 @@ class Intake:
         if now_ms != self._asked_ms:
             self._asked_ms = now_ms
             self._surely_ms = range(self._oldest_due_ms(), now_ms + self._settings.delay_ms_max)
+        if len(messages) > 1:
+            self._make_known([message.get("subject") for message in messages if type(message) is dict])
         rows: list[Row] = []
         rejections: list[Rejection] = []
         for message in messages:
@@ -153,6 +156,23 @@ class Intake:
             if code:
                 return code
         return int(self.intern(SUBJECT, [self.check_subject(subject)])[0])
+
+    def _make_known(self, subjects: Iterable[object]) -> None:
+        """Give all new subjects among these their codes with one sync, which everybody waits for; what is refused, or finds
+        no room, is refused in its own row."""
+        names = dict.fromkeys([subject for subject in subjects if type(subject) is str])
+        new = [name for name in names if not self._names.code(SUBJECT, name) and self.is_subject(name)]
+        if len(new) > 1:
+            with suppress(DiskFull):
+                self.intern(SUBJECT, new, fitting=True)
+
+    def is_subject(self, subject: object) -> bool:
+        """Whether `check_subject` takes it."""
+        try:
+            self.check_subject(subject)
+        except SubjectInvalid:
+            return False
+        return True
 
     def intern(self, kind: int, names: list[str], *, fitting: bool = False) -> NDArray[np.uint32]:
         """The codes u32[n] of names, with `fitting` 0 where the table has no room. Raises SubjectsFull, DiskFull, and
@@ -290,6 +310,7 @@ class Intake:
             raise InvalidArgument(
                 f"subject_index goes up to {int(index.max())}, but there are {len(subjects)} subjects"
             )
+        self._make_known(subjects)
         codes = np.zeros(len(subjects), dtype=np.uint32)
         errors: dict[int, DelayServerError] = {}
         for place, name in enumerate(subjects):

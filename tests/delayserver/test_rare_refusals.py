@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import trio
 
@@ -185,3 +186,37 @@ async def test_what_a_stand_in_has_no_room_for_is_not_read_and_given_to_it_again
     gate.set()
     await host.until(lambda: len(set(host.fake("fakeB").stored)) == 200, within_ms=60_000)
     host.check_balance()
+
+
+@pytest.mark.parametrize("columns", [False, True])
+async def test_new_subjects_of_a_send_share_one_sync_and_one_that_is_refused_stands_alone(
+    boot: Boot, columns: bool
+) -> None:
+    host = boot(faked_settings(message={"subjects_max": 60}))
+    await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms + 60_000)
+    room = 60 - len(host.server.opened.names)
+    subjects = [f"new-{number}" for number in range(room + 5)]
+    subjects[3] = "control\n"
+    syncs = host.disk.counts["datasync"]
+    if columns:
+        sent = await client.request(
+            "send",
+            {
+                "count": len(subjects),
+                "due_ms": host.now_ms + 60_000,
+                "subjects": subjects,
+                "subject_index": np.arange(len(subjects), dtype=np.uint32).tobytes(),
+                "bodies": b"x" * len(subjects),
+                "body_length": 1,
+            },
+        )
+        refused = {index: name for index, name, _, _ in sent["rejected"]}
+    else:
+        results = await client.send(
+            *[{"subject": subject, "body": "x", "due_ms": host.now_ms + 60_000} for subject in subjects]
+        )
+        refused = {index: result["error"] for index, result in enumerate(results) if "error" in result}
+    assert refused == {3: "subject_invalid"} | dict.fromkeys(range(room + 1, room + 5), "subjects_full")
+    assert host.disk.counts["datasync"] - syncs <= 4
