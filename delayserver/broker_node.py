@@ -6,6 +6,7 @@ be tried again after a jittered, growing pause.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Protocol
 
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 
 from delayserver.settings import DispatchSettings
 from store.batches import StoredBatch
+
+logger = logging.getLogger("delayserver")
 
 
 class DeliveryError(Exception):
@@ -77,6 +80,8 @@ class NodeHealth:
 
     def succeeded(self) -> None:
         """An attempt worked."""
+        if self.open_circuit:
+            logger.warning("broker node %s takes messages again", self.broker.address)
         self.failures = 0
         self.closed_until_us = 0
         self.last_error = ""
@@ -91,6 +96,8 @@ class NodeHealth:
         if self.failures and began_us <= self._failed_us:
             return
         self.failures += 1
+        if self.failures == self._settings.breaker_failures:
+            logger.warning("broker node %s counts as down: %s", self.broker.address, reason)
         self._failed_us = now_us
         pause_ms = self._settings.backoff_ms_min * 2 ** min(self.failures - 1, 30)
         pause_ms = min(pause_ms, self._settings.backoff_ms_max)

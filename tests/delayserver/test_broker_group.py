@@ -10,6 +10,7 @@ import pytest
 import trio
 
 from delayserver.broker_node import NodeHealth, choose
+from delayserver.clock import SystemClock
 from delayserver.settings import DispatchSettings, GroupSettings, NodeSettings, RouteSettings
 from tests.fakes.broker import FakeBroker
 from tests.fakes.clock import SimulatedClock
@@ -320,7 +321,7 @@ async def test_expired_messages_are_not_delivered_and_say_so(boot: Boot) -> None
 def test_the_pause_after_failures_doubles_with_jitter_up_to_its_bound() -> None:
     settings = DispatchSettings(backoff_ms_min=100, backoff_ms_max=5_000, breaker_failures=3)
     for chance, low in ((0.0, 0.5), (0.999, 0.999)):
-        node = NodeHealth(None, 1, settings, lambda chance=chance: chance)  # type: ignore[arg-type,misc]
+        node = NodeHealth(FakeBroker(SystemClock()), 1, settings, lambda chance=chance: chance)  # type: ignore[misc]
         pauses = []
         for count in range(1, 12):
             node.failed("down", count, count)
@@ -332,6 +333,18 @@ def test_the_pause_after_failures_doubles_with_jitter_up_to_its_bound() -> None:
         node.succeeded()
         assert node.ready(0)
         assert not node.open_circuit
+
+
+def test_the_log_says_once_that_a_node_is_down_and_once_that_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+    node = NodeHealth(FakeBroker(SystemClock(), "n:1"), 1, DispatchSettings(breaker_failures=3), lambda: 0.0)
+    node.failed("no route", 1, 1)
+    node.succeeded()
+    assert not caplog.messages
+    for now_us in range(2, 9):
+        node.failed("no route", now_us, now_us)
+    node.succeeded()
+    node.succeeded()
+    assert caplog.messages == ["broker node n:1 counts as down: no route", "broker node n:1 takes messages again"]
 
 
 def test_smooth_round_robin_spreads_by_weight_over_the_ready_nodes() -> None:
