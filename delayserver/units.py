@@ -10,6 +10,7 @@ _MS_OF_UNIT: Final = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_
 _BYTES_OF_UNIT: Final = {"b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 _DURATION: Final = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|[smhd]))+", re.ASCII)
 _DURATION_PART: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhd])", re.ASCII)
+_MONTHS: Final = re.compile(r"\dM(?![A-Za-z])")
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]+)", re.ASCII)
 _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _ONE_MS: Final = timedelta(milliseconds=1)
@@ -22,6 +23,8 @@ def parse_duration_ms(text: str) -> int:
     A fraction of a millisecond is rounded up: a delay is never shortened.
     """
     compact = text.strip().lower()
+    if _MONTHS.search(text):
+        raise ValueError(f"{text!r} is no duration: M could be minutes or months; write 5m for minutes, 30d for a month")
     if not _DURATION.fullmatch(compact):
         raise ValueError(f"{text!r} is no duration: write a number and a unit, such as 250ms, 10s, 5m, 2h or 3d")
     total_ms = sum(float(number) * _MS_OF_UNIT[unit] for number, unit in _DURATION_PART.findall(compact))

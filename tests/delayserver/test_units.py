@@ -29,6 +29,7 @@ from delayserver.units import (
         ("1.5s", 1_500),
         ("0.1ms", 1),
         (" 7D ", 604_800_000),
+        ("250MS", 250),
     ],
 )
 def test_durations_are_read(text: str, expected_ms: int) -> None:
@@ -38,6 +39,12 @@ def test_durations_are_read(text: str, expected_ms: int) -> None:
 @pytest.mark.parametrize("text", ["", "10", "s", "-5s", "10 s 5", "5 minutes", "1e3s", "٣s", "10s extra"])
 def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="10s, 5m, 2h or 3d"):
+        parse_duration_ms(text)
+
+
+@pytest.mark.parametrize("text", ["3M", "1h30M", " 2M"])
+def test_what_could_be_minutes_or_months_is_asked_about(text: str) -> None:
+    with pytest.raises(ValueError, match="minutes or months"):
         parse_duration_ms(text)
 
 
