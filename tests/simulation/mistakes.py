@@ -38,7 +38,13 @@ Change = tuple[object, str, Callable[[Any], Any]]
 
 def ack_before_sync() -> list[Change]:
     """Acks before fsync."""
-    return [(MessageLog, "sync", lambda _: MessageLog.assume_synced)]
+
+    def append(log: MessageLog, batches: Any) -> Any:
+        entries = log.append(batches)
+        log.assume_synced()
+        return entries
+
+    return [(MessageLog, "sync", lambda _: MessageLog.assume_synced), (MessageLog, "append_durably", lambda _: append)]
 
 
 def checksum_never_checked() -> list[Change]:
