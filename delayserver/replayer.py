@@ -188,9 +188,11 @@ class Replayer:
             if not entries and not self._queue and not self._behind and self.between_rounds is None:
                 self._work = trio.Event()
                 await self._work.wait()
-                await self._linger()
             else:
                 await trio.lowlevel.checkpoint()
+            # Also behind a round: where single sends never pause, each round would have the few that came during the last.
+            if not self._behind and self.between_rounds is None:
+                await self._linger()
 
     def wake(self) -> None:
         """There is something new to do (`between_rounds` was set)."""

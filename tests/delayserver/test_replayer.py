@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 
 from delayserver.protocol.errors import DelayServerError
-from delayserver.replayer import Round
+from delayserver.replayer import LINGER_MS, Round
 from store.schedule_log import Source
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, faked_settings
@@ -210,3 +211,25 @@ async def test_a_round_takes_its_turn_unless_something_in_it_is_urgent(boot: Boo
     assert len(turns) == 1
     await host.sleep_ms(1_000)
     assert host.fake().texts == ["soon"]
+
+
+async def test_single_sends_that_never_pause_share_their_rounds(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client, server = await host.client(), host.server
+    await client.put("first", host.now_ms + 600_000)
+    await host.settled()
+    publish, rounds = server.replayer.publish, []
+
+    def counted(done: Round) -> None:
+        rounds.append(len(done.placed))
+        publish(done)
+
+    server.replayer.publish = counted
+    server.replayer.take_turn = partial(host.sleep_ms, 2)  # the next ones come while a round takes its time
+    for number in range(300):
+        await client.put(str(number), host.now_ms + 600_000)
+        await host.sleep_ms(1)
+    await host.settled()
+    assert schedule_rows(host) == 301
+    assert len(rounds) <= 300 / LINGER_MS * 2, rounds
