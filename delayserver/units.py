@@ -24,7 +24,9 @@ def parse_duration_ms(text: str) -> int:
     """
     compact = text.strip().lower()
     if _MONTHS.search(text):
-        raise ValueError(f"{text!r} is no duration: M could be minutes or months; write 5m for minutes, 30d for a month")
+        raise ValueError(
+            f"{text!r} is no duration: M could be minutes or months; write 5m for minutes, 30d for a month"
+        )
     if not _DURATION.fullmatch(compact):
         raise ValueError(f"{text!r} is no duration: write a number and a unit, such as 250ms, 10s, 5m, 2h or 3d")
     total_ms = sum(float(number) * _MS_OF_UNIT[unit] for number, unit in _DURATION_PART.findall(compact))

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tests.simulation.many import run_many
-from tests.simulation.record import Record, code_digest
+from tests.simulation.record import Code, Record, code_digest
 from tests.simulation.run import Result, run_seed
 
 
@@ -23,8 +23,8 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, help="begin no further seed after this long")
     parser.add_argument("--processes", type=int, default=1, help="how many at the same time (1)")
     parser.add_argument("--seed", type=int, help="this one alone, with its whole trace")
-    parser.add_argument("--record", type=Path, help="append to this file, and skip what the present code ran already")
-    parser.add_argument("--summary", type=Path, help="run nothing: what this record holds of the present code")
+    parser.add_argument("--record", type=Path, help="append to this file, and skip what the present server ran already")
+    parser.add_argument("--summary", type=Path, help="run nothing: what this record holds of the present server")
     arguments = parser.parse_args()
     if arguments.seed is not None:
         return _one(arguments.seed)
@@ -36,7 +36,7 @@ def main() -> int:
     return _many(arguments, code)
 
 
-def _many(arguments: argparse.Namespace, code: str) -> int:
+def _many(arguments: argparse.Namespace, code: Code) -> int:
     record = Record(arguments.record, code) if arguments.record is not None else None
     done = record.done() if record is not None else set()
     seeds = _seeds(arguments)

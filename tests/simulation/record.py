@@ -1,5 +1,8 @@
-"""The record of a long run: one JSON line a seed, with the digest of the code that ran it, so that a run can be resumed
-and "all on the final code" can be checked."""
+"""The record of a long run: one JSON line a seed, with the digests of the server and of the judge that ran it, so that a run
+can be resumed and "all on the final code" can be checked.
+
+A mend of the simulation alone takes nothing from the seeds that the server has passed: of those it repeats what failed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from tests.simulation.run import Result
 
@@ -19,13 +22,26 @@ ROOT = Path(__file__).resolve().parents[2]
 START = "tests/simulation/run.py"
 
 
-def code_digest(root: Path = ROOT) -> str:
-    """16 hex digits over the names and bytes of all Python files that a seed runs."""
-    digest = hashlib.sha256()
+class Code(NamedTuple):
+    """Digests, 16 hex digits each, over the names and bytes of Python files that a seed runs: those of the server, and
+    those of the simulation around it."""
+
+    server: str
+    judge: str
+
+    def __str__(self) -> str:
+        return f"{self.server} judged by {self.judge}"
+
+
+def code_digest(root: Path = ROOT) -> Code:
+    """Of the code as it stands."""
+    server, judge = hashlib.sha256(), hashlib.sha256()
     for path in files_of_a_seed(root):
-        digest.update(f"{path.relative_to(root).as_posix()}\0".encode())
+        name = path.relative_to(root).as_posix()
+        digest = judge if name.startswith("tests/") else server
+        digest.update(f"{name}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
+    return Code(server.hexdigest()[:16], judge.hexdigest()[:16])
 
 
 def files_of_a_seed(root: Path = ROOT) -> list[Path]:
@@ -65,9 +81,11 @@ def _for_types(node: ast.AST) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Of the seeds in a record that ran on one code."""
+    """Of the seeds in a record that ran on one server."""
 
-    code: str
+    code: Code
+    judges: int
+    """How many versions of the simulation ran them."""
     seeds: int
     failed: list[int]
     core_s_median: float
@@ -81,8 +99,10 @@ class Summary:
 
     def text(self) -> str:
         """For people."""
+        judges = "" if self.judges <= 1 else f" by {self.judges} versions of the simulation"
         lines = [
-            f"code {self.code}: {self.seeds} seeds, {len(self.failed)} failed ({self.others} more lines are of other code)"
+            f"server {self.code.server}: {self.seeds} seeds{judges}, {len(self.failed)} failed "
+            f"({self.others} more lines are of other code)"
         ]
         if self.seeds:
             lines.append(
@@ -97,32 +117,34 @@ class Summary:
 class Record:
     """A file of JSON lines. A line that a killed run left half written is passed over."""
 
-    def __init__(self, path: Path, code: str) -> None:
+    def __init__(self, path: Path, code: Code) -> None:
         self._path = path
         self._code = code
 
     def lines(self) -> list[dict[str, Any]]:
-        """All whole lines; of a seed that ran twice on one code the last one."""
+        """All whole lines; of a seed that ran twice on one server the last one."""
         if not self._path.exists():
             return []
         found: dict[tuple[str, int], dict[str, Any]] = {}
         for text in self._path.read_text().splitlines():
             try:
                 line = json.loads(text)
-                found[line["code"], line["seed"]] = line
+                found[line["server"], line["seed"]] = line
             except (ValueError, KeyError):
                 continue
         return list(found.values())
 
     def done(self) -> set[int]:
-        """Seeds that the present code has run already."""
-        return {line["seed"] for line in self.lines() if line["code"] == self._code}
+        """Seeds that the present server has run already, but for those that failed before another judge."""
+        mine = [line for line in self.lines() if line["server"] == self._code.server]
+        return {line["seed"] for line in mine if not line["failure"] or line["judge"] == self._code.judge}
 
     def append(self, result: Result) -> None:
         """Add one seed."""
         line = {
             "seed": result.seed,
-            "code": self._code,
+            "server": self._code.server,
+            "judge": self._code.judge,
             "failure": result.failure,
             "cpu_s": round(result.cpu_s, 3),
             "crashes": result.crashes,
@@ -136,12 +158,13 @@ class Record:
             file.write(json.dumps(line) + "\n")
 
     def summary(self) -> Summary:
-        """What the present code has run."""
+        """What the present server has run."""
         lines = self.lines()
-        mine = [line for line in lines if line["code"] == self._code]
+        mine = [line for line in lines if line["server"] == self._code.server]
         costs = sorted(line["cpu_s"] for line in mine) or [0.0]
         return Summary(
             self._code,
+            len({line["judge"] for line in mine}),
             len(mine),
             sorted(line["seed"] for line in mine if line["failure"]),
             statistics.median(costs),

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 from tests.simulation.many import run_many
-from tests.simulation.record import ROOT, START, Record, code_digest, files_of_a_seed
+from tests.simulation.record import ROOT, START, Code, Record, code_digest, files_of_a_seed
 from tests.simulation.run import Result
+
+OLD, NEW = Code("old", "judge"), Code("new", "judge")
 
 
 def test_what_the_present_code_ran_is_done_and_a_half_line_is_not(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
-    old, new = Record(path, "old"), Record(path, "new")
+    old, new = Record(path, OLD), Record(path, NEW)
     old.append(Result(1, cpu_s=0.5, crashes=3))
     new.append(Result(2, cpu_s=0.25, crashes=2, simulated_h=48))
     with path.open("a") as file:
@@ -26,8 +28,8 @@ def test_what_the_present_code_ran_is_done_and_a_half_line_is_not(tmp_path: Path
 
 def test_the_summary_speaks_of_the_present_code_only(tmp_path: Path) -> None:
     path = tmp_path / "record.jsonl"
-    Record(path, "old").append(Result(1, failure="lost long ago"))
-    record = Record(path, "new")
+    Record(path, OLD).append(Result(1, failure="lost long ago"))
+    record = Record(path, NEW)
     for seed, failure in ((2, ""), (3, "lost"), (3, ""), (4, "early")):
         record.append(Result(seed, failure=failure, cpu_s=seed / 10, crashes=seed, simulated_h=24 * seed))
     summary = record.summary()
@@ -36,23 +38,42 @@ def test_the_summary_speaks_of_the_present_code_only(tmp_path: Path) -> None:
     assert "python -m tests.simulation --seed 4" in summary.text()
 
 
+def test_another_judge_repeats_what_failed_and_takes_nothing_from_the_rest(tmp_path: Path) -> None:
+    path = tmp_path / "record.jsonl"
+    record = Record(path, NEW)
+    record.append(Result(1))
+    record.append(Result(2, failure="lost"))
+    judged = Record(path, Code("new", "mended"))
+    assert judged.done() == {1}
+    judged.append(Result(2))
+    judged.append(Result(3, failure="early"))
+    assert judged.done() == {1, 2, 3}
+    summary = judged.summary()
+    assert (summary.seeds, summary.judges, summary.failed) == (3, 2, [3])
+    assert "3 seeds by 2 versions of the simulation, 1 failed" in summary.text()
+
+
 def test_the_digest_follows_every_file_that_a_seed_reaches(tmp_path: Path) -> None:
     texts = {
-        START: "import part\nfrom package.inner import name\n",
+        START: "import part\nimport tests.judge\nfrom package.inner import name\n",
         "part.py": "class A:\n    from package import other\n",
         "package/__init__.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import tool\n",
         "package/inner.py": "name = 1\n",
         "package/other.py": "def late():\n    import tool\n",
         "tool.py": "",
+        "tests/judge.py": "",
     }
     for name, text in texts.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    seen = {code_digest(tmp_path)}
+    code = code_digest(tmp_path)
     for name, text in texts.items():
         (tmp_path / name).write_text(text + "# changed\n")
-        seen.add(code_digest(tmp_path))
-    assert len(seen) == len(texts), "each but the tool changes it"
+        before, after = code, code_digest(tmp_path)
+        changed = [name for name in ("server", "judge") if getattr(before, name) != getattr(after, name)]
+        expected = [] if name == "tool.py" else ["judge" if name.startswith("tests/") else "server"]
+        assert changed == expected, name
+        code = after
 
 
 def test_what_a_seed_loads_is_in_the_digest() -> None:
