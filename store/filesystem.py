@@ -203,7 +203,14 @@ class RealFile:
                 self._direct_fd = _IMPOSSIBLE
         return self._direct_fd >= 0
 
+    def _close_direct(self) -> None:
+        if self._direct_fd >= 0:
+            os.close(self._direct_fd)
+            self._direct_fd = _NOT_TRIED
+
     def truncate(self, length: int) -> None:
+        # A log is cut where it is sealed, and then it needs one descriptor only; it is opened again if it is written to.
+        self._close_direct()
         try:
             os.ftruncate(self._fd, length)
         except OSError as error:
@@ -239,8 +246,7 @@ class RealFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        if self._direct_fd >= 0:
-            os.close(self._direct_fd)
+        self._close_direct()
         self._direct_fd = _IMPOSSIBLE
 
 

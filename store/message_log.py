@@ -18,6 +18,7 @@ from store.filesystem import BLOCK_BYTES, FileSystem
 from store.message_log_opening import LogDamage, Opening, SegmentTable, segment_path
 from store.message_rows import MessageRows
 from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, Appended, FileHeader, ScanReport, Segment
+from store.tail_image import TailImage
 
 __all__ = ["LogDamage", "LogEntry", "MessageLog", "WarmStep"]
 
@@ -54,6 +55,7 @@ class MessageLog:
         self._segment_bytes = segment_bytes
         self._table = SegmentTable((), ())
         self._warmed = self._warm = 0
+        self._image: TailImage | None = None
         self.damages: list[LogDamage] = []
 
     @classmethod
@@ -135,7 +137,9 @@ class MessageLog:
     def append_durably(self, batches: Sequence[ColumnBatch | MessageRows]) -> list[LogEntry]:
         """`append` and `sync`, as quick as the disk can. Raises the same."""
         base, segment = self._writable()
-        return _entries(base, segment.append_durably(batches, self._warm), batches)
+        if self._image is None:
+            self._image = TailImage()
+        return _entries(base, segment.append_durably(batches, self._warm, self._image), batches)
 
     def _writable(self) -> tuple[int, Segment]:
         base, segment = self._tail

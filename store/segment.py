@@ -70,7 +70,7 @@ class Segment:
     `assumed` is the same by the operator's decision (durability `os`), 0 where there is none: headers never claim that.
     """
 
-    __slots__ = ("_refusal", "_tail", "allocated", "assumed", "end", "file", "header", "path", "synced")
+    __slots__ = ("_refusal", "allocated", "assumed", "end", "file", "header", "path", "synced")
 
     def __init__(self, file: File, header: FileHeader, end: int) -> None:
         self.file = file
@@ -81,7 +81,6 @@ class Segment:
         self.assumed = 0
         self.allocated = 0
         self._refusal = ""
-        self._tail: TailImage | None = None
 
     @classmethod
     def create(
@@ -162,14 +161,16 @@ class Segment:
         self._write(buffers, end)
         return places
 
-    def append_durably(self, batches: Sequence[ColumnBatch | MessageRows], warm: int) -> list[Appended]:
+    def append_durably(
+        self, batches: Sequence[ColumnBatch | MessageRows], warm: int, image: TailImage
+    ) -> list[Appended]:
         """`append_all` and `sync` in one. What ends within the `warm` part of the file, which was written with zeros and
-        synced before, goes past the page cache if it is small."""
+        synced before, goes past the page cache by way of `image` if it is small."""
         buffers, places, end = self._encode(batches)
         # A failed write was undone by cutting the file off: then there is no space behind it any more.
         warm = min(warm, self.allocated)
         small = end <= warm and end - self.end <= THROUGH_BYTES_MAX and self.synced == self.end
-        if not small or not self._write_through(buffers, end):
+        if not small or not self._write_through(buffers, end, image):
             self._write(buffers, end)
             self.sync()
         return places
@@ -200,11 +201,9 @@ class Segment:
             raise
         self.end = end
 
-    def _write_through(self, buffers: list[Buffer], end: int) -> bool:
-        if self._tail is None:
-            self._tail = TailImage()
+    def _write_through(self, buffers: list[Buffer], end: int, image: TailImage) -> bool:
         try:
-            if not self._tail.append(self.file, self.end, buffers):
+            if not image.append(self.file, self.end, buffers):
                 return False
         except SyncFailedError as error:
             self._refusal = str(error)

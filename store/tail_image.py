@@ -15,14 +15,16 @@ THROUGH_BYTES_MAX = 64 * 1024
 
 
 class TailImage:
-    """Writes what is appended to one file through to the disk. Behind the end there must be zeros, up to a block's end."""
+    """Writes what is appended to a file through to the disk, to one after the other. Behind the end there must be zeros, up
+    to a block's end."""
 
-    __slots__ = ("_end", "_image")
+    __slots__ = ("_end", "_file", "_image")
 
     def __init__(self) -> None:
         self._image = aligned_memory(THROUGH_BYTES_MAX + 2 * BLOCK_BYTES)
-        # Of the file; the image begins at the block that it lies in. -1: the image holds nothing.
-        self._end = -1
+        # The image begins at the block in which the end of this file lies. None: it holds nothing.
+        self._file: File | None = None
+        self._end = 0
 
     def append(self, file: File, end: int, buffers: Sequence[Buffer]) -> bool:
         """Write buffers, together at most `THROUGH_BYTES_MAX`, behind `end`, durably. False, and nothing was written,
@@ -31,17 +33,17 @@ class TailImage:
         data = buffers[0] if len(buffers) == 1 else b"".join(buffers)
         image, held = self._image, end % BLOCK_BYTES
         start = end - held
-        if self._end != end:
+        if self._file is not file or self._end != end:
             image[:held] = file.pread(start, held)
         stop = held + len(data)
         blocks = -(-stop // BLOCK_BYTES) * BLOCK_BYTES
         image[held:stop] = data
         image[stop:blocks] = bytes(blocks - stop)
-        self._end = -1
+        self._file = None
         if not file.write_through(start, image[:blocks]):
             return False
         last = stop // BLOCK_BYTES * BLOCK_BYTES
         if last:
             image[: stop - last] = image[last:stop]
-        self._end = start + stop
+        self._file, self._end = file, start + stop
         return True

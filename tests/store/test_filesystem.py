@@ -85,6 +85,24 @@ def test_blocks_that_are_written_through_are_seen_by_whoever_reads(made: Made) -
     file.close()
 
 
+def test_a_file_that_was_cut_off_has_one_descriptor_until_it_is_written_through_again(tmp_path: Path) -> None:
+    file = RealFileSystem().open(f"{tmp_path}/a", create=True)
+
+    def descriptors() -> int:
+        return sum(os.path.realpath(f"/proc/self/fd/{name}") == file.path for name in os.listdir("/proc/self/fd"))
+
+    file.allocate(2 * BLOCK_BYTES)
+    if not file.write_through(0, blocks_of(b"a")):
+        pytest.skip("this file system cannot write past its cache")
+    assert descriptors() == 2
+    file.truncate(BLOCK_BYTES)
+    assert descriptors() == 1
+    assert file.write_through(0, blocks_of(b"b"))
+    assert file.pread(0, 1) == b"b"
+    file.close()
+    assert descriptors() == 0
+
+
 def test_a_failed_write_through_is_final(made: Made) -> None:
     fs, root = made
     file = fs.open(f"{root}/a", create=True)

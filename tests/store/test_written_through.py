@@ -54,6 +54,23 @@ def test_groups_past_the_cache_and_through_it_follow_each_other(first: bool) -> 
     assert fs.content(path) == plain.content(path)
 
 
+def test_a_log_that_rolls_writes_through_in_each_of_its_segments() -> None:
+    fs = FakeDisk()
+    log = opened(fs, segment_bytes=8 * PAGE)
+    done = 0
+    while len(log.segments()) < 4:
+        step = log.warm_ahead(1 << 20)
+        if step is not None:
+            log.sync_warm(step)
+            log.use_warm(step)
+        done += 1
+        log.append_durably([batch(done, 300)])
+    assert fs.counts["write_through"] > done * 0.9
+    fs.crash(Random(2))
+    log = opened(fs, segment_bytes=8 * PAGE)
+    assert log.damages == [] and sequences(log) == list(range(1, done + 1))
+
+
 def test_what_is_behind_the_warm_space_or_large_is_synced_with_the_file() -> None:
     fs = FakeDisk()
     log = warmed(fs, segment_bytes=40 * PAGE)
