@@ -12,6 +12,7 @@ import mmap
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -180,7 +181,7 @@ class RealFile:
             if error.errno in _NO_SPACE:
                 raise _named(error, self.path, "write") from error
             if error.errno == errno.EINVAL:  # blocks of another size, or none past the cache
-                os.close(self._direct_fd)
+                self._close_direct()
                 self._direct_fd = _IMPOSSIBLE
                 return False
             self._sync_failed = True
@@ -193,14 +194,12 @@ class RealFile:
 
     def _open_direct(self) -> bool:
         if self._direct_fd == _NOT_TRIED:
-            flags = os.O_RDWR | os.O_CLOEXEC | os.O_DSYNC | getattr(os, "O_DIRECT", 0)
-            try:
-                # The same file, whatever its path means by now.
-                self._direct_fd = (
-                    os.open(f"/proc/self/fd/{self._fd}", flags) if hasattr(os, "O_DIRECT") else _IMPOSSIBLE
-                )
-            except OSError:
-                self._direct_fd = _IMPOSSIBLE
+            self._direct_fd = _IMPOSSIBLE
+            if hasattr(os, "O_DIRECT"):
+                flags = os.O_RDWR | os.O_CLOEXEC | os.O_DSYNC | os.O_DIRECT
+                with suppress(OSError):
+                    # The same file, whatever its path means by now.
+                    self._direct_fd = os.open(f"/proc/self/fd/{self._fd}", flags)
         return self._direct_fd >= 0
 
     def _close_direct(self) -> None:

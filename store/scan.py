@@ -196,10 +196,18 @@ def read_ahead(file: File, position: int, length: int, want: int) -> bytes:
 
 def read_around(file: File, position: int, length: int) -> bytes:
     """Bytes with zeros for the sectors that cannot be read: nothing is found there."""
+    return b"".join([bytes(size) if data is None else data for _, size, data in pieces(file, position, length)])
+
+
+def pieces(file: File, position: int, length: int) -> Iterator[tuple[int, int, bytes | None]]:
+    """Place, length and bytes of what makes a range up: halves of halves, until single sectors cannot be read (None)."""
     try:
-        return file.pread(position, length)
+        yield position, length, file.pread(position, length)
     except CorruptionError:
-        middle = max((position + length // 2) // SECTOR_BYTES, position // SECTOR_BYTES + 1) * SECTOR_BYTES
-        if middle >= position + length:  # all in one sector
-            return bytes(length)
-        return read_around(file, position, middle - position) + read_around(file, middle, position + length - middle)
+        first, last = position // SECTOR_BYTES, (position + length - 1) // SECTOR_BYTES
+        if first >= last:
+            yield position, length, None
+            return
+        middle = (first + last + 1) // 2 * SECTOR_BYTES
+        yield from pieces(file, position, middle - position)
+        yield from pieces(file, middle, position + length - middle)

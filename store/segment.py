@@ -195,9 +195,7 @@ class Segment:
         try:
             self.file.pwrite(self.end, buffers)
         except StoreError as error:
-            self._undo()
-            if self._refusal:  # not as if nothing was appended: the next start may find some of it
-                raise SyncFailedError(self._refusal) from error
+            self._failed(error)
             raise
         self.end = end
 
@@ -205,16 +203,20 @@ class Segment:
         try:
             if not image.append(self.file, self.end, buffers):
                 return False
-        except SyncFailedError as error:
-            self._refusal = str(error)
-            raise
         except StoreError as error:
-            self._undo()
-            if self._refusal:
-                raise SyncFailedError(self._refusal) from error
+            self._failed(error)
             raise
         self.end = self.synced = end
         return True
+
+    def _failed(self, error: StoreError) -> None:
+        """Undo a failed write, for the caller to tell. Raises SyncFailedError where it cannot be undone."""
+        if isinstance(error, SyncFailedError):
+            self._refusal = str(error)
+            return
+        self._undo()
+        if self._refusal:  # not as if nothing was appended: the next start may find some of it
+            raise SyncFailedError(self._refusal) from error
 
     def _undo(self) -> None:
         """Cut off what a failed write may have left, durably: the first records of the group may be whole, and a scan

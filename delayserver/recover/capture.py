@@ -226,9 +226,12 @@ def find_window_ms(fs: FileSystem, path: str, checkpoint: Checkpoint | None = No
 
 def _hold(taken: Capture, path: str, held_max: int) -> int | None:
     """Keep a file open unless so many are; its size, or None where it has just gone."""
+    return hold(taken, path) if len(taken.held) < held_max else _size(taken, path)
+
+
+def hold(taken: Capture, path: str) -> int | None:
+    """Keep a file open for whoever reads it later; its size, or None where it has just gone."""
     try:
-        if len(taken.held) >= held_max:
-            return taken.fs.size(path)
         file = taken.fs.open(path, write=False)
     except FileNotFoundError:
         return None

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from store.errors import CorruptionError
 from store.filesystem import File
-from store.scan import SECTOR_BYTES
+from store.scan import pieces
 
 # One read where ranges are looked through.
 _STEP_BYTES = 4 << 20
@@ -15,12 +12,10 @@ _STEP_BYTES = 4 << 20
 def bytes_before_bad_sector(file: File, position: int, length: int) -> bytes:
     """Of these bytes those before the first sector that cannot be read."""
     parts: list[bytes] = []
-    reached = position
-    for start, data in _pieces(file, position, length):
-        if start != reached:
+    for _, _, data in pieces(file, position, length):
+        if data is None:
             break
         parts.append(data)
-        reached += len(data)
     return b"".join(parts)
 
 
@@ -28,7 +23,9 @@ def readable_ranges(file: File, start: int, stop: int) -> list[tuple[int, int]]:
     """The ranges (start, stop) of [start, stop) that can be read, in order, none beside the next. Reads all of them."""
     found: list[tuple[int, int]] = []
     for position in range(start, stop, _STEP_BYTES):
-        for begin, data in _pieces(file, position, min(_STEP_BYTES, stop - position)):
+        for begin, _, data in pieces(file, position, min(_STEP_BYTES, stop - position)):
+            if data is None:
+                continue
             before = found.pop() if found and found[-1][1] == begin else (begin, begin)
             found.append((before[0], begin + len(data)))
     return found
@@ -38,19 +35,3 @@ def ranges_between(ranges: list[tuple[int, int]], start: int, stop: int) -> list
     """What these ascending ranges leave of [start, stop)."""
     edges = [start, *[edge for found in ranges for edge in found], stop]
     return [(begin, end) for begin, end in zip(edges[::2], edges[1::2], strict=True) if begin < end]
-
-
-def _pieces(file: File, position: int, length: int) -> Iterator[tuple[int, bytes]]:
-    """What can be read, in order, with the place of each piece: halves of halves, until single sectors are left out."""
-    try:
-        data = file.pread(position, length)
-    except CorruptionError:
-        first, last = position // SECTOR_BYTES, (position + length - 1) // SECTOR_BYTES
-        if first >= last:
-            return
-    else:
-        yield position, data
-        return
-    middle = (first + last + 1) // 2 * SECTOR_BYTES
-    yield from _pieces(file, position, middle - position)
-    yield from _pieces(file, middle, position + length - middle)

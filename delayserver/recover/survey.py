@@ -7,13 +7,12 @@ who wants to know all that is wrong asks `check`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
-from delayserver.recover.capture import Capture
+from delayserver.recover.capture import Capture, hold
 from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.due_range import Range
 from delayserver.recover.findings import CORRUPT, MISPLACED, MISSING, UNREADABLE, Finding, Findings
@@ -88,9 +87,8 @@ def _hold_oldest(taken: Capture, span: Range) -> None:
             windows.setdefault(key.start_ms, []).append(taken.schedule_path(key))
     for start in sorted(windows)[:WINDOWS_HELD]:
         for path in windows[start]:
-            with suppress(FileNotFoundError):
-                if path not in taken.held:
-                    taken.held[path] = taken.fs.open(path, write=False)
+            if path not in taken.held:
+                hold(taken, path)
 
 
 def _tell_missing_files(taken: Capture, span: Range, findings: Findings) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from store.batches import MessageBatch
 from store.message_log import MessageLog
 from tests.fakes.disk import PAGE, FakeDisk
@@ -36,3 +38,11 @@ def sequences(log: MessageLog, offset: int = 0, bytes_max: int = 1 << 30) -> lis
         assert bytes(entry.batch.bodies) == bytes(batch(int(entry.batch.sequence[0]), len(entry.batch.bodies)).bodies)
         found.append(int(entry.batch.sequence[0]))
     return found
+
+
+def lose_power(fs: FakeDisk, seed: int, done: int) -> None:
+    """Afterwards the log has the messages 1 to `done`, which were acknowledged, and perhaps the one that was under way."""
+    fs.crash(Random(seed))
+    log = opened(fs)
+    assert log.damages == []
+    assert sequences(log) in (list(range(1, done + 1)), list(range(1, done + 2)))

@@ -16,7 +16,7 @@ from store.message_log import WARM_STEP_BYTES, MessageLog
 from store.message_log_opening import segment_path
 from store.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader, Segment
 from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
-from tests.store.message_logs import DIRECTORY, SEGMENT_BYTES, batch, fill, opened, sequences
+from tests.store.message_logs import DIRECTORY, SEGMENT_BYTES, batch, fill, lose_power, opened, sequences
 
 
 def test_it_rolls_at_the_segment_boundary_and_offsets_go_on() -> None:
@@ -306,10 +306,7 @@ def test_an_interrupted_roll_is_taken_up_again() -> None:
                 done += 1
             except SimulatedCrash:
                 pass
-            fs.crash(Random(seed))
-            log = opened(fs)
-            assert log.damages == []
-            assert sequences(log) in (list(range(1, done + 1)), list(range(1, done + 2)))
+            lose_power(fs, seed, done)
 
 
 def test_warming_writes_only_ahead_and_stops_at_what_is_allocated() -> None:

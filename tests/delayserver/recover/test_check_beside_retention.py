@@ -85,6 +85,13 @@ def segmented(tmp_path_factory: pytest.TempPathFactory) -> Made:
     return made
 
 
+def taken_holding(segments: int, segmented: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Capture:
+    """Of a copy: so many segments are held, and no other files."""
+    monkeypatch.setattr(capturing, "HELD_MAX", 0)
+    monkeypatch.setattr(capturing, "HELD_SEGMENTS_MAX", segments)
+    return taken_of(copy(segmented, tmp_path / "data"))
+
+
 def windows_bytes(taken: Capture) -> int:
     """What a check has read when it comes to message_log."""
     return sum(taken.schedule.values()) + sum(taken.dispatch.values())
@@ -93,29 +100,23 @@ def windows_bytes(taken: Capture) -> int:
 def test_segments_are_held_however_many_other_files_are(
     segmented: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = copy(segmented, tmp_path / "data")
-    monkeypatch.setattr(capturing, "HELD_MAX", 0)
-    monkeypatch.setattr(capturing, "HELD_SEGMENTS_MAX", 2)
-    taken = taken_of(made)
+    taken = taken_holding(2, segmented, tmp_path, monkeypatch)
     assert len(taken.message_log) > 2
     assert list(taken.held) == [part.path for part in taken.message_log[:2]]
     for path in taken.held:
         Path(path).unlink()
     done = checked(taken)
-    assert ([finding.detail for finding in done.findings], int(done.balance.totals()[0])) == ([], made.accepted)
+    assert ([finding.detail for finding in done.findings], int(done.balance.totals()[0])) == ([], segmented.accepted)
 
 
 def test_messages_of_a_segment_that_went_are_not_missed(
     segmented: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = copy(segmented, tmp_path / "data")
-    monkeypatch.setattr(capturing, "HELD_MAX", 0)
-    monkeypatch.setattr(capturing, "HELD_SEGMENTS_MAX", 0)
-    taken = taken_of(made)
+    taken = taken_holding(0, segmented, tmp_path, monkeypatch)
     first, before_log = Path(taken.message_log[0].path), windows_bytes(taken)
     done = checked(taken, lambda done, _total: first.unlink(missing_ok=True) if done >= before_log else None)
     assert not first.exists()
-    assert ([finding.detail for finding in done.findings], int(done.balance.totals()[0])) == ([], made.accepted)
+    assert ([finding.detail for finding in done.findings], int(done.balance.totals()[0])) == ([], segmented.accepted)
 
 
 class Retiring(RealFileSystem):
@@ -136,25 +137,19 @@ def test_messages_of_a_segment_that_went_before_it_was_read_once_more_are_not_mi
     segmented: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one goes when the window is read, the second when it is read again to be compared row by row."""
-    made = copy(segmented, tmp_path / "data")
-    monkeypatch.setattr(capturing, "HELD_MAX", 0)
-    monkeypatch.setattr(capturing, "HELD_SEGMENTS_MAX", 0)
-    taken = taken_of(made)
+    taken = taken_holding(0, segmented, tmp_path, monkeypatch)
     [key] = taken.schedule
     segments = [part.path for part in taken.message_log[:2]]
     taken.fs = Retiring(taken.schedule_path(key), list(segments))
     done = checked(taken)
     assert not any(Path(path).exists() for path in segments)
-    assert ([finding.detail for finding in done.findings], int(done.balance.totals()[0])) == ([], made.accepted)
+    assert ([finding.detail for finding in done.findings], int(done.balance.totals()[0])) == ([], segmented.accepted)
 
 
 def test_a_window_that_goes_before_it_is_compared_row_by_row_misses_nothing(
     segmented: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = copy(segmented, tmp_path / "data")
-    monkeypatch.setattr(capturing, "HELD_MAX", 0)
-    monkeypatch.setattr(capturing, "HELD_SEGMENTS_MAX", 0)
-    taken = taken_of(made)
+    taken = taken_holding(0, segmented, tmp_path, monkeypatch)
     before_log = windows_bytes(taken)
     [key] = taken.schedule
 
