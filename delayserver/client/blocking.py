@@ -35,7 +35,7 @@ from delayserver.client.messages import (
 )
 from delayserver.client.pull_calls import NO_DELAY, Deliveries
 from delayserver.client.pulled import PulledColumns
-from delayserver.client.retries import RetryPolicy
+from delayserver.client.retries import Attempts, RetryPolicy
 from delayserver.client.send_calls import Integers, SendColumns
 from delayserver.client.socket_connection import SocketConnection
 from delayserver.client.timing import resolve_due_ms
@@ -339,19 +339,19 @@ class Client:
     def _run(self, call: Call[T]) -> T:
         """Send a call until it is answered, the error is final, or the attempts are used up."""
         with self._lock:
-            attempts = self._retries.attempts(call)
+            attempts: Attempts | None = None  # nearly always the first one is the last
             while True:
                 sent = False
                 try:
                     connection = self._connection
-                    # Where a call must not be sent twice, one that the server has closed meanwhile is not used.
-                    if connection is None or connection.closed or not (call.repeatable or connection.quiet()):
+                    if connection is None or not connection.usable(repeatable=call.repeatable):
                         connection = self._reconnect()
                     request_id, frame = self._core.encode(call)
                     sent = True
                     reply = connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
                     return self._core.finish(call, reply)
                 except DelayServerError as error:
+                    attempts = attempts or self._retries.attempts(call)
                     pause_s = attempts.pause_s(error, sent=sent)
                     if pause_s is None:
                         raise

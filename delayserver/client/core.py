@@ -20,7 +20,7 @@ from delayserver.protocol.errors import (
     MalformedFrame,
     TooManyConnections,
 )
-from delayserver.protocol.frames import HEADER_BYTES, FrameDecoder, Reply, decode_reply, encode_request
+from delayserver.protocol.frames import HEADER_BYTES, FrameDecoder, Payload, Reply, decode_reply, encode_request
 from delayserver.protocol.limits import DEFAULT_LIMITS, Limits
 from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
 
@@ -37,7 +37,7 @@ class Call(Generic[T]):
 
     ``repeatable`` says that sending it twice has the effect of sending it once, so that it is retried although the
     first result is unknown. ``wait_s`` is how long the server may hold the reply back on purpose. ``sent_us`` is the
-    local elapsed time of the last attempt.
+    local elapsed time of the last attempt, where ``timed`` asks for it.
     """
 
     operation: str
@@ -45,6 +45,7 @@ class Call(Generic[T]):
     read: Callable[[dict[str, Any], ServerInfo], T]
     repeatable: bool = True
     wait_s: float = 0.0
+    timed: bool = False
     sent_us: int = 0
 
 
@@ -56,6 +57,7 @@ class ClientCore:
         self.server: ServerInfo | None = None
         self._client_name = client_name
         self._next_id = 1
+        self._frame_bytes_max = DEFAULT_LIMITS.frame_bytes_max
 
     @property
     def limits(self) -> Limits:
@@ -75,9 +77,10 @@ class ClientCore:
                 software=str(result["software"]),
                 limits=Limits.from_map(result["limits"]),
             )
+            self._frame_bytes_max = self.server.limits.frame_bytes_max
             return self.server
 
-        call = Call(HELLO, {"versions": list(SUPPORTED_VERSIONS), "client": self._client_name}, read)
+        call = Call(HELLO, {"versions": list(SUPPORTED_VERSIONS), "client": self._client_name}, read, timed=True)
         return call
 
     def ping(self) -> Call[int]:
@@ -88,22 +91,23 @@ class ClientCore:
             self.clock.learn(server_us, call.sent_us)
             return server_us
 
-        call = Call(PING, {}, read)
+        call = Call(PING, {}, read, timed=True)
         return call
 
     def encode(self, call: Call[Any]) -> tuple[int, bytes]:
         """The request's id and frame. Raises `FrameTooLarge` and `InvalidArgument` here, where they harm no other."""
         request_id = self._next_id
         self._next_id += 1
-        # Here and not where the call is made: until it leaves it may wait for a lock, a connection or a retry.
-        call.sent_us = self.clock.elapsed()
+        if call.timed:
+            # Here and not where the call is made: until it leaves it may wait for a lock, a connection or a retry.
+            call.sent_us = self.clock.elapsed()
         try:
             frame = encode_request(request_id, call.operation, call.arguments)
         except (TypeError, ValueError, OverflowError) as exc:
             raise InvalidArgument(f"the arguments of {call.operation} cannot be sent: {exc}") from exc
-        if len(frame) - HEADER_BYTES > self.limits.frame_bytes_max:
+        if len(frame) - HEADER_BYTES > self._frame_bytes_max:
             raise FrameTooLarge(
-                f"{call.operation} needs a frame of {len(frame)} bytes, the server takes {self.limits.frame_bytes_max}"
+                f"{call.operation} needs a frame of {len(frame)} bytes, the server takes {self._frame_bytes_max}"
             )
         return request_id, frame
 
@@ -140,18 +144,25 @@ class ReplyStream:
         if not data:
             half = " in the middle of a reply" if self.decoder.buffered_bytes else ""
             raise ConnectionLost(f"the server closed the connection{half}")
+        payloads = self.decoder.feed(data)
+        if len(payloads) == 1:  # nearly always
+            return [_decode(payloads[0])]
         replies: list[Reply] = []
         try:
-            for payload in self.decoder.feed(data):
-                reply = decode_reply(payload)
-                if reply.id == 0:
-                    raise connection_error(reply)
-                replies.append(reply)
+            for payload in payloads:
+                replies.append(_decode(payload))  # noqa: PERF401 - those before an error are kept
         except DelayServerError as error:
             if not replies:
                 raise
             self.failure = error
         return replies
+
+
+def _decode(payload: Payload) -> Reply:
+    reply = decode_reply(payload)
+    if reply.id == 0:
+        raise connection_error(reply)
+    return reply
 
 
 def connection_error(reply: Reply) -> DelayServerError:

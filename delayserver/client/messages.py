@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,9 +60,8 @@ class ServerInfo:
     limits: Limits
 
 
-@dataclass(frozen=True, slots=True)
-class SendResult:
-    """An accepted message: it is durable on the server and ``receipt`` names it."""
+class SendResult(NamedTuple):
+    """An accepted message: it is durable on the server and ``receipt`` names it. A tuple, being made once a message."""
 
     receipt: str
     message_id: str

@@ -16,7 +16,7 @@ from delayserver.protocol.frames import Reply
 
 _RECEIVE_BYTES: Final = 64 * 1024
 _RECEIVE_BYTES_LARGE: Final = 1024 * 1024  # while a large reply is under way: fewer system calls
-# A connection that answered this short a time ago is not asked whether it is still there.
+# A connection that answered a request of this short a time ago is not asked whether it is still there.
 _FRESH_S: Final = 0.01
 # About the longest that a poll can wait: 2^31 ms.
 _TIMEOUT_S_MAX: Final = 2_000_000.0
@@ -35,17 +35,18 @@ class SocketConnection:
         # The time is kept by the polls before a receive. The socket's own timeout would poll before each send as well, and
         # one kept by the kernel starts anew with every signal, because Python repeats what a signal interrupts.
         self._socket.setblocking(False)
-        self._answered_s = 0.0
+        self._exchanged_s = 0.0
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
         self._replies = ReplyStream()
         self._process = os.getpid()
         self._closed = False
 
-    @property
-    def closed(self) -> bool:
-        """Whether it was closed, or belongs to the process this one was forked from, whose replies it would take."""
-        return self._closed or self._process != os.getpid()
+    def usable(self, *, repeatable: bool) -> bool:
+        """Whether a call may be sent over it. Not if it was closed, or belongs to the process this one was forked from,
+        whose replies it would take; and where the call must not be sent twice, not if the server has closed it meanwhile.
+        """
+        return not self._closed and self._process == os.getpid() and (repeatable or self.quiet())
 
     def close(self) -> None:
         """Close; may be called again."""
@@ -54,14 +55,15 @@ class SocketConnection:
 
     def quiet(self) -> bool:
         """Whether nothing has arrived while nothing was asked; otherwise the server has closed or is confused."""
-        return time.monotonic() - self._answered_s < _FRESH_S or not self._readable.poll(0)
+        return time.monotonic() - self._exchanged_s < _FRESH_S or not self._readable.poll(0)
 
     def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
         """Send a request's frame and wait for its reply. Raises `ConnectionLost`,
         `RequestTimedOut` or a protocol error, and is closed then.
         """
         remaining_s = min(timeout_s, _TIMEOUT_S_MAX)
-        deadline_s = time.monotonic() + remaining_s
+        started_s = time.monotonic()
+        deadline_s = started_s + remaining_s
         size = _RECEIVE_BYTES
         try:
             sent = self._socket.send(frame)
@@ -72,7 +74,7 @@ class SocketConnection:
                     raise TimeoutError
                 for reply in self._replies.feed(self._socket.recv(size)):
                     if reply.id == request_id:
-                        self._answered_s = time.monotonic()
+                        self._exchanged_s = started_s
                         if self._replies.failure is not None:
                             self.close()
                         return reply

@@ -44,7 +44,7 @@ def test_the_timeout_comes_also_in_a_program_with_periodic_signals(mute: socket.
     connection = SocketConnection(mute.getsockname(), 5.0)
     with pytest.raises(RequestTimedOut):
         connection.exchange(1, encode_request(1, "ping", {"body": bytes(body_bytes)}), 4 * SIGNALS_S)
-    assert connection.closed
+    assert not connection.usable(repeatable=True)
 
 
 @pytest.mark.usefixtures("signals")
