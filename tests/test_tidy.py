@@ -32,7 +32,7 @@ CHANCE_DOORS = {"delayserver/chance.py", "delayserver/client/retries.py", "delay
 WALL_TIME = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 DISK_MODULES = {"shutil", "tempfile", "mmap", "fcntl", "io"}
 # What `os` is good for besides files.
-OS_CALLS = {"os.getpid"}
+OS_CALLS = {"os.getpid", "os.register_at_fork"}
 DISK_METHODS = {"read_bytes", "read_text", "write_bytes", "write_text", "unlink", "mkdir", "rmdir", "touch", "rglob"}
 # Calls, not imports: a parameter may have the type random.Random.
 CHANCE_CALLS = ("random.", "secrets.", "uuid.")

@@ -38,7 +38,7 @@ from delayserver.client.messages import (
 )
 from delayserver.client.pull_calls import NO_DELAY, Deliveries
 from delayserver.client.pulled import PulledColumns
-from delayserver.client.retries import RetryPolicy
+from delayserver.client.retries import Attempts, RetryPolicy
 from delayserver.client.send_calls import Integers, SendColumns
 from delayserver.client.stream_connection import StreamConnection
 from delayserver.client.timing import resolve_due_ms
@@ -345,7 +345,7 @@ class AsyncClient:
 
     async def _run(self, call: Call[T]) -> T:
         """Send a call until it is answered, the error is final, or the attempts are used up."""
-        attempts = self._retries.attempts(call)
+        attempts: Attempts | None = None  # nearly always the first one is the last
         while True:
             sent = False
             try:
@@ -353,8 +353,10 @@ class AsyncClient:
                 request_id, frame = self._core.encode(call)
                 sent = True
                 reply = await connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
-                return self._core.finish(call, reply)
+                result = self._core.finish(call, reply)
+                return result if attempts is None else attempts.told(result)
             except DelayServerError as error:
+                attempts = attempts or self._retries.attempts(call)
                 pause_s = attempts.pause_s(error, sent=sent)
                 if pause_s is None:
                     raise

@@ -5,12 +5,14 @@ Only moves bytes and sleeps; what the bytes mean is in `core` and the ``*_calls`
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Final, Self, TypeVar
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -48,6 +50,18 @@ DEFAULT_ADDRESS: Final = "127.0.0.1:20801"
 CLIENT_NAME: Final = "delayserver-python-blocking"
 
 
+_clients: WeakSet[Client] = WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a process that was forked: whoever held a lock does not run here. Their connections are not used any more."""
+    for client in _clients:
+        client._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
+
+
 class Client:
     """A client for one server, for one thread at a time (calls from others wait for their turn).
 
@@ -72,6 +86,7 @@ class Client:
         self._retries = RetryPolicy(retries)
         self._core = ClientCore(CLIENT_NAME)
         self._lock = threading.RLock()
+        _clients.add(self)
         self._connection: SocketConnection | None = None
 
     # --- life
@@ -349,7 +364,8 @@ class Client:
                     request_id, frame = self._core.encode(call)
                     sent = True
                     reply = connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
-                    return self._core.finish(call, reply)
+                    result = self._core.finish(call, reply)
+                    return result if attempts is None else attempts.told(result)
                 except DelayServerError as error:
                     attempts = attempts or self._retries.attempts(call)
                     pause_s = attempts.pause_s(error, sent=sent)

@@ -37,7 +37,8 @@ class Call(Generic[T]):
 
     ``repeatable`` says that sending it twice has the effect of sending it once, so that it is retried although the
     first result is unknown. ``wait_s`` is how long the server may hold the reply back on purpose. ``sent_us`` is the
-    local elapsed time of the last attempt, where ``timed`` asks for it.
+    local elapsed time of the last attempt, where ``timed`` asks for it. ``doubt`` makes of a result what it means where an
+    earlier attempt may have taken effect, whose error it is given.
     """
 
     operation: str
@@ -47,6 +48,7 @@ class Call(Generic[T]):
     wait_s: float = 0.0
     timed: bool = False
     sent_us: int = 0
+    doubt: Callable[[T, DelayServerError], T] | None = None
 
 
 class ClientCore:
@@ -177,6 +179,17 @@ def connection_error(reply: Reply) -> DelayServerError:
     lost = ConnectionLost(f"the server ended the connection ({error})", retry_after_ms=error.retry_after_ms)
     lost.__cause__ = error
     return lost
+
+
+def in_doubt(refusal: DelayServerError, unknown: DelayServerError) -> DelayServerError:
+    """What a refusal comes to where an earlier attempt ended ``unknown`` and may have taken effect: the caller must not
+    believe that nothing was done.
+    """
+    doubt = type(unknown)(
+        f"{unknown.message}; another attempt ended with {refusal}", retry_after_ms=refusal.retry_after_ms
+    )
+    doubt.__cause__ = refusal
+    return doubt
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -19,7 +19,7 @@ from delayserver.client.messages import (
     ServerInfo,
     Status,
 )
-from delayserver.client.send_calls import text_map
+from delayserver.client.send_calls import doubt_rows, text_map
 from delayserver.protocol.columns import I64, U8, pack_column, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, MalformedFrame, error_from_map
 from delayserver.protocol.operations import CANCEL, LOOKUP, RESCHEDULE, ROUTE, STATUS
@@ -35,7 +35,9 @@ def cancel_call(targets: Sequence[Target]) -> Call[list[CancelResult | DelayServ
     def read_row(row: dict[str, Any]) -> CancelResult:
         return CancelResult(row.get("receipt"), _outcome(row))
 
-    return Call(CANCEL, _target_arguments(targets), lambda result, _: _rows(result, len(targets), read_row))
+    return Call(
+        CANCEL, _target_arguments(targets), lambda result, _: _rows(result, len(targets), read_row), doubt=doubt_rows
+    )
 
 
 def cancel_columns_call(due_ms: ArrayLike, sequence: ArrayLike) -> Call[NDArray[np.uint8]]:

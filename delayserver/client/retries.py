@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from delayserver.client.core import Call
+from delayserver.client.core import Call, in_doubt
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut, StorageFailed
 from delayserver.protocol.operations import HELLO, LOOKUP, PING, ROUTE, STATUS
+
+T = TypeVar("T")
 
 RETRY_AFTER_MS_MAX: Final = 60_000
 """A server's advice to wait longer than this is an error for the caller to see, not a pause to sit out in silence."""
@@ -57,12 +59,17 @@ class Attempts:
         unknown = sent and isinstance(error, _RESULT_UNKNOWN) and self._call.operation not in _READS
         pause_s = self._next_pause_s(error, unknown=unknown)
         if pause_s is None and self._unknown is not None and not isinstance(error, _RESULT_UNKNOWN):
-            raise type(self._unknown)(
-                f"{self._unknown.message}; another attempt ended with {error}", retry_after_ms=error.retry_after_ms
-            ) from error
+            raise in_doubt(error, self._unknown)
         if unknown:
             self._unknown = error
         return pause_s
+
+    def told(self, result: T) -> T:
+        """The result of the last attempt, as what it means behind the others."""
+        if self._unknown is None or self._call.doubt is None:
+            return result
+        told: T = self._call.doubt(result, self._unknown)
+        return told
 
     def _next_pause_s(self, error: DelayServerError, *, unknown: bool) -> float | None:
         policy = self._policy

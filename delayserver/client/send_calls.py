@@ -7,14 +7,14 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import Mapping, Sequence, Sized
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
 
 import msgpack
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from delayserver.client.core import Call
+from delayserver.client.core import Call, in_doubt
 from delayserver.client.messages import ColumnsSent, Message, RejectedRow, SendResult, ServerInfo
 from delayserver.client.timing import ServerClock, resolve_due_ms
 from delayserver.protocol.columns import I64, U32, pack_column, pack_ragged, unpack_column, unpack_count
@@ -31,6 +31,8 @@ from delayserver.protocol.errors import (
 from delayserver.protocol.limits import LIST_ITEMS_MAX
 from delayserver.protocol.operations import SEND
 from delayserver.protocol.receipts import derived_message_ids
+
+T = TypeVar("T")
 
 Integers: TypeAlias = int | ArrayLike
 """An integer for every row, or one integer a row."""
@@ -135,7 +137,10 @@ def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
         due_ms = unpack_column(result["due_ms"], accepted, I64, "due_ms")
         return ColumnsSent(server.server_id, accepted, int(result["first_sequence"]), due_ms, rejected, message_ids)
 
-    return Call(SEND, arguments, read, message_ids is not None and all(message_ids))
+    def doubt(sent: ColumnsSent, unknown: DelayServerError) -> ColumnsSent:
+        return replace(sent, rejected=[RejectedRow(row.index, in_doubt(row.error, unknown)) for row in sent.rejected])
+
+    return Call(SEND, arguments, read, message_ids is not None and all(message_ids), doubt=doubt)
 
 
 def check_message(message: Message) -> None:
@@ -201,7 +206,12 @@ def send_many_call(
     def read(result: dict[str, Any], server: ServerInfo) -> list[SendResult | DelayServerError]:
         return _rows_of(call.read(result, server), messages, message_ids)
 
-    return Call(SEND, call.arguments, read, call.repeatable)
+    return Call(SEND, call.arguments, read, call.repeatable, doubt=doubt_rows)
+
+
+def doubt_rows(rows: list[T | DelayServerError], unknown: DelayServerError) -> list[T | DelayServerError]:
+    """The rows behind an attempt of ``unknown`` result, in which it may have been done what the last one refused."""
+    return [in_doubt(row, unknown) if isinstance(row, DelayServerError) else row for row in rows]
 
 
 def resolve_due_column(clock: ServerClock, due_ms: Integers | None, delay_ms: Integers | None) -> Integers:

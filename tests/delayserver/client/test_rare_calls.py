@@ -9,21 +9,24 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
-from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle
+from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle, Message, SendResult
 from delayserver.protocol.errors import (
     ConnectionLost,
+    DelayServerError,
     InvalidArgument,
     MessageIdInvalid,
     PropertiesInvalid,
     SubjectInvalid,
+    SubjectsFull,
 )
 from delayserver.protocol.limits import LIST_ITEMS_MAX, Limits
 from tests.delayserver.cli.conftest import Server, run, serving
-from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
+from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late, Stored
 
 
 @pytest.fixture
@@ -71,6 +74,71 @@ def test_columns_with_a_row_without_an_id_are_not_sent_twice(server: FakeServer)
     with Client(server.address) as client, pytest.raises(ConnectionLost):
         client.send_columns("a", 1, [b"x", b"y"], message_ids=["m", ""])
     assert [stored.outcome for stored in server.messages] == ["pending", "pending"]
+
+
+class Forgetful(FakeServer):
+    """Takes messages of `full` while it has room, which is once."""
+
+    def _store(self, subject: str, body: bytes, due_ms: int, **rest: Any) -> Stored:
+        if subject == "full" and any(stored.subject == "full" for stored in self.messages):
+            raise SubjectsFull("no room")
+        return super()._store(subject, body, due_ms, **rest)
+
+
+SENT_TWICE = [Message("a", b"x", due_ms=1), Message("full", b"y", due_ms=1)]
+
+
+def assert_in_doubt(results: list[SendResult | DelayServerError]) -> None:
+    assert isinstance(results[0], SendResult)
+    assert isinstance(results[1], ConnectionLost)
+    assert isinstance(results[1].__cause__, SubjectsFull)
+    assert "another attempt ended with subjects_full" in str(results[1])
+
+
+def test_a_row_that_is_refused_behind_a_lost_answer_may_have_been_taken() -> None:
+    with Forgetful() as server, Client(server.address) as client:
+        server.misbehave("send", Drop())
+        assert_in_doubt(client.send_many(SENT_TWICE))
+        server.messages.clear()
+        server.misbehave("send", Drop())
+        sent = client.send_columns(["a", "full"], 1, [b"x", b"y"], subject_index=[0, 1], message_ids=["m", "n"])
+        assert [(row.index, type(row.error)) for row in sent.rejected] == [(1, ConnectionLost)]
+        # Without a lost answer a refusal is one.
+        (refused,) = client.send_many(SENT_TWICE[1:])
+        assert isinstance(refused, SubjectsFull)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_row_that_is_refused_behind_a_lost_answer_may_have_been_taken_async(backend: str) -> None:
+    async def main() -> None:
+        with Forgetful() as server:
+            async with AsyncClient(server.address) as client:
+                server.misbehave("send", Drop())
+                assert_in_doubt(await client.send_many(SENT_TWICE))
+
+    anyio.run(main, backend=backend)
+
+
+def test_a_fork_while_another_thread_waits_for_its_answer_leaves_the_child_a_client_that_works(
+    server: FakeServer,
+) -> None:
+    with Client(server.address) as client:
+        server.misbehave("pull", Late(1.0))
+        puller = threading.Thread(target=client.pull, args=("a", "g"))
+        puller.start()
+        while not server.count("pull"):
+            time.sleep(0.01)
+        child = os.fork()
+        if not child:
+            signal.alarm(10)  # ends a child that waits for a lock whose owner it has not
+            try:
+                client.send("child", b"", due_ms=1)
+            except BaseException:  # noqa: BLE001
+                os._exit(1)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        puller.join()
+        assert client.send("parent", b"", due_ms=1).subject == "parent"
 
 
 def test_a_forked_process_does_not_share_the_connection(server: FakeServer) -> None:
