@@ -35,6 +35,11 @@ LOAD_QUIET = 0.5
 @click.option("--peers", help="compare: which, of redis,postgres,beanstalkd.  [default: all]")
 @click.option("--harness", metavar="DIR", help="compare: the folder of the peers' harness.  [default: $PEERS_HARNESS]")
 @click.option("--shapes", help="compare: which comparisons, by name.  [default: all]")
+@click.option(
+    "--bursts",
+    type=click.IntRange(1),
+    help="compare: only sending, in so many short bursts in turns on servers that stay.",
+)
 @click.pass_context
 def bench(
     context: click.Context,
@@ -48,6 +53,7 @@ def bench(
     peers: str | None,
     harness: str | None,
     shapes: str | None,
+    bursts: int | None,
 ) -> None:
     """Measure a real server on this machine: all rows, or those named.
 
@@ -59,7 +65,7 @@ def bench(
         click.echo(f"note: the load average is {load_average():.2f}: the machine is doing other work", err=True)
     try:
         if COMPARE in rows:
-            _compare(rows, options, peers, harness, shapes, as_json)
+            _compare(rows, options, peers, harness, shapes, as_json, bursts)
             return
         figures = _measure([BY_NAME[name] for name in rows] or list(ROWS), options, as_json, as_markdown)
     except (WrongResult, ChildFailed, ServerFailed) as error:
@@ -84,13 +90,19 @@ def _measure(rows: list[Any], options: Options, as_json: bool, as_markdown: bool
 
 
 def _compare(
-    rows: tuple[str, ...], options: Options, peers: str | None, harness: str | None, shapes: str | None, as_json: bool
+    rows: tuple[str, ...],
+    options: Options,
+    peers: str | None,
+    harness: str | None,
+    shapes: str | None,
+    as_json: bool,
+    bursts: int | None,
 ) -> None:
     if len(rows) > 1:
         raise click.UsageError("compare stands alone; choose what is compared with --shapes and --peers")
     from ops.bench.compare import compare
 
-    compare(options, peers, harness, shapes, as_json)
+    compare(options, peers, harness, shapes, as_json, bursts)
 
 
 def _command_line() -> str:

@@ -23,6 +23,7 @@ from typing import Any, Final
 import click
 
 from delayserver.cli.output import print_json
+from ops.bench.bursts import BURST_S, bursts_in_turns, check_pending, medians_of, ours, ratios_of, theirs
 from ops.bench.figures import Options, rounded
 from ops.bench.machine import describe_machine
 from ops.bench.peer import HarnessMissing, load_harness, make_peer
@@ -71,12 +72,8 @@ class Comparison:
     modes: dict[str, str]
     lower: bool = False
     messages: int | None = None
-
-
-def _ingest(connections: int, batch: int) -> Callable[[Any, Any, Options], object]:
-    return lambda harness, peer, options: harness.ingest(
-        peer, connections, batch, options.seconds or 4.0, cap=1_000_000_000
-    )
+    shape: tuple[int, int] | None = None
+    """Connections and batch, where it is sending alone and can be compared in bursts."""
 
 
 def _steady(rate: int) -> Callable[[Any, Any, Options], object]:
@@ -103,12 +100,20 @@ CONSUME_MODES: Final = {"redis": "always-ack", "postgres": "unnest", "beanstalkd
 # beanstalkd with a sync each write cannot take 10,000 a second, nor load a million before they are due.
 FAST_MODES: Final = {"redis": "always-ack", "postgres": "unnest"}
 
+
+def _ingest(connections: int, batch: int) -> Comparison:
+    def measure(harness: Any, peer: Any, options: Options) -> object:
+        return harness.ingest(peer, connections, batch, options.seconds or 4.0, cap=1_000_000_000)
+
+    return Comparison("rate", measure, INGEST_MODES, shape=(connections, batch))
+
+
 COMPARISONS: Final = {
-    "ingest-c8b1000": Comparison("rate", _ingest(8, 1000), INGEST_MODES),
-    "ingest-sustained": Comparison("rate", _ingest(8, 1000), INGEST_MODES),
-    "ingest-c1b100": Comparison("rate", _ingest(1, 100), INGEST_MODES),
-    "ingest-c1b1": Comparison("rate", _ingest(1, 1), INGEST_MODES),
-    "ingest-c8b1": Comparison("rate", _ingest(8, 1), INGEST_MODES),
+    "ingest-c8b1000": _ingest(8, 1000),
+    "ingest-sustained": dataclasses.replace(_ingest(8, 1000), shape=None),
+    "ingest-c1b100": _ingest(1, 100),
+    "ingest-c1b1": _ingest(1, 1),
+    "ingest-c8b1": _ingest(8, 1),
     "steady-1000": Comparison("p99_ms", _steady(1000), CONSUME_MODES, lower=True),
     "steady-10000": Comparison("p99_ms", _steady(10_000), FAST_MODES, lower=True),
     "thunder-100k": Comparison("drain_s", _thunder(100_000), CONSUME_MODES, lower=True),
@@ -118,11 +123,18 @@ COMPARISONS: Final = {
 
 
 def compare(
-    options: Options, peers: str | None, harness_directory: str | None, names: str | None, as_json: bool
+    options: Options,
+    peers: str | None,
+    harness_directory: str | None,
+    names: str | None,
+    as_json: bool,
+    bursts: int | None = None,
 ) -> None:
-    """Run the comparisons and print them as they are done. Raises `click.ClickException` for what is missing."""
+    """Run the comparisons and print them as they are done; with ``bursts`` those of sending, in so many bursts of each.
+    Raises `click.ClickException` for what is missing."""
     chosen = _chosen(peers, list(PEERS), "--peers")
-    comparisons = _chosen(names, list(COMPARISONS), "--shapes")
+    known = [name for name, comparison in COMPARISONS.items() if bursts is None or comparison.shape is not None]
+    comparisons = _chosen(names, known, "--shapes")
     _require(chosen)
     with fresh_directory(options.data_dir) as directory:
         # Servers that give up root must reach their data in it.
@@ -135,13 +147,17 @@ def compare(
         if not as_json:
             click.echo(describe_machine())
         for name in comparisons:
-            record = _compare_row(common, name, COMPARISONS[name], chosen, options)
+            comparison = COMPARISONS[name]
+            if bursts is None:
+                record = _compare_row(common, name, comparison, chosen, options)
+            else:
+                record = _compare_in_bursts(common, name, comparison, chosen, bursts)
             print_json(record) if as_json else click.echo(_line(record))
 
 
 def _compare_row(common: Any, name: str, comparison: Comparison, chosen: list[str], options: Options) -> dict[str, Any]:
     row = BY_NAME[name]
-    ours = dataclasses.replace(options, messages=options.messages or comparison.messages)
+    own = dataclasses.replace(options, messages=options.messages or comparison.messages)
     adaptor = make_peer(common)
     makers: dict[str, Callable[[], Any]] = {
         peer: _maker(PEERS[peer], comparison.modes[peer]) for peer in chosen if peer in comparison.modes
@@ -151,7 +167,7 @@ def _compare_row(common: Any, name: str, comparison: Comparison, chosen: list[st
         makers = {ADAPTOR: lambda: adaptor("sync"), **makers}
     values: dict[str, list[float]] = {OURS: []}
     for _ in range(options.runs):
-        values[OURS].append(row.measure(ours).value)
+        values[OURS].append(row.measure(own).value)
         for who, make in makers.items():
             value = _run(common, make(), comparison, options)
             if value is None:
@@ -175,6 +191,35 @@ def _compare_row(common: Any, name: str, comparison: Comparison, chosen: list[st
     }
 
 
+def _compare_in_bursts(
+    common: Any, name: str, comparison: Comparison, chosen: list[str], bursts: int
+) -> dict[str, Any]:
+    assert comparison.shape is not None
+    connections, batch = comparison.shape
+    peers = {who: _maker(PEERS[who], comparison.modes[who])() for who in chosen if who in comparison.modes}
+    mine = make_peer(common)("sync")
+    with contextlib.redirect_stdout(sys.stderr), contextlib.ExitStack() as stack:
+        for peer in (mine, *peers.values()):
+            stack.callback(_end, peer)
+            peer.fresh()
+        senders = {OURS: ours(mine.address, batch)} | {who: theirs(common, peer, batch) for who, peer in peers.items()}
+        rates = bursts_in_turns(senders, connections, batch, bursts)
+        for who, peer in {OURS: mine, **peers}.items():
+            check_pending(who, peer, rates[who])
+    ratios = ratios_of(rates, OURS)
+    return {
+        "row": name,
+        "value": min((rounded(median, 3) for _, median, _ in ratios.values()), default=None),
+        "unit": "ratio",
+        "figure_unit": BY_NAME[name].unit,
+        "bursts": bursts,
+        "burst_s": BURST_S,
+        **{who: rounded(rate) for who, rate in medians_of(rates).items()},
+        **{f"against_{who}": rounded(ratio[1], 3) for who, ratio in ratios.items()},
+        **{f"against_{who}_quartiles": [rounded(ratio[0], 3), rounded(ratio[2], 3)] for who, ratio in ratios.items()},
+    }
+
+
 def _maker(kind: PeerKind, mode: str) -> Callable[[], Any]:
     return lambda: getattr(importlib.import_module(kind.module), kind.class_name)(mode)
 
@@ -191,11 +236,16 @@ def _run(common: Any, peer: Any, comparison: Comparison, options: Options) -> fl
                 raise
             click.echo(f"{peer.name}: {error}", err=True)
         finally:
-            if peer.pids:
-                peer.stop()
-            shutil.rmtree(peer.dir, ignore_errors=True)
+            _end(peer)
     found = [row[comparison.field] for row in rows if comparison.field in row]
     return float(found[-1]) if found else None
+
+
+def _end(peer: Any) -> None:
+    """End the server and remove its data."""
+    if peer.pids:
+        peer.stop()
+    shutil.rmtree(peer.dir, ignore_errors=True)
 
 
 @contextlib.contextmanager
