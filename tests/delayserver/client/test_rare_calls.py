@@ -130,7 +130,7 @@ def test_a_fork_while_another_thread_waits_for_its_answer_leaves_the_child_a_cli
             time.sleep(0.01)
         child = os.fork()
         if not child:
-            signal.alarm(10)  # ends a child that waits for a lock whose owner it has not
+            signal.alarm(60)  # ends a child that waits for a lock whose owner it has not
             try:
                 client.send("child", b"", due_ms=1)
             except BaseException:  # noqa: BLE001
