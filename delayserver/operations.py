@@ -36,6 +36,7 @@ from delayserver.protocol.receipts import (
     derived_message_id,
     format_receipt,
     parse_receipt,
+    receipt_and_id,
 )
 from delayserver.turns import between_items
 from store.batches import MessageBatch
@@ -141,10 +142,11 @@ class Operations:
         server = self._server
         results = []
         for due_ms, subject, _, message_id, _, _ in rows:
+            receipt, derived_id = receipt_and_id(server, due_ms, sequence)
             results.append(
                 {
-                    "receipt": format_receipt(server, due_ms, sequence),
-                    "message_id": message_id.decode() if message_id else derived_message_id(server, sequence),
+                    "receipt": receipt,
+                    "message_id": message_id.decode() if message_id else derived_id,
                     "subject": self._names.name(subject),
                     "due_ms": due_ms,
                     "sequence": sequence,

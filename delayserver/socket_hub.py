@@ -47,17 +47,13 @@ class SocketHub:
     async def run(self, begin_step: Callable[[], None], end_step: Callable[[], bool]) -> None:
         """Read until cancelled, with `begin_step` before and `end_step` after all that one step reads; `end_step` says
         whether everything is done that was asked for, with nothing left to other tasks."""
-        readers = self._readers
         while True:
             await trio.lowlevel.wait_readable(self._epoll)
             ready = self._epoll.poll(0, READY_MAX)
             for steps_left in range(STEPS_MAX - 1, -1, -1):
                 begin_step()
                 try:
-                    for fd, _ in ready:
-                        read = readers.get(fd)  # an earlier one of the same step may have closed it
-                        if read is not None:
-                            read()
+                    self._read(ready)
                 finally:
                     done = end_step()
                 if not done or not steps_left:
@@ -65,6 +61,21 @@ class SocketHub:
                 ready = self._soon_ready(ready)
                 if not ready:
                     break
+
+    def _read(self, ready: list[tuple[int, int]]) -> None:
+        """Read who is ready, and who became ready meanwhile, each of them once: what a group costs does not depend much on
+        how many are in it."""
+        readers = self._readers
+        seen: set[int] = set()
+        while ready:
+            for fd, _ in ready:
+                seen.add(fd)
+                read = readers.get(fd)  # an earlier one of the same step may have closed it
+                if read is not None:
+                    read()
+            if len(seen) >= min(len(readers), READY_MAX):
+                return
+            ready = [each for each in self._epoll.poll(0, READY_MAX) if each[0] not in seen]
 
     def _soon_ready(self, before: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """Who can be read now; or within a moment, where one client alone sends one request after the other. Among several

@@ -29,6 +29,7 @@ _FIELDS = len(MessageBatch.schema.fields)
 _DIRECTORY_BYTES = (_FIELDS + ALIGN - 1) // ALIGN * ALIGN
 _ONE_ROW = struct.Struct("<4q4q3Q4Q")
 _ONE_ROW_DIRECTORY = bytes([CONSTANT] * _FIELDS) + bytes(_DIRECTORY_BYTES - _FIELDS)
+_SIX_CONSTANT_ZEROS = bytes(6 * ALIGN)
 _FOUR_CONSTANT_ZEROS, _TWO_CONSTANT_ZEROS = bytes(4 * ALIGN), bytes(2 * ALIGN)
 _PADDING = [bytes(-size % ALIGN) for size in range(ALIGN)]
 _checksum = google_crc32c.value
@@ -126,6 +127,8 @@ def encode_rows(rows: MessageRows, synced_before: int, offset: int) -> EncodedRe
 def _encode_columns(rows: MessageRows) -> tuple[bytes, bytes]:
     """The column block and the blob block."""
     due_ms, subject, expires_ms, ids, properties, bodies = zip(*rows.rows, strict=True)
+    if not any(ids) and not any(properties) and not any(expires_ms):
+        return _encode_plain(rows, due_ms, subject, bodies)
     ids_length = [len(value) for value in ids]
     if not any(ids):
         hashes = ids_length
@@ -147,6 +150,21 @@ def _encode_columns(rows: MessageRows) -> tuple[bytes, bytes]:
     _encode_column(parts, directory, 13, [len(value) for value in properties], "I")
     _encode_column(parts, directory, 14, [len(value) for value in bodies], "I")
     return b"".join(parts), b"".join(ids + properties + bodies)
+
+
+def _encode_plain(
+    rows: MessageRows, due_ms: Sequence[int], subject: Sequence[int], bodies: Sequence[bytes]
+) -> tuple[bytes, bytes]:
+    """`_encode_columns` of rows that are due, a subject and a body."""
+    directory = bytearray(_ONE_ROW_DIRECTORY)
+    directory[0] = STEP
+    parts: list[bytes | bytearray] = [directory, rows.first_sequence.to_bytes(ALIGN, "little")]
+    _encode_column(parts, directory, 1, due_ms, "q")
+    parts += [rows.accepted_us.to_bytes(ALIGN, "little"), _SIX_CONSTANT_ZEROS]
+    _encode_column(parts, directory, 9, subject, "I")
+    parts.append(_FOUR_CONSTANT_ZEROS)
+    _encode_column(parts, directory, 14, [len(body) for body in bodies], "I")
+    return b"".join(parts), b"".join(bodies)
 
 
 def _encode_column(

@@ -176,7 +176,8 @@ def decode_request(payload: Payload) -> Request:
     if type(value) is not list or len(value) != 3:
         raise MalformedFrame("a request is an array of three: id, operation, arguments")
     request_id, operation, arguments = value
-    _check_id(request_id, 1)
+    if type(request_id) is not int or not 1 <= request_id <= REQUEST_ID_MAX:
+        _check_id(request_id, 1)
     if type(operation) is not str:
         raise MalformedFrame("a request's operation is text", request_id=request_id)
     return Request(request_id, operation, _check_map(arguments, "arguments", request_id))
@@ -220,12 +221,7 @@ def _decode(payload: Payload, items_max: int) -> object:
     try:
         return _unpackb(
             payload,
-            raw=False,
-            strict_map_key=True,
-            use_list=True,
             ext_hook=_refuse_extension,
-            max_str_len=size,
-            max_bin_len=size,
             max_array_len=items_max,
             max_map_len=items_max,
             max_ext_len=0,

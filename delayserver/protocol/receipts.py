@@ -63,6 +63,12 @@ def format_receipt(server_id: str, due_ms: int, sequence: int) -> str:
     return f"{server_id}-{due_ms:012x}-{sequence:012x}"
 
 
+def receipt_and_id(server_id: str, due_ms: int, sequence: int) -> tuple[str, str]:
+    """`format_receipt` and `derived_message_id` of one message."""
+    number = f"{sequence:012x}"
+    return f"{server_id}-{due_ms:012x}-{number}", f"{server_id}-{number}"
+
+
 def parse_receipt(text: object) -> Receipt:
     """Read one receipt. Raises `ReceiptInvalid`."""
     match = _PATTERN.fullmatch(text) if isinstance(text, str) else None

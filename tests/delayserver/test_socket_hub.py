@@ -60,6 +60,35 @@ def test_what_arrives_is_handed_over_between_the_bounds_of_a_step() -> None:
     run(check)
 
 
+def test_who_sends_while_others_are_read_is_in_the_same_step_and_each_is_read_once() -> None:
+    seen: list[object] = []
+
+    async def check() -> None:
+        async with listening(lambda: seen.append("begin"), lambda: seen.append("end")) as listener:
+            (first, first_far), (second, second_far) = await pair(listener), await pair(listener)
+
+            def first_received(data: bytes) -> None:
+                seen.append(data)
+                if data == b"one":
+                    first.sendall(b"three")
+                    second.sendall(b"two")
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(first_far.feed, first_received)
+                nursery.start_soon(second_far.feed, seen.append)
+                first.sendall(b"one")
+                while b"three" not in seen:
+                    await trio.sleep(0.001)
+                first.close()
+                second.close()
+            first_far.close()
+            second_far.close()
+        start = seen.index(b"one")
+        assert seen[start - 1 : start + 6] == ["begin", b"one", b"two", "end", "begin", b"three", "end"]
+
+    run(check)
+
+
 class Passes(trio.abc.Instrument):
     """Notes the passes of the event loop."""
 

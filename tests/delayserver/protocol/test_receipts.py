@@ -17,6 +17,7 @@ from delayserver.protocol.receipts import (
     parse_derived_message_id,
     parse_receipt,
     parse_receipts,
+    receipt_and_id,
 )
 
 SERVER = "00c0ffee1234"
@@ -31,6 +32,7 @@ def test_a_receipt_comes_back(due_ms: int, sequence: int) -> None:
     assert len(text) == 38
     assert parse_receipt(text) == Receipt(SERVER, due_ms, sequence)
     assert str(parse_receipt(text)) == text
+    assert receipt_and_id(SERVER, due_ms, sequence) == (text, derived_message_id(SERVER, sequence))
 
 
 @given(pairs)
