@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
+from threading import Lock
 
 import numpy as np
 import trio
@@ -44,7 +47,9 @@ class Checkpointing:
         horizon: AttemptHorizon,
         settings: StorageSettings,
         clock: Clock,
+        saved: Checkpoint | None,
     ) -> None:
+        """`saved`: the checkpoint that the start found, None where it found none."""
         self._fs = fs
         self._path = path
         self._server_id = server_id
@@ -59,7 +64,10 @@ class Checkpointing:
         self._settings = settings
         self._clock = clock
         self._writing = trio.Lock()
-        recorder.on_disk_full = lambda: horizon.move(clock.now_us())
+        # What is on the disk; changed together with it.
+        self._saved = saved
+        self._saving = Lock()
+        recorder.on_disk_full = self._move_horizon
         self._written_position = -1
         self._written_outcomes = -1
         self.durable_position = 0
@@ -76,9 +84,7 @@ class Checkpointing:
                     self.disk_full = False
                 except DiskFullError:
                     self.disk_full = True
-                    # Deliveries do not wait for the operator. Until there is room, only a step back of the clock together
-                    # with a crash can make an attempt look as if it lay ahead.
-                    self._horizon.move(self._clock.now_us())
+                    self._move_horizon()
                 last_us = self._clock.monotonic_us()
             left_ms = self._settings.checkpoint_interval_ms - (self._clock.monotonic_us() - last_us) // 1000
             await self._clock.sleep_ms(min(left_ms, POLL_MS) if left_ms > 0 else POLL_MS)
@@ -121,6 +127,24 @@ class Checkpointing:
         self._horizon.move(peak_us)
         self.written += 1
 
+    def _move_horizon(self) -> None:
+        """On a full disk deliveries do not wait for the operator: write the last checkpoint again, with another horizon,
+        over the room that was kept for it. May come while `_write` waits for room for outcomes, or syncs in its thread."""
+        if not self._horizon.is_near(self._clock.now_ms()):
+            return
+        peak_us = self._clock.now_us()
+        with self._saving:
+            if self._saved is not None:
+                # Where even that finds no room (a file system that writes nothing in place, another process that took
+                # it), a step back of the clock together with a crash makes an attempt look as if it lay ahead.
+                with suppress(DiskFullError):
+                    self._replace(replace(self._saved, clean=False, written_us=peak_us))
+        self._horizon.move(peak_us)
+
+    def _replace(self, checkpoint: Checkpoint) -> None:
+        file.write(self._fs, self._path, checkpoint)
+        self._saved = checkpoint
+
     def _save(
         self,
         position: int,
@@ -137,31 +161,31 @@ class Checkpointing:
         self._replayer.sync_source()
         self._schedule.sync()
         schedule = self._schedule.marks()
-        file.write(
-            self._fs,
-            self._path,
-            Checkpoint(
-                server_id=self._server_id,
-                replay_offset=position,
-                replayed_sequence=sequence,
-                schedule=schedule_table(schedule),
-                dispatch=dispatch_table(dispatch),
-                coarse_days=CoarseDays.filled(
-                    len(drains),
-                    start_ms=np.array(list(drains), dtype=np.int64),
-                    drain_offset=np.array(list(drains.values()), dtype=np.int64),
+        with self._saving:
+            self._replace(
+                Checkpoint(
+                    server_id=self._server_id,
+                    replay_offset=position,
+                    replayed_sequence=sequence,
+                    schedule=schedule_table(schedule),
+                    dispatch=dispatch_table(dispatch),
+                    coarse_days=CoarseDays.filled(
+                        len(drains),
+                        start_ms=np.array(list(drains), dtype=np.int64),
+                        drain_offset=np.array(list(drains.values()), dtype=np.int64),
+                    ),
+                    totals=totals,
+                    clean=clean,
+                    # It may have been moved meanwhile.
+                    written_us=max(peak_us, self._horizon.peak_us),
+                    orphans=OrphanedOutcomes.filled(
+                        len(orphans),
+                        start_ms=np.array(list(orphans), dtype=np.int64),
+                        rows=np.array(list(orphans.values()), dtype=np.int64),
+                    ),
+                    window_ms=self._settings.window_ms,
                 ),
-                totals=totals,
-                clean=clean,
-                written_us=peak_us,
-                orphans=OrphanedOutcomes.filled(
-                    len(orphans),
-                    start_ms=np.array(list(orphans), dtype=np.int64),
-                    rows=np.array(list(orphans.values()), dtype=np.int64),
-                ),
-                window_ms=self._settings.window_ms,
-            ),
-        )
+            )
 
 
 def schedule_table(marks: dict[ScheduleKey, FileMark]) -> ScheduleFiles:

@@ -264,20 +264,10 @@ class DelayServer:
         self.tier.publish_drained = self.publisher.publish_drained
         self.tier.is_taken = self.cursors.is_taken
         self.checkpointing = Checkpointing(
-            self.fs,
-            f"{opened.directory.path}/checkpoint",
-            server_id,
-            opened.schedule,
-            opened.dispatch,
-            self.replayer,
-            self.recorder,
-            self.publisher,
-            self.tier,
-            self.book,
-            opened.horizon,
-            settings.storage,
-            self.clock,
-        )
+            self.fs, f"{opened.directory.path}/checkpoint", server_id, opened.schedule, opened.dispatch, self.replayer,
+            self.recorder, self.publisher, self.tier, self.book, opened.horizon, settings.storage, self.clock,
+            None if opened.checkpoint_lost else opened.checkpoint,
+        )  # fmt: skip
         self.retention.durable_position = lambda: self.checkpointing.durable_position
 
     def _build_group(self, group: GroupSettings, code: int, opened: Opened) -> BrokerGroup:

@@ -374,8 +374,9 @@ def write_atomically(fs: FileSystem, path: str, data: bytes) -> None:
     temporary = path + ".tmp"
     handle = fs.open(temporary, create=True)
     try:
-        handle.truncate(0)
+        # Over what is allocated already (`keep_room`), and cut behind it.
         handle.pwrite(0, [data])
+        handle.truncate(len(data))
         handle.datasync()
     except StoreError:
         fs.remove(temporary)
@@ -384,6 +385,20 @@ def write_atomically(fs: FileSystem, path: str, data: bytes) -> None:
         handle.close()
     fs.replace(temporary, path)
     fs.sync_directory(directory_of(path))
+
+
+def keep_room(fs: FileSystem, path: str, length: int) -> None:
+    """Allocate up to `length` bytes for the next `write_atomically` of `path`, which then needs none of a disk that has
+    become full. Where that cannot be done now, nothing is kept."""
+    temporary = path + ".tmp"
+    with suppress(StoreError):
+        handle = fs.open(temporary, create=True)
+        try:
+            handle.allocate(length)
+        except StoreError:
+            fs.remove(temporary)
+        finally:
+            handle.close()
 
 
 def read_whole(fs: FileSystem, path: str) -> bytes:

@@ -20,6 +20,8 @@ READ_US_MAX = 50_000
 OUTCOME_US_MAX = 2_000_000
 # So far ahead of the clock a message may have been attempted before a crash, for all that the server knows then.
 HORIZON_MS = 30_000
+# So long a broker keeps what it needs to know a message again, while its server does not declare the window complete.
+NODE_KEEPS_US = 7 * 86_400 * 1_000_000
 
 
 @dataclass(slots=True)
@@ -69,6 +71,7 @@ class Stored:
 
     position: int
     lives: tuple[int, int]
+    wall_us: int
     certain: bool = False
 
 
@@ -351,10 +354,12 @@ class Model:
         times = known.times + 1 if known else 1
         identity.arrived[hands] = Handed(wall_us, lives, until_us, steps, retry=retry, times=times)
         if not retry:
-            self._check_place(row, identity, place, fields["delivery"], lives)
+            self._check_place(row, identity, place, fields["delivery"], lives, wall_us)
         return row
 
-    def _check_place(self, row: Sent, identity: Identity, place: str, delivery: object, lives: tuple[int, int]) -> None:
+    def _check_place(
+        self, row: Sent, identity: Identity, place: str, delivery: object, lives: tuple[int, int], wall_us: int
+    ) -> None:
         """The hand-off to the project's own broker is exactly once: one place in its queue for one message."""
         assert isinstance(delivery, int)
         position = delivery & ((1 << 48) - 1)
@@ -362,14 +367,19 @@ class Model:
         if known is None:
             if identity.stored and not self.disturbed:
                 self.fail(f"{place} has it, and so have {list(identity.stored)}", row)
-            identity.stored[place] = Stored(position, lives)
+            identity.stored[place] = Stored(position, lives, wall_us)
             return
-        if known.position != position:
+        if known.position != position and not self._forgotten(known.wall_us, wall_us):
             if known.certain:
                 self.fail(f"{place} has it at {known.position}, acked, and again at {position}", row)
             if known.lives[0] == lives[1]:
                 self.fail(f"{place} has it twice, at {known.position} and {position}, without a crash", row)
-        known.position, known.lives = position, lives
+        known.position, known.lives, known.wall_us = position, lives, wall_us
+
+    def _forgotten(self, before_us: int, now_us: int) -> bool:
+        """Whether a broker may have let go of what it had then, before a server that was down, or whose clock was set back,
+        delivered it again."""
+        return self.disturbed and now_us - before_us > NODE_KEEPS_US
 
     def _sequences_of(self, identity: Identity) -> set[object]:
         """Those that its deliveries may carry; that of a copy without an answer is whatever nobody else has."""
@@ -410,6 +420,8 @@ class Model:
             return
         if retry and self.disturbed and row.subject.startswith("remote."):
             return  # likewise, and the reply to the pull of that copy was lost: nobody has seen it at the other broker
+        if not retry and self._forgotten(before.wall_us, wall_us):
+            return
         if before.acked:
             self.fail(f"{hands} acked it, and got it again", row, again=True)
         explained = (
