@@ -22,7 +22,7 @@ from store import checkpoint as file
 from store.checkpoint import Checkpoint, CoarseDays, DispatchFiles, OrphanedOutcomes, ScheduleFiles
 from store.dispatch_log import DispatchKey, DispatchLog, DispatchMark
 from store.errors import DiskFullError
-from store.filesystem import FileSystem
+from store.filesystem import FileSystem, keep_room
 from store.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.window_state import FileMark
 
@@ -144,6 +144,8 @@ class Checkpointing:
     def _replace(self, checkpoint: Checkpoint) -> None:
         file.write(self._fs, self._path, checkpoint)
         self._saved = checkpoint
+        if not checkpoint.clean:
+            keep_room(self._fs, self._path, 2 * self._fs.size(self._path))
 
     def _save(
         self,

@@ -18,7 +18,7 @@ import numpy as np
 
 from store.batches import I64, U8
 from store.errors import CorruptionError, FormatError
-from store.filesystem import FileSystem, keep_room, read_whole, write_atomically
+from store.filesystem import FileSystem, read_whole, write_atomically
 from store.windows import TIME_MS_MAX
 
 FILE_NAME = "checkpoint"
@@ -230,14 +230,11 @@ def _check_windows(start_ms: I64, window_ms: int) -> None:
 
 
 def write(fs: FileSystem, path: str, checkpoint: Checkpoint) -> None:
-    """Replace the file at `path` atomically; durable on return. Everything it points to must be synced before. The room of
-    the old one, or more, is kept for the next.
+    """Replace the file at `path` atomically; durable on return. Everything it points to must be synced before.
 
     Raises DiskFullError (the old one stands), SyncFailedError.
     """
-    data = encode(checkpoint)
-    write_atomically(fs, path, data)
-    keep_room(fs, path, 2 * len(data))
+    write_atomically(fs, path, encode(checkpoint))
 
 
 def read(fs: FileSystem, path: str) -> Checkpoint | None:

@@ -374,9 +374,9 @@ def write_atomically(fs: FileSystem, path: str, data: bytes) -> None:
     temporary = path + ".tmp"
     handle = fs.open(temporary, create=True)
     try:
-        # Over what is allocated already (`keep_room`), and cut behind it.
         handle.pwrite(0, [data])
-        handle.truncate(len(data))
+        if handle.size() > len(data):  # room that was kept, or what a crash left
+            handle.truncate(len(data))
         handle.datasync()
     except StoreError:
         fs.remove(temporary)

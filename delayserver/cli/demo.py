@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
@@ -34,7 +34,7 @@ def demo(context: click.Context, messages: int, seconds: float, as_json: bool) -
     from delayserver.cli.demo_view import make_view, print_summary
 
     with (
-        ending_on_signals(),
+        ending_on_signals() as end_if_told,
         tempfile.TemporaryDirectory(prefix="delayserver-demo-") as directory,
         running_server(directory) as server,
     ):
@@ -46,6 +46,7 @@ def demo(context: click.Context, messages: int, seconds: float, as_json: bool) -
             click.echo(f"scheduled {messages:,} messages in {demonstration.send_ms:.0f} ms, due over {seconds:g} s")
         with make_view(sys.stdout.isatty(), as_json) as show:
             for progress in demonstration.consume():
+                end_if_told()
                 show(progress)
     if as_json:
         print_json(progress.summary())
@@ -56,18 +57,28 @@ def demo(context: click.Context, messages: int, seconds: float, as_json: bool) -
 
 
 @contextmanager
-def ending_on_signals() -> Iterator[None]:
-    """Within the block a closed terminal and a plain `kill` end the process as Ctrl-C does: what was made is removed."""
+def ending_on_signals() -> Iterator[Callable[[], None]]:
+    """Within the block a closed terminal and a plain `kill` end the process as Ctrl-C does: what was made is removed.
+
+    What is given ends it if a signal came, and is to be called now and then: what a handler raises is lost where it meets
+    the callback of a weak reference, as at the end of each import.
+    """
+    told: list[int] = []
 
     def end(number: int, _frame: FrameType | None) -> NoReturn:
+        told.append(number)
         sys.exit(128 + number)
+
+    def end_if_told() -> None:
+        if told:
+            sys.exit(128 + told[0])
 
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
     try:
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:  # by nohup
                 signal.signal(number, end)
-        yield
+        yield end_if_told
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

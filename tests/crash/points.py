@@ -90,6 +90,7 @@ POINTS: tuple[Point, ...] = tuple(
     + _points(LOAD, "schedule", "append", ALL_MOMENTS, hit=15)
     + _points(LOAD, "schedule", "sync", "before after", hit=3)
     + _points(LOAD, "checkpoint", "write", "before torn after", hit=3)
+    + _points(LOAD, "checkpoint", "cut", "before after", hit=3)
     + _points(LOAD, "checkpoint", "sync", "after", hit=3)
     + _points(LOAD, "checkpoint", "replace", "before after", hit=3)
     # Delivery and its outcome.

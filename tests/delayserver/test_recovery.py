@@ -87,13 +87,16 @@ async def test_a_clean_stop_is_quick_says_so_and_a_kill_does_not(boot: Boot) -> 
     assert not host.server.opened.sequences.clean
 
 
-async def test_a_stop_on_a_full_disk_ends_and_the_next_start_recovers(boot: Boot) -> None:
+@pytest.mark.parametrize("room_kept", [True, False])
+async def test_a_stop_on_a_full_disk_ends_and_the_next_start_recovers(boot: Boot, room_kept: bool) -> None:
     disk = FakeDisk()
     host = boot(disk=disk)
     await host.start()
     client = await host.client()
     receipts = [(await client.put(f"m{number}", host.now_ms + 60_000 + number))["receipt"] for number in range(20)]
     await host.settled()
+    if not room_kept:
+        disk.remove("/data/checkpoint.tmp")
     disk.capacity_bytes = disk.used_bytes
     host.server.stop()
     await host.wait_down()
@@ -101,7 +104,7 @@ async def test_a_stop_on_a_full_disk_ends_and_the_next_start_recovers(boot: Boot
     disk.kill()
     disk.capacity_bytes = None
     await host.start()
-    assert not host.server.opened.sequences.clean, "a clean end needs room to be written"
+    assert host.server.opened.sequences.clean == room_kept, "a clean end needs room to be written"
     assert await (await host.client()).lookup(*receipts) == ["pending"] * 20
     host.check_balance(pending=20)
 

@@ -6,6 +6,8 @@ import io
 import os
 import pty
 import signal
+import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from delayserver.cli.demo import ending_on_signals
 from delayserver.cli.demo_run import Demo, Progress, quantiles
 from delayserver.cli.demo_view import BOUNDS_MS, _panel
 
@@ -110,3 +113,30 @@ def test_every_part_of_the_panel_has_a_line_of_its_own_within_80_columns() -> No
         *(f"< {bound:g}" for bound in BOUNDS_MS),
         f"≥ {BOUNDS_MS[-1]:g}",
     ]
+
+
+def test_a_signal_whose_exception_is_lost_in_a_callback_ends_the_demo_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda unraisable: lost.append(unraisable.exc_type))
+
+    class Held:
+        pass
+
+    held = Held()
+
+    def dies(_: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        for _ in range(1000):  # the handler runs between two of these steps
+            pass
+
+    watched = weakref.ref(held, dies)
+    with ending_on_signals() as end_if_told:
+        end_if_told()
+        del held
+        assert watched() is None
+        assert lost == [SystemExit]
+        with pytest.raises(SystemExit) as ended:
+            end_if_told()
+    assert ended.value.code == 128 + signal.SIGTERM
