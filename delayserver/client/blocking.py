@@ -131,7 +131,8 @@ class Client:
         self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
     ) -> int:
         """The absolute due time of exactly one of the four, by the server's clock."""
-        self._learn_clock(relative=delay_ms is not None or delay is not None)
+        if delay_ms is not None or delay is not None:
+            self._learn_clock()
         return resolve_due_ms(self._core.clock, due_ms, delay_ms, at, delay)
 
     # --- send
@@ -173,7 +174,8 @@ class Client:
         if not messages:
             return []
         with self._lock:
-            self._learn_clock(relative=any(m.delay_ms is not None or m.delay is not None for m in messages))
+            if any(m.delay_ms is not None or m.delay is not None for m in messages):
+                self._learn_clock()
             return self._run(send_calls.send_many_call(messages, self._core.clock, make_ids=self._retries.retries > 0))
 
     def send_columns(
@@ -197,7 +199,8 @@ class Client:
         and a lost reply raises `ConnectionLost` instead of being retried, since nothing would tell the copies apart.
         """
         with self._lock:
-            self._learn_clock(relative=delay_ms is not None)
+            if delay_ms is not None:
+                self._learn_clock()
             columns = SendColumns(
                 subjects=subjects,
                 due_ms=send_calls.resolve_due_column(self._core.clock, due_ms, delay_ms),
@@ -386,7 +389,7 @@ class Client:
         self._connection = connection
         return connection
 
-    def _learn_clock(self, *, relative: bool) -> None:
+    def _learn_clock(self) -> None:
         """Before a delay is resolved: learn the server's clock if it was never learned, too long ago, or roughly."""
-        while relative and self._core.clock.stale:
+        while self._core.clock.stale:
             self.ping()

@@ -20,7 +20,7 @@ from delayserver.protocol.errors import (
     MalformedFrame,
     TooManyConnections,
 )
-from delayserver.protocol.frames import HEADER_BYTES, FrameDecoder, Payload, Reply, decode_reply, encode_request
+from delayserver.protocol.frames import HEADER_BYTES, FrameDecoder, Reply, decode_reply, encode_request
 from delayserver.protocol.limits import DEFAULT_LIMITS, Limits
 from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
 
@@ -146,25 +146,18 @@ class ReplyStream:
         if not data:
             half = " in the middle of a reply" if self.decoder.buffered_bytes else ""
             raise ConnectionLost(f"the server closed the connection{half}")
-        payloads = self.decoder.feed(data)
-        if len(payloads) == 1:  # nearly always
-            return [_decode(payloads[0])]
         replies: list[Reply] = []
         try:
-            for payload in payloads:
-                replies.append(_decode(payload))  # noqa: PERF401 - those before an error are kept
+            for payload in self.decoder.feed(data):
+                reply = decode_reply(payload)
+                if reply.id == 0:
+                    raise connection_error(reply)
+                replies.append(reply)
         except DelayServerError as error:
             if not replies:
                 raise
             self.failure = error
         return replies
-
-
-def _decode(payload: Payload) -> Reply:
-    reply = decode_reply(payload)
-    if reply.id == 0:
-        raise connection_error(reply)
-    return reply
 
 
 def connection_error(reply: Reply) -> DelayServerError:

@@ -46,16 +46,15 @@ class SocketConnection:
         """Whether a call may be sent over it. Not if it was closed, or belongs to the process this one was forked from,
         whose replies it would take; and where the call must not be sent twice, not if the server has closed it meanwhile.
         """
-        return not self._closed and self._process == os.getpid() and (repeatable or self.quiet())
+        if self._closed or self._process != os.getpid():
+            return False
+        # Or something has arrived while nothing was asked: then the server has closed it, or is confused.
+        return repeatable or time.monotonic() - self._exchanged_s < _FRESH_S or not self._readable.poll(0)
 
     def close(self) -> None:
         """Close; may be called again."""
         self._closed = True
         self._socket.close()
-
-    def quiet(self) -> bool:
-        """Whether nothing has arrived while nothing was asked; otherwise the server has closed or is confused."""
-        return time.monotonic() - self._exchanged_s < _FRESH_S or not self._readable.poll(0)
 
     def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
         """Send a request's frame and wait for its reply. Raises `ConnectionLost`,

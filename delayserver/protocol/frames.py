@@ -8,7 +8,7 @@ errors of `delayserver.protocol.errors` go out.
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
 
 import msgpack
 
@@ -155,12 +155,14 @@ def frame_of(payload: bytes) -> bytes:
 
 def encode_request(request_id: int, operation: str, arguments: dict[str, Any]) -> bytes:
     """The frame of one request."""
-    return frame_of(_pack((request_id, operation, arguments)))
+    payload: bytes = _pack((request_id, operation, arguments))
+    return _pack_header(len(payload)) + payload
 
 
 def encode_reply(request_id: int, result: dict[str, Any]) -> bytes:
     """The frame of one successful reply."""
-    return frame_of(_pack((request_id, True, result)))
+    payload: bytes = _pack((request_id, True, result))
+    return _pack_header(len(payload)) + payload
 
 
 def encode_error(request_id: int, error: DelayServerError) -> bytes:
@@ -177,7 +179,7 @@ def decode_request(payload: Payload) -> Request:
         raise MalformedFrame("a request is an array of three: id, operation, arguments")
     request_id, operation, arguments = value
     if type(request_id) is not int or not 1 <= request_id <= REQUEST_ID_MAX:
-        _check_id(request_id, 1)
+        _refuse_id(1)
     if type(operation) is not str:
         raise MalformedFrame("a request's operation is text", request_id=request_id)
     return Request(request_id, operation, _check_map(arguments, "arguments", request_id))
@@ -189,16 +191,16 @@ def decode_reply(payload: Payload) -> Reply:
     if type(value) is not list or len(value) != 3 or type(value[1]) is not bool:
         raise MalformedFrame("a reply is an array of three: id, success, result or error")
     reply_id, success, content = value
-    _check_id(reply_id, 0)
+    if type(reply_id) is not int or not 0 <= reply_id <= REQUEST_ID_MAX:
+        _refuse_id(0)
     content = _check_map(content, "result")
     if success:
         return Reply(reply_id, content, None)
     return Reply(reply_id, None, error_from_map(content, request_id=reply_id))
 
 
-def _check_id(value: object, minimum: int) -> None:
-    if type(value) is not int or not minimum <= value <= REQUEST_ID_MAX:
-        raise MalformedFrame(f"an id is an integer from {minimum} to 2^63-1")
+def _refuse_id(minimum: int) -> NoReturn:
+    raise MalformedFrame(f"an id is an integer from {minimum} to 2^63-1")
 
 
 def _check_map(value: object, what: str, request_id: int = 0) -> dict[str, Any]:
