@@ -257,6 +257,10 @@ class FakeDisk:
         node = self._files[path]
         return bytes(node.data[: node.size]).ljust(node.size, b"\0")
 
+    def durable(self, path: str) -> bytes:
+        """What a loss of power would leave of a file at the least."""
+        return self._files[path].durable()
+
     # What files ask of their disk
 
     def step(self, name: str) -> bool:

@@ -80,6 +80,13 @@ class Node:
         self.durable_size = self.size
         self.sync_failed = False
 
+    def durable(self) -> bytes:
+        """What a loss of power would leave at the least: no page that was not synced."""
+        kept = Node(bytearray(self.data), self.size)
+        for page, content in (*self.saved.items(), *self.lost.items()):
+            kept.revert(page, content)
+        return bytes(kept.data[: self.durable_size]).ljust(self.durable_size, b"\0")
+
     def forget(self, random: Random, torn: dict[int, bytes]) -> None:
         """The power failed: of what was not synced each page is as it was written, as it was before, or torn; the size
         is the old one or the new one."""

@@ -114,9 +114,10 @@ class Damage:
         """An offset with something in it, and the messages that lose it."""
         if path in REPLACED:
             return (self._chance.randrange(len(content)), frozenset()) if content else None
-        records = list(_records(content))
-        synced = max([header.synced_before for header in records], default=0)
-        records = [header for header in records if header.end <= synced]
+        # A record that tells what is durable must be durable itself: else a loss of power takes it, and a start has to take
+        # what was hit before it for a torn tail.
+        synced = max([header.synced_before for header in _records(self._disk.durable(path))], default=0)
+        records = [header for header in _records(content) if header.end <= synced]
         if not records:
             return None
         if self._chance.random() < 0.1 and "/message_log/" not in path and not _restored_only(path):

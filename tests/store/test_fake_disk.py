@@ -244,3 +244,22 @@ def test_an_atomic_write_that_finds_the_disk_full_gives_the_space_back() -> None
         write_atomically(fs, "/d/a", b"n" * 3 * PAGE)
     assert fs.files() == ["/d/a"] and fs.content("/d/a") == b"o" * PAGE
     assert fs.free_bytes("/d") == 2 * PAGE
+
+
+def test_what_a_loss_of_power_leaves_at_the_least_is_what_was_synced() -> None:
+    fs = FakeDisk()
+    fs.make_directory("/d")
+    file = fs.open("/d/a", create=True)
+    file.pwrite(0, [b"a" * 3 * PAGE])
+    file.datasync()
+    file.pwrite(PAGE, [b"b" * PAGE])
+    file.pwrite(3 * PAGE, [b"c"])
+    assert fs.durable("/d/a") == b"a" * 3 * PAGE
+    file.datasync()
+    assert fs.durable("/d/a") == fs.content("/d/a")
+    file.truncate(PAGE)
+    assert fs.durable("/d/a") == b"a" * PAGE + b"b" * PAGE + b"a" * PAGE + b"c"
+    fs.fail_next_sync("/d/a")
+    with pytest.raises(SyncFailedError):
+        file.datasync()
+    assert fs.durable("/d/a") == b"a" * PAGE + b"b" * PAGE + b"a" * PAGE + b"c"
