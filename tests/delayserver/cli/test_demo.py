@@ -59,7 +59,11 @@ def test_a_demo_that_is_ended_by_a_signal_leaves_nothing_behind(
     begin: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    process = begin("demo", "--messages", "10", "--seconds", "600", env=dict(os.environ), bufsize=0)
+    inherited = signal.signal(number, signal.SIG_DFL)  # what `nohup` ignores the demo ignores too
+    try:
+        process = begin("demo", "--messages", "10", "--seconds", "600", env=dict(os.environ), bufsize=0)
+    finally:
+        signal.signal(number, inherited)
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"server ")
     assert process.stdout.readline().startswith(b"scheduled ")
