@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -64,8 +65,9 @@ class Checkpointing:
         self._settings = settings
         self._clock = clock
         self._writing = trio.Lock()
-        # What is on the disk; changed together with it.
+        # What is on the disk, changed together with it; and the latest time that a checkpoint of this life was to tell.
         self._saved = saved
+        self._peak_us = horizon.peak_us
         self._saving = Lock()
         recorder.on_disk_full = self._move_horizon
         self._written_position = -1
@@ -84,7 +86,7 @@ class Checkpointing:
                     self.disk_full = False
                 except DiskFullError:
                     self.disk_full = True
-                    self._move_horizon()
+                    await self._move_horizon()
                 last_us = self._clock.monotonic_us()
             left_ms = self._settings.checkpoint_interval_ms - (self._clock.monotonic_us() - last_us) // 1000
             await self._clock.sleep_ms(min(left_ms, POLL_MS) if left_ms > 0 else POLL_MS)
@@ -114,34 +116,43 @@ class Checkpointing:
         drains = dict(self._tier.positions)
         outcomes = int(self._recorder.totals.sum())
         self._replayer.bytes_since_checkpoint = 0
-        peak_us = max(self._horizon.peak_us, self._clock.now_us())
+        peak_us = self._clock.now_us()
         await self._recorder.flush()
-        save = partial(self._save, position, sequence, totals, drains, dict(self._book.orphans), peak_us, clean)
-        if self._fs.inline:
-            save()
-        else:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(save)
+        await self._run(
+            partial(self._save, position, sequence, totals, drains, dict(self._book.orphans), peak_us, clean)
+        )
         self._written_position, self._written_outcomes = position, outcomes
         self.durable_position = position
         self._horizon.move(peak_us)
         self.written += 1
 
-    def _move_horizon(self) -> None:
-        """On a full disk deliveries do not wait for the operator: write the last checkpoint again, with another horizon,
-        over the room that was kept for it. May come while `_write` waits for room for outcomes, or syncs in its thread."""
-        if not self._horizon.is_near(self._clock.now_ms()):
+    async def _run(self, work: Callable[[], None]) -> None:
+        if self._fs.inline:
+            work()
             return
-        peak_us = self._clock.now_us()
+        with trio.CancelScope(shield=True):
+            await trio.to_thread.run_sync(work)
+
+    async def _move_horizon(self) -> None:
+        """On a full disk deliveries do not wait for the operator: write the last checkpoint again, with another horizon,
+        over the room that was kept for it. May come while `_write` waits for room for outcomes, or is in its thread."""
+        if self._horizon.is_near(self._clock.now_ms()):
+            peak_us = self._clock.now_us()
+            await self._run(partial(self._save_horizon, peak_us))
+            self._horizon.move(peak_us)
+
+    def _save_horizon(self, peak_us: int) -> None:
         with self._saving:
             if self._saved is not None:
                 # Where even that finds no room (a file system that writes nothing in place, another process that took
                 # it), a step back of the clock together with a crash makes an attempt look as if it lay ahead.
                 with suppress(DiskFullError):
-                    self._replace(replace(self._saved, clean=False, written_us=peak_us))
-        self._horizon.move(peak_us)
+                    self._replace(replace(self._saved, clean=False), peak_us)
 
-    def _replace(self, checkpoint: Checkpoint) -> None:
+    def _replace(self, checkpoint: Checkpoint, peak_us: int) -> None:
+        """Within `_saving`: of two that come at the same time none may take the horizon back."""
+        self._peak_us = max(self._peak_us, peak_us)
+        checkpoint = replace(checkpoint, written_us=self._peak_us)
         file.write(self._fs, self._path, checkpoint)
         self._saved = checkpoint
         if not checkpoint.clean:
@@ -178,8 +189,6 @@ class Checkpointing:
                     ),
                     totals=totals,
                     clean=clean,
-                    # It may have been moved meanwhile.
-                    written_us=max(peak_us, self._horizon.peak_us),
                     orphans=OrphanedOutcomes.filled(
                         len(orphans),
                         start_ms=np.array(list(orphans), dtype=np.int64),
@@ -187,6 +196,7 @@ class Checkpointing:
                     ),
                     window_ms=self._settings.window_ms,
                 ),
+                peak_us,
             )
 
 

@@ -7,7 +7,7 @@ twice because the disk was slow.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import pairwise
@@ -68,7 +68,7 @@ class OutcomeRecorder:
         self.durable_totals = np.zeros(16, dtype=np.int64)
         self.on_durable: Callable[[set[DispatchKey]], None] = lambda _keys: None
         self.on_corruption: Callable[[CorruptionError], None] = lambda _error: None
-        self.on_disk_full: Callable[[], None] = lambda: None
+        self.on_disk_full: Callable[[], Awaitable[None]] = trio.lowlevel.checkpoint
         self.disk_full = False
 
     @property
@@ -194,7 +194,7 @@ class OutcomeRecorder:
             except _PartlyWrittenError as error:
                 done += error.parts
                 self.disk_full = True
-                self.on_disk_full()
+                await self.on_disk_full()
                 # Not shielded: a stop must not wait for room that nobody makes. The next start finds these undone.
                 await self._clock.sleep_ms(200)
 

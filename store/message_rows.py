@@ -127,44 +127,38 @@ def encode_rows(rows: MessageRows, synced_before: int, offset: int) -> EncodedRe
 def _encode_columns(rows: MessageRows) -> tuple[bytes, bytes]:
     """The column block and the blob block."""
     due_ms, subject, expires_ms, ids, properties, bodies = zip(*rows.rows, strict=True)
-    if not any(ids) and not any(properties) and not any(expires_ms):
-        return _encode_plain(rows, due_ms, subject, bodies)
-    ids_length = [len(value) for value in ids]
-    if not any(ids):
-        hashes = ids_length
-    elif len(ids) <= _HASH_ONE_BY_ONE_MAX:
-        hashes = [hash_id(value) for value in ids]
-    else:
-        hashes = hash_ids(b"".join(ids), np.array(ids_length, "<u4")).tolist()
+    # Nearly always rows are due, a subject and a body: what stands between those is zeros.
+    plain = not any(ids) and not any(properties) and not any(expires_ms)
+    ids_length = [] if plain else [len(value) for value in ids]
     directory = bytearray(_ONE_ROW_DIRECTORY)
     directory[0] = STEP
     parts: list[bytes | bytearray] = [directory, rows.first_sequence.to_bytes(ALIGN, "little")]
     _encode_column(parts, directory, 1, due_ms, "q")
     parts.append(rows.accepted_us.to_bytes(ALIGN, "little"))
-    _encode_column(parts, directory, 3, expires_ms, "q")
-    parts.append(_FOUR_CONSTANT_ZEROS)  # origin_sequence, duplicate_of, replaces_sequence, replaces_due_ms
-    _encode_column(parts, directory, 8, hashes, "Q")
+    if plain:
+        parts.append(_SIX_CONSTANT_ZEROS)
+    else:
+        _encode_column(parts, directory, 3, expires_ms, "q")
+        parts.append(_FOUR_CONSTANT_ZEROS)  # origin_sequence, duplicate_of, replaces_sequence, replaces_due_ms
+        _encode_column(parts, directory, 8, _hashes(ids, ids_length), "Q")
     _encode_column(parts, directory, 9, subject, "I")
-    parts.append(_TWO_CONSTANT_ZEROS)  # target_group, redelivery
-    _encode_column(parts, directory, 12, ids_length, "I")
-    _encode_column(parts, directory, 13, [len(value) for value in properties], "I")
+    if plain:
+        parts.append(_FOUR_CONSTANT_ZEROS)
+    else:
+        parts.append(_TWO_CONSTANT_ZEROS)  # target_group, redelivery
+        _encode_column(parts, directory, 12, ids_length, "I")
+        _encode_column(parts, directory, 13, [len(value) for value in properties], "I")
     _encode_column(parts, directory, 14, [len(value) for value in bodies], "I")
-    return b"".join(parts), b"".join(ids + properties + bodies)
+    return b"".join(parts), b"".join(bodies if plain else ids + properties + bodies)
 
 
-def _encode_plain(
-    rows: MessageRows, due_ms: Sequence[int], subject: Sequence[int], bodies: Sequence[bytes]
-) -> tuple[bytes, bytes]:
-    """`_encode_columns` of rows that are due, a subject and a body."""
-    directory = bytearray(_ONE_ROW_DIRECTORY)
-    directory[0] = STEP
-    parts: list[bytes | bytearray] = [directory, rows.first_sequence.to_bytes(ALIGN, "little")]
-    _encode_column(parts, directory, 1, due_ms, "q")
-    parts += [rows.accepted_us.to_bytes(ALIGN, "little"), _SIX_CONSTANT_ZEROS]
-    _encode_column(parts, directory, 9, subject, "I")
-    parts.append(_FOUR_CONSTANT_ZEROS)
-    _encode_column(parts, directory, 14, [len(body) for body in bodies], "I")
-    return b"".join(parts), b"".join(bodies)
+def _hashes(ids: Sequence[bytes], ids_length: list[int]) -> list[int]:
+    if not any(ids_length):
+        return ids_length
+    if len(ids) <= _HASH_ONE_BY_ONE_MAX:
+        return [hash_id(value) for value in ids]
+    hashes: list[int] = hash_ids(b"".join(ids), np.array(ids_length, "<u4")).tolist()
+    return hashes
 
 
 def _encode_column(

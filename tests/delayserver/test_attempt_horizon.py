@@ -56,11 +56,23 @@ async def test_the_horizon_is_written_over_the_last_checkpoint_and_changes_nothi
     before = checkpoint_file.decode(host.disk.content("/data/checkpoint"), "")
     used = host.disk.used_bytes
     host.disk.capacity_bytes = used
-    host.server.recorder.on_disk_full()
+    await host.server.recorder.on_disk_full()
     assert host.disk.content("/data/checkpoint") == checkpoint_file.encode(before), "there is time left"
     host.clock.step(25_000)
-    host.server.recorder.on_disk_full()
+    await host.server.recorder.on_disk_full()
     after = checkpoint_file.decode(host.disk.content("/data/checkpoint"), "")
     assert after.written_us // 1000 == host.now_ms
     assert checkpoint_file.encode(replace(before, written_us=after.written_us)) == checkpoint_file.encode(after)
     assert host.disk.used_bytes == used, "and the room for the next one is kept again"
+
+
+async def test_a_checkpoint_that_was_begun_before_the_horizon_was_written_does_not_take_it_back(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    await host.sleep_ms(1_000)
+    checkpointing = host.server.checkpointing
+    later_us = host.clock.now_us() + 50_000_000
+    # As in a thread beside the one that writes a whole checkpoint: the event loop has not heard of it yet.
+    checkpointing._save_horizon(later_us)
+    await checkpointing.write()
+    assert checkpoint_file.decode(host.disk.content("/data/checkpoint"), "").written_us == later_us

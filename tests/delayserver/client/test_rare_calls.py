@@ -119,6 +119,18 @@ def test_a_row_that_is_refused_behind_a_lost_answer_may_have_been_taken_async(ba
     anyio.run(main, backend=backend)
 
 
+def status_of_a_fork_that_sends(client: Client) -> int:
+    child = os.fork()
+    if not child:
+        signal.alarm(60)  # ends a child that waits for a lock whose owner it has not
+        try:
+            client.send("child", b"", due_ms=1)
+        except BaseException:  # noqa: BLE001
+            os._exit(1)
+        os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+
 def test_a_fork_while_another_thread_waits_for_its_answer_leaves_the_child_a_client_that_works(
     server: FakeServer,
 ) -> None:
@@ -128,29 +140,14 @@ def test_a_fork_while_another_thread_waits_for_its_answer_leaves_the_child_a_cli
         puller.start()
         while not server.count("pull"):
             time.sleep(0.01)
-        child = os.fork()
-        if not child:
-            signal.alarm(60)  # ends a child that waits for a lock whose owner it has not
-            try:
-                client.send("child", b"", due_ms=1)
-            except BaseException:  # noqa: BLE001
-                os._exit(1)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+        assert status_of_a_fork_that_sends(client) == 0
         puller.join()
         assert client.send("parent", b"", due_ms=1).subject == "parent"
 
 
 def test_a_forked_process_does_not_share_the_connection(server: FakeServer) -> None:
     with Client(server.address) as client:
-        child = os.fork()
-        if not child:
-            try:
-                client.send("child", b"", due_ms=1)
-            except BaseException:  # noqa: BLE001
-                os._exit(1)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+        assert status_of_a_fork_that_sends(client) == 0
         assert client.send("parent", b"", due_ms=1).subject == "parent"
     assert server.connections == 2
 
