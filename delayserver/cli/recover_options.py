@@ -84,7 +84,7 @@ def confirm(question: str, yes: bool) -> None:
 def tell_unread(unread: Sequence[Finding]) -> None:
     """Name the damage that hides messages or outcomes from a reading. Raises `click.exceptions.Exit`: it is not whole."""
     for finding in unread[:DAMAGES_SHOWN]:
-        click.echo(visible(f"not read: {finding.file} at {finding.offset}: {finding.detail}"), err=True)
+        click.echo(visible(f"{finding.kind}  {finding.file} at {finding.offset}: {finding.detail}"), err=True)
     if len(unread) > DAMAGES_SHOWN:
         rest = len(unread) - DAMAGES_SHOWN
         click.echo(f"{rest:,} more are not shown: `delayserver recover check` lists all", err=True)

@@ -19,10 +19,12 @@ OUTCOMES = ("delivered", "expired", "dead_lettered")
 
 
 class Done(NamedTuple):
-    """How many messages are delivered again, and what could not be read."""
+    """How many messages are delivered again, what could not be read, and (of a DIR) how many of those asked for wait for the
+    next start already and are not counted."""
 
     messages: int
     unread: Unread
+    waiting: int = 0
 
 
 @click.command
@@ -57,8 +59,9 @@ def redispatch(
 
     With DIR the server must be stopped, and the deliveries begin at its next start; with --server a running one does it
     now. Message ids stay the same, so consumers that are idempotent by id notice nothing. What was cancelled is never
-    delivered. Begin with --dry-run. What damage hides (with DIR, a missing file too) is named and counted, the rest is
-    delivered; then the exit code is 1. A dry run does not read the bytes of messages, so it notices less.
+    delivered. Begin with --dry-run. Interrupted, it can be run again on a DIR: what waits for the next start already is left
+    out. What damage hides (with DIR, a missing file too) is named and counted, the rest is delivered; then the exit code
+    is 1. A dry run does not read the bytes of messages, so it notices less.
     """
     if (directory is None) == (server is None):
         raise click.UsageError("name either a DIR (the server is stopped) or a running server with --server HOST:PORT")
@@ -84,11 +87,14 @@ def _report(done: Done, *, dry_run: bool, online: bool, as_json: bool) -> None:
     """Exit code 1 where messages could not be read: what was asked for is not done."""
     unread = done.unread.to_map()
     if as_json:
-        print_json({"messages": done.messages, "dry_run": dry_run, **unread})
+        waiting = {} if online else {"waiting": done.waiting}
+        print_json({"messages": done.messages, "dry_run": dry_run, **waiting, **unread})
     else:
         would = "would be" if dry_run else "are" if online else "will be"
         when = "" if online else " at the next start of the server"
         click.echo(f"{done.messages:,} messages {would} delivered again{when}")
+        if done.waiting:
+            click.echo(f"{done.waiting:,} more wait for that start already, as an earlier redispatch left them")
         if done.unread.messages:
             click.echo(f"{done.unread.messages:,} more could not be read:")
         for damage in unread["damages"]:
@@ -147,10 +153,19 @@ def _offline(
             counted = OfflineRedispatch(taken, wanted, SystemClock())
             counted.count()
             if dry_run or not counted.messages:
-                return Done(counted.messages, counted.unread)
+                return Done(counted.messages, counted.unread, counted.waiting)
             shared.confirm(f"Deliver {counted.messages:,} messages again at the next start?", yes)
             work = OfflineRedispatch(taken, wanted, SystemClock())
-            work.run()
-            return Done(work.messages, work.unread)
+            try:
+                work.run()
+            except BaseException:
+                if work.appended:
+                    click.echo(
+                        f"{work.appended:,} of {work.messages:,} messages will be delivered again at the next start of the "
+                        "server; run it again for the others",
+                        err=True,
+                    )
+                raise
+            return Done(work.messages, work.unread, work.waiting)
         finally:
             taken.close()

@@ -8,6 +8,7 @@ import click
 
 from delayserver.cli import options
 from delayserver.cli import recover_options as shared
+from delayserver.cli.failures import FAILED
 from delayserver.cli.output import print_json
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def repair(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
 
     Each quarantine file begins with a line of JSON that says what was in the range, as far as that can be told. The
     server must be stopped. Run `rebuild` afterwards: it restores from message_log what was taken out. Files of another
-    server or of a newer version are never touched.
+    server or of a newer version are never touched. The exit code is 1 where something is left to do.
     """
     from delayserver.recover.capture import capture
     from delayserver.recover.findings import Findings
@@ -45,10 +46,12 @@ def repair(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
             taken = capture(fs, directory, Findings())
             steps = plan_repair(taken)
             _show(steps, as_json)
-            if all(step.deed == Deed.LEAVE for step in steps):
-                return
-            shared.confirm(f"Change {len({step.path for step in steps})} files?", yes)
-            carry_out(taken, steps, lambda text: click.echo(text, err=as_json))
+            changed = {step.path for step in steps if step.changes}
+            if changed:
+                shared.confirm(f"Change {len(changed)} files?", yes)
+                carry_out(taken, steps, lambda text: click.echo(text, err=as_json))
+            if any(step.deed == Deed.LEAVE for step in steps):
+                raise click.exceptions.Exit(FAILED)
     finally:
         taken.close()
 

@@ -8,6 +8,7 @@ import click
 
 from delayserver.cli import options
 from delayserver.cli import recover_options as shared
+from delayserver.cli.failures import FAILED
 from delayserver.cli.output import print_json, visible
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def trace(
     """Show everything that DIR holds about one message: where it was accepted, scheduled, cancelled, delivered, acked.
 
     Each line names the file and the offset of its record; `delayserver recover dump FILE` shows the record itself. The
-    exit code is 1 if nothing is known of the message.
+    exit code is 1 if nothing is known of the message, and if it has no outcome where damage may hide one: that is named.
     """
     if sum(value is not None for value in (receipt, message_id, sequence)) != 1:
         raise click.UsageError("name one message: --receipt, --id or --sequence")
@@ -56,14 +57,19 @@ def trace(
                 done += count
                 progress(done, 0)
 
-            lives = Trace(taken, advance).run(wanted)
+            work = Trace(taken, advance)
+            lives = work.run(wanted)
         finally:
             taken.close()
     for life in lives:
         _print_json(life) if as_json else _print_text(life)
     if not lives:
-        click.echo("nothing is known of this message: it was never accepted here, or its window is retired", err=True)
-        context.exit(1)
+        hidden = ", or what tells of it is hidden by this damage:" if work.unread else ""
+        known = "it was never accepted here, or its window is retired"
+        click.echo(f"nothing is known of this message: {known}{hidden}", err=True)
+    shared.tell_unread(work.unread)
+    if not lives:
+        context.exit(FAILED)
 
 
 def _is_text(argument: str) -> bool:

@@ -24,6 +24,7 @@ from delayserver.recover.window_check import Visited
 from store.batches import I64, KIND_OUTCOMES, MessageBatch, OutcomeBatch
 from store.columns import ragged_offsets
 from store.file_header import FILE_DISPATCH
+from store.filesystem import RealFileSystem
 from store.windows import DAY_MS, day_of
 
 ACCEPTED_FILE: Final = "accepted.parquet"
@@ -75,17 +76,28 @@ class Export:
         self.unread: list[Finding] = []
 
     def run(self, progress: Callable[[int], None] = lambda _bytes: None) -> None:
-        """Raises ImportError where pyarrow is missing, OSError where the folder cannot be written."""
+        """Raises ImportError where pyarrow is missing, OSError where the folder cannot be written. Files of an earlier
+        export are replaced when both are whole."""
         from pyarrow import parquet
 
-        for name, schema, fill in (
+        fs = RealFileSystem()
+        files = (
             (ACCEPTED_FILE, _accepted_schema(), self._accepted),
             (DISPATCHED_FILE, _dispatched_schema(), self._dispatched),
-        ):
-            with parquet.ParquetWriter(f"{self._folder}/{name}", schema) as file:
-                rows = _RowGroups(file)
-                fill(rows, progress)
-                rows.flush()
+        )
+        unfinished = {name: f"{name}.tmp" for name, _, _ in files}
+        try:
+            for name, schema, fill in files:
+                # Left by an exception too, the writer ends the file with a footer: half of it looks whole.
+                with parquet.ParquetWriter(f"{self._folder}/{unfinished[name]}", schema) as file:
+                    rows = _RowGroups(file)
+                    fill(rows, progress)
+                    rows.flush()
+            for name, temporary in unfinished.items():
+                fs.replace(f"{self._folder}/{temporary}", f"{self._folder}/{name}")
+        finally:
+            for temporary in set(unfinished.values()).intersection(fs.listdir(self._folder)):
+                fs.remove(f"{self._folder}/{temporary}")
 
     # -- messages
 

@@ -15,6 +15,7 @@ from delayserver.recover.due_range import Range
 from delayserver.recover.findings import CORRUPT, MISPLACED, MISSING, UNREADABLE, Finding, Findings
 from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence, log_parts
 from delayserver.recover.outcome_rows import OutcomeRows
+from delayserver.recover.rebuild_losses import lost_messages, perhaps_retired
 from delayserver.recover.record_scan import RecordScan
 from delayserver.recover.table_check import lost_outcomes
 from delayserver.recover.units import Units
@@ -36,7 +37,9 @@ class RebuildPlan:
     """`codes`: units (`Units.codes`) whose files are to be written anew. `minutes`: files of a day that is being drained, to
     be filled up from the day's own file. `refusals`: what has to be settled before.
     `names_lost`: how many names are used whose codes, up to `code_max`, the table does not know any more.
-    `replay_from`: the offset of message_log from which the next start must replay, because outcomes of cancels are lost."""
+    `replay_from`: the offset of message_log from which the next start must replay, because outcomes of cancels are lost.
+    `lost`: missing schedule files with how many of their messages nobody holds any more. `perhaps_retired`: (messages,
+    windows) that are restored and may have been delivered."""
 
     codes: list[int] = field(default_factory=list)
     minutes: list[ScheduleKey] = field(default_factory=list)
@@ -49,6 +52,8 @@ class RebuildPlan:
     replay_from: int = EVERYTHING
     highest_sequence: int = 0
     code_max: int = 0
+    lost: list[tuple[str, int]] = field(default_factory=list)
+    perhaps_retired: tuple[int, int] = (0, 0)
     refusals: list[Finding] = field(default_factory=list)
 
     def texts(self, taken: Capture) -> list[str]:
@@ -66,13 +71,24 @@ class RebuildPlan:
             f"{path}: {rows} outcomes are lost for good: their messages are delivered again, cancelled ones not"
             for path, rows in lost_outcomes(taken)
         ]
+        lines += [
+            f"{path}: {rows} messages are lost for good: message_log does not have them any more"
+            for path, rows in self.lost
+        ]
+        messages, windows = self.perhaps_retired
+        if messages:
+            lines.append(
+                f"{messages} messages of {windows} windows are restored of which message_log alone tells: a range of "
+                f"{LEDGER_FILE} was moved aside, and where it counted them as retired, they are delivered again"
+            )
         if self.replay_from < taken.checkpoint.replay_offset:
             lines.append(f"outcomes of cancels are lost: the next start replays message_log from {self.replay_from} on")
         return [*lines, f"{taken.path}/checkpoint: written anew"]
 
     def to_map(self, taken: Capture) -> dict[str, Any]:
         """The JSON form."""
-        return {"changes": self.texts(taken), "files": len(self.codes) + len(self.minutes)}
+        counts = {"lost_messages": sum([rows for _, rows in self.lost]), "perhaps_retired": self.perhaps_retired[0]}
+        return {"changes": self.texts(taken), "files": len(self.codes) + len(self.minutes), **counts}
 
 
 def plan_rebuild(taken: Capture, found: Findings) -> RebuildPlan:
@@ -126,6 +142,8 @@ def _look_at_files(taken: Capture, plan: RebuildPlan, findings: Findings) -> Non
         log.run()
     finally:
         taken.checkpoint = kept
+    plan.lost = lost_messages(taken, units)
+    plan.perhaps_retired = perhaps_retired(taken, log)
     differing = units.codes[log.differing()].tolist()
     damaged = [code for code in windows.damaged if not _is_skipped(units, code)]
     plan.minutes = windows.unlike_day

@@ -1,25 +1,28 @@
 """Redispatch while the server is stopped: internal records at the end of message_log, for the next start to deliver.
 
-What cannot be read or is missing is named and counted, the rest is appended.
+What cannot be read or is missing is named and counted, the rest is appended. What waits there from an earlier call, for the
+same next start, is not appended once more: interrupted, it can be run again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 
 from delayserver.clock import Clock
 from delayserver.recover.capture import Capture
 from delayserver.recover.due_range import Range
-from delayserver.recover.findings import CORRUPT, MISSING, UNREADABLE
+from delayserver.recover.findings import CORRUPT, MISSING, UNREADABLE, Findings
 from delayserver.recover.survey import Surveyed, survey, touches
-from delayserver.recover.whole_rows import RowsAt, message_rows
+from delayserver.recover.whole_rows import RowsAt, message_rows, readable_rows
 from delayserver.recover.window_check import Visited
 from delayserver.redispatch import deliveries_again
 from delayserver.redispatch_reading import BYTES_MAX, MESSAGES_MAX, Unread, Wanted
 from delayserver.settings import StorageSettings
-from store.batches import MessageBatch
+from store.batches import I64, MessageBatch
 from store.dispatch_log import DispatchKey
 from store.errors import FormatError
 from store.identity import SequenceReservation
@@ -37,18 +40,23 @@ class OfflineRedispatch:
         self._wanted = wanted
         self._clock = clock
         self._undecided: dict[int, int] = {}
+        # Origins of the redispatched messages that the next start will deliver anyway.
+        self._waiting: list[I64] = []
         self.messages = 0
+        self.waiting = 0
+        """How many of those asked for wait for the next start already; `messages` counts the others."""
+        self.appended = 0
+        """How many records are durable; less than `messages` where `run` raised."""
         self.unread = Unread()
         self.highest_sequence = 0
 
     def count(self) -> None:
         """Count only."""
-        self._each(lambda _rows: None)
+        self._find()
 
     def run(self) -> None:
         """Append and sync, slice by slice. Raises DiskFullError (what was appended before stays), StoreError."""
-        found: list[RowsAt] = []
-        self._each(found.append)
+        found = self._find()
         if not found:
             return
         taken = self._taken
@@ -73,6 +81,20 @@ class OfflineRedispatch:
         sizes = [part.size for part in self._taken.message_log]
         return max(sizes[-1:], default=StorageSettings().message_log_segment_bytes)
 
+    def _find(self) -> list[RowsAt]:
+        found: list[RowsAt] = []
+        self._each(found.append)
+        if not self._waiting:
+            return found
+        waiting, kept = np.concatenate(self._waiting), []
+        for rows in found:
+            rest = rows.sequences[~np.isin(rows.sequences, waiting)]
+            self.waiting += len(rows.sequences) - len(rest)
+            if len(rest):
+                kept.append(replace(rows, sequences=rest))
+        self.messages -= self.waiting
+        return kept
+
     def _each(self, found: Callable[[RowsAt], None]) -> None:
         wanted = self._wanted
 
@@ -84,12 +106,28 @@ class OfflineRedispatch:
                 undecided = mask & (visited.outcome == 0) & (rows.due_ms <= self._clock.now_us() // 1000)
                 start_ms = visited.key.start_ms
                 self._undecided[start_ms] = self._undecided.get(start_ms, 0) + int(undecided.sum())
+            self._note_waiting(visited)
             mask &= wanted.decided(visited.outcome)
             if mask.any():
                 self.messages += int(mask.sum())
                 found(RowsAt.of(visited, np.flatnonzero(mask)))
 
         self._look_at_damage(survey(self._taken, Range(), visit))
+
+    def _note_waiting(self, visited: Visited) -> None:
+        """Redeliveries for no consumer group in particular that are not decided yet: in a schedule file, or in message_log
+        behind what is replayed."""
+        rows = visited.rows
+        waiting = (rows.origin_sequence != 0) & (visited.outcome == 0)
+        if visited.key is None:
+            [base] = [part.base for part in self._taken.message_log if part.path == visited.path]
+            waiting &= base + rows.offset >= self._taken.checkpoint.replay_offset
+        places = np.flatnonzero(waiting)
+        if not len(places):
+            return
+        with suppress(FormatError):  # a newer record: the survey named it
+            for batch in readable_rows(self._taken, RowsAt.of(visited, places), Findings()):
+                self._waiting.append(batch.origin_sequence[batch.target_group == 0])
 
     def _look_at_damage(self, surveyed: Surveyed) -> None:
         """Name damage to windows of the range, and files of theirs that are missing. A message counts as unread if its
@@ -143,6 +181,7 @@ class OfflineRedispatch:
             first = sequences.take(len(part))
             log.append([part.with_columns(sequence=np.arange(first, first + len(part), dtype=np.int64))])
             log.sync()
+            self.appended += len(part)
             start = stop
 
 

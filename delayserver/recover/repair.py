@@ -34,7 +34,7 @@ Tell = Callable[[str], None]
 
 def apply_repair(taken: Capture, steps: Iterable[Step], tell: Tell = lambda _text: None) -> None:
     """Do all steps. The caller holds the lock. Raises DiskFullError (nothing was lost), StoreError."""
-    steps = [step for step in steps if step.deed != Deed.LEAVE]
+    steps = [step for step in steps if step.changes]
     moved = {step.path for step in steps if step.deed == Deed.RENAME}
     forget_marks(taken, moved | {step.target for step in steps if step.target})
     _rename(taken.fs, [step for step in steps if step.deed == Deed.RENAME], tell)
@@ -122,10 +122,14 @@ def _repair_file(taken: Capture, path: str, steps: list[Step], tell: Tell) -> No
     try:
         for step in steps:
             if step.deed != Deed.CUT or _holds_anything(file, step.start, step.stop):
-                aside = write_quarantine(
-                    fs, taken.path, file, step.start, min(step.stop, file.size()), str(step.detail)
-                )
-                tell(f"{path}: bytes {step.start} to {step.stop} are in {aside}")
+                end = min(step.stop, file.size())
+                if end <= step.start:
+                    tell(f"{path}: of bytes {step.start} to {step.stop} nothing is left: the file ended before")
+                    continue
+                aside = write_quarantine(fs, taken.path, file, step.start, end, str(step.detail))
+                tell(f"{path}: bytes {step.start} to {end} are in {aside}")
+                if end < step.stop:
+                    tell(f"{path}: of bytes {end} to {step.stop} nothing is left: the file ended there")
         if any(step.deed == Deed.MOVE_FILE for step in steps):
             fs.remove(path)
             fs.sync_directory(directory_of(path))

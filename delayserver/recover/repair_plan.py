@@ -38,7 +38,7 @@ from store.file_header import (
 from store.filesystem import FileSystem, directory_of, read_whole
 from store.schedule_key import ScheduleKey, ScheduleLayout
 from store.schedule_log import Source
-from store.windows import DAY_MS
+from store.windows import DAY_MS, TIME_MS_MAX
 
 # What the name of a file ends with, once or more, between its two names.
 MOVING = ".moving"
@@ -56,6 +56,7 @@ class Deed(Enum):
     MOVE_FILE = "move the file aside; the next start makes it anew"
     RENAME = "give the file its name back"
     LEAVE = "left as it is"
+    PASS_OVER = "left where it is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,11 @@ class Step:
     expected: Expected | None = None
     header: FileHeader | None = None
     target: str = ""
+
+    @property
+    def changes(self) -> bool:
+        """Whether anything is done at all."""
+        return self.deed not in (Deed.LEAVE, Deed.PASS_OVER)
 
     def to_map(self) -> dict[str, Any]:
         """The JSON form."""
@@ -124,11 +130,20 @@ def _with_room(fs: FileSystem, steps: list[Step]) -> list[Step]:
 
 def _names_first(taken: Capture, steps: list[Step]) -> list[Step]:
     """A segment ends where the next one begins. While a file among them is not what its name says, nobody knows where: then
-    names alone are put right, and what is wrong with the bytes is left to the next repair."""
+    names alone are put right, and what is wrong with the bytes is left to the next repair, and said."""
     folders = {f"{taken.path}/{name}" for name in ("message_log", "broker/store", "broker/queue")}
     misnamed = {step.path for step in steps if step.deed == Deed.RENAME or (step.deed == Deed.LEAVE and not step.start)}
     folders &= {directory_of(path) for path in misnamed}
-    return [step for step in steps if step.path in misnamed or directory_of(step.path) not in folders]
+    return [
+        step
+        if step.path in misnamed or directory_of(step.path) not in folders
+        else replace(
+            step,
+            deed=Deed.LEAVE,
+            detail=f"{step.detail}; first the files beside it get their names: run `repair` once more",
+        )
+        for step in steps
+    ]
 
 
 def _stranded(taken: Capture) -> Iterator[Step]:
@@ -224,24 +239,41 @@ def _not_in_place(taken: Capture, target: _Target, header: FileHeader) -> Step |
     if header.server_id != taken.server_id or header.kind != target.header.kind:
         detail = f"file kind {header.kind} of server {header.server_id:012x}: not what belongs here"
         return Step(Deed.LEAVE, target.path, 0, target.size, detail)
-    if header.base == target.header.base:
+    if (header.base, header.span_ms) == (target.header.base, target.header.span_ms):
         return None
     name = _name_of(taken, target.path, header)
-    detail = f"its header says that it starts at {header.base}"
+    length = f" and is {header.span_ms} ms long" if header.span_ms != target.header.span_ms else ""
+    detail = f"its header says that it starts at {header.base}{length}"
+    if not name and target.header.kind == FILE_SCHEDULE and header.span_ms == taken.window_ms:
+        both = (taken.schedule_path(ScheduleKey(header.base, source)) for source in (Source.DIRECT, Source.FROM_DAY))
+        detail += f"; rename it to the one of {' and '.join(both)} that is missing"
     return Step(Deed.RENAME if name else Deed.LEAVE, target.path, 0, target.size, detail, target=name)
 
 
 def _name_of(taken: Capture, path: str, header: FileHeader) -> str:
-    """Where a file with this header belongs, if its name tells what kind of file of the window it is."""
+    """Where a file with this header belongs; empty where the header and the name do not tell.
+
+    The header has the start and the length, so it says whether this is a minute or a day. Which of the two schedule files of
+    a minute it is, the name alone says.
+    """
     if header.kind == FILE_MESSAGE_LOG:
         return f"{taken.path}/message_log/{header.base:020d}.log"
+    coarse = header.span_ms == DAY_MS
+    if (
+        header.span_ms not in (DAY_MS, taken.window_ms)
+        or not 0 <= header.base <= TIME_MS_MAX
+        or header.base % header.span_ms
+    ):
+        return ""
     folder, day, name = path.rsplit("/", 2)
     if folder.endswith("/schedule_log"):
         key = ScheduleLayout(taken.window_ms).parse(day, name)
-        return "" if key is None else taken.schedule_path(ScheduleKey(header.base, key.source))
+        if key is None or (key.source == Source.DAY and not coarse):
+            return ""
+        return taken.schedule_path(ScheduleKey(header.base, Source.DAY if coarse else key.source))
     if folder.endswith("/dispatch_log"):
         found = DispatchLayout(taken.window_ms).parse(day, name)
-        return "" if found is None else taken.dispatch_path(DispatchKey(header.base, found.coarse))
+        return "" if found is None else taken.dispatch_path(DispatchKey(header.base, coarse))
     return ""
 
 
@@ -276,7 +308,9 @@ def _range_step(target: _Target, start: int, stop: int, detail: str) -> Step:
         return Step(Deed.FILL, target.path, start, stop, detail, target.expected, target.header)
     if target.header.kind == FILE_NAMES:
         return Step(Deed.TAKE_OUT, target.path, start, stop, detail, target.expected, target.header)
-    return Step(Deed.LEAVE, target.path, start, stop, f"{detail}; the broker passes over it and says so to consumers")
+    return Step(
+        Deed.PASS_OVER, target.path, start, stop, f"{detail}; the broker passes over it and says so to consumers"
+    )
 
 
 def _small_files(taken: Capture) -> Iterator[Step]:

@@ -16,9 +16,10 @@ from delayserver.recover.capture import Capture, hold
 from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.due_range import Range
 from delayserver.recover.findings import CORRUPT, MISPLACED, MISSING, UNREADABLE, Finding, Findings
-from delayserver.recover.log_check import LogCheck, by_sequence, first_kept_sequence
+from delayserver.recover.log_check import UNITS_AT_ONCE, LogCheck, by_sequence, first_kept_sequence
 from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.table_check import check_known_files
+from delayserver.recover.unit_sequences import unit_sequences
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import Visit, WindowCheck
 from store.dispatch_log import DispatchKey
@@ -51,7 +52,8 @@ def survey(
     taken: Capture, span: Range, visit: Visit, progress: Callable[[int], None] = lambda _bytes: None
 ) -> Surveyed:
     """Call `visit` with all messages in the range, internal records among them, window by window; then with those that
-    are in message_log only. Retired windows are gone but for their counts in the ledger.
+    are in message_log only: not yet replayed, or taken out of their file by damage or by `repair`. Of these, some may lie
+    outside the range. Retired windows are gone but for their counts in the ledger.
 
     Files of the oldest windows are held by `taken` from now on."""
     quiet = Findings()
@@ -67,7 +69,18 @@ def survey(
     loose = by_sequence(windows.loose)
     log = LogCheck(taken, units, loose, span, quiet, progress, visit)
     log.run()
+    _visit_left_out(taken, units, log)
     return Surveyed(loose.take(np.flatnonzero(~loose.seen)), quiet)
+
+
+def _visit_left_out(taken: Capture, units: Units, log: LogCheck) -> None:
+    """What message_log has and its file, which goes further, has not: `repair` took it out, or damage hides it."""
+    codes = units.codes[log.differing()].tolist()
+    first_kept = first_kept_sequence(taken) if codes else 0
+    for begin in range(0, len(codes), UNITS_AT_ONCE):
+        some = codes[begin : begin + UNITS_AT_ONCE]
+        held = {code: unit_sequences(taken, units, code, first_kept) for code in some}
+        log.compare_rows({code: sequences for code, sequences in held.items() if sequences is not None})
 
 
 def touches(span: Range, taken: Capture, key: ScheduleKey | DispatchKey) -> bool:

@@ -1,13 +1,13 @@
 """The life of one message, with evidence: every record about it, with the file and the offset in which it stands.
 
-All logs are read without the bytes of the messages, so a trace of a large directory costs a fraction of a check.
+All logs are read without the bytes of the messages, so a trace of a large directory costs a fraction of a check. Evidence is
+whatever verifies; damage that may hide more of it is named where the evidence says of no end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,11 +16,14 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt, parse_derived_message_id
 from delayserver.recover.broker_check import size_of
 from delayserver.recover.capture import Capture
+from delayserver.recover.due_range import Range
 from delayserver.recover.dump import outcome_name, put_blob
 from delayserver.recover.file_read import Expected, FileRead
-from delayserver.recover.findings import Findings
+from delayserver.recover.findings import CORRUPT, Finding, Findings
 from delayserver.recover.log_check import log_parts
 from delayserver.recover.records import Records
+from delayserver.recover.survey import hiding, touches
+from delayserver.recover.table_check import check_known_files
 from delayserver.recover.whole_rows import read_blobs
 from store.batches import (
     KIND_CANCELS,
@@ -35,8 +38,12 @@ from store.batches import (
     StoredBatch,
 )
 from store.columns import ColumnBatch
-from store.file_header import FILE_DISPATCH, FILE_MESSAGE_LOG, FILE_PROGRESS, FILE_SCHEDULE, FILE_STORE
+from store.dispatch_log import DispatchKey, DispatchMark
+from store.errors import CorruptionError
+from store.file_header import FILE_DISPATCH, FILE_HEADER_BYTES, FILE_PROGRESS, FILE_SCHEDULE, FILE_STORE
 from store.id_hash import hash_id
+from store.schedule_key import ScheduleKey
+from store.window_state import FileMark
 from store.windows import window_of
 
 _MESSAGE = (
@@ -85,6 +92,12 @@ class Life:
     receipt: str = ""
     state: str = "unknown"
     evidence: list[Evidence] = field(default_factory=list)
+    due_ms: int = -1
+
+    @property
+    def ended(self) -> bool:
+        """Whether the evidence has its outcome, or its window is retired."""
+        return any(item.what in (OUTCOME, RETIRED) for item in self.evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +116,32 @@ class Trace:
         self._taken = taken
         self._progress = progress
         self._server = f"{taken.server_id:012x}"
+        self._findings = Findings()
+        self.unread: list[Finding] = []
+        """What may hide evidence: of a message without an end, or of one that nothing tells of."""
 
     def run(self, wanted: Wanted) -> list[Life]:
         """A life for each message meant: a client's id can name several. Empty: nothing is known of it."""
         sequences = [wanted.sequence] if wanted.sequence else self._by_id(wanted.message_id)
-        lives = [self._life(sequence, wanted.due_ms) for sequence in sequences]
-        return [life for life in lives if life.evidence]
+        found = [self._life(sequence, wanted.due_ms) for sequence in sequences]
+        lives = [life for life in found if life.evidence]
+        check_known_files(self._taken, self._findings)
+        dues = {life.due_ms for life in lives if not life.ended}
+        if not lives:
+            dues = {wanted.due_ms}
+        hidden = {
+            (f.file, f.offset): f for f in hiding(self._findings) if any(self._concerns(f.file, due) for due in dues)
+        }
+        self.unread = list(hidden.values())
+        return lives
+
+    def _concerns(self, path: str, due_ms: int) -> bool:
+        """Whether a file may tell of a message due then; -1: whenever it was due."""
+        taken, span = self._taken, Range(due_ms, due_ms + 1) if due_ms >= 0 else Range()
+        logs = {taken.schedule_path(key): key for key in taken.schedule | taken.schedule_known}
+        outcomes = {taken.dispatch_path(key): key for key in taken.dispatch | taken.dispatch_known}
+        key = logs.get(path) or outcomes.get(path)
+        return key is None or touches(span, taken, key)
 
     # -- finding
 
@@ -122,23 +155,40 @@ class Trace:
             for records, columns in _rows(read, MessageBatch, KIND_MESSAGES, _MESSAGE):
                 hits = np.flatnonzero((columns["id_hash"] == np.uint64(wanted)) & (columns["origin_sequence"] == 0))
                 for row in hits.tolist():
-                    with suppress(FileNotFoundError):  # retired a moment ago
-                        if read_blobs(self._taken, read.path, records, columns, row)["ids"] == data:
-                            found.add(int(columns["sequence"][row]))
+                    blobs = self._blobs(read.path, records, columns, row)
+                    if blobs is not None and blobs.get("ids") == data:
+                        found.add(int(columns["sequence"][row]))
         return sorted(found)
+
+    def _blobs(self, path: str, records: Records, columns: dict[str, Any], row: int) -> dict[str, bytes] | None:
+        """Empty where they cannot be read; None where the file went, with its window, as the ledger says by now."""
+        try:
+            return read_blobs(self._taken, path, records, columns, row)
+        except FileNotFoundError:
+            return None
+        except CorruptionError as error:
+            self._findings.add(CORRUPT, path, error.offset, error.detail)
+            return {}
 
     def _message_files(self) -> Iterator[FileRead]:
         yield from self._log_files()
         for key, size in self._taken.schedule.items():
-            yield self._file(self._taken.schedule_path(key), size, FILE_SCHEDULE)
+            yield self._schedule_file(key, size)
 
     def _log_files(self) -> Iterator[FileRead]:
-        for part, _ in log_parts(self._taken):
-            yield self._file(part.path, part.size, FILE_MESSAGE_LOG)
+        for part, expected in log_parts(self._taken):
+            yield self._file(part.path, part.size, replace(expected, base=None))
 
-    def _file(self, path: str, size: int, kind: int) -> FileRead:
-        # Evidence is whatever verifies; what lies around it, torn or corrupt, is the business of `check`.
-        return FileRead(self._taken, path, size, Expected(kind, synced=size), Findings(), self._progress)
+    def _schedule_file(self, key: ScheduleKey, size: int) -> FileRead:
+        mark = self._taken.schedule_known.get(key)
+        return self._file(self._taken.schedule_path(key), size, Expected(FILE_SCHEDULE, synced=_end_of(mark)))
+
+    def _dispatch_file(self, key: DispatchKey, size: int) -> FileRead:
+        mark = self._taken.dispatch_known.get(key)
+        return self._file(self._taken.dispatch_path(key), size, Expected(FILE_DISPATCH, synced=_end_of(mark)))
+
+    def _file(self, path: str, size: int, expected: Expected) -> FileRead:
+        return FileRead(self._taken, path, size, expected, self._findings, self._progress)
 
     # -- one message
 
@@ -149,13 +199,12 @@ class Trace:
         for read in self._log_files():
             self._cancels(read, sequence, life)
         for key, size in sorted(self._taken.schedule.items()):
-            read = self._file(self._taken.schedule_path(key), size, FILE_SCHEDULE)
-            self._messages(read, SCHEDULED, sequence, life)
+            self._messages(self._schedule_file(key, size), SCHEDULED, sequence, life)
         mine = {sequence} | {
             item.fields["sequence"] for item in life.evidence if item.fields.get("origin_sequence") == sequence
         }
         for found, size in sorted(self._taken.dispatch.items()):
-            self._outcomes(self._file(self._taken.dispatch_path(found), size, FILE_DISPATCH), mine, life)
+            self._outcomes(self._dispatch_file(found, size), mine, life)
         self._broker(mine, life)
         self._ledger(sequence, due_ms, life)
         life.evidence.sort(key=lambda item: (item.at_us, _ORDER.index(item.what)))
@@ -170,14 +219,13 @@ class Trace:
                 mask |= columns[name] == sequence
             for row in np.flatnonzero(mask).tolist():
                 fields = self._fields(columns, row)
-                try:
-                    blobs = read_blobs(self._taken, read.path, records, columns, row)
-                except FileNotFoundError:  # retired a moment ago, as the ledger says by now
+                blobs = self._blobs(read.path, records, columns, row)
+                if blobs is None:
                     continue
                 for name in ("ids", "properties"):
-                    if blobs[name]:
+                    if blobs.get(name):
                         put_blob(fields, name, blobs[name])
-                fields["body_bytes"] = len(blobs["bodies"])
+                fields["body_bytes"] = int(columns["bodies_length"][row])
                 kind = what
                 if fields["sequence"] != sequence:
                     kind = _relation(fields, sequence)
@@ -231,7 +279,7 @@ class Trace:
         held: list[tuple[int, int, int]] = []
         for name in fs.listdir(f"{root}/store"):
             path = f"{root}/store/{name}"
-            read = self._file(path, size_of(fs, path) or 0, FILE_STORE)
+            read = self._file(path, size_of(fs, path) or 0, Expected(FILE_STORE))
             for records, columns in _rows(read, StoredBatch, KIND_STORED, _STORED):
                 own = columns["server_id"] == self._taken.server_id
                 for row in np.flatnonzero(own & np.isin(columns["sequence"], wanted)).tolist():
@@ -246,7 +294,7 @@ class Trace:
                     )
         progress = f"{root}/progress.log"
         if held and fs.exists(progress):
-            self._acks(self._file(progress, fs.size(progress), FILE_PROGRESS), held, life)
+            self._acks(self._file(progress, fs.size(progress), Expected(FILE_PROGRESS)), held, life)
 
     def _acks(self, read: FileRead, held: list[tuple[int, int, int]], life: Life) -> None:
         for records, columns in _rows(read, ProgressBatch, KIND_PROGRESS, _PROGRESS):
@@ -291,13 +339,17 @@ def _rows(
     read: FileRead, batch_type: type[ColumnBatch], kind: int, names: Sequence[str]
 ) -> Iterator[tuple[Records, dict[str, Any]]]:
     """Records of a kind with their columns; what cannot be decoded is passed over, `check` reports it."""
-    for records in read.records(blobs=False, quiet=True):
+    for records in read.records(blobs=False):
         mine = records.of_kind(kind)
         if len(mine):
             try:
                 yield mine, mine.columns(batch_type, names)
             except ValueError:
                 continue
+
+
+def _end_of(mark: FileMark | DispatchMark | None) -> int:
+    return mark.end if mark is not None else FILE_HEADER_BYTES
 
 
 def _relation(fields: dict[str, Any], sequence: int) -> str:
@@ -311,6 +363,7 @@ def _conclude(life: Life, server: str) -> None:
     own = [item for item in life.evidence if item.fields.get("sequence") == life.sequence]
     for item in own:
         if "due_ms" in item.fields:
+            life.due_ms = item.fields["due_ms"]
             life.receipt = format_receipt(server, item.fields["due_ms"], life.sequence)
             break
     outcomes = [item for item in own if item.what == OUTCOME]

@@ -213,7 +213,7 @@ def test_damage_of_an_aged_directory_is_named_and_ended(aged: Made, tmp_path: Pa
     assert done.code == (0 if kinds <= {"torn"} else 1)
     assert done.last["accepted"] == aged.accepted
     before = path.read_bytes() if path.exists() else b""
-    assert in_process("repair", str(made.path), "--yes").code == 0
+    assert in_process("repair", str(made.path), "--yes").code == (1 if damage in NOT_OURS else 0)
     if damage in NOT_OURS:
         assert path.read_bytes() == before, "what cannot be read is never touched"
         return
@@ -313,7 +313,7 @@ def test_swapped_segments_are_misplaced(aged: Made, tmp_path: Path, room: str) -
     done = in_process("check", str(made.path), "--json")
     misplaced = {finding["file"] for finding in done.last["findings"] if finding["kind"] == "misplaced"}
     assert done.code == 1 and misplaced == {str(first), str(second)}
-    assert in_process("repair", str(made.path), "--yes").code == 0
+    assert in_process("repair", str(made.path), "--yes").code == (0 if room == "message_log" else 1)
     if room == "message_log":
         after = in_process("check", str(made.path), "--json")
         assert (after.code, after.last["findings"]) == (0, [])

@@ -30,16 +30,16 @@ def test_a_dry_run_counts_and_writes_nothing(stopped: Made, tmp_path: Path) -> N
     made = copy(stopped, tmp_path / "data")
     before = {path: path.read_bytes() for path in made.path.rglob("*.log")}
     done = in_process("redispatch", str(made.path), *EVERYTHING, "--dry-run", "--json")
-    assert done.rows == [{"messages": 300, "dry_run": True, **WHOLE}]
+    assert done.rows == [{"messages": 300, "dry_run": True, "waiting": 0, **WHOLE}]
     assert {path: path.read_bytes() for path in made.path.rglob("*.log")} == before
     expired = in_process("redispatch", str(made.path), *EVERYTHING, "--dry-run", "--json", "--outcome", "expired")
-    assert expired.rows == [{"messages": 1, "dry_run": True, **WHOLE}]
+    assert expired.rows == [{"messages": 1, "dry_run": True, "waiting": 0, **WHOLE}]
 
 
 def test_the_next_start_delivers_again_what_a_stopped_directory_was_told(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     done = in_process("redispatch", str(made.path), *EVERYTHING, "--subject", "orders", "--yes", "--json")
-    assert done.rows == [{"messages": 300, "dry_run": False, **WHOLE}]
+    assert done.rows == [{"messages": 300, "dry_run": False, "waiting": 0, **WHOLE}]
     assert in_process("check", str(made.path)).code == 0
     with ServerProcess(made.path, *SMALL) as server, Client(server.address) as client:
         ids = pull_all(client, "orders", "fresh", 600)
@@ -104,6 +104,8 @@ def test_damage_is_named_and_counted_and_the_rest_is_delivered_again(
     path, start, offset, hidden = place_of(made, "header" if part == "file header" else part)
     if part == "file header":
         start, offset, hidden = 0, 20, 0  # its records are read all the same
+    if part in ("header", "columns") and not online:
+        hidden = 0  # message_log has them too
     flip(path, offset)
     asked = (*EVERYTHING, "--json", "--outcome", "delivered")
     counted = 122 if part == "body" else 122 - hidden  # a dry run does not read the bytes of messages
@@ -128,7 +130,7 @@ def test_damage_is_named_and_counted_and_the_rest_is_delivered_again(
 
 def test_people_are_told_the_file_and_the_offset(three_records: Made, tmp_path: Path) -> None:
     made = copy(three_records, tmp_path / "data")
-    path, start, offset, _ = place_of(made, "columns")
+    path, start, offset, _ = place_of(made, "body")
     flip(path, offset)
     done = in_process("redispatch", str(made.path), *EVERYTHING, "--yes")
     assert done.code == 1

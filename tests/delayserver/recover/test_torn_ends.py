@@ -14,4 +14,4 @@ def test_a_torn_end_that_hides_nothing_is_not_named(stopped: Made, tmp_path: Pat
     for path in made.path.glob("schedule_log/*/*.log"):
         path.write_bytes(path.read_bytes() + b"torn by a crash." * 2)
     done = in_process("redispatch", str(made.path), *EVERYTHING, "--yes", "--json")
-    assert done.rows == [{"messages": 300, "dry_run": False, "unreadable": 0, "damages": []}]
+    assert done.rows == [{"messages": 300, "dry_run": False, "waiting": 0, "unreadable": 0, "damages": []}]
