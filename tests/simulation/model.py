@@ -521,8 +521,7 @@ class Model:
         sound = [identity for identity in everything if not self.damaged(identity)] if hit else everything
         self._within("pending", status["pending"], -rows_hit, rows_hit)
         self._within("dead_lettered", status["dead_lettered"], 0, 0)
-        arrived = sum(bool(identity.arrived_tokens) for identity in sound)
-        ended = sum(identity.may_expire and not identity.arrived_tokens for identity in sound)
+        arrived, ended = self._arrived_and_ended(sound)
         self._within("delivered", status["delivered"], arrived, arrived + ended + rows_hit)
         cancelled = sum(identity.cancelled for identity in sound)
         maybe = sum(identity.maybe_cancelled and not identity.cancelled for identity in sound)
@@ -532,6 +531,18 @@ class Model:
         copies = sum(max(identity.accepted - 1, 0) for identity in sound)
         copies_most = sum(max(identity.accepted + identity.unknown - 1, 0) for identity in sound)
         self._within("deduplicated", status["deduplicated"], copies, copies_most + rows_hit)
+
+    def waits_for_leases(self, status: dict[str, int]) -> bool:
+        """Whether messages whose sending nobody answered are delivered and have not arrived: a pull without an answer may
+        hold them until its lease ends."""
+        sound = [identity for identity in self.identities.values() if not self.damaged(identity)]
+        return status["delivered"] > sum(self._arrived_and_ended(sound)) and any(
+            identity.unknown and not identity.arrived_tokens for identity in sound
+        )
+
+    def _arrived_and_ended(self, sound: list[Identity]) -> tuple[int, int]:
+        arrived = sum(bool(identity.arrived_tokens) for identity in sound)
+        return arrived, sum(identity.may_expire and not identity.arrived_tokens for identity in sound)
 
     def _within(self, name: str, value: int, low: int, high: int) -> None:
         if not low <= value <= high:

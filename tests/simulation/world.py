@@ -495,6 +495,10 @@ class World:
             self._leap(settings_of.DELAY_MS_MAX / 1000)
             await self.time.sleep(2)
             status = await self.checker.request("status", {})
+        if self.model.waits_for_leases(status):
+            self._leap(25)
+            await self.time.sleep(2)
+            status = await self.checker.request("status", {})
         self.note("checker", "status", **{name: status[name] for name in BALANCE})
         assert self.host.server is not None
         if not self.damage.flips:
