@@ -7,8 +7,10 @@ An entry point of the group `delayserver.commands` adds a command. Its extra in 
 from __future__ import annotations
 
 import importlib
+import io
+import sys
 from importlib.metadata import EntryPoint, entry_points
-from typing import Final
+from typing import Any, Final
 
 import click
 
@@ -37,6 +39,13 @@ REGISTERED: Final = {
 
 class CommandGroup(click.Group):
     """Commands by name, imported late."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was named."""
+        # What somebody sent may not fit the terminal or the file that it is printed to: it is shown as \u20ac then.
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
+        return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Our own first, then the registered ones by name."""

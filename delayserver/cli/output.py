@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import re
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,9 +24,16 @@ _CONTROLS_OF_JSON: Final = re.compile("[\x7f-\x9f]")
 
 
 def print_json(record: Mapping[str, Any]) -> None:
-    """One JSON object on one line, flushed, so that a reader at the other end of a pipe sees it now."""
-    text = json.dumps(record, ensure_ascii=False, separators=(",", ":"), default=_as_text)
+    """One JSON object on one line, flushed, so that a reader at the other end of a pipe sees it now. It is ASCII where
+    stdout is not UTF-8.
+    """
+    text = json.dumps(record, ensure_ascii=not _stdout_is_utf8(), separators=(",", ":"), default=_as_text)
     click.echo(_CONTROLS_OF_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def _stdout_is_utf8() -> bool:
+    encoding = getattr(sys.stdout, "encoding", None)  # stdout may be closed
+    return encoding is not None and codecs.lookup(encoding).name == "utf-8"
 
 
 def visible(text: str) -> str:

@@ -40,9 +40,11 @@ def pull(
     """Print messages of SUBJECT as they come, until there were --max of them or the --wait is over. SUBJECT is one
     subject; patterns are for routes.
 
-    With --ack a message is acknowledged after it is printed, so that one whose output was lost comes again.
+    With --ack a message is acknowledged after it is printed, so that one whose output was lost comes again. Where that
+    took longer than the ack timeout, as into a pager, it comes again too, and the exit code is 1.
     """
     received = 0
+    unknown = 0
     deadline_s = time.monotonic() + wait_ms / 1000
     with options.connect(server) as client:
         pull_messages_max = client.hello().limits.pull_messages_max
@@ -57,13 +59,17 @@ def pull(
             for delivery in deliveries:
                 _print(delivery, as_json)
             if ack and deliveries:
-                client.ack(subject, group, deliveries)
+                unknown += client.ack(subject, group, deliveries).unknown
             received += len(deliveries)
             if received >= maximum or (time.monotonic() >= deadline_s and not deliveries):
                 break
         elsewhere = [] if received or as_json else _nodes_elsewhere(client, subject)
     if not as_json:
         _print_hint(received, wait_ms, ack, elsewhere)
+    if unknown:
+        raise click.ClickException(
+            f"{unknown} of {received} were not in flight any more and may come again; use a longer --ack-timeout"
+        )
 
 
 def _print(delivery: Delivery, as_json: bool) -> None:

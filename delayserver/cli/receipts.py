@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -53,10 +54,14 @@ def answer_each(
 
 
 def _expand(receipts: Iterable[str]) -> Iterable[str]:
+    # No receipt holds a byte that is not UTF-8: what does is refused by itself, with its neighbours answered.
     for receipt in receipts:
         if receipt == "-":
             if sys.stdin is None:
                 raise click.UsageError("the receipts `-` are read from stdin, and stdin is closed")
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                sys.stdin.reconfigure(errors="replace")
             yield from (line.strip() for line in sys.stdin if line.strip())
         else:
-            yield receipt
+            # Arguments hold such bytes as surrogates.
+            yield receipt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

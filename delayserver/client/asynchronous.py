@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from delayserver.client import message_calls, pull_calls, send_calls
 from delayserver.client.async_batching import AsyncBatcher
 from delayserver.client.blocking import DEFAULT_ADDRESS
-from delayserver.client.core import Call, ClientCore, parse_address
+from delayserver.client.core import Call, ClientCore, copied, parse_address
 from delayserver.client.message_calls import Target
 from delayserver.client.messages import (
     AckResult,
@@ -74,19 +74,24 @@ class AsyncClient:
         self._core = ClientCore(CLIENT_NAME)
         self._connection: StreamConnection | None = None
         self._connecting = anyio.Lock()
+        self._connect_failure: DelayServerError | None = None  # the last one
         self._tasks: anyio.abc.TaskGroup | None = None
 
     # --- life
 
     async def __aenter__(self) -> Self:
-        self._tasks = anyio.create_task_group()
-        await self._tasks.__aenter__()
+        await self._start()
         try:
             await self.connect()
         except BaseException as exc:
             await self.__aexit__(type(exc), exc, exc.__traceback__)
             raise
         return self
+
+    async def _start(self) -> None:
+        """Enter the block without a connection, which the first call opens."""
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -365,10 +370,18 @@ class AsyncClient:
     async def _connected(self) -> StreamConnection:
         if self._connection is not None and not self._connection.closed:
             return self._connection
+        failure_before = self._connect_failure
         async with self._connecting:
             # Another task may have connected while this one waited.
             if self._connection is None or self._connection.closed:
-                self._connection = await self._open()
+                # Or failed to, which is the attempt of all who waited: if each made its own, the last would wait for all.
+                if self._connect_failure is not None and self._connect_failure is not failure_before:
+                    raise copied(self._connect_failure)
+                try:
+                    self._connection = await self._open()
+                except DelayServerError as error:
+                    self._connect_failure = copied(error)
+                    raise
             return self._connection
 
     async def _open(self) -> StreamConnection:

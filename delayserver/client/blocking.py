@@ -5,14 +5,10 @@ Only moves bytes and sleeps; what the bytes mean is in `core` and the ``*_calls`
 
 from __future__ import annotations
 
-import os
-import threading
-import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
 from typing import Final, Self, TypeVar
-from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -41,7 +37,8 @@ from delayserver.client.retries import Attempts, RetryPolicy
 from delayserver.client.send_calls import Integers, SendColumns
 from delayserver.client.socket_connection import SocketConnection
 from delayserver.client.timing import resolve_due_ms
-from delayserver.protocol.errors import DelayServerError
+from delayserver.client.turns import Turns
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
 
 T = TypeVar("T")
@@ -49,17 +46,7 @@ T = TypeVar("T")
 DEFAULT_ADDRESS: Final = "127.0.0.1:20801"
 CLIENT_NAME: Final = "delayserver-python-blocking"
 
-
-_clients: WeakSet[Client] = WeakSet()
-
-
-def _renew_locks() -> None:
-    """In a process that was forked: whoever held a lock does not run here. Their connections are not used any more."""
-    for client in _clients:
-        client._lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_locks)
+_CLOSE_WAIT_S: Final = 0.1  # for a call of another thread that was told to end
 
 
 class Client:
@@ -68,7 +55,8 @@ class Client:
     Connects at the first call or on entering its ``with`` block, and again after a failure. ``timeout_s`` bounds each
     attempt of a call (beyond what the call itself asks the server to wait), ``connect_timeout_s`` each attempt to
     connect. ``retries`` more attempts follow a failure that may pass, with jittered pauses. Every method raises the
-    errors of `delayserver.protocol.errors`.
+    errors of `delayserver.protocol.errors`. A call that waits, such as a long `pull`, is ended by `close` from another
+    thread or a signal handler. A signal handler that interrupts a call needs a client of its own for calls.
     """
 
     def __init__(
@@ -85,8 +73,7 @@ class Client:
         self._connect_timeout_s = connect_timeout_s
         self._retries = RetryPolicy(retries)
         self._core = ClientCore(CLIENT_NAME)
-        self._lock = threading.RLock()
-        _clients.add(self)
+        self._turns = Turns()
         self._connection: SocketConnection | None = None
 
     # --- life
@@ -108,11 +95,20 @@ class Client:
         return self._core.server
 
     def close(self) -> None:
-        """Close the connection; a call afterwards opens it again."""
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+        """Close the connection; a call afterwards opens it again. A call under way in another thread, or that a signal
+        handler has interrupted to call this, ends with `ConnectionLost`, one that just connects when that is over.
+        """
+        self._turns.close_count += 1
+        connection = self._connection
+        if connection is not None:
+            connection.shut_down()
+        # Whoever has a call under way lets go of the connection at its end.
+        if self._turns.lock.acquire(timeout=_CLOSE_WAIT_S):
+            try:
+                if not self._turns.calling:
+                    self._let_go()
+            finally:
+                self._turns.lock.release()
 
     def hello(self) -> ServerInfo:
         """Ask who the server is; also learns its clock."""
@@ -156,7 +152,7 @@ class Client:
         a retry after a lost reply is recognised as the same message instead of being delivered twice; with
         ``retries=0`` the id is the server's. A delay is resolved once, before the first attempt.
         """
-        with self._lock:
+        with self._turns.lock:
             due_ms = self.resolve_due_ms(due_ms, delay_ms, at, delay)
             if message_id is None and self._retries.retries:
                 message_id = send_calls.new_message_id()
@@ -173,7 +169,7 @@ class Client:
         """
         if not messages:
             return []
-        with self._lock:
+        with self._turns.lock:
             if any(m.delay_ms is not None or m.delay is not None for m in messages):
                 self._learn_clock()
             return self._run(send_calls.send_many_call(messages, self._core.clock, make_ids=self._retries.retries > 0))
@@ -198,7 +194,7 @@ class Client:
         ``subjects`` is one subject, or a list with ``subject_index`` u32[n]. Without ``message_ids`` no ids are made
         and a lost reply raises `ConnectionLost` instead of being retried, since nothing would tell the copies apart.
         """
-        with self._lock:
+        with self._turns.lock:
             if delay_ms is not None:
                 self._learn_clock()
             columns = SendColumns(
@@ -269,7 +265,7 @@ class Client:
 
         Not retried once its request has left: after `ConnectionLost` ask `lookup` what became of it.
         """
-        with self._lock:
+        with self._turns.lock:
             new_due_ms = self.resolve_due_ms(due_ms, delay_ms, at, delay)
             return self._run(message_calls.reschedule_call(target, new_due_ms, body, properties, expires_ms))
 
@@ -321,10 +317,11 @@ class Client:
         """Deliveries as columns. ``ack`` settles earlier ones in the same round trip.
 
         What is not acked within ``ack_timeout_s`` (default: the server's) comes again. A ``wait_s`` beyond the
-        server's bound is waited in several requests.
+        server's bound is waited in several requests. `close` from elsewhere ends a wait.
         """
         ack_timeout_ms = None if ack_timeout_s is None else round(ack_timeout_s * 1000)
         wait_ms = round(wait_s * 1000)
+        close_count = self._turns.close_count
         self.connect()  # before it the server's bound of a wait is not known
         while True:
             part_ms = min(wait_ms, self._core.limits.wait_ms_max)
@@ -338,7 +335,8 @@ class Client:
                     ack_timeout_ms=ack_timeout_ms,
                     max_bytes=max_bytes,
                     ack=ack,
-                )
+                ),
+                close_count,
             )
             if pulled.count or wait_ms <= 0:
                 return pulled
@@ -354,40 +352,63 @@ class Client:
 
     # --- one call
 
-    def _run(self, call: Call[T]) -> T:
-        """Send a call until it is answered, the error is final, or the attempts are used up."""
-        with self._lock:
-            attempts: Attempts | None = None  # nearly always the first one is the last
-            while True:
-                sent = False
-                try:
-                    connection = self._connection
-                    if connection is None or not connection.usable(repeatable=call.repeatable):
-                        connection = self._reconnect()
-                    request_id, frame = self._core.encode(call)
-                    sent = True
-                    reply = connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
-                    result = self._core.finish(call, reply)
-                    return result if attempts is None else attempts.told(result)
-                except DelayServerError as error:
-                    attempts = attempts or self._retries.attempts(call)
-                    pause_s = attempts.pause_s(error, sent=sent)
-                    if pause_s is None:
-                        raise
-                time.sleep(pause_s)
+    def _run(self, call: Call[T], close_count: int | None = None) -> T:
+        """Send a call until it is answered, the error is final, the attempts are used up, or the client is closed: since
+        ``close_count`` was so much, or since now.
+        """
+        turns = self._turns
+        if close_count is None:
+            close_count = turns.close_count
+        with turns.lock:
+            if turns.calling:
+                raise InvalidArgument(
+                    f"{call.operation} inside another call: a signal handler needs a client of its own"
+                )
+            try:
+                turns.calling = True
+                attempts: Attempts | None = None  # nearly always the first one is the last
+                while True:
+                    sent = False
+                    try:
+                        connection = self._connection
+                        if connection is None or not connection.usable(repeatable=call.repeatable):
+                            connection = self._reconnect(close_count)
+                        request_id, frame = self._core.encode(call)
+                        sent = True
+                        reply = connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
+                        result = self._core.finish(call, reply)
+                        return result if attempts is None else attempts.told(result)
+                    except DelayServerError as error:
+                        attempts = attempts or self._retries.attempts(call)
+                        pause_s = attempts.pause_s(error, sent=sent)
+                        if pause_s is not None or isinstance(error, ConnectionLost):
+                            turns.check(close_count, error)
+                        if pause_s is None:
+                            raise
+                    turns.pause(pause_s, close_count)
+            finally:
+                turns.calling = False
+                if turns.close_count != close_count:
+                    self._let_go()
 
-    def _reconnect(self) -> SocketConnection:
-        if self._connection is not None:
-            self._connection.close()
-        connection = SocketConnection(self._host_and_port, self._connect_timeout_s)
+    def _reconnect(self, close_count: int) -> SocketConnection:
+        self._let_go()
+        self._turns.check(close_count)
+        connection = self._connection = SocketConnection(self._host_and_port, self._connect_timeout_s)
         try:
+            # Whoever closed the client while it connected has not seen this connection.
+            self._turns.check(close_count)
             hello = self._core.hello()
             self._core.finish(hello, connection.exchange(*self._core.encode(hello), self._timeout_s))
         except BaseException:
             connection.close()
             raise
-        self._connection = connection
         return connection
+
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _learn_clock(self) -> None:
         """Before a delay is resolved: learn the server's clock if it was never learned, too long ago, or roughly."""

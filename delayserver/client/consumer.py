@@ -7,6 +7,7 @@ found.
 from __future__ import annotations
 
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Final, Self
@@ -31,6 +32,10 @@ ACK_TIMEOUT_S: Final = 60.0
 KEPT_PART: Final = 0.5
 """Of its ack timeout a delivery waits here at most: the rest is for who handles and acks it."""
 
+GIVE_BACK_S: Final = 1.0
+"""What waits here and is not handed out is given back in this time, or comes again after its ack timeout: whoever leaves
+the block does not wait longer for a node that says nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
@@ -44,7 +49,8 @@ class Received:
 
     async def ack(self) -> bool:
         """Settle it: it does not come again. False where it was not in flight any more: acked before, or its ack timeout
-        was over, and somebody gets it again. Raises `ConnectionLost` where its node is gone; then it comes again.
+        was over, and somebody gets it again. Raises `ConnectionLost` where its node cannot be reached now (it may be tried
+        again, over a new connection) or is not pulled from any more; what stays unsettled comes again.
         """
         if self.node.closed:
             raise ConnectionLost("the node of this delivery is not pulled from any more")
@@ -52,12 +58,21 @@ class Received:
         return result.acked > 0
 
 
+class _Node(AsyncClient):
+    """A node that may be away when its block is entered: the first call connects, and each call after a failure."""
+
+    async def __aenter__(self) -> Self:
+        await self._start()
+        return self
+
+
 class Consumer:
     """Iterates the deliveries of ``subject`` for ``group`` from all nodes that ``client``'s server names.
 
     ``async with Consumer(client, "orders", "billing") as deliveries: async for received in deliveries: ...``. Each
     `Received` is acked on its own node (``await received.ack()``); what is not comes again after ``ack_timeout_s``. What
-    waits here for a slow caller longer than half of that is handed back, and fewer are pulled at once.
+    waits here for a slow caller longer than half of that is handed back, and fewer are pulled at once; what waits at the end
+    of the block is handed back then, in `GIVE_BACK_S` at most.
     Entering raises the error of the first ``route`` request, and iterating what a node refuses for good, so that
     neither is waited for in silence.
     """
@@ -80,6 +95,8 @@ class Consumer:
         self._ack_timeout_s = ack_timeout_s
         self._tasks: anyio.abc.TaskGroup | None = None
         self._pulling: dict[str, anyio.CancelScope] = {}
+        self._asking = 0  # callers that wait for a delivery
+        self._asked: anyio.Event | None = None  # made by who waits for one of them
         # No buffer: a node is asked for more only when all it gave before has been taken, so a slow consumer holds
         # one pull of each node and no more.
         streams: tuple[
@@ -104,21 +121,32 @@ class Consumer:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._tasks is not None
+        for scope in self._pulling.values():
+            scope.cancel()
         self._tasks.cancel_scope.cancel()
         # An error of the block passes by unwrapped; the group's own tasks meet theirs with patience.
-        await self._tasks.__aexit__(None, None, None)
-        self._close_streams()
+        try:
+            await self._tasks.__aexit__(None, None, None)
+        finally:
+            self._close_streams()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Received:
-        while True:
-            received = await self._receive.receive()
-            if isinstance(received, DelayServerError):
-                raise received
-            if anyio.current_time() < received.hand_out_until_s:
-                return received
+        self._asking += 1
+        if self._asked is not None:
+            self._asked.set()
+            self._asked = None
+        try:
+            while True:
+                received = await self._receive.receive()
+                if isinstance(received, DelayServerError):
+                    raise received
+                if anyio.current_time() < received.hand_out_until_s:
+                    return received
+        finally:
+            self._asking -= 1
 
     @property
     def nodes(self) -> list[str]:
@@ -151,30 +179,53 @@ class Consumer:
             self._tasks.start_soon(self._pull_from, address, scope)
 
     async def _pull_from(self, address: str, scope: anyio.CancelScope) -> None:
-        with scope:
-            while True:
-                try:
-                    async with AsyncClient(address) as node:
-                        await self._pull(node)
-                except DelayServerError as error:
-                    # What time does not mend, such as a name that no node takes, is for the caller to see.
-                    if isinstance(error, Refused):
-                        await self._send.send(error)
-                    await anyio.sleep(PAUSE_AFTER_ERROR_S)
+        # Ended by its own scope alone: the connection is still there for what is given back then.
+        with anyio.CancelScope(shield=True):
+            # One client through all failures: what the node delivered before is acked over it afterwards.
+            async with _Node(address) as node:
+                with scope:
+                    while True:
+                        try:
+                            await self._pull(node)
+                        except DelayServerError as error:
+                            # What time does not mend, such as a name that no node takes, is for the caller to see.
+                            if isinstance(error, Refused):
+                                await self._send.send(error)
+                            await anyio.sleep(PAUSE_AFTER_ERROR_S)
 
     async def _pull(self, node: AsyncClient) -> None:
+        await node.connect()  # before it the server's bound of a wait is not known
         count = self._max_messages
-        keep_s = KEPT_PART * self._ack_timeout_s
         while True:
             deliveries = await node.pull(
                 self._subject, self._group, count, self._wait_s, ack_timeout_s=self._ack_timeout_s
             )
-            until_s = anyio.current_time() + keep_s
             left = deque(deliveries)
-            while left and anyio.current_time() < until_s:
-                await self._send.send(Received(left.popleft(), self._group, node, until_s))
-            if left:
-                await node.nack(self._subject, self._group, left)
-                count = max(1, len(deliveries) - len(left))
-            else:
-                count = min(self._max_messages, 2 * count)
+            try:
+                await self._hand_out(left, node)
+            finally:
+                # Where nobody asked for one in all that time, what is given back would only come to wait here again.
+                idle = len(left) == len(deliveries) > 0 and not self._asking
+                asked = self._caller_asks() if idle else None
+                if left:
+                    await self._give_back(left, node)
+            if asked is not None:
+                await asked.wait()
+            count = max(1, len(deliveries) - len(left)) if left else min(self._max_messages, 2 * count)
+
+    async def _hand_out(self, left: deque[Delivery], node: AsyncClient) -> None:
+        """Takes from ``left`` what the caller took, until all is or the time of the first is over."""
+        until_s = anyio.current_time() + KEPT_PART * self._ack_timeout_s
+        with anyio.CancelScope(deadline=until_s):
+            while left:
+                await self._send.send(Received(left[0], self._group, node, until_s))
+                left.popleft()
+
+    def _caller_asks(self) -> anyio.Event:
+        """Set when the caller asks for the next delivery."""
+        self._asked = self._asked or anyio.Event()
+        return self._asked
+
+    async def _give_back(self, left: deque[Delivery], node: AsyncClient) -> None:
+        with anyio.move_on_after(GIVE_BACK_S, shield=True), suppress(DelayServerError):
+            await node.nack(self._subject, self._group, left)

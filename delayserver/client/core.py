@@ -185,6 +185,13 @@ def in_doubt(refusal: DelayServerError, unknown: DelayServerError) -> DelayServe
     return doubt
 
 
+def copied(error: DelayServerError) -> DelayServerError:
+    """The same error for another caller: one exception object in many tasks would gather all their tracebacks."""
+    copy = type(error)(error.message, retry_after_ms=error.retry_after_ms, name=error.name)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
 def parse_address(address: str) -> tuple[str, int]:
     """Host and port of ``host:port``, ``host`` or ``[ipv6]:port``. Raises ValueError for a port that is no number."""
     host, _, port = address.rpartition(":") if not address.endswith("]") else (address, "", "")

@@ -8,6 +8,7 @@ import os
 import select
 import socket
 import time
+from contextlib import suppress
 from typing import Final
 
 from delayserver.client.core import ReplyStream
@@ -50,6 +51,16 @@ class SocketConnection:
             return False
         # Or something has arrived while nothing was asked: then the server has closed it, or is confused.
         return repeatable or time.monotonic() - self._exchanged_s < _FRESH_S or not self._readable.poll(0)
+
+    def shut_down(self) -> None:
+        """End the exchange under way, which closes it then; the only method for other threads, and for a signal handler in
+        the middle of an exchange.
+        """
+        self._closed = True
+        # A shutdown would also end the exchanges of the process that this one was forked from.
+        if self._process == os.getpid():
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Close; may be called again."""

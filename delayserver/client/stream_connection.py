@@ -12,7 +12,7 @@ from typing import Final
 import anyio
 from anyio.abc import ByteStream
 
-from delayserver.client.core import ReplyStream
+from delayserver.client.core import ReplyStream, copied
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, QueueFull, RequestTimedOut
 from delayserver.protocol.frames import Reply
 
@@ -71,10 +71,7 @@ class StreamConnection:
         if self._failure is None:
             self._failure = failure or ConnectionLost("the client closed the connection")
         for waiter in self._waiters.values():
-            # One exception object in many tasks would gather all their tracebacks, hence a copy for each.
-            cause = self._failure
-            waiter.failure = type(cause)(cause.message, retry_after_ms=cause.retry_after_ms, name=cause.name)
-            waiter.failure.__cause__ = cause.__cause__
+            waiter.failure = copied(self._failure)
             waiter.arrived.set()
         self._waiters.clear()
         self._written.set()

@@ -337,3 +337,28 @@ def test_a_batch_never_exceeds_the_frame_bound(run: Run) -> None:
             assert len(server.messages) == 20
 
     run(main)
+
+
+def test_calls_that_wait_for_one_attempt_to_connect_share_its_failure(server: FakeServer, run: Run) -> None:
+    async def main() -> None:
+        async def time_out(client: AsyncClient) -> None:
+            with pytest.raises(RequestTimedOut):
+                await client.ping()
+
+        async with AsyncClient(server.address, timeout_s=0.5, retries=0) as client:
+            connection = client._connection
+            assert connection is not None
+            server.misbehave("hello", Garbage(b""), Garbage(b""))
+            server.drop_connections()
+            while not connection.closed:
+                await anyio.sleep(0.01)
+            async with anyio.create_task_group() as tasks:
+                for _ in range(20):
+                    tasks.start_soon(time_out, client)
+            assert server.connections == 2
+            # Whoever comes later makes an attempt of its own.
+            await time_out(client)
+            assert await client.ping() > 0
+        assert server.connections == 4
+
+    run(main)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+import anyio
 import pytest
 
-from delayserver.client import AsyncClient, Client, Handle, SendResult
-from delayserver.protocol.errors import ConnectionLost
+from delayserver.client import AsyncClient, Batcher, Client, Handle, SendResult, batching
+from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
 from tests.delayserver.client.fake_server import FakeServer, Garbage, Late
 
 
@@ -96,3 +99,129 @@ def test_a_task_of_asyncio_that_is_cancelled_abandons_its_batcher(server: FakeSe
                 handles[0].result()
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_whoever_hands_over_many_messages_lets_other_tasks_run(server: FakeServer, backend: str) -> None:
+    async def main() -> None:
+        turns = 0
+
+        async def count_turns() -> None:
+            nonlocal turns
+            while True:
+                await anyio.sleep(0)
+                turns += 1
+
+        async with AsyncClient(server.address) as client, anyio.create_task_group() as others:
+            others.start_soon(count_turns)
+            async with client.batcher("a") as batcher:
+                await anyio.sleep(0)
+                before = turns
+                for number in range(1000):
+                    await batcher.send(b"", due_ms=number)
+                assert turns - before >= 10
+                with anyio.CancelScope() as scope:
+                    scope.cancel()
+                    for number in range(1000):
+                        await batcher.send(b"cancelled", due_ms=number)
+                assert scope.cancelled_caught
+            others.cancel_scope.cancel()
+
+    anyio.run(main, backend=backend)
+    handed_over = [stored.body for stored in server.messages]
+    assert handed_over.count(b"") == 1000
+    assert handed_over.count(b"cancelled") < 1000
+
+
+def hand_over_many(batcher: Batcher, server: FakeServer) -> list[Future[SendResult]]:
+    """Twenty batches of ten, the first of which is under way at a server that does not answer it."""
+    server.misbehave("send", Garbage(b""))
+    futures = [batcher.send(b"", due_ms=number) for number in range(200)]
+    while not server.count("send"):
+        time.sleep(0.01)
+    return futures
+
+
+def assert_abandoned(futures: list[Future[SendResult]], server: FakeServer) -> None:
+    assert {type(future.exception(timeout=0)) for future in futures} == {ConnectionLost}
+    assert server.count("send") == 1
+
+
+def test_what_was_handed_over_before_an_error_of_the_block_is_sent(server: FakeServer) -> None:
+    with Client(server.address) as client, pytest.raises(KeyError), client.batcher("a", linger_ms=60_000) as batcher:
+        future = batcher.send(b"", due_ms=1)
+        raise KeyError
+    assert future.result(timeout=0).due_ms == 1
+
+
+def test_an_error_of_the_block_abandons_in_time_what_a_server_that_hangs_does_not_answer(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "DRAIN_S", 0.2)
+    futures: list[Future[SendResult]] = []
+    with Client(server.address, timeout_s=5, retries=0) as client:
+        with pytest.raises(KeyError), client.batcher("a", batch_messages_max=10) as batcher:
+            futures = hand_over_many(batcher, server)
+            raise KeyError
+        assert_abandoned(futures, server)
+
+
+def test_one_interrupt_ends_a_block_that_waits_for_its_last_answers(server: FakeServer) -> None:
+    futures: list[Future[SendResult]] = []
+
+    def interrupt() -> None:
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    with Client(server.address, timeout_s=5, retries=0) as client:
+        with pytest.raises(KeyboardInterrupt), client.batcher("a", batch_messages_max=10) as batcher:
+            futures = hand_over_many(batcher, server)
+            interrupter.start()
+        interrupter.join()
+        assert_abandoned(futures, server)
+
+
+def test_a_flush_waits_no_longer_than_it_is_told(server: FakeServer) -> None:
+    server.misbehave("send", Late(1.0))
+    with Client(server.address) as client, client.batcher("a") as batcher:
+        future = batcher.send(b"", due_ms=1)
+        with pytest.raises(RequestTimedOut, match="1 messages"):
+            batcher.flush(timeout_s=0.1)
+        assert not future.done()
+        batcher.flush(timeout_s=30)
+        assert future.result(timeout=0).due_ms == 1
+
+
+def test_a_forked_process_leaves_the_block_of_its_parent_at_once(server: FakeServer) -> None:
+    forked = threading.Event()
+    with Client(server.address) as client, client.batcher("a", linger_ms=60_000) as batcher:
+        future = batcher.send(b"", due_ms=1)
+        holds = threading.Event()
+
+        def hold_the_lock() -> None:
+            with batcher._changed:
+                holds.set()
+                forked.wait()
+
+        holder = threading.Thread(target=hold_the_lock)
+        holder.start()
+        holds.wait()
+        child = os.fork()
+        if not child:
+            signal.alarm(10)  # ends a child that waits for a thread or a lock that it has not
+            refused = 0
+            for use in (batcher.flush, lambda: batcher.send(b"", due_ms=1)):
+                try:
+                    use()
+                except RuntimeError as error:
+                    refused += "forked from" in str(error)
+            batcher.__exit__(None, None, None)
+            os._exit(refused)
+        forked.set()
+        holder.join()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+    # The parent's connection is whole.
+    assert future.result(timeout=0).due_ms == 1
+    assert [stored.outcome for stored in server.messages] == ["pending"]
+    assert server.connections == 2
