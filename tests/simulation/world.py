@@ -359,6 +359,7 @@ class World:
             operations = int(10 ** (self.chance.random() * 2))
             power = self.chance.random() < 0.75
             self.note("fault", "crash while starting", after_operations=operations, power=power)
+            self.model.disturbed = True
             host.crash_after(operations, power=power)
         await self._start()
 
