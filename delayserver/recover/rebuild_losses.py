@@ -3,7 +3,6 @@ because afterwards nothing tells of it any more."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 
@@ -11,6 +10,7 @@ import numpy as np
 
 from delayserver.recover.balance import PENDING
 from delayserver.recover.capture import Capture
+from delayserver.recover.dump import dump_file
 from delayserver.recover.file_read import FileRead
 from delayserver.recover.findings import MISSING, Findings
 from delayserver.recover.log_check import LogCheck, log_parts
@@ -19,12 +19,11 @@ from delayserver.recover.table_check import check_known_files
 from delayserver.recover.units import Units, unit_code
 from store.batches import I64, KIND_MESSAGES, MessageBatch
 from store.columns import MalformedColumnsError
+from store.errors import CorruptionError, FormatError
 from store.ledger import FILE_NAME as LEDGER_FILE
 from store.schedule_key import ScheduleKey
 from store.schedule_log import Source
 from store.windows import day_of, window_starts
-
-_HEAD_BYTES = 1 << 16
 
 
 def lost_messages(taken: Capture, units: Units) -> list[tuple[str, int]]:
@@ -99,22 +98,13 @@ def perhaps_retired(taken: Capture, log: LogCheck) -> tuple[int, int]:
 
 def _ledger_was_repaired(taken: Capture) -> bool:
     folder = f"{taken.path}/{FOLDER}"
-    names = [name for name in taken.fs.listdir(folder) if name.endswith(SUFFIX)]
-    return any(_origin(taken, f"{folder}/{name}").rpartition("/")[2] == LEDGER_FILE for name in names)
-
-
-def _origin(taken: Capture, path: str) -> str:
-    """The file that a quarantine file's bytes were taken from; empty where its head does not tell."""
-    head = b""
-    file = taken.open(path)
-    try:
-        while b"\n" not in head and (more := file.pread(len(head), _HEAD_BYTES)):
-            head += more
-    finally:
-        taken.release(file)
-    with suppress(ValueError, KeyError, TypeError):
-        return str(json.loads(head.partition(b"\n")[0])["file"])
-    return ""
+    for name in taken.fs.listdir(folder):
+        if name.endswith(SUFFIX):
+            with suppress(FormatError, CorruptionError):  # what its head does not tell
+                [head] = dump_file(taken.fs, f"{folder}/{name}")
+                if str(head.get("file", "")).rpartition("/")[2] == LEDGER_FILE:
+                    return True
+    return False
 
 
 def _ignore(_bytes: int) -> None:

@@ -118,11 +118,10 @@ class OfflineRedispatch:
         """Redeliveries for no consumer group in particular that are not decided yet: in a schedule file, or in message_log
         behind what is replayed."""
         rows = visited.rows
-        waiting = (rows.origin_sequence != 0) & (visited.outcome == 0)
-        if visited.key is None:
+        places = np.flatnonzero((rows.origin_sequence != 0) & (visited.outcome == 0))
+        if visited.key is None and len(places):
             [base] = [part.base for part in self._taken.message_log if part.path == visited.path]
-            waiting &= base + rows.offset >= self._taken.checkpoint.replay_offset
-        places = np.flatnonzero(waiting)
+            places = places[base + rows.offset[places] >= self._taken.checkpoint.replay_offset]
         if not len(places):
             return
         with suppress(FormatError):  # a newer record: the survey named it

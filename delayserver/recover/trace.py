@@ -125,23 +125,26 @@ class Trace:
         sequences = [wanted.sequence] if wanted.sequence else self._by_id(wanted.message_id)
         found = [self._life(sequence, wanted.due_ms) for sequence in sequences]
         lives = [life for life in found if life.evidence]
-        check_known_files(self._taken, self._findings)
-        dues = {life.due_ms for life in lives if not life.ended}
-        if not lives:
-            dues = {wanted.due_ms}
-        hidden = {
-            (f.file, f.offset): f for f in hiding(self._findings) if any(self._concerns(f.file, due) for due in dues)
-        }
-        self.unread = list(hidden.values())
+        self.unread = self._hiding({life.due_ms for life in lives if not life.ended} if lives else {wanted.due_ms})
         return lives
 
-    def _concerns(self, path: str, due_ms: int) -> bool:
-        """Whether a file may tell of a message due then; -1: whenever it was due."""
-        taken, span = self._taken, Range(due_ms, due_ms + 1) if due_ms >= 0 else Range()
-        logs = {taken.schedule_path(key): key for key in taken.schedule | taken.schedule_known}
-        outcomes = {taken.dispatch_path(key): key for key in taken.dispatch | taken.dispatch_known}
-        key = logs.get(path) or outcomes.get(path)
-        return key is None or touches(span, taken, key)
+    def _hiding(self, dues_ms: set[int]) -> list[Finding]:
+        """Damage to files that may tell of messages due then; -1: whenever they are due."""
+        if not dues_ms:
+            return []
+        taken = self._taken
+        check_known_files(taken, self._findings)
+        spans = [Range(due_ms, due_ms + 1) if due_ms >= 0 else Range() for due_ms in dues_ms]
+        keys: dict[str, ScheduleKey | DispatchKey] = {
+            **{taken.schedule_path(key): key for key in taken.schedule | taken.schedule_known},
+            **{taken.dispatch_path(found): found for found in taken.dispatch | taken.dispatch_known},
+        }
+        hidden = {
+            (finding.file, finding.offset): finding
+            for finding in hiding(self._findings)
+            if finding.file not in keys or any(touches(span, taken, keys[finding.file]) for span in spans)
+        }
+        return list(hidden.values())
 
     # -- finding
 

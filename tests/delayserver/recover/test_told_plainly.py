@@ -56,12 +56,12 @@ def test_what_repair_took_out_is_counted_exported_and_redispatched_before_a_rebu
     assert pending.err.count("`rebuild` restores them") == 2
     out = tmp_path / "out"
     exported = in_process("export", str(made.path), "--to", str(out), "--json")
-    assert (exported.code, exported.rows[0]["rows"]) == (1, in_process_rows(stopped, tmp_path))
+    assert (exported.code, exported.rows[0]["rows"]) == (1, rows_of_an_export(stopped, tmp_path))
     again = in_process("redispatch", str(made.path), *EVERYTHING, "--dry-run", "--json")
     assert again.last["messages"] == 300
 
 
-def in_process_rows(made: Made, tmp_path: Path) -> int:
+def rows_of_an_export(made: Made, tmp_path: Path) -> int:
     whole = in_process("export", str(made.path), "--to", str(tmp_path / "whole"), "--json")
     assert whole.code == 0
     return int(whole.rows[0]["rows"])
