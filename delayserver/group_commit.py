@@ -1,8 +1,8 @@
 """The group commit: everything that must be in message_log before it is answered goes through here, many at a time.
 
-While one group is written and synced the next one gathers. A small group is synced on the event loop, because a hop to a
-worker thread costs more than such a sync; a large one in a thread. Nothing downstream sees a record before its sync, and
-a failed sync is final: all who wait are told, and the server stops.
+While one group is written and synced the next one gathers. A small group is synced on the event loop while the disk is
+quick, because a hop to a worker thread costs as much as such a sync; a large one in a thread. Nothing downstream sees a
+record before its sync, and a failed sync is final: all who wait are told, and the server stops.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import trio
 
 from delayserver.clock import Clock
+from delayserver.disk_pace import DiskPace
 from delayserver.protocol.errors import DelayServerError, DiskFull, QueueFull, ShuttingDown, StorageFailed
 from delayserver.settings import StorageSettings
 from store.batches import I64, CancelBatch, MessageBatch
@@ -28,9 +29,6 @@ from store.message_rows import ROWS_MAX, MessageRows, Row, to_batch
 
 # What one row or one item costs in memory beside its bytes, for the bound on what may gather.
 ROW_OVERHEAD_BYTES = 120
-
-# A sync this slow on average goes to a thread, so that it holds up nobody else; a hop costs a third of it.
-INLINE_SYNC_US_MAX = 400
 
 Done = Callable[["Committed | DelayServerError"], None]
 # Told the first sequence of its rows.
@@ -118,7 +116,7 @@ class GroupCommit:
         self.accepted_before = 0
         self.accepted = 0
         self.sync_us_max = 0
-        self._sync_us = 0
+        self._pace = DiskPace()
 
     # -- handing in
 
@@ -189,7 +187,7 @@ class GroupCommit:
         if not self._gathered:
             return True
         small = self._gathered_bytes <= self._settings.inline_sync_bytes_max
-        if self._work.is_set() or not small or self._lagging() or not self._idle.is_set() or not self._disk_is_quick():
+        if self._work.is_set() or not small or self._lagging() or not self._idle.is_set() or not self._pace.quick:
             self._work.set()
             return False
         group = self._next_group()
@@ -261,7 +259,7 @@ class GroupCommit:
     async def _commit_group(self, group: _Group) -> None:
         try:
             batches, size = self._number(group), group.size_bytes
-            if self._inline or (size <= self._settings.inline_sync_bytes_max and self._disk_is_quick()):
+            if self._inline or (size <= self._settings.inline_sync_bytes_max and self._pace.quick):
                 entries = self._write(batches, size)
             else:
                 entries = await trio.to_thread.run_sync(partial(self._write, batches, size))
@@ -299,15 +297,10 @@ class GroupCommit:
         self._moved.set()
         self._publish(entries)
 
-    def _disk_is_quick(self) -> bool:
-        """Whether a small sync may hold the event loop: it does while the last small ones were quick."""
-        return self._sync_us <= INLINE_SYNC_US_MAX
-
     def _took(self, duration_us: int, size_bytes: int) -> None:
         self.sync_us_max = max(self.sync_us_max, duration_us)
         if size_bytes <= self._settings.inline_sync_bytes_max:
-            # Bounded, so that one slow sync is forgotten after some quick ones.
-            self._sync_us += (min(duration_us, 8 * INLINE_SYNC_US_MAX) - self._sync_us) // 8
+            self._pace.took(duration_us)
 
     def _number(self, group: _Group) -> list[ColumnBatch | MessageRows]:
         """Give out sequences in the order of the records. May have to reserve some, on a disk that is full: StoreError."""

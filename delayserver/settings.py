@@ -54,8 +54,10 @@ class StorageSettings:
     window_ms: int = 60_000
     """One schedule segment a minute: small enough to load at once, few enough to name and list. Whole seconds that divide
     a day; a directory keeps the length that it was made with, another one is refused."""
-    fine_horizon_ms: int = 26 * 3_600_000
-    """Messages due beyond it rest in one coarse file a day; a day is split into minutes when it starts within it."""
+    fine_horizon_ms: int = 12 * 3_600_000
+    """A day is split into minutes when it starts within it; messages of later days rest in one coarse file a day. So minutes
+    reach 12 to 36 hours ahead, a day on average: longer, and far due times are spread over ever more files; shorter, and
+    more messages are written twice."""
     message_log_segment_bytes: int = 256 * MIB
     message_log_retention_ms: int = 3_600_000
     """Replayed message_log is kept this long for `rebuild`; schedule_log holds the whole messages anyway."""

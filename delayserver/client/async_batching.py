@@ -12,7 +12,7 @@ import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from delayserver.client.batching import fitting
+from delayserver.client.batching import DRAIN_S, fitting
 from delayserver.client.messages import Message, SendResult
 from delayserver.client.send_calls import check_message
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument
@@ -61,9 +61,10 @@ class Handle:
 class AsyncBatcher:
     """Gathers messages until ``batch_messages_max`` are there or the oldest has waited ``linger_ms``, and sends them.
 
-    An asynchronous context manager; leaving it flushes. ``send`` waits while ``pending_messages_max`` messages are
-    not answered yet, which bounds memory. Errors come out of the handle of each message they concern, and the first
-    since the last flush is raised by the next one. Cancelling the block abandons what is not answered: `ConnectionLost`.
+    An asynchronous context manager; leaving it flushes, after an error of its block for some seconds at most (`DRAIN_S`).
+    What is not answered then, or when the block is cancelled, is abandoned: `ConnectionLost`. ``send`` waits while
+    ``pending_messages_max`` messages are not answered yet, which bounds memory. Errors come out of the handle of each
+    message they concern, and the first since the last flush is raised by the next one.
     """
 
     def __init__(
@@ -107,7 +108,8 @@ class AsyncBatcher:
         try:
             # A cancel scope would cancel the flush as well, but asyncio cancels a task only once.
             if not cancelled:
-                await self.flush()
+                with anyio.move_on_after(None if value is None else DRAIN_S):
+                    await self.flush()
         except DelayServerError:
             # An error of the block itself says more than the errors it caused here.
             if value is None:
@@ -119,9 +121,7 @@ class AsyncBatcher:
             finally:
                 # Tasks outside the block may wait for them.
                 abandoned = [*self._sending, *self._waiting]
-                error = ConnectionLost(
-                    "the batcher was cancelled before the answer: the message may or may not be there"
-                )
+                error = ConnectionLost("the batcher was left before the answer: the message may or may not be there")
                 self._settle(abandoned, [error] * len(abandoned))
 
     async def send(

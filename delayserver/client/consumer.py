@@ -6,6 +6,7 @@ found.
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
@@ -32,9 +33,14 @@ ACK_TIMEOUT_S: Final = 60.0
 KEPT_PART: Final = 0.5
 """Of its ack timeout a delivery waits here at most: the rest is for who handles and acks it."""
 
+SAY_AGAIN_S: Final = 60.0
+"""A node that stays away is named in the log this often, and whenever it fails in another way."""
+
 GIVE_BACK_S: Final = 1.0
 """What waits here and is not handed out is given back in this time, or comes again after its ack timeout: whoever leaves
 the block does not wait longer for a node that says nothing."""
+
+logger = logging.getLogger("delayserver.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +79,8 @@ class Consumer:
     `Received` is acked on its own node (``await received.ack()``); what is not comes again after ``ack_timeout_s``. What
     waits here for a slow caller longer than half of that is handed back, and fewer are pulled at once; what waits at the end
     of the block is handed back then, in `GIVE_BACK_S` at most.
-    Entering raises the error of the first ``route`` request, and iterating what a node refuses for good, so that
-    neither is waited for in silence.
+    Entering raises the error of the first ``route`` request, and iterating what a node refuses for good; a node that is
+    away is tried again until it is back, and named in the log ``delayserver.client``. So neither is waited for in silence.
     """
 
     def __init__(
@@ -179,6 +185,7 @@ class Consumer:
             self._tasks.start_soon(self._pull_from, address, scope)
 
     async def _pull_from(self, address: str, scope: anyio.CancelScope) -> None:
+        said, say_again_s = "", 0.0
         # Ended by its own scope alone: the connection is still there for what is given back then.
         with anyio.CancelScope(shield=True):
             # One client through all failures: what the node delivered before is acked over it afterwards.
@@ -191,6 +198,9 @@ class Consumer:
                             # What time does not mend, such as a name that no node takes, is for the caller to see.
                             if isinstance(error, Refused):
                                 await self._send.send(error)
+                            elif str(error) != said or anyio.current_time() >= say_again_s:
+                                said, say_again_s = str(error), anyio.current_time() + SAY_AGAIN_S
+                                logger.warning("pulls %s from %s again: %s", self._subject, address, error)
                             await anyio.sleep(PAUSE_AFTER_ERROR_S)
 
     async def _pull(self, node: AsyncClient) -> None:

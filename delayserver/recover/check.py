@@ -10,7 +10,6 @@ schedule_log; where all of schedule_log is lost, a hundred million outcomes take
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,18 +20,16 @@ from delayserver.recover.cancel_check import check_cancels
 from delayserver.recover.capture import Capture, capture
 from delayserver.recover.days_rebuild import derive_days
 from delayserver.recover.due_range import Range
-from delayserver.recover.file_read import Expected, FileRead
 from delayserver.recover.findings import CONTRADICTORY, CORRUPT, MISPLACED, MISSING, ORPHANED, UNREADABLE, Findings
 from delayserver.recover.log_check import UNITS_AT_ONCE, LogCheck, by_sequence, first_kept_sequence
 from delayserver.recover.outcome_rows import OutcomeRows
 from delayserver.recover.table_check import check_tables, ledger_balance
+from delayserver.recover.unit_sequences import unit_sequences
 from delayserver.recover.units import Units
 from delayserver.recover.window_check import WindowCheck
-from store.batches import I64, MessageBatch
-from store.columns import MalformedColumnsError
+from store.batches import I64
 from store.dispatch_log import DispatchKey
 from store.errors import CorruptionError, FormatError
-from store.file_header import FILE_SCHEDULE
 from store.filesystem import FileSystem
 from store.ledger import Ledger
 from store.schedule_log import ScheduleKey, Source
@@ -130,36 +127,8 @@ class Check:
         for begin in range(0, len(places), UNITS_AT_ONCE):
             codes = units.codes[places[begin : begin + UNITS_AT_ONCE]].tolist()
             first_kept = first_kept_sequence(self._taken)
-            found = {code: self._sequences(code, first_kept, units) for code in codes}
+            found = {code: unit_sequences(self._taken, units, code, first_kept, blobs=True) for code in codes}
             log.compare_rows({code: sequences for code, sequences in found.items() if sequences is not None})
-
-    def _sequences(self, code: int, first_kept: int, units: Units) -> I64 | None:
-        """All sequences that the files of a unit hold, ascending, from the first that message_log keeps; without those
-        that the ledger counts. None where a file has gone since it was read."""
-        keys = [ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)]
-        if code & 1 and keys[0] not in self._taken.schedule:
-            keys = [
-                key
-                for key in self._taken.schedule
-                if key.source == Source.FROM_DAY and day_of(key.start_ms) == code >> 1
-            ]
-        parts = [np.zeros(0, np.int64)]
-        for key in keys:
-            if key not in self._taken.schedule:
-                continue
-            path, size = self._taken.schedule_path(key), self._taken.schedule[key]
-            # Everything that verifies, wherever it stands: what is lost was judged when the window was read.
-            expected = Expected(FILE_SCHEDULE, key.start_ms, size)
-            read = FileRead(self._taken, path, size, expected, Findings(), lambda _bytes: None)
-            for records in read.records():
-                mine = records.of_kind(MessageBatch.schema.kind)
-                with suppress(MalformedColumnsError):  # told when the window was read
-                    columns = mine.columns(MessageBatch, ("sequence", "due_ms"))
-                    parts.append(columns["sequence"][~units.is_retired(columns["due_ms"], columns["sequence"])])
-            if read.gone:
-                return None
-        sequences = np.unique(np.concatenate(parts))
-        return sequences[sequences >= first_kept]
 
     # -- outcomes without a message
 

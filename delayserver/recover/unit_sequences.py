@@ -17,14 +17,15 @@ from store.schedule_log import ScheduleKey, Source
 from store.windows import day_of
 
 
-def unit_sequences(taken: Capture, units: Units, code: int, first_kept: int) -> I64 | None:
+def unit_sequences(taken: Capture, units: Units, code: int, first_kept: int, *, blobs: bool) -> I64 | None:
     """Sequences i64[n], ascending, of all rows that verify in the files of a unit (`Units.codes`), wherever they stand, from
-    `first_kept` on and without those that the ledger counts. None where a file has gone since it was captured."""
+    `first_kept` on and without those that the ledger counts; with `blobs` the bytes of their messages must verify as well.
+    None where a file has gone since it was captured."""
     parts = [np.zeros(0, np.int64)]
     for key in _files_of(taken, code):
         path, size = taken.schedule_path(key), taken.schedule[key]
         read = FileRead(taken, path, size, Expected(FILE_SCHEDULE, key.start_ms, size), Findings(), _ignore)
-        for records in read.records(blobs=False):
+        for records in read.records(blobs=blobs):
             mine = records.of_kind(MessageBatch.schema.kind)
             with suppress(MalformedColumnsError):  # told when the window was read
                 columns = mine.columns(MessageBatch, ("sequence", "due_ms"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import pytest
 import trio
@@ -24,6 +25,44 @@ def leaves(error: BaseException | None) -> list[BaseException]:
         return [leaf for inner in error.exceptions for leaf in leaves(inner)]
     assert error is not None
     return [error]
+
+
+async def test_the_event_loop_waits_for_small_syncs_while_the_disk_is_quick(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot()
+    server = await host.start()
+    client = await host.client()
+    await client.put("first", host.now_ms + 60_000)  # its subject is new, and its file
+    await host.settled()
+    host.disk.inline = False
+    server.commit._inline = False
+    append, monotonic_us = server.commit._log.append_durably, host.clock.monotonic_us
+    sync_us = spent_us = 0
+    in_threads: list[str] = []
+
+    def append_slowly(batches: Any) -> Any:
+        nonlocal spent_us
+        spent_us += sync_us
+        return append(batches)
+
+    async def run_sync(work: Callable[..., Any], *arguments: Any, **_options: Any) -> Any:
+        in_threads.append(getattr(getattr(work, "func", work), "__name__", ""))
+        return work(*arguments)
+
+    monkeypatch.setattr(server.commit._log, "append_durably", append_slowly)
+    monkeypatch.setattr(host.clock, "monotonic_us", lambda: monotonic_us() + spent_us)
+    monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+    counts = []
+    for takes_us in (100_000, 1, 100_000):
+        sync_us = takes_us
+        for number in range(42):
+            if number == 40:  # by now it is known; one of two reads of the fake network is a step of all that is ready
+                in_threads.clear()
+            await client.put(f"{number}", host.now_ms + 60_000)
+        counts.append(in_threads.count("_write"))
+    assert counts == [2, 0, 2]
+    host.check_balance(pending=127)
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -19,8 +19,8 @@ from delayserver import (
     broker_service,
     cancellation,
     day_tier,
+    disk_pace,
     dispatcher,
-    group_commit,
     housekeeping,
     replayer,
 )
@@ -35,7 +35,7 @@ _THRESHOLDS = (
     (replayer, "INLINE_ROWS_MAX", 0),
     (broker_group, "INLINE_READ_BYTES_MAX", 0),
     (cancellation, "INLINE_MESSAGES_MAX", 0),
-    (group_commit, "INLINE_SYNC_US_MAX", 0),
+    (disk_pace, "INLINE_SYNC_US_MAX", 0),
     # Slices of work between which others have their turn.
     (day_tier, "DRAIN_ROWS", 3),
     (replayer, "ROUND_ROWS_MAX", 5),

@@ -409,6 +409,7 @@ class World:
         self._start_nodes()
         await self._recover()
         self.host.disk.no_more_faults()
+        self.checker.close()  # its connection may have broken in the weather before
 
     async def _deliver_all(self) -> None:
         """Hop from due time to due time until all that was accepted has arrived."""

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 import anyio
 import pytest
 
-from delayserver.client import AsyncClient, Batcher, Client, Handle, SendResult, batching
+from delayserver.client import AsyncClient, Batcher, Client, Handle, SendResult, async_batching, batching
 from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
 from tests.delayserver.client.fake_server import FakeServer, Garbage, Late
 
@@ -164,6 +164,45 @@ def test_an_error_of_the_block_abandons_in_time_what_a_server_that_hangs_does_no
             futures = hand_over_many(batcher, server)
             raise KeyError
         assert_abandoned(futures, server)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_an_error_of_an_asynchronous_block_abandons_in_time_what_is_not_answered(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    monkeypatch.setattr(async_batching, "DRAIN_S", 0.2)
+    server.misbehave("send", Garbage(b""))
+    handles: list[Handle] = []
+
+    async def main() -> None:
+        async with AsyncClient(server.address, timeout_s=600, retries=0) as client:
+            with anyio.fail_after(30), pytest.raises(KeyError):
+                async with client.batcher("a", batch_messages_max=10) as batcher:
+                    handles.extend([await batcher.send(b"", due_ms=number) for number in range(20)])
+                    raise KeyError
+
+    anyio.run(main, backend=backend)
+    for handle in handles:
+        with pytest.raises(ConnectionLost):
+            handle.result()
+    assert server.count("send") == 1
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_what_was_handed_over_before_an_error_of_an_asynchronous_block_is_sent(
+    server: FakeServer, backend: str
+) -> None:
+    handles: list[Handle] = []
+
+    async def main() -> None:
+        async with AsyncClient(server.address) as client:
+            with pytest.raises(KeyError):
+                async with client.batcher("a", linger_ms=60_000) as batcher:
+                    handles.append(await batcher.send(b"", due_ms=1))
+                    raise KeyError
+
+    anyio.run(main, backend=backend)
+    assert handles[0].result().due_ms == 1
 
 
 def test_one_interrupt_ends_a_block_that_waits_for_its_last_answers(server: FakeServer) -> None:

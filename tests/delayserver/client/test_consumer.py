@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from delayserver.client import AsyncClient, Client, Consumer
+from delayserver.client import AsyncClient, Client, Consumer, consumer
 from delayserver.protocol.columns import I64, unpack_column
 from delayserver.protocol.errors import ConnectionLost, NotRouted
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
@@ -88,16 +88,24 @@ def test_what_is_in_hand_is_acked_after_the_connection_was_lost(server: FakeServ
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_a_node_that_is_away_at_first_is_pulled_from_later(backend: str) -> None:
+def test_a_node_that_is_away_at_first_is_named_and_pulled_from_later(
+    backend: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer, "PAUSE_AFTER_ERROR_S", 0.01)
+
     async def main() -> None:
         with FakeServer() as entry, FakeServer() as node:
             entry.nodes = [node.address]
             with Client(node.address) as sender:
                 sender.send("a", b"", due_ms=1)
-            node.misbehave("hello", *[Drop(after_effect=False)] * 4)
-            with anyio.fail_after(10):
+            node.misbehave("hello", *[Drop(after_effect=False)] * 12)
+            with anyio.fail_after(30):
                 async with AsyncClient(entry.address) as client, Consumer(client, "a", "g", wait_s=0) as deliveries:
                     assert await (await anext(deliveries)).ack()
+            # Once, though it is tried again and again.
+            (record,) = [record for record in caplog.records if record.name == "delayserver.client"]
+            assert node.address in record.getMessage()
+            assert "connection" in record.getMessage()
 
     anyio.run(main, backend=backend)
 
