@@ -111,7 +111,10 @@ class Front:
             raise NotReady("the server is still recovering", retry_after_ms=100)
         if server.housekeeping.disk_low:
             free_mib = server.settings.storage.free_bytes_min >> 20
-            raise DiskFull(f"less than {free_mib} MiB are free on the disk", retry_after_ms=1000)
+            raise DiskFull(
+                f"less than {free_mib} MiB are free on the disk, besides what accepted messages take",
+                retry_after_ms=1000,
+            )
 
     def route(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The nodes of a group, by its name or by a subject. Raises InvalidArgument, NotRouted."""

@@ -11,6 +11,7 @@ from delayserver.broker_node import Broker, DeliveryError
 from delayserver.clock import Clock
 from delayserver.dispatcher import Dispatcher
 from delayserver.recovery import Opened
+from delayserver.replayer import Replayer
 from delayserver.settings import Settings
 from delayserver.window_book import WindowBook
 from store.dispatch_log import DispatchKey
@@ -35,6 +36,7 @@ class Housekeeping:
         self,
         fs: FileSystem,
         opened: Opened,
+        replayer: Replayer,
         book: WindowBook,
         groups: dict[int, BrokerGroup],
         dispatcher: Dispatcher,
@@ -43,6 +45,7 @@ class Housekeeping:
     ) -> None:
         self._fs = fs
         self._opened = opened
+        self._replayer = replayer
         self._book = book
         self._groups = groups
         self._dispatcher = dispatcher
@@ -89,12 +92,16 @@ class Housekeeping:
         return now_us
 
     def look_at_disk(self) -> None:
-        """Refuse sends while space is short; outcomes and checkpoints still find room."""
+        """Refuse sends while space is short: what is accepted finds room in schedule_log, then outcomes and checkpoints."""
         self.free_bytes = self._fs.free_bytes(self._opened.directory.path)
-        low = self.free_bytes < self._settings.storage.free_bytes_min
+        lag_bytes = self._replayer.lag_bytes
+        low = self.free_bytes - lag_bytes < self._settings.storage.free_bytes_min
         if low != self.disk_low:
             if low:
-                logger.warning("disk nearly full: %d MiB free; sends are refused", self.free_bytes >> 20)
+                free_mib, lag_mib = self.free_bytes >> 20, lag_bytes >> 20
+                logger.warning(
+                    "disk nearly full: %d MiB free, %d MiB to be replayed; sends are refused", free_mib, lag_mib
+                )
             else:
                 logger.warning("the disk has room again; sends are accepted")
             self.disk_low = low

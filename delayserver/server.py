@@ -350,7 +350,9 @@ class DelayServer:
             self.turns,
             self.clock,
         )
-        self.housekeeping = Housekeeping(self.fs, opened, self.book, self.groups, self.dispatcher, settings, self.clock)
+        self.housekeeping = Housekeeping(
+            self.fs, opened, self.replayer, self.book, self.groups, self.dispatcher, settings, self.clock
+        )
         self.recorder.on_durable = self.housekeeping.outcomes_durable
         self.status = Status(self)
         self.front = Front(self)

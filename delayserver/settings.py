@@ -70,7 +70,8 @@ class StorageSettings:
     gather_bytes_max: int = 64 * MIB
     """Sends waiting for a commit; beyond it clients are told `queue_full`."""
     inline_sync_bytes_max: int = 64 * 1024
-    """Groups up to this size are written and synced on the event loop: a hop to a thread costs more than such a sync."""
+    """Groups up to this size are written and synced on the event loop while the disk is quick: a hop to a thread costs more
+    than such a sync."""
     warm_ahead_bytes: int = 8 * MIB
     replay_lag_bytes_max: int = 512 * MIB
     """Acked but not yet bucketed. Beyond it acks wait, so that a restart never has more than this to replay."""
@@ -78,7 +79,8 @@ class StorageSettings:
     checkpoint_bytes: int = 64 * MIB
     """A checkpoint is due after this much replayed, so that a restart replays little."""
     free_bytes_min: int = 64 * MIB
-    """Below it sends are refused (`disk_full`) so that outcomes and checkpoints still find room."""
+    """Below it, besides what accepted messages still take in schedule_log, sends are refused (`disk_full`) so that outcomes
+    and checkpoints still find room."""
     dispatch_reserve_bytes: int = 8 * MIB
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 from delayserver.loader import LoadedRows
 from store.days import DayTable, SealedDay
@@ -95,6 +96,31 @@ async def test_the_reserve_is_taken_again_when_there_is_room_for_it(boot: Boot) 
     host.disk.capacity_bytes = host.disk.used_bytes + (10 << 20)
     await host.sleep_ms(10_000)
     assert reserve.held
+
+
+async def test_what_is_accepted_has_its_room_in_schedule_log_before_more_is(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"free_bytes_min": 1 << 20}))
+    server = await host.start()
+    client = await host.client()
+    go_on = trio.Event()
+    server.replayer.between_rounds = go_on.wait  # as behind by one more of a hundred files
+    server.replayer.wake()
+    await client.put("first", host.now_ms + 60_000)
+    host.disk.capacity_bytes = host.disk.used_bytes + (1 << 20) + (1 << 16)
+    for _ in range(4):
+        await client.put("x" * 20_000, host.now_ms + 60_000)
+    await host.sleep_ms(300)
+    assert host.disk.free_bytes("/data") >= 1 << 20
+    assert server.replayer.lag_bytes > 1 << 16
+    message = {"subject": "s", "body": "x", "due_ms": host.now_ms + 60_000}
+    assert await client.refused("send", {"messages": [message]}) == "disk_full"
+    host.disk.capacity_bytes += 1 << 20
+    await host.sleep_ms(300)
+    await client.put("last", host.now_ms + 60_000)
+    server.replayer.between_rounds = None
+    go_on.set()
+    await host.settled()
+    host.check_balance(pending=6)
 
 
 async def test_a_schedule_file_that_is_gone_does_not_end_the_server(boot: Boot) -> None:
