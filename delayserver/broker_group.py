@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import trio
@@ -19,21 +18,17 @@ from numpy.typing import NDArray
 from delayserver.attempted import Attempted
 from delayserver.broker_node import DeliveryError, NodeHealth, choose
 from delayserver.clock import LOOK_AGAIN_MS, Clock
-from delayserver.delivery import ChangedRowsError, Shipment, outcomes, read_batch, shipments, take_rows
+from delayserver.delivery import ChangedRowsError, Shipment, outcomes, shipments, take_rows
 from delayserver.group_queue import GroupQueue, Spilled
 from delayserver.loader import DAMAGED_AGAIN_US
+from delayserver.message_reader import MessageReader
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.protocol.outcomes import DeliverOutcome, Outcome
 from delayserver.settings import DispatchSettings
 from delayserver.turns import LARGE_ROWS, Turns
-from store.batches import StoredBatch
 from store.errors import CorruptionError
-from store.filesystem import FileSystem
-from store.schedule_log import ScheduleLog
 from wheel.due_rows import DueRows
 
-# Reading up to this many bytes stays on the event loop; they are in the page cache nearly always.
-INLINE_READ_BYTES_MAX = 256 * 1024
 # While a single attempt shows whether a node is back, the next one waits in steps of this.
 PROBE_LOOK_MS = 5
 # After rows went to a stand-in it is looked for the next ones after this: each time the whole queue is looked through.
@@ -64,18 +59,17 @@ class BrokerGroup:
         name: str,
         code: int,
         nodes: list[NodeHealth],
-        schedule: ScheduleLog,
+        reader: MessageReader,
         recorder: OutcomeRecorder,
         attempted: Attempted,
-        fs: FileSystem,
         settings: DispatchSettings,
-        server_id: int,
         turns: Turns,
         clock: Clock,
     ) -> None:
         self.name = name
         self.code = code
         self.nodes = nodes
+        self.reader = reader
         self.queue = GroupQueue()
         self.counters = GroupCounters()
         self.spilled = Spilled()
@@ -87,19 +81,14 @@ class BrokerGroup:
         self.on_room: Callable[[], None] = lambda: None
         self.on_dropped: Callable[[DueRows], None] = lambda _rows: None
         self.on_left: Callable[[DueRows, int], None] = lambda _rows, _pause_us: None
-        self._schedule = schedule
         self._recorder = recorder
         self._attempted = attempted
-        self._inline = fs.inline
         self._settings = settings
-        self._server_id = server_id
         self._clock = clock
         self._in_flight: dict[int, NDArray[np.int64]] = {}
         self._attempts = 0
         self._stopping = False
         self._turns = turns
-        # One worker of a group at a time: batches that wait for their turn are in memory.
-        self._reading = trio.Lock()
         self._idle = trio.lowlevel.ParkingLot()
         self._put_aside = trio.Event()
         self._pausing = False
@@ -177,6 +166,7 @@ class BrokerGroup:
         """Deliver until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._take_back)
+            nursery.start_soon(self.reader.run)
             for _ in range(self._settings.workers):
                 nursery.start_soon(self._worker)
 
@@ -297,7 +287,7 @@ class BrokerGroup:
         due_us = int(rows.due_ms.max()) * 1000
         queued_us = max(self._clock.now_us(), due_us)
         try:
-            batch = await self._read(shipment)
+            batch = await self.reader.read(shipment)
         except ChangedRowsError as error:
             # They stay pending on disk; what can be served goes on being served.
             self.on_corruption(error)
@@ -334,15 +324,6 @@ class BrokerGroup:
         if len(rows) > LARGE_ROWS:
             await self._turns.take()
         self._answered(node, rows, answer, queued_us, dispatched_us)
-
-    async def _read(self, shipment: Shipment) -> StoredBatch:
-        read = partial(read_batch, self._schedule, shipment, self._server_id)
-        if self._inline or int(shipment.rows.payload["bodies_length"].sum()) <= INLINE_READ_BYTES_MAX:
-            return read()
-        async with self._reading:
-            batch = await trio.to_thread.run_sync(read)
-        await self._turns.take()
-        return batch
 
     def _failed(self, node: NodeHealth, rows: DueRows, reason: str, began_us: int, *, known: bool) -> None:
         self.counters.attempts_failed += 1

@@ -22,6 +22,7 @@ from delayserver.clock import Clock
 from delayserver.delivery import take_rows
 from delayserver.group_wheels import GroupWheels
 from delayserver.loader import DAMAGED_AGAIN_US, LoadedRows, Loader
+from delayserver.message_reader import LOOK_AHEAD_MS, LOOK_MS
 from delayserver.outcome_recorder import OutcomeRecorder
 from delayserver.routes import Routes
 from delayserver.settings import WheelSettings
@@ -70,6 +71,7 @@ class Dispatcher:
         self._slice_rows = settings.slice_rows if len(groups) == 1 else settings.shared_slice_rows
         self._clock = clock
         self._wake = trio.Event()
+        self._looked_ms = 0
         self._refill = trio.Event()
         self.released_to = dict.fromkeys(groups, 0)
         # Windows (behind a group's code and a route's place) of rows that were left on disk, and when to read them again,
@@ -121,8 +123,20 @@ class Dispatcher:
             if next_due_ms is None or next_due_ms > self._horizon.due_ms:
                 await self._wake.wait()
                 continue
-            with trio.move_on_after(self._clock.wait_s((next_due_ms - AHEAD_MS) * 1000)):
+            ahead_ms = LOOK_AHEAD_MS if self._look_ahead(next_due_ms) else AHEAD_MS
+            with trio.move_on_after(self._clock.wait_s((next_due_ms - ahead_ms) * 1000)):
                 await self._wake.wait()
+
+    def _look_ahead(self, next_due_ms: int) -> bool:
+        """Let groups read the messages of a hot moment that is near; True while the next row is farther away."""
+        now_ms = self._clock.now_ms()
+        if next_due_ms > now_ms + LOOK_AHEAD_MS:
+            return True
+        if not 0 <= now_ms - self._looked_ms < LOOK_MS:
+            self._looked_ms = now_ms
+            for code, runs in self._wheel.runs_below(now_ms + LOOK_AHEAD_MS + LOOK_MS):
+                self._groups[code].reader.look_ahead(runs)
+        return False
 
     def _release(self, group: BrokerGroup, rows: DueRows) -> None:
         rows.payload["released_us"] = np.maximum(rows.due_ms * 1000, self._clock.now_us())

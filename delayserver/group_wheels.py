@@ -60,6 +60,11 @@ class GroupWheels:
         dues = [due for wheel in self._wheels.values() if (due := wheel.next_due_ms()) is not None]
         return min(dues, default=None)
 
+    def runs_below(self, due_ms: int) -> Iterator[tuple[int, list[DueRows]]]:
+        """For each group the runs that are due before a time, which stay; see `HashedWheel.runs_below`."""
+        for code, wheel in self._wheels.items():
+            yield code, wheel.runs_below(due_ms)
+
     def rows_below(self, due_ms: int) -> int:
         """How many rows are due before a time."""
         return sum([wheel.rows_below(due_ms) for wheel in self._wheels.values()])

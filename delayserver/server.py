@@ -37,6 +37,7 @@ from delayserver.latency import LatencyHistogram
 from delayserver.loader import Loader
 from delayserver.locator import Locator
 from delayserver.lookup import Lookup
+from delayserver.message_reader import AHEAD_BYTES_MAX, MessageReader
 from delayserver.on_their_way import OnTheirWay
 from delayserver.orphans import find_orphans
 from delayserver.outcome_recorder import OutcomeRecorder
@@ -285,16 +286,15 @@ class DelayServer:
                 )
                 self._remote[node.address] = broker
             nodes.append(NodeHealth(broker, node.weight, self.settings.dispatch, self._chance.random))
+        ahead_bytes_max = AHEAD_BYTES_MAX // len(self.settings.groups)
         built = BrokerGroup(
             group.name,
             code,
             nodes,
-            opened.schedule,
+            MessageReader(opened.schedule, server_id, self.fs, self.turns, self.clock, ahead_bytes_max),
             self.recorder,
             opened.attempted,
-            self.fs,
             self._shared_dispatch(),
-            server_id,
             self.turns,
             self.clock,
         )

@@ -16,6 +16,8 @@ GAP_BYTES_MAX = 64 << 10
 # costs less than another call, and the page is fetched by the kernel anyway.
 _GAP_FACTOR = 3
 _GAP_PAGE = 4 << 10
+# Ranges that stand one behind the other are one, where that leaves so few: one at a time is dearer than one by index.
+_RUN_RANGES_MIN = 4
 
 
 def read_ragged(file: File, offsets: I64, lengths: U32, *, around: bool = False) -> memoryview:
@@ -28,8 +30,12 @@ def read_ragged(file: File, offsets: I64, lengths: U32, *, around: bool = False)
     if not count:
         return memoryview(b"")
     ends = offsets + lengths
-    if count == 1 or bool((offsets[1:] == ends[:-1]).all()):
+    breaks = np.flatnonzero(offsets[1:] != ends[:-1])
+    if not len(breaks):
         return memoryview(_read(file, int(offsets[0]), int(ends[-1] - offsets[0]), around))
+    if (len(breaks) + 1) * _RUN_RANGES_MIN <= count:
+        offsets, ends = offsets[np.append(0, breaks + 1)], ends[np.append(breaks, count - 1)]
+        lengths = ends - offsets
     if not bool(lengths.all()):
         some = np.flatnonzero(lengths)  # empty ranges stand nowhere, their offsets may lie anywhere
         return read_ragged(file, offsets[some], lengths[some], around=around)

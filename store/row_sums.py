@@ -30,6 +30,7 @@ def _scrambled(count: int) -> U64:
 # Odd, so that a changed bit of a word always changes its product modulo 2^64.
 _FACTORS = _scrambled(512) | np.uint64(1)
 _BLOCK_WORDS = 1 << 14
+_WORD_MASK = (1 << 64) - 1
 _REST, _LENGTH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 # What tells a row's id from the same bytes in its properties or its body.
 _PARTS: U64 = np.array([0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 1], np.uint64)
@@ -51,12 +52,11 @@ def row_sums(data: Buffer, offsets: I64, lengths: U32) -> U64:
     """
     if len(data) < 8:
         data = bytes(data).ljust(8, b"\0")
-    words: U64 = np.ndarray((len(data) - 7,), "<u8", data, 0, (1,))  # the one at every byte
     width = int(lengths[0])
-    if lengths.strides == (0,) or bool((lengths == width).all()):
-        sums = _equal(data, words, offsets, width // 8)
-    else:
-        sums = _ragged(words, offsets, lengths // np.uint32(8))
+    if width >= 8 and (lengths.strides == (0,) or bool((lengths == width).all())):
+        return _equal(data, offsets, width)
+    words: U64 = np.ndarray((len(data) - 7,), "<u8", data, 0, (1,))  # the one at every byte
+    sums = _ragged(words, offsets, lengths // np.uint32(8))
     sums += lengths * _LENGTH
     rest = lengths & np.uint32(7)
     if rest.any():
@@ -64,17 +64,25 @@ def row_sums(data: Buffer, offsets: I64, lengths: U32) -> U64:
     return sums
 
 
-def _equal(data: Buffer, words: U64, offsets: I64, count: int) -> U64:
-    """Rows of `count` whole words each."""
-    if not count:
-        return np.zeros(len(offsets), np.uint64)
-    step = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 0
-    if bool((offsets[1:] - offsets[:-1] == step).all()) and step >= 0:
-        taken: U64 = np.ndarray((len(offsets), count), "<u8", data, int(offsets[0]), (step, 8))
-    else:
-        taken = words[offsets[:, np.newaxis] + np.arange(0, 8 * count, 8)]
-    sums: U64 = _mixed(taken) @ _factors(np.arange(count) if count > len(_FACTORS) else slice(count))
+def _equal(data: Buffer, offsets: I64, width: int) -> U64:
+    """Rows of `width` bytes each, at least a word: what is read of them lies in steps, mostly as they stand."""
+    count, rest = divmod(width, 8)
+    factors = _factors(np.arange(count) if count > len(_FACTORS) else slice(count))
+    sums: U64 = _mixed(_words(data, offsets, count)) @ factors
+    sums += np.uint64(width * int(_LENGTH) & _WORD_MASK)
+    if rest:  # the last word of the row, less what the words before it have had
+        sums += _mixed(_words(data, offsets + (width - 8), 1)[:, 0] >> np.uint64(64 - 8 * rest)) * _REST
     return sums
+
+
+def _words(data: Buffer, offsets: I64, count: int) -> U64:
+    """The `count` words from each offset on, u64[n, count]."""
+    step = int(offsets[1] - offsets[0]) if len(offsets) > 1 else 0
+    if step >= 0 and bool((offsets[1:] - offsets[:-1] == step).all()):
+        return np.ndarray((len(offsets), count), "<u8", data, int(offsets[0]), (step, 8))
+    words: U64 = np.ndarray((len(data) - 7,), "<u8", data, 0, (1,))  # the one at every byte
+    taken: U64 = words[offsets[:, np.newaxis] + np.arange(0, 8 * count, 8)]
+    return taken
 
 
 def _ragged(words: U64, offsets: I64, counts: U32) -> U64:

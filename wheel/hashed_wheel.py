@@ -138,6 +138,18 @@ class HashedWheel:
         first_due_ms = min(self._current.first_due_ms, self._later_due_ms())
         return None if first_due_ms == DUE_MS_NONE else first_due_ms
 
+    def runs_below(self, due_ms: int) -> list[DueRows]:
+        """The rows due before the given time as they lie: sorted runs, in no order between them. They stay in the wheel.
+
+        No rows are copied but where some of a run are cancelled: the columns are views that nobody may write to, and that
+        keep what they show whatever becomes of the wheel.
+        """
+        return [
+            DueRows(run_due_ms, sequence, payload.view(self._payload_dtype))
+            for part in (self._current, *self._later())
+            for run_due_ms, sequence, payload in part.runs_below(due_ms)
+        ]
+
     def rows_below(self, due_ms: int) -> int:
         """How many rows are due before the given time; costs one binary search per run that begins before it."""
         return sum(part.rows_below(due_ms) for part in (self._current, *self._later()))

@@ -6,12 +6,13 @@ Which rows belong into which slot is not decided here, and there is no tick and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
 from wheel.keys import DUE_MS_NONE, Int64s, Mask, rows_before, rows_through
-from wheel.run import SortedRun, merge_columns
+from wheel.run import Opaque, SortedRun, merge_columns
 
 RUN_ROWS_MAX: Final = 16_384
 """A batch enters as runs of at most this size: copying one (to sort, merge or release it) takes under 0.5 ms."""
@@ -124,6 +125,12 @@ class SortedRuns:
             return taken[0] if taken else None
         return merge_columns([run.columns(run.head, run.allocated_rows) for run in taken])
 
+    def runs_below(self, due_ms: int) -> Iterator[tuple[Int64s, Int64s, Opaque]]:
+        """The columns of the rows due before the given time, run by run; views where none is cancelled."""
+        for run in self._runs:
+            if run.first_due_ms < due_ms:
+                yield run.columns(run.head, run.position_due(due_ms - 1))
+
     def rows_below(self, due_ms: int) -> int:
         """How many rows are due before the given time."""
         return sum(run.rows_between(run.head, run.position_due(due_ms - 1)) for run in self._runs)
@@ -197,8 +204,8 @@ def _first(run: SortedRun) -> tuple[int, int]:
 def _take_first(active: list[SortedRun], due_ms: int, rows: int) -> SortedRun:
     """Takes some of the first rows, at least one and at most `rows`, out of runs that may interleave."""
     stops = [run.position_due(due_ms) for run in active]
-    if len(active) == 1:
-        stops[0] = min(stops[0], active[0].head + rows)
+    if all(run.last < following.first for run, following in pairwise(active)):
+        stops = _from_front(active, stops, rows)
     elif sum(stops) - sum(run.head for run in active) > rows:
         stops = _narrowed(active, stops, rows)
     parts = [run.columns(run.head, stop) for run, stop in zip(active, stops, strict=True) if stop > run.head]
@@ -209,6 +216,15 @@ def _take_first(active: list[SortedRun], due_ms: int, rows: int) -> SortedRun:
     for run, stop in zip(active, stops, strict=True):
         run.drop_front(stop)
     return merged
+
+
+def _from_front(active: list[SortedRun], stops: list[int], rows: int) -> list[int]:
+    """Stops lowered to the first `rows` rows of runs that lie one behind the other."""
+    lowered: list[int] = []
+    for run, stop in zip(active, stops, strict=True):
+        lowered.append(min(stop, run.head + rows))
+        rows -= lowered[-1] - run.head
+    return lowered
 
 
 def _narrowed(active: list[SortedRun], stops: list[int], rows: int) -> list[int]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
 from sortedcontainers import SortedDict
 
 from wheel.keys import DUE_MS_NONE, Int64s, Mask, groups
-from wheel.run import SortedRun
+from wheel.run import Opaque, SortedRun
 from wheel.runs import SortedRuns
 
 MERGE_RUNS_MIN: Final = 4
@@ -55,6 +56,11 @@ class SpanRuns:
                 break
         self._rows -= sum(map(len, out))
         return out
+
+    def runs_below(self, due_ms: int) -> Iterator[tuple[Int64s, Int64s, Opaque]]:
+        """The columns of the rows due before the given time, run by run."""
+        for span in self._spans.irange(maximum=(due_ms - 1) // self._span_ms):
+            yield from self._spans[span].runs_below(due_ms)
 
     def rows_below(self, due_ms: int) -> int:
         """How many rows are due before the given time."""

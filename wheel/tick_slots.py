@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from wheel.keys import DUE_MS_NONE, Int64s, Mask, groups
-from wheel.run import SortedRun
+from wheel.run import Opaque, SortedRun
 from wheel.runs import SortedRuns
 
 
@@ -51,6 +53,11 @@ class TickSlots:
             self._settle(slot)
         self._rows -= sum(map(len, out))
         return out
+
+    def runs_below(self, due_ms: int) -> Iterator[tuple[Int64s, Int64s, Opaque]]:
+        """The columns of the rows due before the given time, run by run."""
+        for slot in np.flatnonzero(self._first_due < due_ms).tolist():
+            yield from self._runs(slot).runs_below(due_ms)
 
     def rows_below(self, due_ms: int) -> int:
         """How many rows are due before the given time."""

@@ -22,6 +22,7 @@ from delayserver import (
     disk_pace,
     dispatcher,
     housekeeping,
+    message_reader,
     replayer,
 )
 from delayserver.broker import pulls
@@ -33,7 +34,7 @@ T = TypeVar("T")
 # that the small batches of a seed leave it too.
 _THRESHOLDS = (
     (replayer, "INLINE_ROWS_MAX", 0),
-    (broker_group, "INLINE_READ_BYTES_MAX", 0),
+    (message_reader, "INLINE_READ_BYTES_MAX", 0),
     (cancellation, "INLINE_MESSAGES_MAX", 0),
     (disk_pace, "INLINE_SYNC_US_MAX", 0),
     # Slices of work between which others have their turn.
@@ -43,6 +44,10 @@ _THRESHOLDS = (
     (broker_service, "EXPIRED_AT_ONCE", 2),
     (broker_service, "LARGE_ROWS", 2),
     (broker_group, "LARGE_ROWS", 2),
+    (message_reader, "LARGE_ROWS", 1),
+    # What counts as a hot moment: a few messages that are due in the same second.
+    (message_reader, "HOT_ROWS_MIN", 2),
+    (message_reader, "HOT_ROWS_A_MS", 0),
     (dispatcher, "LARGE_ROWS", 2),
     (pulls, "LARGE_ROWS", 2),
     (window_files, "CREATED_AT_ONCE", 1),

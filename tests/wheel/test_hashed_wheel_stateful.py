@@ -92,6 +92,12 @@ class AnyBounds(RuleBasedStateMachine):
 
     @rule(due_ms=TIMES)
     def rows_below(self, due_ms: int) -> None:
+        found: list[tuple[int, int]] = []
+        for rows in self.wheel.runs_below(due_ms):
+            rows.check_invariants()
+            assert rows.payload["sequence_copy"].tolist() == rows.sequence.tolist()
+            found += zip(rows.due_ms.tolist(), rows.sequence.tolist(), strict=True)
+        assert sorted(found) == [key for key in self.model if key[0] < due_ms]
         assert self.wheel.rows_below(due_ms) == bisect.bisect_left(self.model, (due_ms, -(1 << 62)))
 
     @invariant()

@@ -1,0 +1,229 @@
+"""Reads the messages of one group's rows: a batch when it is handed over, a hot moment's before it comes.
+
+What thousands are due in, the disk and the checks of their bytes would take as long as everything behind them. So rows
+that stand close together in the wheel are read some tenths of a second early, in a bounded part of memory. They stay in
+the wheel: they can be cancelled until they are due, and are handed over in the order and the batches of all others. A
+hand-over that finds only some of its rows here reads its file as ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from delayserver.clock import Clock
+from delayserver.delivery import Shipment, read_batch, take_rows
+from delayserver.turns import LARGE_ROWS, Turns
+from store.batches import I64, StoredBatch
+from store.errors import StoreError
+from store.filesystem import FileSystem
+from store.schedule_log import ScheduleLog, Source
+from wheel.due_rows import DueRows
+
+# Reading up to this many bytes stays on the event loop; they are in the page cache nearly always.
+INLINE_READ_BYTES_MAX = 256 * 1024
+# How long before its due time a hot moment is looked for, and how often.
+LOOK_AHEAD_MS = 300
+LOOK_MS = 100
+# What makes a moment hot: so many rows, and so many in each millisecond of a run of the wheel.
+HOT_ROWS_MIN = 1024
+HOT_ROWS_A_MS = 256
+# Runs are read together up to this many rows.
+PART_ROWS = 1 << 14
+# Messages that are read and not handed over, of all groups together: about 400,000 of 100 bytes.
+AHEAD_BYTES_MAX = 64 << 20
+# Beside its body, properties and id.
+ROW_BYTES = 64
+# What was read and not asked for since it was due was cancelled, or went elsewhere.
+KEPT_MS = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class _Part:
+    """Messages of one file in the order of their sequences."""
+
+    window_ms: int
+    source: Source
+    batch: StoredBatch
+    due_last_ms: int
+    bytes: int
+    rows_left: int
+
+    def places(self, sequence: I64) -> slice | NDArray[np.intp] | None:
+        """Where these rows (ascending, at least one) stand; None unless all are here."""
+        own = self.batch.sequence
+        first = int(np.searchsorted(own, sequence[0]))
+        stop = first + len(sequence)
+        if stop <= len(own) and bool((own[first:stop] == sequence).all()):
+            return slice(first, stop)
+        places = np.minimum(np.searchsorted(own, sequence), len(own) - 1)
+        return places if bool((own[places] == sequence).all()) else None
+
+
+class MessageReader:
+    """`read` is for the group's workers, `look_ahead` for the dispatcher, `run` a task of the group."""
+
+    def __init__(
+        self, schedule: ScheduleLog, server_id: int, fs: FileSystem, turns: Turns, clock: Clock, ahead_bytes_max: int
+    ) -> None:
+        self._schedule = schedule
+        self._server_id = server_id
+        self._inline = fs.inline
+        self._turns = turns
+        self._clock = clock
+        self._ahead_bytes_max = ahead_bytes_max
+        # One worker of a group at a time: batches that wait for their turn are in memory.
+        self._reading = trio.Lock()
+        self._parts: list[_Part] = []
+        self._wanted: deque[DueRows] = deque()
+        self._work = trio.Event()
+        # The moments of what could not be read: it is not tried again before it is handed over.
+        self._failed: set[tuple[int, int]] = set()
+        self.rows_ahead = 0
+
+    async def read(self, shipment: Shipment) -> StoredBatch:
+        """The messages of a shipment. Raises CorruptionError (ChangedRowsError where some can be served), KeyError."""
+        large = len(shipment.rows) > LARGE_ROWS
+        batch = self._take(shipment) if large and self._parts else None
+        if batch is not None:
+            self.rows_ahead += len(batch)
+            await self._turns.take()
+            return batch
+        read = partial(read_batch, self._schedule, shipment, self._server_id)
+        if self._inline or int(shipment.rows.payload["bodies_length"].sum()) <= INLINE_READ_BYTES_MAX:
+            return read()
+        async with self._reading:
+            batch = await trio.to_thread.run_sync(read)
+        await self._turns.take()
+        return batch
+
+    # -- ahead
+
+    def look_ahead(self, runs: list[DueRows]) -> None:
+        """Note those of these sorted runs, which stay in the wheel, that are worth reading now."""
+        self._forget()
+        dense = [rows for rows in runs if is_dense(rows)]
+        if sum(map(len, dense)) < HOT_ROWS_MIN:
+            return
+        first_ms, last_ms = min(int(rows.due_ms[0]) for rows in dense), max(int(rows.due_ms[-1]) for rows in dense)
+        # Small runs of the same moment too: a hand-over is served from here only if all of it is here.
+        hot = [rows for rows in runs if first_ms <= rows.due_ms[0] and rows.due_ms[-1] <= last_ms]
+        new = [rows for rows in hot if not self._has(rows)]
+        if new:
+            self._wanted += sorted(new, key=lambda rows: int(rows.sequence[0]))
+            self._work.set()
+
+    async def run(self) -> None:
+        """Read what was noted until cancelled."""
+        while True:
+            if not self._wanted:
+                self._work = trio.Event()
+                if not self._parts:
+                    await self._work.wait()
+                with trio.move_on_after(KEPT_MS / 1000):
+                    await self._work.wait()
+                self._forget()
+                continue
+            runs = self._next_runs()
+            for window_ms, source, part in _by_file(DueRows.concatenate(runs)) if runs else []:
+                await self._read_ahead(window_ms, source, part)
+
+    def _next_runs(self) -> list[DueRows]:
+        """The next of the noted runs that make one part; those that there is no room for are left to who hands them over."""
+        runs: list[DueRows] = []
+        room, rows = self._ahead_bytes_max - sum([part.bytes for part in self._parts]), PART_ROWS
+        while self._wanted and (not runs or len(self._wanted[0]) <= rows):
+            run = self._wanted.popleft()
+            size = _bytes_of(run)
+            if size <= room:
+                runs.append(run)
+                room, rows = room - size, rows - len(run)
+        return runs
+
+    async def _read_ahead(self, window_ms: int, source: Source, rows: DueRows) -> None:
+        read = partial(read_batch, self._schedule, Shipment(rows, window_ms, source, False), self._server_id)
+        try:
+            batch = read() if self._inline else await trio.to_thread.run_sync(read)
+        except (StoreError, FileNotFoundError, KeyError):
+            # Who hands them over meets it too, reports it and serves what can be served.
+            self._failed.add((int(rows.due_ms.max()), int(rows.sequence[0])))
+            return
+        self._parts.append(_Part(window_ms, source, batch, int(rows.due_ms.max()), _bytes_of(rows), len(rows)))
+        self._parts.sort(key=lambda part: int(part.batch.sequence[0]))
+
+    def _has(self, rows: DueRows) -> bool:
+        """Whether these rows, or those of which these are left, were read or are about to be."""
+        first, last = int(rows.sequence.min()), int(rows.sequence.max())
+        if any(int(part.batch.sequence[0]) <= last and first <= int(part.batch.sequence[-1]) for part in self._parts):
+            return True
+        if any(int(other.sequence.min()) <= last and first <= int(other.sequence.max()) for other in self._wanted):
+            return True
+        return any(first <= sequence <= last for _due_ms, sequence in self._failed)
+
+    def _take(self, shipment: Shipment) -> StoredBatch | None:
+        """The messages of a shipment if all are here, in its order."""
+        sequence = shipment.rows.sequence
+        order = None
+        if not bool((sequence[1:] > sequence[:-1]).all()):  # by subject
+            order = np.argsort(sequence)
+            sequence = sequence[order]
+        found: list[tuple[_Part, slice | NDArray[np.intp]]] = []
+        begin = 0
+        for part in self._parts:
+            if (part.window_ms, part.source) != (shipment.window_ms, shipment.source):
+                continue
+            end = int(np.searchsorted(sequence, part.batch.sequence[-1], side="right"))
+            if end > begin:
+                places = part.places(sequence[begin:end])
+                if places is None:
+                    return None
+                found.append((part, places))
+                begin = end
+        if begin < len(sequence):
+            return None
+        batch = StoredBatch.concatenate([self._given(part, places) for part, places in found])
+        return batch if order is None else batch.take(np.argsort(order))
+
+    def _given(self, part: _Part, places: slice | NDArray[np.intp]) -> StoredBatch:
+        batch = part.batch.slice(places.start, places.stop) if isinstance(places, slice) else part.batch.take(places)
+        part.rows_left -= len(batch)
+        if part.rows_left <= 0:
+            self._parts.remove(part)
+        return batch
+
+    def _forget(self) -> None:
+        """What nobody came for, and what lies far ahead since the clock was set back."""
+        now_ms = self._clock.now_ms()
+        self._parts = [part for part in self._parts if _is_near(part.due_last_ms, now_ms)]
+        self._failed = {key for key in self._failed if _is_near(key[0], now_ms)}
+
+
+def is_dense(rows: DueRows) -> bool:
+    """Whether so much of a sorted run is due at a time that reading it holds up what is behind it."""
+    return len(rows) >= HOT_ROWS_A_MS * (int(rows.due_ms[-1]) - int(rows.due_ms[0]) + 1)
+
+
+def _is_near(due_ms: int, now_ms: int) -> bool:
+    return now_ms - KEPT_MS <= due_ms <= now_ms + KEPT_MS
+
+
+def _by_file(rows: DueRows) -> list[tuple[int, Source, DueRows]]:
+    """The rows of each schedule file, in the order of their sequences."""
+    if not bool((rows.sequence[1:] > rows.sequence[:-1]).all()):
+        rows = take_rows(rows, np.argsort(rows.sequence))
+    code = rows.payload["window_ms"] * 4 + rows.payload["source"]
+    return [
+        (value // 4, Source(value % 4), rows if len(rows) == len(mine) else take_rows(rows, mine))
+        for value in np.unique(code).tolist()
+        for mine in (np.flatnonzero(code == value),)
+    ]
+
+
+def _bytes_of(rows: DueRows) -> int:
+    lengths = [int(rows.payload[f"{name}_length"].sum(dtype=np.int64)) for name in ("ids", "properties", "bodies")]
+    return sum(lengths) + ROW_BYTES * len(rows)
