@@ -82,8 +82,9 @@ class MessageReader:
         self._parts: list[_Part] = []
         self._wanted: deque[DueRows] = deque()
         self._work = trio.Event()
-        # The moments of what could not be read: it is not tried again before it is handed over.
-        self._failed: set[tuple[int, int]] = set()
+        # What could not be read (last due time, first and last sequence): it is not tried again before it is handed over.
+        self._failed: set[tuple[int, int, int]] = set()
+        # Rows handed over that had been read ahead, since the start.
         self.rows_ahead = 0
 
     async def read(self, shipment: Shipment) -> StoredBatch:
@@ -151,7 +152,7 @@ class MessageReader:
             batch = read() if self._inline else await trio.to_thread.run_sync(read)
         except (StoreError, FileNotFoundError, KeyError):
             # Who hands them over meets it too, reports it and serves what can be served.
-            self._failed.add((int(rows.due_ms.max()), int(rows.sequence[0])))
+            self._failed.add((int(rows.due_ms.max()), int(rows.sequence[0]), int(rows.sequence[-1])))
             return
         self._parts.append(_Part(window_ms, source, batch, int(rows.due_ms.max()), _bytes_of(rows), len(rows)))
         self._parts.sort(key=lambda part: int(part.batch.sequence[0]))
@@ -159,11 +160,12 @@ class MessageReader:
     def _has(self, rows: DueRows) -> bool:
         """Whether these rows, or those of which these are left, were read or are about to be."""
         first, last = int(rows.sequence.min()), int(rows.sequence.max())
-        if any(int(part.batch.sequence[0]) <= last and first <= int(part.batch.sequence[-1]) for part in self._parts):
-            return True
-        if any(int(other.sequence.min()) <= last and first <= int(other.sequence.max()) for other in self._wanted):
-            return True
-        return any(first <= sequence <= last for _due_ms, sequence in self._failed)
+        ranges = [
+            *[(int(part.batch.sequence[0]), int(part.batch.sequence[-1])) for part in self._parts],
+            *[(int(other.sequence.min()), int(other.sequence.max())) for other in self._wanted],
+            *[(begin, end) for _due_ms, begin, end in self._failed],
+        ]
+        return any(begin <= last and first <= end for begin, end in ranges)
 
     def _take(self, shipment: Shipment) -> StoredBatch | None:
         """The messages of a shipment if all are here, in its order."""
