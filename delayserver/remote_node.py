@@ -163,11 +163,11 @@ class RemoteNode:
                         "origin_sequence",
                     )
                 },
-                "message_ids": bytes(batch.ids),
+                "message_ids": batch.ids,
                 "message_id_length": pack_column(batch.ids_length),
-                "properties": bytes(batch.properties),
+                "properties": batch.properties,
                 "properties_length": pack_column(batch.properties_length),
-                "bodies": bytes(batch.bodies),
+                "bodies": batch.bodies,
                 "body_length": pack_column(batch.bodies_length),
             },
         )
