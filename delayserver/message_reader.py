@@ -33,14 +33,25 @@ LOOK_MS = 100
 # What makes a moment hot: so many rows, and so many in each millisecond of a run of the wheel.
 HOT_ROWS_MIN = 1024
 HOT_ROWS_A_MS = 256
-# Runs are read together up to this many rows.
+# Runs are read together up to this.
 PART_ROWS = 1 << 14
+PART_BYTES = 4 << 20
 # Messages that are read and not handed over, of all groups together: about 400,000 of 100 bytes.
 AHEAD_BYTES_MAX = 64 << 20
 # Beside its body, properties and id.
 ROW_BYTES = 64
 # What was read and not asked for since it was due was cancelled, or went elsewhere.
-KEPT_MS = 10_000
+KEPT_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """Rows of the wheel that are to be read: their sequences lie between `first` and `last`."""
+
+    rows: DueRows
+    first: int
+    last: int
+    bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +91,8 @@ class MessageReader:
         # One worker of a group at a time: batches that wait for their turn are in memory.
         self._reading = trio.Lock()
         self._parts: list[_Part] = []
-        self._wanted: deque[DueRows] = deque()
+        self._wanted: deque[_Run] = deque()
+        self._being_read: list[_Run] = []
         self._work = trio.Event()
         # What could not be read (last due time, first and last sequence): it is not tried again before it is handed over.
         self._failed: set[tuple[int, int, int]] = set()
@@ -106,7 +118,8 @@ class MessageReader:
     # -- ahead
 
     def look_ahead(self, runs: list[DueRows]) -> None:
-        """Note those of these sorted runs, which stay in the wheel, that are worth reading now."""
+        """Note those of these sorted runs, which stay in the wheel, that are worth reading now: the first ones, as far as
+        there is room."""
         self._forget()
         dense = [rows for rows in runs if is_dense(rows)]
         if sum(map(len, dense)) < HOT_ROWS_MIN:
@@ -114,58 +127,73 @@ class MessageReader:
         first_ms, last_ms = min(int(rows.due_ms[0]) for rows in dense), max(int(rows.due_ms[-1]) for rows in dense)
         # Small runs of the same moment too: a hand-over is served from here only if all of it is here.
         hot = [rows for rows in runs if first_ms <= rows.due_ms[0] and rows.due_ms[-1] <= last_ms]
-        new = [rows for rows in hot if not self._has(rows)]
-        if new:
-            self._wanted += sorted(new, key=lambda rows: int(rows.sequence[0]))
+        known = [
+            *[(int(part.batch.sequence[0]), int(part.batch.sequence[-1])) for part in self._parts],
+            *[(run.first, run.last) for run in (*self._being_read, *self._wanted)],
+            *[(first, last) for _due_ms, first, last in self._failed],
+        ]
+        room = self._ahead_bytes_max - sum([part.bytes for part in self._parts])
+        room -= sum([run.bytes for run in (*self._being_read, *self._wanted)])
+        for rows in sorted(hot, key=lambda rows: (int(rows.due_ms[0]), int(rows.sequence[0]))):
+            first, last = _range_of(rows)
+            # Also where a part of it was read: the others are few, or the run is one that was cut or merged since.
+            if not any(begin <= last and first <= end for begin, end in known):
+                room -= self._note(rows, room)
+                if room <= 0:
+                    break
+        if self._wanted:
             self._work.set()
+
+    def _note(self, rows: DueRows, room: int) -> int:
+        """Note a run, in pieces if it is large; the bytes it takes, all of the room where there is too little."""
+        size = _bytes_of(rows)
+        if size > room:
+            return room
+        step = -(-len(rows) // -(-size // PART_BYTES))
+        pieces = [rows.slice(begin, min(begin + step, len(rows))) for begin in range(0, len(rows), step)]
+        self._wanted += [_Run(piece, *_range_of(piece), _bytes_of(piece)) for piece in pieces]
+        return size
 
     async def run(self) -> None:
         """Read what was noted until cancelled."""
         while True:
-            if not self._wanted:
+            runs = self._being_read = self._next_runs()
+            if not runs:
                 self._work = trio.Event()
-                if not self._parts:
-                    await self._work.wait()
-                with trio.move_on_after(KEPT_MS / 1000):
+                with trio.move_on_after(KEPT_MS / 1000 if self._parts else float("inf")):
                     await self._work.wait()
                 self._forget()
                 continue
-            runs = self._next_runs()
-            for window_ms, source, part in _by_file(DueRows.concatenate(runs)) if runs else []:
-                await self._read_ahead(window_ms, source, part)
+            read = partial(self._read_parts, runs)
+            try:
+                self._parts += read() if self._inline else await trio.to_thread.run_sync(read)
+                self._parts.sort(key=lambda part: int(part.batch.sequence[0]))
+            except (StoreError, OSError, KeyError, MemoryError):
+                # Who hands them over meets it too, reports it and serves what can be served.
+                self._failed |= {(int(run.rows.due_ms[-1]), run.first, run.last) for run in runs}
 
-    def _next_runs(self) -> list[DueRows]:
-        """The next of the noted runs that make one part; those that there is no room for are left to who hands them over."""
-        runs: list[DueRows] = []
-        room, rows = self._ahead_bytes_max - sum([part.bytes for part in self._parts]), PART_ROWS
-        while self._wanted and (not runs or len(self._wanted[0]) <= rows):
-            run = self._wanted.popleft()
-            size = _bytes_of(run)
-            if size <= room:
+    def _next_runs(self) -> list[_Run]:
+        """The next of the noted runs that make one part. What is due by now its workers read already."""
+        runs: list[_Run] = []
+        now_ms = self._clock.now_ms()
+        while self._wanted:
+            run = self._wanted[0]
+            if run.rows.due_ms[-1] > now_ms:
+                if runs and (
+                    sum([len(other.rows) for other in runs]) + len(run.rows) > PART_ROWS
+                    or sum([other.bytes for other in runs]) + run.bytes > PART_BYTES
+                ):
+                    break
                 runs.append(run)
-                room, rows = room - size, rows - len(run)
+            self._wanted.popleft()
         return runs
 
-    async def _read_ahead(self, window_ms: int, source: Source, rows: DueRows) -> None:
-        read = partial(read_batch, self._schedule, Shipment(rows, window_ms, source, False), self._server_id)
-        try:
-            batch = read() if self._inline else await trio.to_thread.run_sync(read)
-        except (StoreError, FileNotFoundError, KeyError):
-            # Who hands them over meets it too, reports it and serves what can be served.
-            self._failed.add((int(rows.due_ms.max()), int(rows.sequence[0]), int(rows.sequence[-1])))
-            return
-        self._parts.append(_Part(window_ms, source, batch, int(rows.due_ms.max()), _bytes_of(rows), len(rows)))
-        self._parts.sort(key=lambda part: int(part.batch.sequence[0]))
-
-    def _has(self, rows: DueRows) -> bool:
-        """Whether these rows, or those of which these are left, were read or are about to be."""
-        first, last = int(rows.sequence.min()), int(rows.sequence.max())
-        ranges = [
-            *[(int(part.batch.sequence[0]), int(part.batch.sequence[-1])) for part in self._parts],
-            *[(int(other.sequence.min()), int(other.sequence.max())) for other in self._wanted],
-            *[(begin, end) for _due_ms, begin, end in self._failed],
-        ]
-        return any(begin <= last and first <= end for begin, end in ranges)
+    def _read_parts(self, runs: list[_Run]) -> list[_Part]:
+        parts = []
+        for window_ms, source, rows in _by_file(DueRows.concatenate([run.rows for run in runs])):
+            batch = read_batch(self._schedule, Shipment(rows, window_ms, source, False), self._server_id)
+            parts.append(_Part(window_ms, source, batch, int(rows.due_ms.max()), _bytes_of(rows), len(rows)))
+        return parts
 
     def _take(self, shipment: Shipment) -> StoredBatch | None:
         """The messages of a shipment if all are here, in its order."""
@@ -224,6 +252,12 @@ def _by_file(rows: DueRows) -> list[tuple[int, Source, DueRows]]:
         for value in np.unique(code).tolist()
         for mine in (np.flatnonzero(code == value),)
     ]
+
+
+def _range_of(rows: DueRows) -> tuple[int, int]:
+    if rows.due_ms[0] == rows.due_ms[-1]:  # sorted by due time, then by sequence
+        return int(rows.sequence[0]), int(rows.sequence[-1])
+    return int(rows.sequence.min()), int(rows.sequence.max())
 
 
 def _bytes_of(rows: DueRows) -> int:

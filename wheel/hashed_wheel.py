@@ -141,8 +141,8 @@ class HashedWheel:
     def runs_below(self, due_ms: int) -> list[DueRows]:
         """The rows due before the given time as they lie: sorted runs, in no order between them. They stay in the wheel.
 
-        No rows are copied but where some of a run are cancelled: the columns are views that nobody may write to, and that
-        keep what they show whatever becomes of the wheel.
+        Nothing is copied: the columns are views that nobody may write to, and that keep what they show whatever becomes
+        of the wheel. So rows that were cancelled may be among them.
         """
         return [
             DueRows(run_due_ms, sequence, payload.view(self._payload_dtype))

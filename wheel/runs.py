@@ -126,10 +126,11 @@ class SortedRuns:
         return merge_columns([run.columns(run.head, run.allocated_rows) for run in taken])
 
     def runs_below(self, due_ms: int) -> Iterator[tuple[Int64s, Int64s, Opaque]]:
-        """The columns of the rows due before the given time, run by run; views where none is cancelled."""
+        """The columns of the rows due before the given time, run by run; cancelled ones may be among them."""
         for run in self._runs:
             if run.first_due_ms < due_ms:
-                yield run.columns(run.head, run.position_due(due_ms - 1))
+                rows = slice(run.head, run.position_due(due_ms - 1))
+                yield run.due_ms[rows], run.sequence[rows], run.payload[rows]
 
     def rows_below(self, due_ms: int) -> int:
         """How many rows are due before the given time."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -13,11 +15,14 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayserver.delivery import read_batch, shipments, take_rows
+from delayserver.clock import SystemClock
+from delayserver.delivery import Shipment, read_batch, shipments, take_rows
 from delayserver.message_reader import AHEAD_BYTES_MAX, KEPT_MS, MessageReader, is_dense
 from delayserver.rows import ROW, make_rows
 from delayserver.turns import Turns
 from store.batches import StoredBatch
+from store.filesystem import RealFileSystem
+from store.schedule_log import ScheduleLog
 from tests.delayserver.test_broker_group import put_many
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk
@@ -119,6 +124,66 @@ async def test_memory_for_it_is_bounded(boot: Boot, monkeypatch: pytest.MonkeyPa
     assert AHEAD_BYTES_MAX <= 64 << 20
 
 
+async def test_large_runs_are_read_in_parts(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayserver.message_reader.PART_BYTES", 20_000)
+    host, _due_ms = await heated(boot)
+    parts = reader_of(host)._parts
+    assert len(parts) > 5 and all(part.bytes <= 20_100 for part in parts)
+    assert sum(part.rows_left for part in parts) == HOT
+    await host.until(lambda: len(host.fake().stored) == HOT)
+    assert reader_of(host).rows_ahead == HOT
+
+
+async def test_a_read_that_the_system_refuses_ends_nothing(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[int] = []
+
+    def refused_once(log: ScheduleLog, shipment: Shipment, server_id: int) -> StoredBatch:
+        tried.append(len(shipment.rows))
+        if len(tried) == 1:
+            raise OSError(errno.ENOMEM, "no memory")
+        return read_batch(log, shipment, server_id)
+
+    monkeypatch.setattr("delayserver.message_reader.read_batch", refused_once)
+    host, _due_ms = await heated(boot)
+    await host.until(lambda: len(host.fake().stored) == HOT)
+    assert host.died_of is None and tried[0] == HOT and sum(tried[1:]) == HOT
+    assert reader_of(host).rows_ahead == 0
+
+
+def test_what_is_being_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    log, _messages = filled(FakeDisk(), [60])
+    index = log.index(KEY)
+    reads: list[int] = []
+
+    def slow(log: ScheduleLog, shipment: Shipment, server_id: int) -> StoredBatch:
+        reads.append(len(shipment.rows))
+        time.sleep(0.05)  # in a thread
+        return read_batch(log, shipment, server_id)
+
+    async def look_twice() -> None:
+        clock = SystemClock()
+        due_ms = np.full(60, clock.now_ms() + 60_000)
+        rows = DueRows(due_ms, index.sequence, make_rows(index, KEY.start_ms, KEY.source, loaded_us=1))
+        reader = MessageReader(log, 7, RealFileSystem(), Turns(clock), clock, AHEAD_BYTES_MAX)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reader.run)
+            reader.look_ahead([rows])
+            while not reads:
+                await trio.sleep(0.001)
+            reader.look_ahead([rows])
+            while not reader._parts:
+                await trio.sleep(0.001)
+            reader.look_ahead([rows])
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+
+    monkeypatch.setattr("delayserver.message_reader.read_batch", slow)
+    monkeypatch.setattr("delayserver.message_reader.KEPT_MS", 120_000)
+    with hot_from(1):
+        trio.run(look_twice)
+    assert reads == [60]
+
+
 async def test_a_few_hundred_are_read_when_they_are_due(boot: Boot) -> None:
     host, _due_ms = await heated(boot, 1_000)
     assert not reader_of(host)._parts
@@ -152,7 +217,7 @@ def test_what_was_read_ahead_is_what_the_file_has(counts: list[int], span_ms: in
 
     async def compare() -> int:
         clock = SimulatedClock()
-        clock.step(KEY.start_ms - clock.now_ms())
+        clock.step(KEY.start_ms - 100 - clock.now_ms())
         reader = MessageReader(log, 7, FakeDisk(), Turns(clock), clock, AHEAD_BYTES_MAX)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader.run)

