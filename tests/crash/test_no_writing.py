@@ -109,18 +109,25 @@ def read_only(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
     """Makes a folder read-only for whoever opens a file in it from then on.
 
     The kernel refuses that to a file system with files open for writing, as a server has them; but a read-only mount of the
-    folder over itself is what a path leads to.
+    folder over itself is what a path leads to. It is made read-only elsewhere first: a mount that is writable for a moment
+    would stay so where the server opens a file in that moment.
     """
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
     done: list[Path] = []
 
+    def mount(*arguments: str) -> None:
+        found = subprocess.run(["mount", *arguments], capture_output=True, text=True, check=False)
+        require(not found.returncode, f"the right to mount ({found.stderr.strip()})")
+        done.append(Path(arguments[-1]))
+
     def make(path: Path) -> None:
-        for options in (["--bind", str(path)], ["-o", "remount,bind,ro"]):
-            found = subprocess.run(["mount", *options, str(path)], capture_output=True, text=True, check=False)
-            require(not found.returncode, f"the right to mount ({found.stderr.strip()})")
-            done[:] = [path]
+        mount("--bind", str(path), str(elsewhere))
+        mount("-o", "remount,bind,ro", str(elsewhere))
+        mount("--bind", str(elsewhere), str(path))
 
     yield make
-    for path in done:
+    for path in reversed(done):
         subprocess.run(["umount", "-l", str(path)], check=False, capture_output=True)
 
 
