@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sortedcontainers import SortedSet
 
+from delayserver.rows import message_bytes
 from wheel.due_rows import DueRows
 
 
@@ -164,11 +165,7 @@ class Spilled:
 
 def _fitting(chunk: DueRows, rows_max: int, bytes_max: int, *, at_least_one: bool) -> tuple[int, int]:
     """How many rows from the front of a chunk fit, and their bytes."""
-    payload = chunk.payload[:rows_max]
-    sizes = payload["bodies_length"].astype(np.int64)
-    sizes += payload["ids_length"]
-    sizes += payload["properties_length"]
-    total = np.cumsum(sizes)
+    total = np.cumsum(message_bytes(chunk.payload[:rows_max]))
     stop = int(np.searchsorted(total, bytes_max, side="right"))
     if stop == 0 and at_least_one:
         stop = 1

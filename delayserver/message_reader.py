@@ -18,12 +18,14 @@ from numpy.typing import NDArray
 
 from delayserver.clock import Clock
 from delayserver.delivery import Shipment, read_batch, take_rows
+from delayserver.rows import message_bytes
 from delayserver.turns import LARGE_ROWS, Turns
 from store.batches import I64, StoredBatch
 from store.errors import StoreError
 from store.filesystem import FileSystem
 from store.schedule_log import ScheduleLog, Source
 from wheel.due_rows import DueRows
+from wheel.keys import ascending
 
 # Reading up to this many bytes stays on the event loop; they are in the page cache nearly always.
 INLINE_READ_BYTES_MAX = 256 * 1024
@@ -199,7 +201,7 @@ class MessageReader:
         """The messages of a shipment if all are here, in its order."""
         sequence = shipment.rows.sequence
         order = None
-        if not bool((sequence[1:] > sequence[:-1]).all()):  # by subject
+        if not ascending(sequence):  # by subject
             order = np.argsort(sequence)
             sequence = sequence[order]
         found: list[tuple[_Part, slice | NDArray[np.intp]]] = []
@@ -244,7 +246,7 @@ def _is_near(due_ms: int, now_ms: int) -> bool:
 
 def _by_file(rows: DueRows) -> list[tuple[int, Source, DueRows]]:
     """The rows of each schedule file, in the order of their sequences."""
-    if not bool((rows.sequence[1:] > rows.sequence[:-1]).all()):
+    if not ascending(rows.sequence):
         rows = take_rows(rows, np.argsort(rows.sequence))
     code = rows.payload["window_ms"] * 4 + rows.payload["source"]
     return [
@@ -261,5 +263,4 @@ def _range_of(rows: DueRows) -> tuple[int, int]:
 
 
 def _bytes_of(rows: DueRows) -> int:
-    lengths = [int(rows.payload[f"{name}_length"].sum(dtype=np.int64)) for name in ("ids", "properties", "bodies")]
-    return sum(lengths) + ROW_BYTES * len(rows)
+    return int(message_bytes(rows.payload).sum()) + ROW_BYTES * len(rows)

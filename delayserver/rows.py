@@ -66,3 +66,11 @@ def make_rows(
     rows["loaded_us"] = loaded_us
     rows["uncertain"] = uncertain
     return rows
+
+
+def message_bytes(rows: NDArray[Any]) -> NDArray[np.int64]:
+    """The bytes of each message that these index rows stand for, i64[n]: its body, id and properties."""
+    sizes: NDArray[np.int64] = rows["bodies_length"].astype(np.int64)
+    sizes += rows["ids_length"]
+    sizes += rows["properties_length"]
+    return sizes
