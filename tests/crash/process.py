@@ -5,8 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from tests.crash.points import Operation
 # Forked from a process that has imported everything already: a start takes a tenth of a second.
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tests.crash.crashing_server"])
+# `Process.start` asks after all children of this process, those of other threads too. The exit code of a child can be read
+# once: of two threads that ask at the same moment one gets nothing, and says 255. So they ask one at a time.
+ASKING = threading.Lock()
 START_TIMEOUT_S = 120.0
 KIB = 1 << 10
 HOUR_MS = 3_600_000
@@ -89,7 +94,8 @@ class ServerUnderTest:
         self._pipe, theirs = CONTEXT.Pipe()
         orders = Orders(self.settings, self._control_path, str(self._log), point, fail_sync, open_files_max, role)
         self._process = CONTEXT.Process(target=main, args=(orders, theirs), daemon=True)
-        self._process.start()
+        with ASKING:
+            self._process.start()
         theirs.close()
 
     def start(self, point: str = "", **more: Any) -> bool:
@@ -119,7 +125,8 @@ class ServerUnderTest:
     @property
     def alive(self) -> bool:
         """Whether the process runs."""
-        return bool(self._process.is_alive())
+        with ASKING:
+            return bool(self._process.is_alive())
 
     @property
     def pid(self) -> int:
@@ -128,8 +135,8 @@ class ServerUnderTest:
 
     def wait(self, timeout_s: float = START_TIMEOUT_S) -> int:
         """Wait for the end; the exit code (negative: the signal)."""
-        self._process.join(timeout_s)
-        assert not self._process.is_alive(), f"the server did not end: {self.said()}"
+        connection.wait([self._process.sentinel], timeout_s)
+        assert not self.alive, f"the server did not end: {self.said()}"
         self._hear()
         self._pipe.close()
         return int(self._process.exitcode)
@@ -150,9 +157,10 @@ class ServerUnderTest:
 
     def clean_up(self) -> None:
         """Leave no process behind."""
-        if self._process is not None and self._process.is_alive():
+        if self._process is not None and self.alive:
             self._process.kill()
-            self._process.join()
+            connection.wait([self._process.sentinel])
+            assert not self.alive
 
     def said(self) -> str:
         """What the processes wrote to stderr."""
