@@ -59,11 +59,15 @@ class Opened:
             part.close()
 
 
-def open_directory(fs: FileSystem, settings: Settings, clock: Clock, chance: random.Random, holder: str) -> Opened:
+def open_directory(
+    fs: FileSystem, settings: Settings, clock: Clock, chance: random.Random, holder: str, role: str
+) -> Opened:
     """Lock, read, recover. Raises LockedError, FormatError, CorruptionError (of what cannot be done without), StoreError."""
     storage = settings.storage
     path = storage.data_dir.rstrip("/") or "/"
-    directory = DataDirectory.open(fs, path, random_server_id=lambda: random_server_id(chance), holder=holder)
+    directory = DataDirectory.open(
+        fs, path, random_server_id=lambda: random_server_id(chance), holder=holder, role=role
+    )
     server_id = directory.server_id
     damages: list[str] = []
     _refuse_lost_tables(fs, path)

@@ -99,7 +99,7 @@ class DelayServer:
     def open(self) -> None:
         """Lock and recover the data directory, build all parts. Raises StoreError and its kinds."""
         holder = f"process {os.getpid()} (delayserver {self.role})"
-        self.opened = open_directory(self.fs, self.settings, self.clock, self._chance, holder)
+        self.opened = open_directory(self.fs, self.settings, self.clock, self._chance, holder, self.role)
         self._build_storage(self.opened)
         self._build_dispatch(self.opened)
         self._build_front(self.opened)

@@ -20,6 +20,8 @@ from store.filesystem import File, FileSystem, read_whole, write_atomically
 FORMAT_VERSION = 1
 SERVER_ID_BITS = 48
 IDENTITY, SEQUENCES, LOCK = "identity", "sequences", "lock"
+ROLES = ("", "server", "broker")
+"""Who works on a directory, by its code in `identity`; code 0 is not said: whoever opens it may have it."""
 # Sequences of one reservation: four seconds at a million messages a second between two small writes, and a crash
 # leaves at most one and a half such gaps of a 63-bit space.
 BLOCK = 1 << 22
@@ -51,8 +53,20 @@ def _unseal(fs: FileSystem, path: str, layout: struct.Struct, magic: bytes) -> t
 
 def read_identity(fs: FileSystem, path: str) -> int:
     """The server id of a data directory, without lock or change. Raises FormatError, CorruptionError."""
+    return _read_identity(fs, path)[3]
+
+
+def read_role(fs: FileSystem, path: str) -> str:
+    """Whose data directory it is, one of `ROLES`. Raises FormatError, CorruptionError."""
+    code = _read_identity(fs, path)[1]
+    if code >= len(ROLES):
+        raise FormatError(f"{path}/{IDENTITY}", f"role {code} is none that this program knows; upgrade it")
+    return ROLES[code]
+
+
+def _read_identity(fs: FileSystem, path: str) -> tuple[int, ...]:
     try:
-        return _unseal(fs, f"{path}/{IDENTITY}", _IDENTITY, _IDENTITY_MAGIC)[3]
+        return _unseal(fs, f"{path}/{IDENTITY}", _IDENTITY, _IDENTITY_MAGIC)
     except FileNotFoundError:
         raise FormatError(path, "not a data directory of this program (no identity file)") from None
 
@@ -89,11 +103,18 @@ class DataDirectory:
 
     @classmethod
     def open(
-        cls, fs: FileSystem, path: str, *, random_server_id: Callable[[], int], holder: str = "delayserver"
+        cls,
+        fs: FileSystem,
+        path: str,
+        *,
+        random_server_id: Callable[[], int],
+        holder: str = "delayserver",
+        role: str = "",
     ) -> DataDirectory:
-        """Make or open the directory and lock it. `holder` is the text shown to whoever finds it locked.
+        """Make or open the directory and lock it. `holder` is the text shown to whoever finds it locked, `role` one of
+        `ROLES`: a server's directory is no broker's.
 
-        Raises LockedError, FormatError (not empty and not ours, newer format), CorruptionError (identity).
+        Raises LockedError, FormatError (not empty and not ours, of another role, newer format), CorruptionError (identity).
         """
         fs.make_directory(path)
         _refuse_foreign(fs, path)
@@ -102,7 +123,8 @@ class DataDirectory:
             # Asked again under the lock: another process may just have made the directory.
             created = not fs.exists(f"{path}/{IDENTITY}")
             if created:
-                _create(fs, path, random_server_id())
+                _create(fs, path, random_server_id(), role)
+            _refuse_other_role(fs, path, role)
             return cls(path, read_identity(fs, path), created, lock)
         except BaseException:
             lock.close()
@@ -122,17 +144,27 @@ def _refuse_foreign(fs: FileSystem, path: str) -> None:
         )
 
 
-def _create(fs: FileSystem, path: str, server_id: int) -> None:
+def _refuse_other_role(fs: FileSystem, path: str, role: str) -> None:
+    found = read_role(fs, path)
+    if role and found and found != role:
+        raise FormatError(path, f"the data of a {found}, and this is a {role}; choose another directory")
+
+
+def _create(fs: FileSystem, path: str, server_id: int, role: str) -> None:
     """The identity comes last: a directory that has one is complete."""
     assert 0 < server_id < 1 << SERVER_ID_BITS, "a server id is 48 bits and never 0"
     _write_sequences(fs, path, server_id, clean=True, following=1, reserved=1)
-    head = _IDENTITY.pack(_IDENTITY_MAGIC, FORMAT_VERSION, 0, 0, server_id)
-    write_atomically(fs, f"{path}/{IDENTITY}", _seal(head))
+    _write_identity(fs, path, server_id, role)
 
 
 def rebuild_identity(fs: FileSystem, path: str, server_id: int) -> None:
-    """Write a lost identity anew: the server id that the logs of the directory carry. Durable when this returns."""
-    head = _IDENTITY.pack(_IDENTITY_MAGIC, FORMAT_VERSION, 0, 0, server_id)
+    """Write a lost identity anew: the server id that the logs of the directory carry, and no role, which they do not tell.
+    Durable when this returns."""
+    _write_identity(fs, path, server_id, "")
+
+
+def _write_identity(fs: FileSystem, path: str, server_id: int, role: str) -> None:
+    head = _IDENTITY.pack(_IDENTITY_MAGIC, FORMAT_VERSION, ROLES.index(role), 0, server_id)
     write_atomically(fs, f"{path}/{IDENTITY}", _seal(head))
 
 

@@ -20,7 +20,7 @@ from store.columns import ColumnBatch, ragged_offsets
 from store.errors import CorruptionError, FormatError, StoreError
 from store.file_header import FILE_HEADER_BYTES, decode_file_header
 from store.filesystem import File, FileSystem, directory_of, read_whole
-from store.identity import IDENTITY, LOCK, SEQUENCES, read_identity, read_reservation
+from store.identity import IDENTITY, LOCK, SEQUENCES, read_identity, read_reservation, read_role
 from store.names import FILE_NAME as NAMES_FILE
 from store.names import Names
 from store.record import RecordHeader
@@ -212,7 +212,9 @@ def _senseless(path: str, offset: int) -> Iterator[None]:
 
 
 def _identity(fs: FileSystem, path: str) -> Iterator[Row]:
-    yield {"file": path, "kind": "identity", "server_id": f"{read_identity(fs, directory_of(path)):012x}"}
+    folder = directory_of(path)
+    server_id, role = read_identity(fs, folder), read_role(fs, folder)
+    yield {"file": path, "kind": "identity", "server_id": f"{server_id:012x}", "role": role or None}
 
 
 def _sequences(fs: FileSystem, path: str) -> Iterator[Row]:

@@ -7,12 +7,12 @@ from random import Random
 import pytest
 
 from store.errors import CorruptionError, DiskFullError, FormatError, LockedError
-from store.identity import BLOCK, DataDirectory, SequenceReservation, read_identity
+from store.identity import BLOCK, DataDirectory, SequenceReservation, read_identity, read_role, rebuild_identity
 from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
 
 
-def opened(fs: FakeDisk, server_id: int = 0xABC) -> DataDirectory:
-    return DataDirectory.open(fs, "/d", random_server_id=lambda: server_id, holder="process 5 (delayserver)")
+def opened(fs: FakeDisk, server_id: int = 0xABC, role: str = "") -> DataDirectory:
+    return DataDirectory.open(fs, "/d", random_server_id=lambda: server_id, holder="process 5 (delayserver)", role=role)
 
 
 def test_the_server_id_is_drawn_once() -> None:
@@ -42,6 +42,37 @@ def test_a_directory_with_other_files_is_refused_and_left_alone() -> None:
     assert fs.files() == ["/d/thesis.txt"]
     with pytest.raises(FormatError, match="not a data directory"):
         read_identity(fs, "/d")
+
+
+@pytest.mark.parametrize(("made_by", "opened_by"), [("server", "broker"), ("broker", "server")])
+def test_a_directory_of_another_role_is_refused_and_left_alone(made_by: str, opened_by: str) -> None:
+    fs = FakeDisk()
+    opened(fs, role=made_by).close()
+    before = {path: fs.content(path) for path in fs.files() if not path.endswith("lock")}
+    with pytest.raises(FormatError, match=f"/d: the data of a {made_by}, and this is a {opened_by}"):
+        opened(fs, role=opened_by)
+    assert {path: fs.content(path) for path in before} == before
+    assert read_role(fs, "/d") == made_by
+    opened(fs, role=made_by).close()  # the refused one has left no lock
+    opened(fs).close()  # and tools, which are neither, may look
+
+
+def test_a_directory_that_names_no_role_is_anybodys() -> None:
+    fs = FakeDisk()
+    opened(fs, role="server").close()
+    rebuild_identity(fs, "/d", 0xABC)
+    assert read_role(fs, "/d") == ""
+    opened(fs, role="broker").close()
+    opened(fs, role="server").close()
+
+
+def test_a_role_of_a_later_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fs = FakeDisk()
+    monkeypatch.setattr("store.identity.ROLES", ("", "server", "broker", "mirror"))
+    opened(fs, role="mirror").close()
+    monkeypatch.undo()
+    with pytest.raises(FormatError, match="role 3 is none that this program knows"):
+        opened(fs, role="server")
 
 
 def test_a_server_id_is_48_bits_and_never_zero() -> None:

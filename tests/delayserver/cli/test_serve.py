@@ -85,6 +85,14 @@ def test_a_directory_of_somebody_else_is_refused(delayserver: Callable[..., Any]
     refused(done, str(tmp_path), "letters.txt")
 
 
+def test_a_broker_does_not_take_the_directory_of_a_server(
+    start_server: Callable[..., Any], delayserver: Callable[..., Any], tmp_path: Path
+) -> None:
+    assert start_server(tmp_path / "data").stop().code == 0
+    done = delayserver("broker", "--data-dir", str(tmp_path / "data"), "--port", "0")
+    refused(done, f"{tmp_path / 'data'}: the data of a server, and this is a broker", "choose another directory")
+
+
 def test_a_data_directory_that_cannot_be_made_is_refused(delayserver: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     refused(delayserver("serve", "--data-dir", str(tmp_path / "file" / "data"), "--port", "0"), str(tmp_path / "file"))

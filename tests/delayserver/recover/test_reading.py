@@ -112,6 +112,7 @@ def test_every_file_of_a_directory_can_be_dumped(stopped: Made) -> None:
             seen.add(done.rows[0].get("kind"))
     assert {"identity", "sequences", "checkpoint", "days", "names", "ledger", "broker store", "broker progress"} <= seen
     assert {"message_log", "schedule_log", "dispatch_log", "lock", "reserve", "broker checkpoint"} <= seen
+    assert in_process("dump", str(stopped.path / "identity"), "--json").rows[0]["role"] == "server"
 
 
 def test_a_foreign_file_is_not_dumped(tmp_path: Path) -> None:
