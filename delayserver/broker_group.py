@@ -382,9 +382,7 @@ class BrokerGroup:
         self._attempted.settled(rows.sequence)
         self.counters.delivered += len(rows)
         self.counters.duplicates_suppressed += int((answer == int(DeliverOutcome.DUPLICATE)).sum())
-        lateness_us = dispatched_us - np.maximum(rows.due_ms * 1000, rows.payload["accepted_us"])
-        # Handed over at an earlier time than accepted: the clock went back in between, and only before `due` is early.
-        self.on_lateness(np.maximum(lateness_us, np.minimum(dispatched_us - rows.due_ms * 1000, 0)))
+        self.on_lateness(_lateness_us(rows, dispatched_us))
         self._recorder.record(
             outcomes(
                 rows,
@@ -395,6 +393,16 @@ class BrokerGroup:
                 settled_us=self._clock.now_us(),
             )
         )
+
+
+def _lateness_us(rows: DueRows, dispatched_us: int) -> NDArray[np.int64]:
+    """Since it was due, or accepted if that was later, i64[n]."""
+    due_us, accepted_us = rows.due_ms * 1000, rows.payload["accepted_us"]
+    lateness_us: NDArray[np.int64] = dispatched_us - due_us
+    if int(accepted_us.max()) > int(due_us.min()):
+        # Handed over at an earlier time than accepted: the clock went back in between, and only before `due` is early.
+        lateness_us = np.maximum(dispatched_us - np.maximum(due_us, accepted_us), np.minimum(lateness_us, 0))
+    return lateness_us
 
 
 async def _nobody() -> bool:

@@ -29,7 +29,7 @@ from delayserver.intake import Intake
 from delayserver.protocol.arguments import bounded, server_number
 from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count
 from delayserver.protocol.errors import DelayServerError, DiskFull, InvalidArgument, StorageFailed
-from delayserver.protocol.frames import Request, encode_reply
+from delayserver.protocol.frames import Request, encode_bulk_reply, encode_reply
 from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.protocol.receipts import derived_message_id
 from delayserver.settings import BrokerSettings
@@ -127,7 +127,7 @@ class BrokerService:
 
         def answer(pulled: PulledBatch) -> None:
             self._leases.set()
-            connection.reply(encode_reply(request.id, self._reply(arguments, pulled)))
+            connection.reply(encode_bulk_reply(request.id, self._reply(arguments, pulled)))
             answered.append(True)
 
         answered: list[bool] = []

@@ -165,7 +165,11 @@ class Spilled:
 
 def _fitting(chunk: DueRows, rows_max: int, bytes_max: int, *, at_least_one: bool) -> tuple[int, int]:
     """How many rows from the front of a chunk fit, and their bytes."""
-    total = np.cumsum(message_bytes(chunk.payload[:rows_max]))
+    sizes = message_bytes(chunk.payload[:rows_max])
+    whole = int(sizes.sum())
+    if whole <= bytes_max:
+        return len(sizes), whole
+    total = np.cumsum(sizes)
     stop = int(np.searchsorted(total, bytes_max, side="right"))
     if stop == 0 and at_least_one:
         stop = 1

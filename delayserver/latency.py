@@ -23,10 +23,15 @@ class LatencyHistogram:
         """Count n values."""
         if not len(lateness_us):
             return
-        self._counts += np.bincount(np.searchsorted(_BOUNDS, lateness_us, side="left"), minlength=len(self._counts))
         self.count += len(lateness_us)
-        self.early += int((lateness_us < 0).sum())
-        self.max_us = max(self.max_us, int(lateness_us.max()))
+        lowest_us, highest_us = int(lateness_us.min()), int(lateness_us.max())
+        self.max_us = max(self.max_us, highest_us)
+        if lowest_us == highest_us:  # what was due at the same moment was handed over together
+            self._counts[np.searchsorted(_BOUNDS, lowest_us, side="left")] += len(lateness_us)
+        else:
+            self._counts += np.bincount(np.searchsorted(_BOUNDS, lateness_us, side="left"), minlength=len(self._counts))
+        if lowest_us < 0:
+            self.early += int((lateness_us < 0).sum())
 
     def percentile_us(self, share: float) -> int:
         """The value that `share` (0 to 1) of all are at most, rounded up to its bucket; 0 if there are none."""

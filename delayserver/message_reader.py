@@ -153,7 +153,7 @@ class MessageReader:
             return room
         step = -(-len(rows) // -(-size // PART_BYTES))
         pieces = [rows.slice(begin, min(begin + step, len(rows))) for begin in range(0, len(rows), step)]
-        self._wanted += [_Run(piece, *_range_of(piece), _bytes_of(piece)) for piece in pieces]
+        self._wanted += [_run(piece) for piece in pieces]
         return size
 
     async def run(self) -> None:
@@ -175,19 +175,25 @@ class MessageReader:
                 self._failed |= {(int(run.rows.due_ms[-1]), run.first, run.last) for run in runs}
 
     def _next_runs(self) -> list[_Run]:
-        """The next of the noted runs that make one part. What is due by now its workers read already."""
+        """The next of the noted runs that make one part. What is due by now its workers read already.
+
+        Parts have as many rows as they may have, so that where they end most hand-overs end too."""
         runs: list[_Run] = []
+        rows_left, bytes_left = PART_ROWS, PART_BYTES
         now_ms = self._clock.now_ms()
-        while self._wanted:
-            run = self._wanted[0]
-            if run.rows.due_ms[-1] > now_ms:
-                if runs and (
-                    sum([len(other.rows) for other in runs]) + len(run.rows) > PART_ROWS
-                    or sum([other.bytes for other in runs]) + run.bytes > PART_BYTES
-                ):
-                    break
-                runs.append(run)
-            self._wanted.popleft()
+        while self._wanted and rows_left > 0:
+            run = self._wanted.popleft()
+            if run.rows.due_ms[-1] <= now_ms:
+                continue
+            if len(run.rows) > rows_left:
+                self._wanted.appendleft(_run(run.rows.slice(rows_left, len(run.rows))))
+                run = _run(run.rows.slice(0, rows_left))
+            if runs and run.bytes > bytes_left:
+                self._wanted.appendleft(run)
+                break
+            runs.append(run)
+            rows_left -= len(run.rows)
+            bytes_left -= run.bytes
         return runs
 
     def _read_parts(self, runs: list[_Run]) -> list[_Part]:
@@ -254,6 +260,10 @@ def _by_file(rows: DueRows) -> list[tuple[int, Source, DueRows]]:
         for value in np.unique(code).tolist()
         for mine in (np.flatnonzero(code == value),)
     ]
+
+
+def _run(rows: DueRows) -> _Run:
+    return _Run(rows, *_range_of(rows), _bytes_of(rows))
 
 
 def _range_of(rows: DueRows) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from delayserver.clock import Clock
 from delayserver.open_messages import OpenMessages
 from delayserver.protocol.outcomes import Outcome
 from delayserver.settings import DispatchSettings
+from delayserver.turns import LARGE_ROWS
 from store.batches import I64, MessageBatch, OutcomeBatch
 from store.days import DayTable
 from store.dispatch_log import DispatchKey, DispatchLog
@@ -31,6 +32,10 @@ from store.windows import day_of, window_of, window_starts
 
 # Indexes of windows that were asked for; 16 bytes a row.
 INDEX_BYTES_MAX = 96 << 20
+# The outcomes of a hot moment are written when nothing large was handed over for this long, or at the latest after that: a
+# thread that writes takes the interpreter from what consumers wait for, and nobody waits for an outcome.
+QUIET_MS = 20
+HOT_MS_MAX = 100
 
 
 class OutcomeRecorder:
@@ -48,6 +53,7 @@ class OutcomeRecorder:
         self._buffer: list[OutcomeBatch] = []
         self._flushing: list[OutcomeBatch] = []
         self._rows = 0
+        self._hot = False
         self._work = trio.Event()
         self._room = trio.Event()
         self._flushed = trio.Event()
@@ -82,9 +88,13 @@ class OutcomeRecorder:
             return
         self._buffer.append(batch)
         self._rows += len(batch)
+        self._hot |= len(batch) > LARGE_ROWS
         if not moved:
             balance = (batch.origin_sequence == 0) | (batch.outcome == int(Outcome.DEDUPLICATED))
-            self.totals += np.bincount(batch.outcome[balance], minlength=16)
+            if batch.outcome.strides == (0,):
+                self.totals[batch.outcome[0]] += np.count_nonzero(balance)
+            else:
+                self.totals += np.bincount(batch.outcome[balance], minlength=16)
         if self._indexes or self._loading:
             self._feed_indexes(batch)
         self.open_messages.remove(batch.sequence)
@@ -147,9 +157,18 @@ class OutcomeRecorder:
             if not self._buffer:
                 self._work = trio.Event()
                 await self._work.wait()
+            await self._hot_moment_over()
             await self.flush()
             # Whatever comes within this time shares the next sync.
             await self._clock.sleep_ms(self._settings.outcome_flush_ms)
+
+    async def _hot_moment_over(self) -> None:
+        for _ in range(HOT_MS_MAX // QUIET_MS):
+            if not self._hot or self._rows > self._settings.outcome_rows_max // 2:
+                break
+            self._hot = False
+            await self._clock.sleep_ms(QUIET_MS)
+        self._hot = False
 
     async def flush(self) -> None:
         """Write and sync what is buffered. One at a time; a second caller waits for the first, and is told of its failure:

@@ -20,7 +20,7 @@ from delayserver.protocol.errors import (
     Refused,
     ShuttingDown,
 )
-from delayserver.protocol.frames import FrameDecoder, decode_reply, encode_request
+from delayserver.protocol.frames import FrameDecoder, decode_reply, encode_bulk_request
 from delayserver.protocol.operations import DELIVER, WINDOW_COMPLETE
 from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.transport import Connect, Transport
@@ -122,7 +122,7 @@ class RemoteNode:
         self._waiting[request_id] = request
         try:
             async with self._sending:
-                await _send_all(transport, encode_request(request_id, operation, arguments))
+                await _send_all(transport, encode_bulk_request(request_id, operation, arguments))
             await request.done.wait()
         except OSError as error:
             raise DeliveryError(str(error), known=False) from error

@@ -119,7 +119,8 @@ class HashedWheel:
         """Takes out the first `rows_max` rows with due_ms <= now_ms, in (due_ms, sequence) order.
 
         Fewer than `rows_max` rows mean that no more are due. `now_ms` may be less than before: then only what is due
-        by that time comes out.
+        by that time comes out. The columns are the caller's, who may write to them; where they are most of a run they
+        are views of it.
         """
         if rows_max < 1:
             raise ValueError(f"rows_max must be at least 1, not {rows_max}")

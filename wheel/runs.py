@@ -209,9 +209,13 @@ def _take_first(active: list[SortedRun], due_ms: int, rows: int) -> SortedRun:
         stops = _from_front(active, stops, rows)
     elif sum(stops) - sum(run.head for run in active) > rows:
         stops = _narrowed(active, stops, rows)
-    parts = [run.columns(run.head, stop) for run, stop in zip(active, stops, strict=True) if stop > run.head]
+    sources = [(run, stop) for run, stop in zip(active, stops, strict=True) if stop > run.head]
+    parts = [run.columns(run.head, stop) for run, stop in sources]
     candidate_rows = sum(len(part[0]) for part in parts)
-    merged = merge_columns(parts, rows)
+    if len(parts) == 1 and sources[0][0].allocated_rows <= 2 * candidate_rows <= 2 * rows:
+        merged = SortedRun(*parts[0])  # A view keeps its whole run alive: only where it is most of it.
+    else:
+        merged = merge_columns(parts, rows)
     if candidate_rows > rows:
         stops = [run.position_through(*merged.last) for run in active]
     for run, stop in zip(active, stops, strict=True):

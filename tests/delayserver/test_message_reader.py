@@ -134,6 +134,21 @@ async def test_large_runs_are_read_in_parts(boot: Boot, monkeypatch: pytest.Monk
     assert reader_of(host).rows_ahead == HOT
 
 
+async def test_parts_end_where_hand_overs_end_however_the_runs_lie(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayserver.message_reader.PART_ROWS", 1_000)
+    host = boot(faked_settings())
+    await host.start()
+    client, due_ms = await host.client(), host.now_ms + 10_000
+    for first, count in ((0, 700), (700, 1_900), (2_600, HOT - 2_600)):
+        await put_many(client, count, due_ms, "s", first=first)
+        await host.settled()
+    await host.sleep_ms(due_ms - 100 - host.now_ms)
+    assert [len(part.batch) for part in reader_of(host)._parts] == [1_000] * (HOT // 1_000)
+    await host.until(lambda: len(host.fake().stored) == HOT)
+    assert sorted(map(int, host.fake().texts)) == list(range(HOT))
+    assert reader_of(host).rows_ahead == HOT
+
+
 async def test_a_read_that_the_system_refuses_ends_nothing(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
 

@@ -7,7 +7,9 @@ from random import Random
 
 import pytest
 
+from delayserver.outcome_recorder import HOT_MS_MAX, QUIET_MS
 from delayserver.protocol.outcomes import Outcome
+from delayserver.turns import LARGE_ROWS
 from store.batches import OutcomeBatch
 from store.dispatch_log import DispatchKey
 from store.errors import SyncFailedError
@@ -79,6 +81,48 @@ async def test_whoever_flushes_after_a_failed_sync_is_told_of_it(boot: Boot) -> 
     for _ in range(2):
         with pytest.raises(SyncFailedError):
             await recorder.flush()
+
+
+async def without_checkpoints(boot: Boot, **dispatch: int) -> Host:
+    """A server after its first checkpoint: each one writes all outcomes first."""
+    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}, dispatch=dispatch))
+    await host.start()
+    await host.sleep_ms(1_000)
+    return host
+
+
+async def test_the_outcomes_of_a_hot_moment_are_written_when_it_is_over(boot: Boot) -> None:
+    host = await without_checkpoints(boot)
+    recorder, first_ms = host.server.recorder, host.now_ms // 60_000 * 60_000
+    many = LARGE_ROWS + 1
+    for number in range(3):
+        recorder.record(_outcomes([1 + number * many] * many, first_ms))
+        await host.sleep_ms(QUIET_MS - 2)
+        assert recorder.rows_waiting == (number + 1) * many
+    await host.sleep_ms(QUIET_MS + 4)
+    assert recorder.rows_waiting == 0
+
+
+async def test_a_moment_that_stays_hot_does_not_put_the_outcomes_off_for_ever(boot: Boot) -> None:
+    host = await without_checkpoints(boot)
+    recorder, first_ms = host.server.recorder, host.now_ms // 60_000 * 60_000
+    many, waited = LARGE_ROWS + 1, 0
+    for step in range(40):
+        recorder.record(_outcomes([1 + step * many] * many, first_ms))
+        await host.sleep_ms(10)
+        waited = max(waited, recorder.rows_waiting)
+    assert many * (HOT_MS_MAX // 10) <= waited <= many * (HOT_MS_MAX // 10 + 4)
+    await recorder.flush()  # who needs them on disk waits for nothing
+    assert recorder.rows_waiting == 0
+
+
+async def test_few_outcomes_are_written_at_once_and_many_do_not_fill_memory(boot: Boot) -> None:
+    host = await without_checkpoints(boot, outcome_rows_max=4 * LARGE_ROWS)
+    recorder, first_ms = host.server.recorder, host.now_ms // 60_000 * 60_000
+    for count in (LARGE_ROWS, 2 * LARGE_ROWS + 1):
+        recorder.record(_outcomes([1] * count, first_ms))
+        await host.sleep_ms(QUIET_MS // 2)
+        assert recorder.rows_waiting == 0
 
 
 def _outcomes(sequences: list[int], due_ms: int) -> OutcomeBatch:

@@ -43,6 +43,16 @@ def test_a_histogram_is_empty_at_first_and_counts_what_must_never_be() -> None:
     assert histogram.max_us == 10**15
 
 
+@pytest.mark.parametrize("value", [-7, 0, 1, 1_000, 10**15])
+def test_equal_values_are_counted_as_others_are(value: int) -> None:
+    together, apart = LatencyHistogram(), LatencyHistogram()
+    together.add(np.full(1_000, value))
+    apart.add(np.array([value] * 1_000 + [10**17]))
+    assert (together.count, together.max_us) == (1_000, value if value > 0 else 0)
+    assert together.early == apart.early == (1_000 if value < 0 else 0)
+    assert np.flatnonzero(apart._counts - together._counts).tolist() == [len(apart._counts) - 1]
+
+
 def test_the_first_route_that_matches_decides_and_fails_over_along_its_groups() -> None:
     names = Names.open(FakeDisk(), "/", 1)
     routes = Routes(

@@ -24,6 +24,8 @@ from delayserver.protocol.frames import (
     FrameDecoder,
     decode_reply,
     decode_request,
+    encode_bulk_reply,
+    encode_bulk_request,
     encode_error,
     encode_frame,
     encode_reply,
@@ -54,6 +56,20 @@ def test_a_reply_comes_back_as_it_was_sent(reply_id: int, result: dict[str, Any]
     [payload] = FrameDecoder().feed(encode_reply(reply_id, result))
     reply = decode_reply(payload)
     assert (reply.id, reply.result, reply.error) == (reply_id, result, None)
+
+
+blobs = st.binary(min_size=1, max_size=9).flatmap(lambda unit: st.integers(65_530, 65_545).map(unit.__mul__))
+views = blobs.map(memoryview)  # type: ignore[arg-type, var-annotated]
+bulky: st.SearchStrategy[dict[str, Any]] = st.dictionaries(st.text(max_size=10), values | blobs | views, max_size=20)
+
+
+@given(ids, st.text(max_size=20), bulky)
+@settings(max_examples=60)
+def test_a_frame_with_large_blobs_has_the_bytes_of_any_other(
+    request_id: int, operation: str, content: dict[str, Any]
+) -> None:
+    assert encode_bulk_request(request_id, operation, content) == encode_request(request_id, operation, content)
+    assert encode_bulk_reply(request_id, content) == encode_reply(request_id, content)
 
 
 def test_an_error_comes_back_as_its_class_with_the_advice_to_wait() -> None:
