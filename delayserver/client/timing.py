@@ -113,13 +113,17 @@ def resolve_due_ms(
 
 def datetime_to_ms(at: datetime) -> int:
     """Milliseconds since 1970 UTC, rounded up. Raises `InvalidArgument` for a datetime without a zone,
-    which could be any hour.
+    which could be any hour, and for what is none.
     """
+    if not isinstance(at, datetime):
+        raise InvalidArgument(f"at is a datetime, not {at!r:.64}; due_ms takes milliseconds since 1970")
     if at.tzinfo is None:
         raise InvalidArgument("a datetime needs a time zone, for example datetime.now(UTC)")
     return -(-((at - _EPOCH) // _MICROSECOND) // 1000)
 
 
 def timedelta_to_ms(delay: timedelta) -> int:
-    """Milliseconds, rounded up."""
+    """Milliseconds, rounded up. Raises `InvalidArgument` for what is no timedelta: nobody knows whether 5 is seconds."""
+    if not isinstance(delay, timedelta):
+        raise InvalidArgument(f"a delay is a timedelta, not {delay!r:.64}; delay_ms takes milliseconds")
     return -(-(delay // _MICROSECOND) // 1000)

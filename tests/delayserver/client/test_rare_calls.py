@@ -42,7 +42,7 @@ def error_of_clock_ms(client: Client | AsyncClient, server: FakeServer) -> float
 def test_a_ping_that_was_retried_does_not_put_the_clock_wrong(server: FakeServer) -> None:
     server.misbehave("ping", Garbage(b""))
     with Client(server.address, timeout_s=1) as client:
-        assert error_of_clock_ms(client, server) < 100
+        assert error_of_clock_ms(client, server) < 500
 
 
 def test_a_ping_that_waited_for_another_thread_does_not_put_the_clock_wrong(server: FakeServer) -> None:
@@ -53,7 +53,7 @@ def test_a_ping_that_waited_for_another_thread_does_not_put_the_clock_wrong(serv
         time.sleep(0.1)
         client.ping()
         puller.join()
-        assert error_of_clock_ms(client, server) < 100
+        assert error_of_clock_ms(client, server) < 500
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
@@ -64,7 +64,7 @@ def test_a_ping_of_the_async_client_that_was_retried_does_not_put_the_clock_wron
 
     async def main() -> None:
         async with AsyncClient(server.address, timeout_s=1) as client:
-            assert error_of_clock_ms(client, server) < 100
+            assert error_of_clock_ms(client, server) < 500
 
     anyio.run(main, backend=backend)
 
@@ -215,7 +215,7 @@ def test_a_batcher_outside_its_block_or_in_a_forked_process_takes_no_message(ser
 
 
 def test_a_flush_does_not_wait_for_what_others_hand_over_meanwhile(server: FakeServer) -> None:
-    server.misbehave("send", *[Late(0.02)] * 100)
+    server.misbehave("send", *[Late(0.02)] * 1_000)
     stop = threading.Event()
     with Client(server.address) as client, client.batcher("a") as batcher:
 
@@ -231,12 +231,12 @@ def test_a_flush_does_not_wait_for_what_others_hand_over_meanwhile(server: FakeS
         took = time.monotonic() - began
         stop.set()
         others.join()
-    assert took < 1
+    assert took < 10
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
 def test_an_async_flush_does_not_wait_for_what_others_hand_over_meanwhile(server: FakeServer, backend: str) -> None:
-    server.misbehave("send", *[Late(0.02)] * 100)
+    server.misbehave("send", *[Late(0.02)] * 1_000)
 
     async def main() -> None:
         async with AsyncClient(server.address) as client, client.batcher("a") as batcher:
@@ -249,7 +249,7 @@ def test_an_async_flush_does_not_wait_for_what_others_hand_over_meanwhile(server
 
                 others.start_soon(send_on)
                 await batcher.send(b"", due_ms=2)
-                with anyio.fail_after(1):
+                with anyio.fail_after(10):
                     await batcher.flush()
                 others.cancel_scope.cancel()
 
@@ -257,13 +257,15 @@ def test_an_async_flush_does_not_wait_for_what_others_hand_over_meanwhile(server
 
 
 def test_an_interrupted_flush_leaves_the_lingering_as_it_was(server: FakeServer) -> None:
-    server.misbehave("send", Late(1.0))
+    server.misbehave("send", Late(2.0))
 
     def interrupt() -> None:
-        time.sleep(0.2)
+        while not batcher._hurry:
+            time.sleep(0.01)
+        time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGINT)
 
-    with Client(server.address) as client, client.batcher("a") as batcher:
+    with Client(server.address) as client, client.batcher("a", linger_ms=60_000) as batcher:
         batcher.send(b"", due_ms=1)
         interrupter = threading.Thread(target=interrupt)
         interrupter.start()
@@ -299,7 +301,7 @@ def test_cancelling_the_block_of_an_async_batcher_answers_its_handles(server: Fa
                         others.start_soon(wait_for, await batcher.send(body, due_ms=1))
                     others.start_soon(send_one_more, batcher)
                     await anyio.sleep_forever()
-            with anyio.fail_after(2):
+            with anyio.fail_after(20):
                 while len(lost) < 3:
                     await anyio.sleep(0.01)
 

@@ -20,12 +20,12 @@ def test_a_slow_consumer_is_given_nothing_whose_ack_timeout_is_over(server: Fake
         settled = []
         async with (
             AsyncClient(server.address) as client,
-            Consumer(client, "a", "g", wait_s=0, ack_timeout_s=0.4) as all_,
+            Consumer(client, "a", "g", wait_s=0, ack_timeout_s=1.2) as all_,
         ):
             async for received in all_:
                 assert anyio.current_time() < received.hand_out_until_s
                 bodies.add(received.delivery.body)
-                await anyio.sleep(0.08)
+                await anyio.sleep(0.24)
                 settled.append(await received.ack())
                 if len(bodies) == 12:
                     break

@@ -22,14 +22,20 @@ T = TypeVar("T")
 
 
 @contextmanager
-def handling(handle: Callable[[], None], after_s: float = 0.3) -> Iterator[None]:
-    """A signal comes after this long."""
+def handling(handle: Callable[[], None], server: FakeServer) -> Iterator[None]:
+    """A signal comes while a pull waits."""
+
+    def interrupt() -> None:
+        wait_for(server, "pull")
+        os.kill(os.getpid(), signal.SIGALRM)
+
     before = signal.signal(signal.SIGALRM, lambda *_: handle())
-    signal.setitimer(signal.ITIMER_REAL, after_s)
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        interrupter.join()
         signal.signal(signal.SIGALRM, before)
 
 
@@ -61,7 +67,7 @@ def wait_for(server: FakeServer, operation: str) -> None:
 
 
 def test_a_signal_handler_that_calls_the_client_it_interrupts_is_told_and_harms_nothing(server: FakeServer) -> None:
-    server.misbehave("pull", Late(1.0))
+    server.misbehave("pull", Late(2.0))
     told: list[BaseException] = []
     with Client(server.address) as client:
 
@@ -71,7 +77,7 @@ def test_a_signal_handler_that_calls_the_client_it_interrupts_is_told_and_harms_
             except Exception as error:  # noqa: BLE001
                 told.append(error)
 
-        with handling(ping):
+        with handling(ping, server):
             assert client.pull("a", "g") == []
         assert [type(error) for error in told] == [InvalidArgument]
         assert "signal handler" in str(told[0])
@@ -83,7 +89,7 @@ def test_a_signal_handler_that_calls_the_client_it_interrupts_is_told_and_harms_
 def test_a_signal_handler_ends_a_pull_by_closing_the_client(server: FakeServer) -> None:
     server.misbehave("pull", Garbage(b""))
     with Client(server.address) as client:
-        with handling(client.close), pytest.raises(ConnectionLost, match="the client was closed"):
+        with handling(client.close, server), pytest.raises(ConnectionLost, match="the client was closed"):
             client.pull("a", "g", wait_s=20)
         assert client._connection is None
         assert server.count("pull") == 1
