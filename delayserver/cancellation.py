@@ -116,6 +116,7 @@ class Cancellation:
         while len(promised) and any(np.isin(promised, rows.sequence).any() for rows in self._recorder.unwritten()):
             if self._recorder.gave_up:
                 raise StorageFailed("what became of it could not be written; ask again when the server is back")
+            self._recorder.hurry()
             await self._clock.sleep_ms(1)
 
     async def cancel(self, sequence: I64, due_ms: I64) -> U8:

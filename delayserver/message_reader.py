@@ -48,7 +48,8 @@ KEPT_MS = 2_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Run:
-    """Rows of the wheel that are to be read: their sequences lie between `first` and `last`."""
+    """Rows of the wheel that are to be read: their sequences lie between `first` and `last`. Who takes them out meanwhile
+    writes into `released_us`, `attempts` and `uncertain`, which are not read here."""
 
     rows: DueRows
     first: int
@@ -207,24 +208,19 @@ class MessageReader:
         """The messages of a shipment if all are here, in its order."""
         sequence = shipment.rows.sequence
         order = None
-        if not ascending(sequence):  # by subject
+        if not ascending(sequence):  # by subject, or due times do not ascend with sequences
             order = np.argsort(sequence)
             sequence = sequence[order]
-        found: list[tuple[_Part, slice | NDArray[np.intp]]] = []
-        begin = 0
-        for part in self._parts:
-            if (part.window_ms, part.source) != (shipment.window_ms, shipment.source):
-                continue
-            end = int(np.searchsorted(sequence, part.batch.sequence[-1], side="right"))
-            if end > begin:
-                places = part.places(sequence[begin:end])
-                if places is None:
-                    return None
-                found.append((part, places))
-                begin = end
-        if begin < len(sequence):
-            return None
-        batch = StoredBatch.concatenate([self._given(part, places) for part, places in found])
+        parts = [part for part in self._parts if (part.window_ms, part.source) == (shipment.window_ms, shipment.source)]
+        found = _side_by_side(parts, sequence)
+        if found is not None:
+            batch = StoredBatch.concatenate([self._given(part, places) for part, places in found])
+        else:
+            mixed = _mixed(parts, sequence)
+            if mixed is None:
+                return None
+            batch = StoredBatch.concatenate([self._given(part, places) for part, places, _rows in mixed])
+            batch = batch.take(np.argsort(np.concatenate([rows for _part, _places, rows in mixed])))
         return batch if order is None else batch.take(np.argsort(order))
 
     def _given(self, part: _Part, places: slice | NDArray[np.intp]) -> StoredBatch:
@@ -239,6 +235,35 @@ class MessageReader:
         now_ms = self._clock.now_ms()
         self._parts = [part for part in self._parts if _is_near(part.due_last_ms, now_ms)]
         self._failed = {key for key in self._failed if _is_near(key[0], now_ms)}
+
+
+def _side_by_side(parts: list[_Part], sequence: I64) -> list[tuple[_Part, slice | NDArray[np.intp]]] | None:
+    """Where these rows (ascending) stand, if each part has all of them up to its last sequence; None otherwise."""
+    found: list[tuple[_Part, slice | NDArray[np.intp]]] = []
+    begin = 0
+    for part in parts:
+        end = int(np.searchsorted(sequence, part.batch.sequence[-1], side="right"))
+        if end > begin:
+            places = part.places(sequence[begin:end])
+            if places is None:
+                return None
+            found.append((part, places))
+            begin = end
+    return found if begin == len(sequence) else None
+
+
+def _mixed(parts: list[_Part], sequence: I64) -> list[tuple[_Part, NDArray[np.intp], NDArray[np.intp]]] | None:
+    """The same where sequences of parts lie between each other's: a part, places in it, and which of the rows they are."""
+    found: list[tuple[_Part, NDArray[np.intp], NDArray[np.intp]]] = []
+    left = np.arange(len(sequence))
+    for part in parts:
+        own, wanted = part.batch.sequence, sequence[left]
+        places = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
+        here = own[places] == wanted
+        if here.any():
+            found.append((part, places[here], left[here]))
+            left = left[~here]
+    return None if len(left) else found
 
 
 def is_dense(rows: DueRows) -> bool:

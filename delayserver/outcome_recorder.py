@@ -21,7 +21,6 @@ from delayserver.clock import Clock
 from delayserver.open_messages import OpenMessages
 from delayserver.protocol.outcomes import Outcome
 from delayserver.settings import DispatchSettings
-from delayserver.turns import LARGE_ROWS
 from store.batches import I64, MessageBatch, OutcomeBatch
 from store.days import DayTable
 from store.dispatch_log import DispatchKey, DispatchLog
@@ -32,8 +31,10 @@ from store.windows import day_of, window_of, window_starts
 
 # Indexes of windows that were asked for; 16 bytes a row.
 INDEX_BYTES_MAX = 96 << 20
-# The outcomes of a hot moment are written when nothing large was handed over for this long, or at the latest after that: a
-# thread that writes takes the interpreter from what consumers wait for, and nobody waits for an outcome.
+# In a hot moment so many outcomes come at once. They are written when it is over, which is when none came for a while, or
+# at the latest after that: a thread that writes takes the interpreter from what consumers wait for, and hardly anybody
+# waits for an outcome.
+HOT_ROWS = 1024
 QUIET_MS = 20
 HOT_MS_MAX = 100
 
@@ -54,6 +55,9 @@ class OutcomeRecorder:
         self._flushing: list[OutcomeBatch] = []
         self._rows = 0
         self._hot = False
+        self._hurry = trio.Event()
+        # Where several broker groups share the event loop it is 0: one large write would hold up the others.
+        self.hot_ms_max = HOT_MS_MAX
         self._work = trio.Event()
         self._room = trio.Event()
         self._flushed = trio.Event()
@@ -88,7 +92,7 @@ class OutcomeRecorder:
             return
         self._buffer.append(batch)
         self._rows += len(batch)
-        self._hot |= len(batch) > LARGE_ROWS
+        self._hot |= len(batch) >= HOT_ROWS
         if not moved:
             balance = (batch.origin_sequence == 0) | (batch.outcome == int(Outcome.DEDUPLICATED))
             if batch.outcome.strides == (0,):
@@ -124,6 +128,10 @@ class OutcomeRecorder:
             if self._room.is_set():  # otherwise others wait for this one already
                 self._room = trio.Event()
             await self._room.wait()
+
+    def hurry(self) -> None:
+        """Somebody waits for what is decided: write it now."""
+        self._hurry.set()
 
     def unwritten(self) -> list[OutcomeBatch]:
         """Batches that are decided and maybe not in their files yet."""
@@ -163,11 +171,13 @@ class OutcomeRecorder:
             await self._clock.sleep_ms(self._settings.outcome_flush_ms)
 
     async def _hot_moment_over(self) -> None:
-        for _ in range(HOT_MS_MAX // QUIET_MS):
-            if not self._hot or self._rows > self._settings.outcome_rows_max // 2:
+        self._hurry = trio.Event()
+        for _ in range(self.hot_ms_max // QUIET_MS):
+            if not self._hot or self._hurry.is_set() or self._rows > self._settings.outcome_rows_max // 2:
                 break
             self._hot = False
-            await self._clock.sleep_ms(QUIET_MS)
+            with trio.move_on_after(QUIET_MS / 1000):
+                await self._hurry.wait()
         self._hot = False
 
     async def flush(self) -> None:

@@ -237,6 +237,7 @@ class DelayServer:
         self.pulls = PullService(self.broker, self.turns, self.clock)
         if len(settings.groups) > 1:
             self.pulls.turn_rows_max = settings.wheel.shared_slice_rows
+            self.recorder.hot_ms_max = 0
         self.groups = {
             self.group_codes[group.name]: self._build_group(group, self.group_codes[group.name], opened)
             for group in settings.groups

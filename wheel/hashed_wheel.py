@@ -119,8 +119,8 @@ class HashedWheel:
         """Takes out the first `rows_max` rows with due_ms <= now_ms, in (due_ms, sequence) order.
 
         Fewer than `rows_max` rows mean that no more are due. `now_ms` may be less than before: then only what is due
-        by that time comes out. The columns are the caller's, who may write to them; where they are most of a run they
-        are views of it.
+        by that time comes out. The columns are the caller's, who may write to them; where they are most of a run's arrays
+        they are views of them.
         """
         if rows_max < 1:
             raise ValueError(f"rows_max must be at least 1, not {rows_max}")
@@ -143,7 +143,8 @@ class HashedWheel:
         """The rows due before the given time as they lie: sorted runs, in no order between them. They stay in the wheel.
 
         Nothing is copied: the columns are views that nobody may write to, and that keep what they show whatever becomes
-        of the wheel. So rows that were cancelled may be among them.
+        of the wheel, but for what those who take the rows write into their payload. Rows that were cancelled may be among
+        them.
         """
         return [
             DueRows(run_due_ms, sequence, payload.view(self._payload_dtype))

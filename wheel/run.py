@@ -56,6 +56,12 @@ class SortedRun:
         return len(self.due_ms)
 
     @property
+    def kept_rows(self) -> int:
+        """Rows of the arrays that a view of this one keeps in memory."""
+        owner = self.due_ms.base
+        return len(self.due_ms if owner is None else owner)
+
+    @property
     def first(self) -> tuple[int, int]:
         return self.first_due_ms, self.first_sequence
 

@@ -212,8 +212,8 @@ def _take_first(active: list[SortedRun], due_ms: int, rows: int) -> SortedRun:
     sources = [(run, stop) for run, stop in zip(active, stops, strict=True) if stop > run.head]
     parts = [run.columns(run.head, stop) for run, stop in sources]
     candidate_rows = sum(len(part[0]) for part in parts)
-    if len(parts) == 1 and sources[0][0].allocated_rows <= 2 * candidate_rows <= 2 * rows:
-        merged = SortedRun(*parts[0])  # A view keeps its whole run alive: only where it is most of it.
+    if len(parts) == 1 and sources[0][0].kept_rows <= 2 * candidate_rows <= 2 * rows:
+        merged = SortedRun(*parts[0])  # A view keeps the arrays of its run alive: only where it is most of them.
     else:
         merged = merge_columns(parts, rows)
     if candidate_rows > rows:

@@ -125,5 +125,5 @@ def datetime_to_ms(at: datetime) -> int:
 def timedelta_to_ms(delay: timedelta) -> int:
     """Milliseconds, rounded up. Raises `InvalidArgument` for what is no timedelta: nobody knows whether 5 is seconds."""
     if not isinstance(delay, timedelta):
-        raise InvalidArgument(f"a delay is a timedelta, not {delay!r:.64}; delay_ms takes milliseconds")
+        raise InvalidArgument(f"a delay is a timedelta, as timedelta(seconds=5), not {delay!r:.64}")
     return -(-(delay // _MICROSECOND) // 1000)

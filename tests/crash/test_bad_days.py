@@ -244,7 +244,7 @@ def test_a_sync_that_fails_once_stops_the_server_with_one_line_and_a_restart_rec
 # -- a clock that jumps
 
 
-def test_a_clock_stepped_forward_and_back_delivers_nothing_early_and_what_is_overdue_at_once(
+def test_a_clock_stepped_forward_and_back_delivers_nothing_early_and_what_is_overdue(
     server: ServerUnderTest,
 ) -> None:
     assert server.start(), server.said()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
+import numpy as np
 import pytest
 
-from delayserver.outcome_recorder import HOT_MS_MAX, QUIET_MS
+from delayserver.outcome_recorder import HOT_MS_MAX, HOT_ROWS, QUIET_MS
 from delayserver.protocol.outcomes import Outcome
-from delayserver.turns import LARGE_ROWS
+from delayserver.settings import GroupSettings
 from store.batches import OutcomeBatch
 from store.dispatch_log import DispatchKey
 from store.errors import SyncFailedError
@@ -83,9 +85,10 @@ async def test_whoever_flushes_after_a_failed_sync_is_told_of_it(boot: Boot) -> 
             await recorder.flush()
 
 
-async def without_checkpoints(boot: Boot, **dispatch: int) -> Host:
+async def without_checkpoints(boot: Boot, groups: tuple[GroupSettings, ...] = (), **dispatch: int) -> Host:
     """A server after its first checkpoint: each one writes all outcomes first."""
-    host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}, dispatch=dispatch))
+    settings = faked_settings(storage={"checkpoint_interval_ms": 1 << 40}, dispatch=dispatch)
+    host = boot(replace(settings, groups=groups or settings.groups))
     await host.start()
     await host.sleep_ms(1_000)
     return host
@@ -94,7 +97,7 @@ async def without_checkpoints(boot: Boot, **dispatch: int) -> Host:
 async def test_the_outcomes_of_a_hot_moment_are_written_when_it_is_over(boot: Boot) -> None:
     host = await without_checkpoints(boot)
     recorder, first_ms = host.server.recorder, host.now_ms // 60_000 * 60_000
-    many = LARGE_ROWS + 1
+    many = HOT_ROWS
     for number in range(3):
         recorder.record(_outcomes([1 + number * many] * many, first_ms))
         await host.sleep_ms(QUIET_MS - 2)
@@ -106,7 +109,7 @@ async def test_the_outcomes_of_a_hot_moment_are_written_when_it_is_over(boot: Bo
 async def test_a_moment_that_stays_hot_does_not_put_the_outcomes_off_for_ever(boot: Boot) -> None:
     host = await without_checkpoints(boot)
     recorder, first_ms = host.server.recorder, host.now_ms // 60_000 * 60_000
-    many, waited = LARGE_ROWS + 1, 0
+    many, waited = HOT_ROWS, 0
     for step in range(40):
         recorder.record(_outcomes([1 + step * many] * many, first_ms))
         await host.sleep_ms(10)
@@ -117,12 +120,33 @@ async def test_a_moment_that_stays_hot_does_not_put_the_outcomes_off_for_ever(bo
 
 
 async def test_few_outcomes_are_written_at_once_and_many_do_not_fill_memory(boot: Boot) -> None:
-    host = await without_checkpoints(boot, outcome_rows_max=4 * LARGE_ROWS)
+    host = await without_checkpoints(boot, outcome_rows_max=4 * HOT_ROWS)
     recorder, first_ms = host.server.recorder, host.now_ms // 60_000 * 60_000
-    for count in (LARGE_ROWS, 2 * LARGE_ROWS + 1):
+    for count in (HOT_ROWS - 1, 2 * HOT_ROWS + 1):
         recorder.record(_outcomes([1] * count, first_ms))
         await host.sleep_ms(QUIET_MS // 2)
         assert recorder.rows_waiting == 0
+
+
+async def test_who_waits_for_an_outcome_of_a_hot_moment_gets_it_at_once(boot: Boot) -> None:
+    host = await without_checkpoints(boot)
+    recorder, first_ms = host.server.recorder, host.now_ms // 60_000 * 60_000
+    expired = np.array([1], np.int64)
+    many = OutcomeBatch.filled(HOT_ROWS, sequence=1, due_ms=first_ms, outcome=int(Outcome.EXPIRED))
+    recorder.record(many)
+    await host.sleep_ms(5)
+    assert recorder.rows_waiting == len(many)
+    began_ms = host.now_ms
+    await host.server.cancellation.durable(expired, np.array([int(Outcome.EXPIRED)], np.uint8))
+    assert recorder.rows_waiting == 0 and host.now_ms - began_ms <= 2
+
+
+async def test_where_groups_share_the_event_loop_outcomes_are_written_in_small_parts(boot: Boot) -> None:
+    host = await without_checkpoints(boot, (GroupSettings("a"), GroupSettings("b")))
+    recorder, first_ms = host.server.recorder, host.now_ms // 60_000 * 60_000
+    recorder.record(_outcomes([1] * HOT_ROWS, first_ms))
+    await host.sleep_ms(QUIET_MS // 2)
+    assert recorder.rows_waiting == 0
 
 
 def _outcomes(sequences: list[int], due_ms: int) -> OutcomeBatch:

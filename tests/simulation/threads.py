@@ -50,7 +50,7 @@ _THRESHOLDS = (
     (message_reader, "HOT_ROWS_MIN", 2),
     (message_reader, "HOT_ROWS_A_MS", 0),
     (dispatcher, "LARGE_ROWS", 2),
-    (outcome_recorder, "LARGE_ROWS", 2),
+    (outcome_recorder, "HOT_ROWS", 2),
     (pulls, "LARGE_ROWS", 2),
     (window_files, "CREATED_AT_ONCE", 1),
 )

@@ -277,6 +277,25 @@ def test_memory_is_released_as_rows_leave(spread_ms: int, leave: str) -> None:
         tracemalloc.stop()
 
 
+@pytest.mark.parametrize("spread_ms", [1, 320, 60_000])
+def test_what_was_taken_keeps_little_more_than_itself_in_memory(spread_ms: int) -> None:
+    wheel, rows = new_wheel(), 40_000
+    due_ms = START_MS + 1_000 + np.random.default_rng(7).integers(0, spread_ms, rows)
+    for start in range(0, rows, 6_000):
+        add(wheel, due_ms[start : start + 6_000], np.arange(start, min(start + 6_000, rows)))
+    seen = 0
+    for now_ms in range(START_MS, START_MS + 1_000 + spread_ms, 10):
+        while len(taken := wheel.advance(now_ms, 5_000)):
+            seen += len(sequences(taken))
+            for column in (taken.due_ms, taken.sequence, taken.payload):
+                owner = column
+                while isinstance(owner.base, np.ndarray):
+                    owner = owner.base
+                assert owner.nbytes <= 2 * column.nbytes
+            taken.payload["sequence_copy"] = -1  # they are the caller's
+    assert seen + len(wheel.advance(START_MS + 100_000, rows)) == rows
+
+
 def test_the_callers_arrays_are_copied() -> None:
     wheel = new_wheel()
     due_ms, sequence, payload = np.array([START_MS + 1]), np.array([1]), np.zeros(1, PAYLOAD)

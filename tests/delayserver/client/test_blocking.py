@@ -103,11 +103,10 @@ def test_send_many_gives_a_result_or_an_error_for_each(server: FakeServer, clien
 
 def test_a_delay_without_a_unit_is_refused_before_anything_is_sent(server: FakeServer, client: Client) -> None:
     for delay in (5, 0.5, "5s"):
-        with pytest.raises(
-            InvalidArgument, match=f"a delay is a timedelta, not {delay!r}; delay_ms takes milliseconds"
-        ):
+        refused = f"a delay is a timedelta, as .*, not {delay!r}"
+        with pytest.raises(InvalidArgument, match=refused):
             client.send("a", b"", delay=delay)  # type: ignore[arg-type]
-        with pytest.raises(InvalidArgument, match="timedelta"):
+        with pytest.raises(InvalidArgument, match=refused):
             client.nack("a", "g", [1], delay)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgument, match="at is a datetime, not 17; due_ms takes milliseconds"):
         client.send("a", b"", at=17)  # type: ignore[arg-type]

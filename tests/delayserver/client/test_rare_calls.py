@@ -260,7 +260,8 @@ def test_an_interrupted_flush_leaves_the_lingering_as_it_was(server: FakeServer)
     server.misbehave("send", Late(2.0))
 
     def interrupt() -> None:
-        while not batcher._hurry:
+        end_s = time.monotonic() + 20
+        while not batcher._hurry and time.monotonic() < end_s:
             time.sleep(0.01)
         time.sleep(0.1)
         os.kill(os.getpid(), signal.SIGINT)

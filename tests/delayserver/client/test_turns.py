@@ -30,7 +30,7 @@ def handling(handle: Callable[[], None], server: FakeServer) -> Iterator[None]:
         os.kill(os.getpid(), signal.SIGALRM)
 
     before = signal.signal(signal.SIGALRM, lambda *_: handle())
-    interrupter = threading.Thread(target=interrupt)
+    interrupter = threading.Thread(target=interrupt, daemon=True)
     interrupter.start()
     try:
         yield
@@ -62,7 +62,9 @@ class Calling:
 
 
 def wait_for(server: FakeServer, operation: str) -> None:
+    end_s = time.monotonic() + 20
     while not server.count(operation):
+        assert time.monotonic() < end_s, f"nobody has asked for a {operation}"
         time.sleep(0.01)
 
 
