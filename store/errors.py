@@ -1,10 +1,10 @@
-"""What can go wrong with bytes on a disk, by name. Every error says what happened, where, and what to do."""
+"""The errors of the store. Every error says what happened, where, and what to do."""
 
 from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Base of everything that `store` raises about the world (not about a caller's bug)."""
+    """Base of all errors that the world causes. A bug of the caller raises none of them."""
 
 
 class CorruptionError(StoreError):
@@ -13,11 +13,43 @@ class CorruptionError(StoreError):
     What to do: `delayserver recover check` names what is affected, `recover repair` moves it aside.
     """
 
+    errno = 0
+    """The errno of the system in an UnreadableError, 0 otherwise."""
+
     def __init__(self, path: str, offset: int, detail: str) -> None:
         super().__init__(f"{path}: corrupt at offset {offset}: {detail}")
         self.path = path
         self.offset = offset
         self.detail = detail
+
+
+class UnreadableError(CorruptionError):
+    """The disk cannot read bytes that it holds (EIO): a bad sector, a controller that fails. The bytes may be whole.
+
+    It is a `CorruptionError` because the same rows are held back. The server does not report it as corruption: it reads the
+    bytes again later, and reports an error of the disk. `errno` is that of the system.
+    """
+
+    def __init__(self, path: str, offset: int, detail: str, errno: int) -> None:
+        StoreError.__init__(self, f"{path}: unreadable at offset {offset}: {detail}")
+        self.path = path
+        self.offset = offset
+        self.detail = detail
+        self.errno = errno
+
+
+class DiskError(StoreError):
+    """The system refused an operation on a file: `path`, `operation` and `errno` say which and why, the text what to do.
+
+    Nothing is known to be wrong with the bytes. A caller that can wait tries again; a caller that must write ends the
+    server by this name.
+    """
+
+    def __init__(self, path: str, operation: str, errno: int, detail: str) -> None:
+        super().__init__(f"{path}: cannot {operation}: {detail}")
+        self.path = path
+        self.operation = operation
+        self.errno = errno
 
 
 class FormatError(StoreError):
@@ -30,12 +62,14 @@ class FormatError(StoreError):
 
 
 class DiskFullError(StoreError):
-    """No space left: nothing was made durable by this call, and it may be tried again when space returns."""
+    """The disk has no space left. The call made nothing durable. The caller may try again when there is space."""
 
 
 class SyncFailedError(StoreError):
-    """A sync failed. The kernel may have dropped the dirty pages, so a later sync that succeeds proves nothing:
-    the file is final for this process, and the server must stop accepting and recover by a restart."""
+    """A sync failed. The kernel may have dropped the dirty pages, so a later sync that succeeds proves nothing.
+
+    The file takes no more records in this process. The server must stop accepting, and recover by a restart.
+    """
 
 
 class LockedError(StoreError):

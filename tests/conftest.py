@@ -14,6 +14,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# A busy machine is no fault of a test. Examples and their order stay those of the profile that Hypothesis chose.
+settings.register_profile("unhurried", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 AUDIT = Path(__file__).parent / "ops" / "audit"
 JAVA_MIN = 17

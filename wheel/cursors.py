@@ -19,7 +19,8 @@ Exactly once rests on what the caller does in one step of the event loop, with n
   earlier: a load that captured its end offset in between owns it, and the offset says so;
 - read the end offsets of all files of the window, and `begin_load`;
 - filter the loaded rows by `covers`, add them to the wheel, and `finish_load`;
-- drop rows from the wheel by `HashedWheel.evict_after`, and `evict_after` here with the same key.
+- drop rows from the wheel by `HashedWheel.evict_after`, and `evict_after` here with the same key; or by
+  `evict_between`, with the same key and time.
 
 A source that has no file yet counts as end offset 0, so that everything which comes later goes straight to the wheel.
 Pure: no files, no clock. What is on disk, and which rows have an outcome already, the caller knows.
@@ -27,7 +28,7 @@ Pure: no files, no clock. What is on disk, and which rows have an outcome alread
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -39,12 +40,14 @@ from wheel.window_cursor import CursorError, LoadTicket, WindowCursor
 
 class LoadCursors:
     """Cursors of all windows of `window_ms`; a window is named by its start, a multiple of `window_ms` since the
-    epoch."""
+    epoch. Some windows may be longer: then there are none within them."""
 
-    def __init__(self, window_ms: int) -> None:
+    def __init__(self, window_ms: int, start_of: Callable[[int], int] | None = None) -> None:
+        """`start_of` gives the start of the window of a due time, where not all windows have the same length."""
         if window_ms < 1:
             raise ValueError(f"window_ms must be at least 1, not {window_ms}")
         self._window_ms = window_ms
+        self._start_of = start_of or (lambda due_ms: due_ms // window_ms * window_ms)
         self._windows: Any = SortedDict()  # Window start to WindowCursor.
         self._next_ticket = 1
 
@@ -88,6 +91,13 @@ class LoadCursors:
         """
         return self._window_of(ticket).covers(ticket, due_ms, sequence)
 
+    def covers_all(self, ticket: LoadTicket) -> bool:
+        """Whether the ticket still covers every key of its range: no eviction has taken a part of it.
+
+        Raises CursorError for an unknown ticket.
+        """
+        return self._window_of(ticket).covers_all(ticket)
+
     def owner(self, window_start_ms: int, source: str, offset: int, due_ms: Int64s, sequence: Int64s) -> Mask:
         """True for each of n rows of the record at `offset` that the replayer must add to the wheel: bool[n].
 
@@ -101,8 +111,10 @@ class LoadCursors:
         return direct
 
     def holds(self, window_start_ms: int, source: str, offset: Int64s, due_ms: Int64s, sequence: Int64s) -> Mask:
-        """True for each of n rows, in records at `offset`, that is in the wheel (or was, if it has been released since):
-        a load has brought it, or the replayer has added it. False where a load that runs or is still to come brings it.
+        """True for each of n rows, in records at `offset`, that is in the wheel, or was before the wheel released it.
+
+        A load has brought such a row, or the replayer has added it. False where a load that runs or is still to come
+        brings it.
 
         Of rows about which `owner` was asked already: bool[n].
         """
@@ -129,8 +141,14 @@ class LoadCursors:
 
     def evict_after(self, key: Key) -> None:
         """`evict` for all windows: the counterpart of `HashedWheel.evict_after`."""
-        floor_ms = key.due_ms // self._window_ms * self._window_ms
-        for window_start_ms in list(self._windows.irange(minimum=floor_ms)):
+        for window_start_ms in list(self._windows.irange(minimum=self._start_of(key.due_ms))):
+            self.evict(window_start_ms, key)
+
+    def evict_between(self, key: Key, until_ms: int) -> None:
+        """`evict` for the windows that start before `until_ms`, where one ends: the counterpart of
+        `HashedWheel.evict_between`."""
+        bounds = self._start_of(key.due_ms), until_ms
+        for window_start_ms in list(self._windows.irange(*bounds, inclusive=(True, False))):
             self.evict(window_start_ms, key)
 
     def forget(self, window_start_ms: int) -> None:
@@ -167,9 +185,9 @@ class LoadCursors:
         """Starts of all windows with a cursor, in order; with `until_ms` of those that start up to then."""
         return list(self._windows.irange(maximum=until_ms))
 
-    def partially_loaded(self) -> list[int]:
-        """Starts of the windows of which a part is taken, but not all is loaded, in order."""
-        return [start for start, window in self._windows.items() if not window.is_loaded]
+    def is_taken_between(self, start_ms: int, stop_ms: int) -> bool:
+        """Whether a window that starts in [start_ms, stop_ms) has a cursor."""
+        return next(self._windows.irange(start_ms, stop_ms, inclusive=(True, False)), None) is not None
 
     def next_unloaded(self, floor_ms: int, ceiling_ms: int) -> int | None:
         """The first window from the one around `floor_ms`, starting before `ceiling_ms`, that a load can be begun for.
@@ -181,20 +199,6 @@ class LoadCursors:
             if window is None or (not window.loading and not window.is_loaded):
                 return start
         return None
-
-    def loading_until_ms(self, floor_ms: int) -> int:
-        """The start of the first window, from the one around `floor_ms` on, that is not taken as a whole."""
-        start = floor_ms // self._window_ms * self._window_ms
-        while self.limit(start) == KEY_HIGHEST:
-            start += self._window_ms
-        return start
-
-    def loaded_until_ms(self, floor_ms: int) -> int:
-        """The start of the first window, from the one around `floor_ms` on, that is not loaded as a whole."""
-        start = floor_ms // self._window_ms * self._window_ms
-        while self.is_loaded(start):
-            start += self._window_ms
-        return start
 
     def check_invariants(self) -> None:
         tickets: list[int] = []

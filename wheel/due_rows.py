@@ -40,7 +40,7 @@ class DueRows:
     def concatenate(parts: Sequence[DueRows]) -> DueRows:
         """The rows of all parts, one after the other. The parts must follow each other in key order.
 
-        Raises ValueError where there is no part, since nothing then tells the payload's dtype.
+        Raises ValueError where there is no part, since the dtype of the payload is then unknown.
         """
         if not parts:
             raise ValueError("DueRows.concatenate: at least one part is needed to know the payload's dtype")

@@ -2,9 +2,9 @@
 
 The idea (G. Varghese and T. Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 6): time is cut into
 ticks, and an array of slots is laid around like the face of a clock. A timer that is due in tick t lies in slot t mod
-slots, so that starting one costs the same however many there are. A hand moves on by one slot per tick; what it finds
-there is due, except for timers of a later round, which the paper tells apart by a count of rounds that each visit
-lowers by one.
+slots, so that starting one costs the same however many there are. A hand moves on by one slot per tick. The timers in
+its slot are due, except for those of a later round. The paper gives each timer a count of rounds, which each visit lowers
+by one.
 
     tick      0     1     2           8190  8191
             +-----+-----+-----+ ... +-----+-----+
@@ -44,7 +44,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wheel.due_rows import DueRows
-from wheel.keys import DUE_MS_NONE, Int64s, Mask, groups, key_order
+from wheel.keys import DUE_MS_NONE, Int64s, Mask, groups, key_order, rows_through
 from wheel.run import Opaque, SortedRun, merge_columns
 from wheel.runs import RUN_ROWS_MAX, SortedRuns
 from wheel.span_runs import SpanRuns
@@ -69,8 +69,8 @@ NARROW_ROWS: Final = 256
 class HashedWheel:
     """Rows by due time.
 
-    `start_ms` is the time at creation (only a hint where rows already due belong), `tick_ms` the width of a slot,
-    `slots` their number: one round is tick_ms · slots, 82 s by default. `payload_dtype` is the dtype of the payload
+    `start_ms` is the time at creation, only a hint where rows already due belong. `tick_ms` is the width of a slot, and
+    `slots` the number of slots: one round is tick_ms · slots, 82 s by default. `payload_dtype` is the dtype of the payload
     column, opaque here; it may not hold Python objects. Keys (due_ms, sequence) of the rows held must be unique,
     which the caller sees to.
     """
@@ -119,8 +119,8 @@ class HashedWheel:
         """Takes out the first `rows_max` rows with due_ms <= now_ms, in (due_ms, sequence) order.
 
         Fewer than `rows_max` rows mean that no more are due. `now_ms` may be less than before: then only what is due
-        by that time comes out. The columns are the caller's, who may write to them; where they are most of a run's arrays
-        they are views of them.
+        by that time comes out. The caller owns the columns and may write to them. Columns that are most of the arrays of a
+        run are views of these arrays.
         """
         if rows_max < 1:
             raise ValueError(f"rows_max must be at least 1, not {rows_max}")
@@ -142,9 +142,9 @@ class HashedWheel:
     def runs_below(self, due_ms: int) -> list[DueRows]:
         """The rows due before the given time as they lie: sorted runs, in no order between them. They stay in the wheel.
 
-        Nothing is copied: the columns are views that nobody may write to, and that keep what they show whatever becomes
-        of the wheel, but for what those who take the rows write into their payload. Rows that were cancelled may be among
-        them.
+        Nothing is copied: the columns are views, and the caller must not write to them. They keep their content whatever
+        happens to the wheel, except that the owner of rows that left it may write to the payload. Cancelled rows may be
+        among them.
         """
         return [
             DueRows(run_due_ms, sequence, payload.view(self._payload_dtype))
@@ -170,6 +170,16 @@ class HashedWheel:
     def evict_after(self, due_ms: int, sequence: int) -> int:
         """Drops all rows with a key greater than the given one and frees their memory; returns how many they were."""
         return sum(part.drop_behind(due_ms, sequence) for part in (self._current, *self._later()))
+
+    def evict_between(self, due_ms: int, sequence: int, until_ms: int) -> int:
+        """Drops the rows with a key greater than the given one that are due before `until_ms`; returns how many they were.
+        Costs a look at all rows that are due before `until_ms`."""
+        dropped = 0
+        for rows in self.runs_below(until_ms):
+            start = rows_through(rows.due_ms, rows.sequence, due_ms, sequence)
+            if start < len(rows):
+                dropped += int(self.cancel(rows.due_ms[start:], rows.sequence[start:]).sum())
+        return dropped
 
     def check_invariants(self) -> None:
         """Asserts what must hold between operations; costs a walk over all rows."""

@@ -1,8 +1,8 @@
 """One sorted run: columns in (due_ms, sequence) order, consumed from the front.
 
-A run is the wheel's only storage. It holds arrays, a head index, and a mask of cancelled rows where there are any;
-the row at the head is always alive, so that the first key is exact. How runs are merged and where they lie is not
-decided here.
+A run is the wheel's only storage. It holds arrays, a head index, and a mask of cancelled rows where there are any. The
+row at the head is always alive, so that the first key is exact. Other modules decide how runs are merged and where they
+lie.
 """
 
 from __future__ import annotations

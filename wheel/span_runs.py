@@ -87,7 +87,7 @@ class SpanRuns:
                 continue
             rows_before = len(runs)
             held[start:stop] = runs.find(due_ms[start:stop], sequence[start:stop], cancel=cancel)
-            if cancel:  # Not by the count of found keys: one key may have been asked for twice.
+            if cancel:  # The count of found keys would be wrong: a caller may name a key twice.
                 self._rows -= rows_before - len(runs)
                 self._forget_empty(span)
         return held

@@ -85,7 +85,7 @@ class TickSlots:
                 continue
             rows_before = len(runs)
             held[rows] = runs.find(due_ms[rows], sequence[rows], cancel=cancel)
-            if cancel:  # Not by the count of found keys: one key may have been asked for twice.
+            if cancel:  # The count of found keys would be wrong: a caller may name a key twice.
                 self._rows -= rows_before - len(runs)
                 self._settle(slot)
         return held

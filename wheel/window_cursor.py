@@ -19,17 +19,14 @@ class CursorError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class LoadTicket:
-    """One load: keys in (from_key, to_key] of the window's records that begin below the end offset of their source."""
+    """One load: keys in (from_key, to_key] of the window's records that begin below the end offset of their source
+    (bytes; 0 for a source without one, whose file did not exist)."""
 
     number: int
     window_start_ms: int
     from_key: Key
     to_key: Key
     end_offsets: Mapping[str, int]
-
-    def end_offset(self, source: str) -> int:
-        """Where the load of this source's file ends (bytes); 0 for a file that did not exist."""
-        return self.end_offsets.get(source, 0)
 
 
 class SliceState(Enum):
@@ -102,6 +99,13 @@ class WindowCursor:
             return np.zeros(len(due_ms), np.bool_)
         mine: Mask = self._slice_of(due_ms, sequence) == at
         return mine
+
+    def covers_all(self, ticket: LoadTicket) -> bool:
+        self.check_ticket(ticket)
+        at = self._count(SliceState.LOADED)
+        if at == len(self.slices) or self.slices[at].state is not SliceState.LOADING:
+            return False
+        return self.slices[at].to_key == ticket.to_key
 
     def owner(self, source: str, offset: int, due_ms: Int64s, sequence: Int64s) -> Mask:
         ends = [piece.end_offsets.get(source, 0) for piece in self.slices]

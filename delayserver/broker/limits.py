@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from delayserver.broker.redelivery import RedeliveryPolicy
 
 MIB = 1 << 20
 DAY_MS = 86_400_000
+# The longest delay that a nack may ask for.
+NACK_DELAY_MS_MAX = 30 * DAY_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +46,18 @@ class BrokerLimits:
     """One reply fits into a frame, whatever the client asks for; a single larger message is still handed out."""
     retry_bytes_max: int = 16 * MIB
     """Messages gathered for the retry pipeline in one step; what is beyond stays leased until the delay has passed."""
+    redelivery: RedeliveryPolicy = field(default_factory=lambda: RedeliveryPolicy(1_000, 300_000))
+    """A consumer that fails at once gets a message some ten times in its first quarter of an hour, then every five
+    minutes. Without a pause a group that never acks wrote 75 MB/s."""
+    redelivery_bytes_max: int = 1 << 30
+    """What the redeliveries of one group may take on disk, all copies together. Beyond it messages are redelivered from
+    their place, which takes a row of the progress log."""
+    redelivery_kept_ms: int = DAY_MS
+    """How long a redelivery stays on disk: as long as schedule_log keeps its window."""
     groups_max: int = 65_536
     """Consumer groups of all subjects, each about 1 KiB of memory and a few rows of the progress log. A group stays until
-    the broker's files go, so a name made up for every consumer would fill both; beyond it new ones are told `queue_full`."""
+    the broker's files go, so a name made up for every consumer would fill both. Beyond it
+    a new one is refused as `groups_full`."""
     waiting_pulls_max: int = 65_536
     """A waiting pull costs about 1 KiB; beyond it pulls are told `queue_full`."""
     turn_bytes_max: int = 4 * MIB

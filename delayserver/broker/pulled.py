@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from store.batches import I64, U32, StoredBatch
+from store.records.batches import I64, U32, StoredBatch
+from store.records.redelivery import attempts_before
 
 # Of a row in a reply, beside its id, properties and body: nine columns.
 ROW_BYTES = 64
@@ -28,21 +29,34 @@ class PulledBatch:
 
 @dataclass(slots=True)
 class PullBudget:
-    """What a pull may still take, and what it has taken."""
+    """What a pull may still take, and what it has taken. `look_rows` and `look_bytes` bound what it passes over, such as
+    expired messages: a pull is one step on the event loop."""
 
     messages: int
     bytes: int
+    look_rows: int = 1 << 62
+    look_bytes: int = 1 << 62
     parts: list[StoredBatch] = field(default_factory=list)
     deliveries: list[I64] = field(default_factory=list)
     attempts: list[NDArray[Any]] = field(default_factory=list)
 
     def take(self, part: StoredBatch, delivery: I64, before: I64, size: int) -> None:
-        """Take rows; `before` is how often each was handed out before its redelivery number says."""
+        """Take rows; `before` is how often each was handed out since it was stored here."""
         self.parts.append(part)
         self.deliveries.append(delivery)
-        self.attempts.append(part.redelivery + (before + 1))
+        self.attempts.append(attempts_before(part.redelivery) + (before + 1))
         self.messages -= len(part)
         self.bytes -= size
+
+    @property
+    def may_look(self) -> bool:
+        """Whether the pull may pass over more messages."""
+        return self.look_rows > 0 and self.look_bytes > 0
+
+    def pass_over(self, count: int, size: int) -> None:
+        """Note messages that are not handed out."""
+        self.look_rows -= count
+        self.look_bytes -= size
 
     def fitting(self, batch: StoredBatch, row: int, count: int) -> tuple[int, int]:
         """How many of `count` rows from `row` on fit, and their bytes; the first message of a pull always fits."""

@@ -13,8 +13,8 @@ import click
 
 from delayserver import __version__
 from delayserver.cli.commands import CommandGroup
-from delayserver.cli.failures import report_failure
-from delayserver.names_guard import find_taken_names
+from delayserver.cli.terminal.failures import report_failure
+from delayserver.runtime.names_guard import find_taken_names
 
 
 @click.group(

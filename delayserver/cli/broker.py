@@ -25,7 +25,7 @@ def broker(
     """
     settings = running.settings_from(data_dir, host, port, config, assignments)
     running.log_to_stderr()
-    from delayserver.process import run_broker
+    from delayserver.server.process import run_broker
 
     with running.naming_what_failed(settings):
         code = run_broker(settings, ready=running.announce("broker", settings, as_json))

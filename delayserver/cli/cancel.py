@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from delayserver.cli import options
-from delayserver.cli import receipts as by_receipt
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal import receipts as by_receipt
 
 
 @click.command

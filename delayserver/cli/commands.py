@@ -24,6 +24,7 @@ COMMANDS: Final = {
     "cancel": "Cancel messages before they are due.",
     "reschedule": "Move a message to another due time.",
     "lookup": "Say what became of messages.",
+    "groups": "List consumer groups and what each has before it.",
     "status": "Show what the server holds and how late it is.",
     "demo": "Start a server, schedule messages, watch them arrive.",
     "recover": "Check, trace and repair a data directory.",

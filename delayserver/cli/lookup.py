@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delayserver.cli import options
-from delayserver.cli import receipts as by_receipt
-from delayserver.cli.output import without_none
-from delayserver.units import format_instant
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal import receipts as by_receipt
+from delayserver.cli.terminal.output import without_none
+from delayserver.config.units import format_instant
 
 if TYPE_CHECKING:
     from delayserver.client.messages import LookupResult
@@ -40,8 +40,10 @@ def _record(receipt: str, result: LookupResult) -> dict[str, Any]:
             "due_ms": result.due_ms,
             "dispatched_ms": None if result.dispatched_us is None else result.dispatched_us / 1000,
             "attempts": result.attempts,
+            "unanswered_elsewhere": result.unanswered_elsewhere,
             "broker_group": result.broker_group,
             "original_receipt": result.original_receipt,
+            "rescheduled_to": result.rescheduled_to,
         }
     )
 
@@ -56,4 +58,6 @@ def _line(record: dict[str, Any]) -> str:
         words.append(f"dispatched {format_instant(record['dispatched_ms'])}")
     if "original_receipt" in record:
         words.append(f"copy of {record['original_receipt']}")
+    if "rescheduled_to" in record:
+        words.append(f"rescheduled to {record['rescheduled_to']}")
     return "  ".join(words)

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delayserver.cli import options
-from delayserver.cli.output import body_fields, delivery_record, print_json, visible, visible_block
-from delayserver.units import format_duration, format_instant
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import body_fields, delivery_record, print_json, visible, visible_block
+from delayserver.config.units import format_duration, format_instant
 
 if TYPE_CHECKING:
     from delayserver.client import Client

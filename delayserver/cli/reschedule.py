@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from delayserver.cli import options
-from delayserver.cli.output import print_json, without_none
-from delayserver.units import format_instant
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import print_json, without_none
+from delayserver.config.units import format_instant
 
 
 @click.command

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from delayserver import __version__
-from delayserver.cli.failures import leaf
-from delayserver.cli.output import print_json
+from delayserver.cli.terminal.failures import leaf
+from delayserver.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
-    from delayserver.settings import Settings
+    from delayserver.config.settings import Settings
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -48,7 +48,7 @@ def settings_from(
     data_dir: str | None, host: str | None, port: int | None, config: str | None, assignments: tuple[str, ...]
 ) -> Settings:
     """Settings from the file, then ``--set``, then the named flags. Raises `ConfigError`."""
-    from delayserver.config import load_settings, parse_assignment
+    from delayserver.config.toml_file import load_settings, parse_assignment
 
     flags = dict(parse_assignment(text) for text in assignments)
     named = {"storage.data_dir": data_dir, "listen.host": host, "listen.port": port}
@@ -115,8 +115,8 @@ def announce(role: str, settings: Settings, as_json: bool) -> Callable[[str, int
     """The callback that prints one line once requests are accepted."""
 
     def ready(host: str, port: int) -> None:
-        from store.filesystem import RealFileSystem
-        from store.identity import read_identity
+        from store.disk.filesystem import RealFileSystem
+        from store.tables.identity import read_identity
 
         data_dir = settings.storage.data_dir
         server_id = f"{read_identity(RealFileSystem(), data_dir):012x}"

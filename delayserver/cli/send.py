@@ -7,9 +7,9 @@ from pathlib import Path
 
 import click
 
-from delayserver.cli import options
-from delayserver.cli.output import print_json
-from delayserver.units import format_instant
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import print_json
+from delayserver.config.units import format_instant
 
 
 @click.command

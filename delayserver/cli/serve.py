@@ -25,7 +25,7 @@ def serve(
     """
     settings = running.settings_from(data_dir, host, port, config, assignments)
     running.log_to_stderr()
-    from delayserver.process import run_server
+    from delayserver.server.process import run_server
 
     with running.naming_what_failed(settings):
         code = run_server(settings, ready=running.announce("server", settings, as_json))

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from delayserver.cli import options
-from delayserver.cli.output import print_json
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -30,7 +30,7 @@ FIRST: Final = (
 )
 """The balance in the order in which it adds up."""
 
-TROUBLES: Final = ("errors", "corruption", "damages")
+TROUBLES: Final = ("errors", "corruption", "unreadable", "damages", "duplicate_server_ids")
 """Shown to people whenever they hold something; the rest of what the server tells waits for ``--all``."""
 
 

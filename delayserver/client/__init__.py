@@ -1,6 +1,4 @@
-"""The client library: `Client` blocks, `AsyncClient` runs on trio and on asyncio;
-both are skins of one sans-IO core.
-"""
+"""The client library: `Client` blocks, `AsyncClient` runs on trio and on asyncio. Both share one sans-IO core."""
 
 from delayserver.client.async_batching import AsyncBatcher, Handle
 from delayserver.client.asynchronous import AsyncClient
@@ -11,6 +9,7 @@ from delayserver.client.messages import (
     AckResult,
     CancelResult,
     ColumnsSent,
+    ConsumerGroup,
     Delivery,
     LookupResult,
     Message,
@@ -36,6 +35,7 @@ __all__ = [
     "Client",
     "ColumnsSent",
     "Consumer",
+    "ConsumerGroup",
     "DelayServerError",
     "Delivery",
     "Handle",

@@ -1,7 +1,7 @@
 """A consumer of one subject and group that pulls from every node of the group through one address.
 
-The nodes are learned by the route operation and asked for again from time to time, so that a node added or moved is
-found.
+The consumer asks for the nodes by the route operation, and asks again from time to time. So it finds a node that was
+added or moved.
 """
 
 from __future__ import annotations
@@ -19,34 +19,38 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from delayserver.client.asynchronous import AsyncClient
 from delayserver.client.messages import Delivery, Route
+from delayserver.client.pull_calls import NO_DELAY
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, Refused
 
 ROUTE_INTERVAL_S: Final = 30.0
-"""How often the nodes are asked for: a new node waits at most this long for its first pull."""
+"""The consumer asks for the route this often. A new node waits at most this long for its first pull."""
 
 PAUSE_AFTER_ERROR_S: Final = 1.0
-"""Between attempts at a node that fails, on top of the client's own retries: the other nodes go on meanwhile."""
+"""The pause between attempts at a failing node, on top of the client's own retries. The other nodes go on meanwhile."""
 
 ACK_TIMEOUT_S: Final = 60.0
-"""Where the caller names none. It is asked of every node, whose own default nobody tells."""
+"""The ack timeout if the caller names none. The consumer sends it with every pull, because it does not know the default of
+a node."""
 
 KEPT_PART: Final = 0.5
-"""Of its ack timeout a delivery waits here at most: the rest is for who handles and acks it."""
+"""A delivery waits in the consumer for at most this part of its ack timeout. The caller needs the rest to handle and ack
+it."""
 
 SAY_AGAIN_S: Final = 60.0
-"""A node that stays away is named in the log this often, and whenever it fails in another way."""
+"""The log names a failing node this often, and whenever the node fails in another way."""
 
 GIVE_BACK_S: Final = 1.0
-"""What waits here and is not handed out is given back in this time, or comes again after its ack timeout: whoever leaves
-the block does not wait longer for a node that says nothing."""
+"""At the end of its block the consumer nacks deliveries that the caller did not take. If a node does not answer in this
+time, the deliveries come again after their ack timeout."""
 
 logger = logging.getLogger("delayserver.client")
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """One delivery and the node it came from, which alone can settle it. It is handed out before ``hand_out_until_s``
-    of the event loop's clock, or not at all."""
+    """One delivery, and its node, which alone can settle it. The caller gets it before ``hand_out_until_s`` of the event
+    loop's clock, or not at all.
+    """
 
     delivery: Delivery
     group: str
@@ -54,9 +58,12 @@ class Received:
     hand_out_until_s: float
 
     async def ack(self) -> bool:
-        """Settle it: it does not come again. False where it was not in flight any more: acked before, or its ack timeout
-        was over, and somebody gets it again. Raises `ConnectionLost` where its node cannot be reached now (it may be tried
-        again, over a new connection) or is not pulled from any more; what stays unsettled comes again.
+        """Settle this delivery, durably at its node. The delivery does not come again from there; the message may, see
+        `AsyncClient.ack`.
+
+        False: it was acked before, or its ack timeout was over and it comes again. Raises `ConnectionLost` if its node
+        cannot be reached now; a later ack uses a new connection. Raises it too if the consumer no longer pulls from that
+        node. An unsettled delivery comes again.
         """
         if self.node.closed:
             raise ConnectionLost("the node of this delivery is not pulled from any more")
@@ -65,7 +72,7 @@ class Received:
 
 
 class _Node(AsyncClient):
-    """A node that may be away when its block is entered: the first call connects, and each call after a failure."""
+    """A node that may be away when the block begins. The first call connects, and so does each call after a failure."""
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -75,12 +82,13 @@ class _Node(AsyncClient):
 class Consumer:
     """Iterates the deliveries of ``subject`` for ``group`` from all nodes that ``client``'s server names.
 
-    ``async with Consumer(client, "orders", "billing") as deliveries: async for received in deliveries: ...``. Each
-    `Received` is acked on its own node (``await received.ack()``); what is not comes again after ``ack_timeout_s``. What
-    waits here for a slow caller longer than half of that is handed back, and fewer are pulled at once; what waits at the end
-    of the block is handed back then, in `GIVE_BACK_S` at most.
-    Entering raises the error of the first ``route`` request, and iterating what a node refuses for good; a node that is
-    away is tried again until it is back, and named in the log ``delayserver.client``. So neither is waited for in silence.
+    ``async with Consumer(client, "orders", "billing") as deliveries: async for received in deliveries: ...``. The caller
+    acks each `Received` on its own node (``await received.ack()``). Without an ack it comes again after
+    ``ack_timeout_s``. If a delivery waits here for half of that time, the consumer nacks it and pulls fewer at once. At the
+    end of the block it nacks deliveries that still wait, in `GIVE_BACK_S` at most.
+
+    Entering raises the error of the first ``route`` request. Iterating raises the error of a node that refuses for good.
+    The consumer tries a node that is away until it is back, and names it in the log ``delayserver.client``.
     """
 
     def __init__(
@@ -102,9 +110,9 @@ class Consumer:
         self._tasks: anyio.abc.TaskGroup | None = None
         self._pulling: dict[str, anyio.CancelScope] = {}
         self._asking = 0  # callers that wait for a delivery
-        self._asked: anyio.Event | None = None  # made by who waits for one of them
-        # No buffer: a node is asked for more only when all it gave before has been taken, so a slow consumer holds
-        # one pull of each node and no more.
+        self._asked: anyio.Event | None = None  # set when the next caller waits; there while a puller waits for that
+        # No buffer: the consumer pulls from a node again when the caller has taken all deliveries of the last pull. So a
+        # slow caller holds one pull of each node and no more.
         streams: tuple[
             MemoryObjectSendStream[Received | DelayServerError], MemoryObjectReceiveStream[Received | DelayServerError]
         ]
@@ -130,7 +138,7 @@ class Consumer:
         for scope in self._pulling.values():
             scope.cancel()
         self._tasks.cancel_scope.cancel()
-        # An error of the block passes by unwrapped; the group's own tasks meet theirs with patience.
+        # An error of the block is not wrapped, because the group's own tasks raise none.
         try:
             await self._tasks.__aexit__(None, None, None)
         finally:
@@ -156,7 +164,7 @@ class Consumer:
 
     @property
     def nodes(self) -> list[str]:
-        """Addresses pulled from now."""
+        """The addresses of the nodes from which it pulls now."""
         return sorted(self._pulling)
 
     def _close_streams(self) -> None:
@@ -171,11 +179,11 @@ class Consumer:
                 self._adjust(await self._client.route(subject=self._subject))
                 pause_s = ROUTE_INTERVAL_S
             except DelayServerError:
-                # The nodes known so far are pulled from; the route is asked for again soon.
+                # The known nodes stay. The consumer soon asks for the route again.
                 pause_s = PAUSE_AFTER_ERROR_S
 
     def _adjust(self, route: Route) -> None:
-        """One puller for each node of the route: stop those of nodes that left, start those of new ones."""
+        """Stop the pullers of nodes that left the route, and start pullers for new nodes."""
         assert self._tasks is not None
         addresses = {node.address for node in route.nodes}
         for address in self._pulling.keys() - addresses:
@@ -186,16 +194,16 @@ class Consumer:
 
     async def _pull_from(self, address: str, scope: anyio.CancelScope) -> None:
         said, say_again_s = "", 0.0
-        # Ended by its own scope alone: the connection is still there for what is given back then.
+        # Its own scope alone ends it. So the connection is still there when it gives deliveries back.
         with anyio.CancelScope(shield=True):
-            # One client through all failures: what the node delivered before is acked over it afterwards.
+            # One client through all failures: the caller acks earlier deliveries over it.
             async with _Node(address) as node:
                 with scope:
                     while True:
                         try:
                             await self._pull(node)
                         except DelayServerError as error:
-                            # What time does not mend, such as a name that no node takes, is for the caller to see.
+                            # The caller gets a lasting error, such as that of an invalid name.
                             if isinstance(error, Refused):
                                 await self._send.send(error)
                             elif str(error) != said or anyio.current_time() >= say_again_s:
@@ -204,7 +212,6 @@ class Consumer:
                             await anyio.sleep(PAUSE_AFTER_ERROR_S)
 
     async def _pull(self, node: AsyncClient) -> None:
-        await node.connect()  # before it the server's bound of a wait is not known
         count = self._max_messages
         while True:
             deliveries = await node.pull(
@@ -214,7 +221,7 @@ class Consumer:
             try:
                 await self._hand_out(left, node)
             finally:
-                # Where nobody asked for one in all that time, what is given back would only come to wait here again.
+                # If no caller has asked for a delivery, returned ones would only come back to wait here again.
                 idle = len(left) == len(deliveries) > 0 and not self._asking
                 asked = self._caller_asks() if idle else None
                 if left:
@@ -224,7 +231,7 @@ class Consumer:
             count = max(1, len(deliveries) - len(left)) if left else min(self._max_messages, 2 * count)
 
     async def _hand_out(self, left: deque[Delivery], node: AsyncClient) -> None:
-        """Takes from ``left`` what the caller took, until all is or the time of the first is over."""
+        """Remove deliveries from ``left`` as the caller takes them, until none is left or their time is over."""
         until_s = anyio.current_time() + KEPT_PART * self._ack_timeout_s
         with anyio.CancelScope(deadline=until_s):
             while left:
@@ -232,10 +239,10 @@ class Consumer:
                 left.popleft()
 
     def _caller_asks(self) -> anyio.Event:
-        """Set when the caller asks for the next delivery."""
+        """An event that is set when the caller asks for the next delivery."""
         self._asked = self._asked or anyio.Event()
         return self._asked
 
     async def _give_back(self, left: deque[Delivery], node: AsyncClient) -> None:
         with anyio.move_on_after(GIVE_BACK_S, shield=True), suppress(DelayServerError):
-            await node.nack(self._subject, self._group, left)
+            await node.nack(self._subject, self._group, left, NO_DELAY)

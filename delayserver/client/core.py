@@ -1,7 +1,7 @@
-"""The sans-IO core of both clients: what a call is, which frame it becomes, and which reply answers it.
+"""The sans-IO core of both clients: a call, its request frame, and the reading of its reply.
 
-Holds the state of a client that outlives connections (the server's clock and limits) and of the connection it has
-now (ids, requests in flight, the frame decoder). Moves no bytes and never waits.
+`ClientCore` holds the state that outlives connections: request ids, and the server's clock and limits. `ReplyStream`
+holds the incoming half of one connection. Neither moves bytes or waits.
 """
 
 from __future__ import annotations
@@ -26,19 +26,21 @@ from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT, HELLO, P
 
 T = TypeVar("T")
 
+DEFAULT_ADDRESS: Final = f"{DEFAULT_HOST}:{DEFAULT_PORT}"
+
 REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
-"""Bound of a reply's frame. The client chose the server and trusts it more than it is trusted, but a stranger's port
-must not make it allocate four gigabytes."""
+"""Bound of a reply's frame. The client trusts its server to send large replies. But a wrong port, where something else
+answers, must not make the client allocate four gigabytes."""
 
 
 @dataclass(slots=True)
 class Call(Generic[T]):
     """One operation with its arguments, and how to read its result.
 
-    ``repeatable`` says that sending it twice has the effect of sending it once, so that it is retried although the
-    first result is unknown. ``wait_s`` is how long the server may hold the reply back on purpose. ``sent_us`` is the
-    local elapsed time of the last attempt, where ``timed`` asks for it. ``doubt`` makes of a result what it means where an
-    earlier attempt may have taken effect, whose error it is given.
+    ``repeatable``: sending it twice has the effect of sending it once. So the client retries it although the first
+    result is unknown. ``wait_s``: the server may hold the reply back so long on purpose. ``sent_us``: the local elapsed
+    time when the last attempt left, if ``timed``. ``doubt``: corrects a result if an earlier attempt may have taken
+    effect; it gets the result and the error of that attempt.
     """
 
     operation: str
@@ -49,6 +51,10 @@ class Call(Generic[T]):
     timed: bool = False
     sent_us: int = 0
     doubt: Callable[[T, DelayServerError], T] | None = None
+
+    def leave(self, elapsed_us: int) -> None:
+        """Note when an attempt leaves."""
+        self.sent_us = elapsed_us
 
 
 class ClientCore:
@@ -67,7 +73,7 @@ class ClientCore:
         return self.server.limits if self.server is not None else DEFAULT_LIMITS
 
     def hello(self) -> Call[ServerInfo]:
-        """The first call on every connection; its reading sets ``server`` and the clock."""
+        """The first call on every connection. Reading its reply sets ``server`` and the clock."""
 
         def read(result: dict[str, Any], _: ServerInfo) -> ServerInfo:
             self.clock.forget()
@@ -97,12 +103,14 @@ class ClientCore:
         return call
 
     def encode(self, call: Call[Any]) -> tuple[int, bytes]:
-        """The request's id and frame. Raises `FrameTooLarge` and `InvalidArgument` here, where they harm no other."""
+        """The request's id and frame. Raises `FrameTooLarge` and `InvalidArgument` before anything is sent, so that
+        requests of other callers are not harmed.
+        """
         request_id = self._next_id
         self._next_id += 1
         if call.timed:
-            # Here and not where the call is made: until it leaves it may wait for a lock, a connection or a retry.
-            call.sent_us = self.clock.elapsed()
+            # A call may wait for a lock, a connection or a retry after it was made. So the time is taken here.
+            call.leave(self.clock.elapsed())
         try:
             frame = encode_request(request_id, call.operation, call.arguments)
         except (TypeError, ValueError, OverflowError) as exc:
@@ -114,38 +122,47 @@ class ClientCore:
         return request_id, frame
 
     def finish(self, call: Call[T], reply: Reply) -> T:
-        """The result of a call from its reply. Raises the error the server named,
-        or `MalformedFrame` if the reply is nonsense.
+        """The result of a call from its reply. Raises the error that the server named, or `MalformedFrame` if the reply
+        cannot be read.
         """
         if reply.error is not None:
             raise reply.error
         assert reply.result is not None
         try:
-            # Only hello runs before there is a server, and it does not look at it.
-            return call.read(reply.result, self.server or _NOBODY)
+            # Only hello runs before `server` is known, and its reading ignores this argument.
+            return call.read(reply.result, self.server or _NO_SERVER)
         except (KeyError, TypeError, ValueError, IndexError) as exc:
             raise MalformedFrame(f"the server's reply to {call.operation} cannot be read: {exc!r}") from exc
 
 
 @dataclass(slots=True)
 class ReplyStream:
-    """The incoming half of one connection: bytes in, replies out.
-    A reply with id 0 is an error of the connection, not of a request, and is raised as `connection_error` says.
+    """The incoming half of one connection: bytes in, replies out. A reply with id 0 is an error of the connection, not of
+    a request; it is raised as `connection_error` says.
     """
 
     decoder: FrameDecoder = field(default_factory=lambda: FrameDecoder(REPLY_BYTES_MAX))
     failure: DelayServerError | None = None
-    """What came behind the replies given last, and ended the connection: nothing more is read of it."""
+    """The error that followed the replies given last. It ended the connection; nothing more is read of it."""
 
-    def feed(self, data: bytes) -> list[Reply]:
-        """Replies completed by ``data``. Raises `ConnectionLost` at the end of the stream (``data`` empty)
-        and protocol errors; where replies come before one, they are given and it becomes the ``failure``.
-        """
+    def check(self) -> None:
+        """Raise the ``failure`` that followed the replies given last."""
         if self.failure is not None:
             raise self.failure
+
+    @property
+    def ended(self) -> ConnectionLost:
+        """The error of a stream that ends here."""
+        half = " in the middle of a reply" if self.decoder.buffered_bytes else ""
+        return ConnectionLost(f"the server closed the connection{half}")
+
+    def feed(self, data: bytes) -> list[Reply]:
+        """Replies completed by ``data``. Raises `ConnectionLost` at the end of the stream (``data`` empty), and protocol
+        errors. If replies precede an error, it returns them and keeps the error as ``failure``.
+        """
+        self.check()
         if not data:
-            half = " in the middle of a reply" if self.decoder.buffered_bytes else ""
-            raise ConnectionLost(f"the server closed the connection{half}")
+            raise self.ended
         replies: list[Reply] = []
         try:
             for payload in self.decoder.feed(data):
@@ -161,8 +178,9 @@ class ReplyStream:
 
 
 def connection_error(reply: Reply) -> DelayServerError:
-    """What the requests in flight are told of a reply with id 0. Whoever caused it, each of them may have been done:
-    `ConnectionLost`, with the server's error as its cause. Of a connection too many nothing was read.
+    """The error that a reply with id 0 means for the requests in flight. The server may have carried out each of them.
+    So it is `ConnectionLost`, with the server's error as its cause. `TooManyConnections` stays as it is: the server has
+    read nothing from that connection.
     """
     error = reply.error
     if error is None:
@@ -175,8 +193,8 @@ def connection_error(reply: Reply) -> DelayServerError:
 
 
 def in_doubt(refusal: DelayServerError, unknown: DelayServerError) -> DelayServerError:
-    """What a refusal comes to where an earlier attempt ended ``unknown`` and may have taken effect: the caller must not
-    believe that nothing was done.
+    """The error of a call whose last attempt ended with a ``refusal`` after an earlier one ended ``unknown``. The earlier
+    attempt may have taken effect, so the caller must not believe that nothing was done.
     """
     doubt = type(unknown)(
         f"{unknown.message}; another attempt ended with {refusal}", retry_after_ms=refusal.retry_after_ms
@@ -185,15 +203,8 @@ def in_doubt(refusal: DelayServerError, unknown: DelayServerError) -> DelayServe
     return doubt
 
 
-def copied(error: DelayServerError) -> DelayServerError:
-    """The same error for another caller: one exception object in many tasks would gather all their tracebacks."""
-    copy = type(error)(error.message, retry_after_ms=error.retry_after_ms, name=error.name)
-    copy.__cause__ = error.__cause__
-    return copy
-
-
 def parse_address(address: str) -> tuple[str, int]:
-    """Host and port of ``host:port``, ``host`` or ``[ipv6]:port``. Raises ValueError for a port that is no number."""
+    """Host and port of ``host:port``, ``host`` or ``[ipv6]:port``. Raises ValueError for an invalid port."""
     host, _, port = address.rpartition(":") if not address.endswith("]") else (address, "", "")
     if not host or (":" in host and not host.startswith("[")):
         host, port = address, ""
@@ -204,8 +215,9 @@ def parse_address(address: str) -> tuple[str, int]:
 
 
 def reachable(address: str, dialled_host: str) -> str:
-    """The address of a node for who has dialled `dialled_host`: a server that listens on all interfaces announces that,
-    which is nowhere to connect to."""
+    """The address of a node for a client that has dialled `dialled_host`. A server that listens on all interfaces may
+    announce an address such as ``0.0.0.0``, to which no client can connect. Then the dialled host takes its place.
+    """
     host, _, port = address.rpartition(":")
     if host.strip("[]") not in ("", "0.0.0.0", "::"):
         return address
@@ -219,4 +231,4 @@ def _integer(result: dict[str, Any], name: str) -> int:
     return value
 
 
-_NOBODY: Final = ServerInfo("0" * 12, 0, "", "", DEFAULT_LIMITS)
+_NO_SERVER: Final = ServerInfo("0" * 12, 0, "", "", DEFAULT_LIMITS)

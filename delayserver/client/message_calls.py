@@ -1,9 +1,10 @@
-"""Calls about messages that were sent: cancel, reschedule, lookup; and about the server: status, route. No I/O."""
+"""Calls about sent messages (cancel, reschedule, lookup) and about the server (status, groups, route). No I/O."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from dataclasses import fields
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from delayserver.client.core import Call, reachable
 from delayserver.client.messages import (
     CancelResult,
+    ConsumerGroup,
+    GroupsPage,
     LookupResult,
     MessageKey,
     Node,
@@ -22,15 +25,17 @@ from delayserver.client.messages import (
 from delayserver.client.send_calls import doubt_rows, text_map
 from delayserver.protocol.columns import I64, U8, pack_column, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, MalformedFrame, error_from_map
-from delayserver.protocol.operations import CANCEL, LOOKUP, RESCHEDULE, ROUTE, STATUS
+from delayserver.protocol.operations import CANCEL, GROUPS, LOOKUP, RESCHEDULE, ROUTE, STATUS
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
+
+T = TypeVar("T")
 
 Target: TypeAlias = str | MessageKey
 """A message that was sent: its receipt, or its key."""
 
 
 def cancel_call(targets: Sequence[Target]) -> Call[list[CancelResult | DelayServerError]]:
-    """Cancel many. Repeatable: what the first attempt cancelled, a second one calls already cancelled."""
+    """Cancel many. Repeatable: a second attempt says "already cancelled" of messages that the first one cancelled."""
 
     def read_row(row: dict[str, Any]) -> CancelResult:
         return CancelResult(row.get("receipt"), _outcome(row))
@@ -61,8 +66,8 @@ def reschedule_call(
     properties: Mapping[str, str] | None,
     expires_ms: int | None,
 ) -> Call[RescheduleResult]:
-    """Cancel and send in one atomic step. Not repeatable:
-    a second attempt would say already cancelled and hide the new receipt.
+    """Cancel and send in one atomic step. Not repeatable: a second attempt would say "already cancelled" and hide the new
+    receipt.
     """
     item: dict[str, Any] = {"due_ms": due_ms}
     if isinstance(target, MessageKey):
@@ -102,6 +107,8 @@ def lookup_call(targets: Sequence[Target]) -> Call[list[LookupResult | DelayServ
             attempts=row.get("attempts"),
             broker_group=row.get("broker_group"),
             original_receipt=row.get("original_receipt"),
+            rescheduled_to=row.get("rescheduled_to"),
+            unanswered_elsewhere=row.get("unanswered_elsewhere"),
         )
 
     return Call(LOOKUP, _target_arguments(targets), lambda result, _: _rows(result, len(targets), read_row))
@@ -125,11 +132,23 @@ def route_call(*, group: str | None, subject: str | None, dialled_host: str) -> 
     return Call(ROUTE, arguments, read)
 
 
-def only_row(rows: list[Any]) -> Any:
-    """The one row of a request of one, raised if it is an error."""
-    if isinstance(rows[0], DelayServerError):
-        raise rows[0]
-    return rows[0]
+def groups_call(subject: str | None, after: list[int] | None) -> Call[GroupsPage]:
+    """A page of the consumer groups of a node, or of those of one subject."""
+    names = [field.name for field in fields(ConsumerGroup)]
+
+    def read(result: dict[str, Any], _: ServerInfo) -> GroupsPage:
+        rows = [ConsumerGroup(**{name: row[name] for name in names if name in row}) for row in result["groups"]]
+        return GroupsPage(rows, result["next"])
+
+    return Call(GROUPS, {"subject": subject, "after": after}, read)
+
+
+def only_row(rows: Sequence[T | DelayServerError]) -> T:
+    """The one row of a request of one. Raises it if it is an error."""
+    row = rows[0]
+    if isinstance(row, DelayServerError):
+        raise row
+    return row
 
 
 def _target_arguments(targets: Sequence[Target]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""What goes into the clients and comes out of them: messages, keys, and the results of every operation.
+"""The values that clients take and return: messages, keys, and the results of every operation.
 
-Plain frozen data. Times are integers with their unit in the name; ``due_ms`` and all ``*_us`` are by the server's
-clock, since 1970 UTC. How they travel is the business of the ``*_calls`` modules.
+Plain frozen data. Times are integers with their unit in the name; ``due_ms`` and all ``*_us`` count from 1970 UTC, by the
+server's clock. The ``*_calls`` modules translate these values to and from the wire.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class Message:
     """One message to send. Exactly one of ``due_ms``, ``delay_ms``, ``at`` (with a time zone) and ``delay`` says
     when it is due.
 
-    ``message_id`` None lets the client make one (see `Client.send`). ``expires_ms`` is the moment from which
-    delivery is useless.
+    If ``message_id`` is None, the client may make one (see `Client.send`). The server does not deliver the message from
+    ``expires_ms`` on.
     """
 
     subject: str
@@ -42,7 +42,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class MessageKey:
-    """Names a message by what its sender knows, for whoever has no receipt."""
+    """Names a message by the fields that its sender chose, for a caller without a receipt."""
 
     subject: str
     message_id: str
@@ -51,7 +51,7 @@ class MessageKey:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """What the server said at hello. ``role`` is ``server`` or ``broker``; ``server_id`` is 12 hex digits."""
+    """The server's answer to hello. ``role`` is ``server`` or ``broker``; ``server_id`` is 12 hex digits."""
 
     server_id: str
     version: int
@@ -61,7 +61,9 @@ class ServerInfo:
 
 
 class SendResult(NamedTuple):
-    """An accepted message: it is durable on the server and ``receipt`` names it. A tuple, being made once a message."""
+    """An accepted message. It is durable on the server, and ``receipt`` names it. A tuple, because a client makes one for
+    every message.
+    """
 
     receipt: str
     message_id: str
@@ -72,7 +74,7 @@ class SendResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RejectedRow:
-    """A row of a columnar send that was refused: its index in the request, and why."""
+    """A refused row of a columnar send: its index in the request, and the error."""
 
     index: int
     error: DelayServerError
@@ -82,8 +84,8 @@ class RejectedRow:
 class ColumnsSent:
     """The answer to a columnar send.
 
-    ``accepted`` rows got the sequences from ``first_sequence`` on, in row order; ``due_ms`` is i64[accepted]; every
-    other row is in ``rejected``. ``message_ids`` are the ids that were sent with all rows (None: derived ones).
+    ``accepted`` rows got the sequences from ``first_sequence`` on, in row order; ``due_ms`` is i64[accepted]. All other
+    rows are in ``rejected``. ``message_ids`` are the ids of all rows that were sent (None: the server derives ids).
     """
 
     server_id: str
@@ -99,14 +101,14 @@ class ColumnsSent:
         return np.arange(self.first_sequence, self.first_sequence + self.accepted, dtype=np.int64)
 
     def receipts(self) -> list[str]:
-        """The receipts of the accepted rows, made here: about 0.2 µs each."""
+        """The receipts of the accepted rows. Each call makes them anew: about 0.2 µs each."""
         return format_receipts(self.server_id, self.due_ms, self.sequence)
 
 
 @dataclass(frozen=True, slots=True)
 class CancelResult:
-    """``outcome`` CANCELLED: it is never delivered. Else ALREADY_CANCELLED, DELIVERED, EXPIRED, DEAD_LETTERED,
-    TOO_LATE, UNKNOWN.
+    """``outcome`` CANCELLED: the message is never delivered. Otherwise ALREADY_CANCELLED, DELIVERED, EXPIRED,
+    DEAD_LETTERED, TOO_LATE or UNKNOWN.
     """
 
     receipt: str | None
@@ -115,8 +117,8 @@ class CancelResult:
 
 @dataclass(frozen=True, slots=True)
 class RescheduleResult:
-    """``outcome`` CANCELLED means moved, and then the last four are set;
-    any other outcome means nothing was changed.
+    """``outcome`` CANCELLED: the message was moved, and the last four fields are set. Any other outcome: nothing was
+    changed.
     """
 
     receipt: str | None
@@ -129,8 +131,10 @@ class RescheduleResult:
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """What became of a message; what the server no longer knows is None.
-    ``original_receipt`` is set on a deduplicated copy.
+    """The fate of a message. Fields that the server does not know (any more) are None.
+
+    A duplicate has the ``original_receipt``. A message that a reschedule replaced has ``rescheduled_to``.
+    ``unanswered_elsewhere`` counts deliveries to another node that had no answer: that node may have the message too.
     """
 
     receipt: str | None
@@ -141,11 +145,15 @@ class LookupResult:
     attempts: int | None = None
     broker_group: str | None = None
     original_receipt: str | None = None
+    rescheduled_to: str | None = None
+    unanswered_elsewhere: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AckResult:
-    """``acked``: settled now. ``unknown``: settled before, or taken back after the ack timeout."""
+    """``acked``: deliveries settled now, durably. ``unknown``: deliveries settled before, or taken back by the server after
+    the ack timeout. The latter come again.
+    """
 
     acked: int
     unknown: int
@@ -153,10 +161,13 @@ class AckResult:
 
 @dataclass(frozen=True, slots=True)
 class NackResult:
-    """``nacked``: will be delivered again. ``unknown``: as in `AckResult`."""
+    """``nacked``: deliveries taken back, to come again. But ``expired`` of them have expired, and do not come again.
+    ``unknown``: as in `AckResult`.
+    """
 
     nacked: int
     unknown: int
+    expired: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +187,45 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """One message handed to a consumer; ``delivery`` names this hand-over for ack and nack.
+class ConsumerGroup:
+    """The progress of one consumer group in a subject.
 
-    ``attempt`` counts from 1. ``dispatched_us`` - max(``due_ms`` * 1000, ``accepted_us``) is its lateness in
-    microseconds.
+    All messages before ``position`` are acked; the next message of the subject goes to ``end``. ``lag`` counts messages
+    that are not acked, redeliveries included. ``leased`` and ``retrying`` count some of those. ``expired`` messages
+    were not acked in time. ``oldest_ms`` is the due time of the oldest message that is not acked; None if all are.
+    ``waiting_in_place`` messages wait in their place for their redelivery. The group's redeliveries keep
+    ``redelivery_bytes`` on disk.
+    """
+
+    subject: str
+    group: str
+    position: int
+    end: int
+    lag: int
+    leased: int
+    retrying: int
+    expired: int
+    oldest_ms: int | None
+    waiting_in_place: int = 0
+    redelivery_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsPage:
+    """Some consumer groups. ``next`` names the next page; None on the last one."""
+
+    groups: list[ConsumerGroup]
+    next: list[int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """One message handed to a consumer. ``delivery`` names this delivery for ack and nack.
+
+    ``attempt`` counts from 1. From 2 on the message may have come before, perhaps from another node. It then has the same
+    ``message_id``, and if it is a first delivery, the same (``server_id``, ``sequence``). Its lateness in microseconds is
+    ``dispatched_us`` - max(``due_ms`` * 1000, ``accepted_us``). The message does not come again from ``expires_ms`` on;
+    0 means that it never expires.
     """
 
     message_id: str
@@ -194,7 +239,8 @@ class Delivery:
     body: bytes
     properties: dict[str, str]
     delivery: int
+    expires_ms: int = 0
 
 
 Status = dict[str, Any]
-"""The status map as the server gives it; its keys are the server's to extend."""
+"""The status map as the server sends it. Later servers may add keys."""

@@ -1,4 +1,4 @@
-"""Calls of consumers: pull, ack, nack. Always columns on the wire; rows are made in the client. No I/O."""
+"""Calls of consumers: pull, ack, nack. The wire carries columns, and the client makes rows of them. No I/O."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from delayserver.client.pulled import PulledColumns, read_pulled
 from delayserver.client.timing import timedelta_to_ms
 from delayserver.protocol.columns import I64, pack_column
 from delayserver.protocol.errors import InvalidArgument
-from delayserver.protocol.operations import ACK, NACK, PULL
+from delayserver.protocol.operations import ACK, CANCEL_WAIT, NACK, PULL
 
 Deliveries: TypeAlias = PulledColumns | NDArray[np.int64] | Iterable[Delivery | int]
-"""What names deliveries for ack and nack: pulled columns, an i64 array, or rows or their ``delivery`` numbers."""
+"""Deliveries to ack or nack: pulled columns, an i64 array, or rows or their ``delivery`` numbers."""
 
 NO_DELAY: Final = timedelta(0)
 
@@ -35,7 +35,7 @@ def pull_call(
 ) -> Call[PulledColumns]:
     """Pull, and acknowledge earlier deliveries of the same subject and group in the same frame.
 
-    Repeatable in the sense of at-least-once: what a lost reply carried is delivered again after the ack timeout.
+    Repeatable in the sense of at-least-once: the deliveries of a lost reply come again after the ack timeout.
     """
     arguments: dict[str, Any] = {
         "subject": subject,
@@ -59,8 +59,13 @@ def pull_call(
     return Call(PULL, arguments, read, wait_s=wait_ms / 1000)
 
 
+def cancel_wait_call(request_id: int) -> Call[bool]:
+    """End a waiting pull of the same connection. The result says whether there was one."""
+    return Call(CANCEL_WAIT, {"id": request_id}, lambda result, _: bool(result["ended"]))
+
+
 def ack_call(subject: str, group: str, deliveries: Deliveries) -> Call[AckResult]:
-    """Settle deliveries. Repeating it only counts them as unknown."""
+    """Settle deliveries. A repeated ack only counts them as unknown."""
     return Call(
         ACK,
         _delivery_arguments(subject, group, deliveries),
@@ -68,17 +73,20 @@ def ack_call(subject: str, group: str, deliveries: Deliveries) -> Call[AckResult
     )
 
 
-def nack_call(subject: str, group: str, deliveries: Deliveries, delay: timedelta) -> Call[NackResult]:
-    """Hand deliveries back, to come again after ``delay``. Repeating it only counts them as unknown."""
+def nack_call(subject: str, group: str, deliveries: Deliveries, delay: timedelta | None) -> Call[NackResult]:
+    """Hand deliveries back, to come again after ``delay``; None: after the server's growing pauses. A repeated nack only
+    counts them as unknown.
+    """
+    delay_ms = {} if delay is None else {"delay_ms": timedelta_to_ms(delay)}
     return Call(
         NACK,
-        {**_delivery_arguments(subject, group, deliveries), "delay_ms": timedelta_to_ms(delay)},
-        lambda result, _: NackResult(int(result["nacked"]), int(result["unknown"])),
+        {**_delivery_arguments(subject, group, deliveries), **delay_ms},
+        lambda result, _: NackResult(int(result["nacked"]), int(result["unknown"]), int(result.get("expired", 0))),
     )
 
 
 def delivery_numbers(deliveries: Deliveries) -> NDArray[np.int64]:
-    """i64[n] of whatever names deliveries. Raises `InvalidArgument`."""
+    """The delivery numbers, i64[n]. Raises `InvalidArgument`."""
     if isinstance(deliveries, PulledColumns):
         return deliveries.delivery
     if isinstance(deliveries, np.ndarray):

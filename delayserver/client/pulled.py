@@ -1,4 +1,4 @@
-"""What a pull brings: the columns as they came, and the rows made of them when asked."""
+"""The result of a pull: the columns as they came, and rows made of them on demand."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from delayserver.protocol.receipts import derived_message_ids
 class PulledColumns:
     """Deliveries of one subject as columns of ``count`` rows.
 
-    i64: ``sequence``, ``due_ms``, ``accepted_us``, ``dispatched_us``, ``delivery``. u32: ``server_index`` (into
-    ``server_ids``), ``attempt``. Ragged: ``message_ids`` (empty = derived), ``properties`` (a msgpack map, or
-    empty), ``bodies``.
+    i64: ``sequence``, ``due_ms``, ``accepted_us``, ``dispatched_us``, ``delivery``, ``expires_ms`` (0: never). u32:
+    ``server_index`` (into ``server_ids``), ``attempt``. Ragged: ``message_ids`` (empty = derived), ``properties`` (a
+    msgpack map, or empty), ``bodies``.
     """
 
     count: int
@@ -37,10 +37,11 @@ class PulledColumns:
     properties: Ragged
     bodies: Ragged
     delivery: NDArray[np.int64]
+    expires_ms: NDArray[np.int64]
 
     @property
     def lateness_us(self) -> NDArray[np.int64]:
-        """i64[count]: microseconds between the moment each message could be delivered first and its hand-off."""
+        """i64[count]: microseconds from the first moment when each message could be delivered to its hand-off."""
         late: NDArray[np.int64] = self.dispatched_us - np.maximum(self.due_ms * 1000, self.accepted_us)
         return late
 
@@ -56,7 +57,7 @@ class PulledColumns:
         return texts
 
     def deliveries(self) -> list[Delivery]:
-        """The rows as objects: about 2 µs each. Work on the columns where that matters."""
+        """The rows as objects: about 2 µs each. If that matters, work on the columns."""
         columns = zip(
             self.message_id_texts(),
             repeat(self.subject),
@@ -69,15 +70,14 @@ class PulledColumns:
             self.bodies.rows(),
             [msgpack.unpackb(packed) if packed else {} for packed in self.properties.rows()],
             self.delivery.tolist(),
-            strict=False,  # the subject repeats for ever
+            self.expires_ms.tolist(),
+            strict=False,  # The subject repeats for ever.
         )
         return list(starmap(Delivery, columns))
 
 
 def read_pulled(result: dict[str, Any], count_max: int) -> PulledColumns:
-    """Read the columnar result of a pull. Raises `InvalidArgument` or KeyError where the server's columns are not
-    right.
-    """
+    """Read the columnar result of a pull. Raises `InvalidArgument` or KeyError if the server's columns are wrong."""
     count = unpack_count(result["count"], count_max)
 
     def numbers(name: str, dtype: np.dtype[Any] = I64) -> NDArray[Any]:
@@ -100,4 +100,6 @@ def read_pulled(result: dict[str, Any], count_max: int) -> PulledColumns:
         properties=ragged("properties", "properties_length"),
         bodies=ragged("bodies", "body_length"),
         delivery=numbers("delivery"),
+        # An older server does not send this column.
+        expires_ms=numbers("expires_ms") if "expires_ms" in result else np.zeros(count, I64),
     )

@@ -1,4 +1,4 @@
-"""When a failed call is tried again, and after which pause. Pure: the pause is slept by the client."""
+"""Decides whether a failed call is retried, and after which pause. Pure: the client sleeps the pause."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from delayserver.protocol.operations import HELLO, LOOKUP, PING, ROUTE, STATUS
 T = TypeVar("T")
 
 RETRY_AFTER_MS_MAX: Final = 60_000
-"""A server's advice to wait longer than this is an error for the caller to see, not a pause to sit out in silence."""
+"""If the server advises a longer pause than this, the caller gets the error at once instead of a long silence."""
 
-# After these the request may have taken effect; after any other error it has not.
+# After these errors the request may have taken effect. After any other error it has not.
 _RESULT_UNKNOWN: Final = (ConnectionLost, RequestTimedOut, StorageFailed)
 
-# They change nothing, so it does not matter what became of an earlier attempt.
+# Reads change nothing, so the result of an earlier attempt does not matter.
 _READS: Final = frozenset({HELLO, PING, STATUS, ROUTE, LOOKUP})
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """``retries`` more attempts after the first; pauses double from ``pause_ms_min`` to ``pause_ms_max``,
-    with full jitter.
+    """``retries`` more attempts follow the first. The jittered pauses between them double from ``pause_ms_min`` up to
+    ``pause_ms_max``.
     """
 
     retries: int = 3
@@ -33,12 +33,12 @@ class RetryPolicy:
     pause_ms_max: int = 2_000
 
     def attempts(self, call: Call[Any]) -> Attempts:
-        """The attempts of one call, from the first on."""
+        """The attempts of one call, none of which has failed yet."""
         return Attempts(self, call)
 
 
 class Attempts:
-    """The failed attempts of one call, and what they come to."""
+    """Counts the failed attempts of one call, and remembers whether one of them may have taken effect."""
 
     __slots__ = ("_call", "_failed", "_policy", "_unknown")
 
@@ -49,11 +49,10 @@ class Attempts:
         self._unknown: DelayServerError | None = None
 
     def pause_s(self, error: DelayServerError, *, sent: bool) -> float | None:
-        """Seconds to wait after a failed attempt before the next one, or None if the error is the caller's.
+        """Seconds to wait after a failed attempt before the next one. None: the caller gets the error.
 
-        ``sent`` says whether any byte of the request has left, without which nothing can have happened. Where the last
-        attempt is refused but an earlier one may have taken effect, raises that one's error: the caller must not
-        believe that nothing was done.
+        ``sent``: some byte of the request may have left; otherwise nothing can have happened. If the last attempt is
+        refused but an earlier one may have taken effect, raises the earlier error: see `in_doubt` of `core`.
         """
         self._failed += 1
         unknown = sent and isinstance(error, _RESULT_UNKNOWN) and self._call.operation not in _READS
@@ -64,12 +63,12 @@ class Attempts:
             self._unknown = error
         return pause_s
 
-    def told(self, result: T) -> T:
-        """The result of the last attempt, as what it means behind the others."""
+    def in_doubt(self, result: T) -> T:
+        """The result of the last attempt, corrected if an earlier one may have taken effect."""
         if self._unknown is None or self._call.doubt is None:
             return result
-        told: T = self._call.doubt(result, self._unknown)
-        return told
+        corrected: T = self._call.doubt(result, self._unknown)
+        return corrected
 
     def _next_pause_s(self, error: DelayServerError, *, unknown: bool) -> float | None:
         policy = self._policy
@@ -80,6 +79,6 @@ class Attempts:
         advice_ms = error.retry_after_ms or 0
         if advice_ms > RETRY_AFTER_MS_MAX:
             return None
-        # Full jitter: clients that lost the same server do not come back in step.
+        # Full jitter: clients that lost the same server do not all come back at the same moment.
         ceiling_ms = min(policy.pause_ms_max, policy.pause_ms_min << min(self._failed - 1, 16))
         return (advice_ms + secrets.randbelow(ceiling_ms + 1)) / 1000

@@ -1,6 +1,4 @@
-"""Calls that send: one message as a row, many messages or ready arrays as columns. Arguments in, results out;
-no I/O.
-"""
+"""Calls that send: one message as a row, or many messages or arrays as columns. No I/O."""
 
 from __future__ import annotations
 
@@ -35,13 +33,13 @@ from delayserver.protocol.receipts import derived_message_ids
 T = TypeVar("T")
 
 Integers: TypeAlias = int | ArrayLike
-"""An integer for every row, or one integer a row."""
+"""One integer for all rows, or an array with one integer for each."""
 
 _pack = msgpack.Packer(use_bin_type=True).pack
 
 
 def new_message_id() -> str:
-    """A random id (UUID 4, 32 hex digits), so that a retry of the same message is recognised."""
+    """A random id (UUID 4, 32 hex digits), by which the server recognises a retry of the message."""
     return uuid.uuid4().hex
 
 
@@ -60,8 +58,8 @@ def send_call(
     properties: Mapping[str, str] | None,
     expires_ms: int | None,
 ) -> Call[SendResult]:
-    """Send one message. It is repeatable only with a ``message_id``. Raises the named error of what is no message:
-    at some of it, such as a key that is no text, the server would end the connection under everyone's requests.
+    """Send one message. Repeatable only with a ``message_id``. Raises the named error of an invalid message. For some of
+    them, such as a property key that is not text, the server would end the connection with all its requests.
     """
     _check_types(subject, body, message_id, expires_ms)
     row: dict[str, Any] = {"subject": subject, "body": body, "due_ms": due_ms}
@@ -83,7 +81,7 @@ def _read_sent_row(result: dict[str, Any], _: ServerInfo) -> SendResult:
 
 @dataclass(frozen=True, slots=True)
 class SendColumns:
-    """What a columnar send carries, in the form the caller gave it; the defaults mean "none"."""
+    """The arguments of a columnar send, as the caller gave them."""
 
     subjects: str | Sequence[str]
     due_ms: Integers
@@ -97,8 +95,8 @@ class SendColumns:
 
 
 def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
-    """Send many messages as columns; repeatable only with a message id on every row.
-    Raises `InvalidArgument` where lengths disagree.
+    """Send many messages as columns. Repeatable only with a message id on every row. Raises `InvalidArgument` if lengths
+    disagree.
     """
     count, blob, length_column = _body_columns(columns)
     if count < 1:
@@ -113,7 +111,7 @@ def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
         arguments["subject"] = columns.subjects
     else:
         if columns.subject_index is None:
-            raise InvalidArgument("several subjects need a subject_index with one index into them a row")
+            raise InvalidArgument("several subjects need a subject_index with one index for each row")
         arguments["subjects"] = list(columns.subjects)
         arguments["subject_index"] = _column(columns.subject_index, count, U32, "subject_index")
     if columns.message_ids is not None:
@@ -144,16 +142,16 @@ def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
 
 
 def check_message(message: Message) -> None:
-    """Raise the named error of a message that cannot be drawn, which would otherwise take its batch along."""
+    """Raises the named error of a message that cannot be encoded. Without this check its whole batch would fail."""
     _check_types(message.subject, message.body, message.message_id, message.expires_ms)
     if message.due_ms is not None and (type(message.due_ms) is not int or not -(2**63) <= message.due_ms < 2**63):
         raise InvalidArgument("due_ms is a number of milliseconds since 1970")
     _packed_properties(message.properties)
     try:
-        # Half surrogate pairs are text in Python and nowhere else.
+        # Python allows lone surrogates in text; UTF-8 does not.
         f"{message.subject}{message.message_id or ''}{message.body if isinstance(message.body, str) else ''}".encode()
     except UnicodeEncodeError as exc:
-        raise InvalidArgument(f"the message holds text that is no Unicode: {exc.reason}") from exc
+        raise InvalidArgument(f"the message holds text that is not valid Unicode: {exc.reason}") from exc
 
 
 def _check_types(subject: str, body: bytes | str, message_id: str | None, expires_ms: int | None) -> None:
@@ -170,10 +168,10 @@ def _check_types(subject: str, body: bytes | str, message_id: str | None, expire
 def send_many_call(
     messages: Sequence[Message], clock: ServerClock, *, make_ids: bool
 ) -> Call[list[SendResult | DelayServerError]]:
-    """Send messages as one columnar request and give one result or error a message, in order.
+    """Send messages as one columnar request. The result has one result or error for each message, in order.
 
-    With ``make_ids`` a message without an id gets a random one and the call is repeatable. Raises `InvalidArgument`
-    for what cannot be drawn as columns at all (see `check_message`); nothing is sent then.
+    With ``make_ids`` a message without an id gets a random one, and the call is repeatable. Raises the errors of
+    `check_message` before anything is sent.
     """
     for message in messages:
         check_message(message)
@@ -210,12 +208,14 @@ def send_many_call(
 
 
 def doubt_rows(rows: list[T | DelayServerError], unknown: DelayServerError) -> list[T | DelayServerError]:
-    """The rows behind an attempt of ``unknown`` result, in which it may have been done what the last one refused."""
+    """Rows of an attempt that followed an ``unknown`` one. The earlier attempt may have carried out a row that this one
+    refused, so each refusal becomes an error `in_doubt`.
+    """
     return [in_doubt(row, unknown) if isinstance(row, DelayServerError) else row for row in rows]
 
 
 def resolve_due_column(clock: ServerClock, due_ms: Integers | None, delay_ms: Integers | None) -> Integers:
-    """The absolute due times from exactly one of the two. Raises `InvalidArgument`."""
+    """The absolute due times. Raises `InvalidArgument` unless exactly one of the two is given."""
     if (due_ms is None) == (delay_ms is None):
         raise InvalidArgument("give one of due_ms and delay_ms")
     if due_ms is not None:
@@ -264,7 +264,7 @@ def _body_columns(columns: SendColumns) -> tuple[int, bytes, Any]:
     sizes = [len(values) for values in columns_given if isinstance(values, Sized)]
     count = columns.count if columns.count is not None else (sizes[0] if sizes else None)
     if count is None:
-        raise InvalidArgument("count is needed where no argument has one value a row")
+        raise InvalidArgument("give a count: no argument has one value for each row")
     return count, bodies, _column(columns.body_length, count, U32, "body_length")
 
 
@@ -289,8 +289,8 @@ def _ragged(rows: list[bytes], count: int, name: str) -> tuple[bytes, Any]:
 
 
 def text_map(properties: Mapping[str, str]) -> dict[str, str]:
-    """A copy of the properties. Raises `PropertiesInvalid` unless they are text to text, and no more than a server can
-    read: it would end the connection for it. Whether they are too many bytes it says itself.
+    """A copy of the properties. Raises `PropertiesInvalid` unless they map text to text and have at most `LIST_ITEMS_MAX`
+    keys. For either fault the server would end the connection. The server itself checks the number of bytes.
     """
     if len(properties) > LIST_ITEMS_MAX:
         raise PropertiesInvalid(f"properties have at most {LIST_ITEMS_MAX} keys, not {len(properties)}")
@@ -305,5 +305,5 @@ def _packed_properties(properties: Mapping[str, str] | None) -> bytes:
     try:
         packed: bytes = _pack(text_map(properties))
     except UnicodeEncodeError as exc:
-        raise PropertiesInvalid(f"properties hold text that is no Unicode: {exc.reason}") from exc
+        raise PropertiesInvalid(f"properties hold text that is not valid Unicode: {exc.reason}") from exc
     return packed

@@ -1,5 +1,5 @@
-"""One blocking connection: a request out, its reply in, within a time. Any failure closes it;
-nothing is retried here.
+"""One blocking connection: sends a request and waits for its reply, for a limited time. Any failure closes it; the client
+retries.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Final
 from delayserver.client.core import ReplyStream
 from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
 from delayserver.protocol.frames import Reply
+from delayserver.protocol.keepalive import keep_alive
 
 _RECEIVE_BYTES: Final = 64 * 1024
-_RECEIVE_BYTES_LARGE: Final = 1024 * 1024  # while a large reply is under way: fewer system calls
-# A connection that answered a request of this short a time ago is not asked whether it is still there.
+_RECEIVE_BYTES_LARGE: Final = 1024 * 1024  # For the rest of a large reply: fewer system calls.
+# A connection that answered a request so short a time ago counts as alive without a poll.
 _FRESH_S: Final = 0.01
-# About the longest that a poll can wait: 2^31 ms.
+# A poll waits at most about this long: 2^31 ms.
 _TIMEOUT_S_MAX: Final = 2_000_000.0
 
 
@@ -29,12 +30,13 @@ class SocketConnection:
     def __init__(self, host_and_port: tuple[str, int], connect_timeout_s: float) -> None:
         try:
             self._socket = socket.create_connection(host_and_port, connect_timeout_s)
-        # A host such as `a..b` is refused before it is looked up.
+        # Python refuses a host such as `a..b` before it looks it up.
         except (OSError, UnicodeError) as exc:
             raise ConnectionLost(f"cannot connect to {host_and_port[0]}:{host_and_port[1]}: {exc}") from exc
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # The time is kept by the polls before a receive. The socket's own timeout would poll before each send as well, and
-        # one kept by the kernel starts anew with every signal, because Python repeats what a signal interrupts.
+        keep_alive(self._socket)
+        # Polls before each receive keep the time. A timeout of the Python socket would also poll before each send. A timeout
+        # of the kernel would start anew with every signal, because Python repeats an interrupted system call.
         self._socket.setblocking(False)
         self._exchanged_s = 0.0
         self._readable = select.poll()
@@ -44,20 +46,20 @@ class SocketConnection:
         self._closed = False
 
     def usable(self, *, repeatable: bool) -> bool:
-        """Whether a call may be sent over it. Not if it was closed, or belongs to the process this one was forked from,
-        whose replies it would take; and where the call must not be sent twice, not if the server has closed it meanwhile.
+        """Whether a call may be sent over this connection. False if it is closed. False in a forked process, which would
+        take the replies of its parent. For a call that is not repeatable, also False if the server has closed it.
         """
         if self._closed or self._process != os.getpid():
             return False
-        # Or something has arrived while nothing was asked: then the server has closed it, or is confused.
+        # Bytes without a request, or the end of the stream: then the connection is not usable.
         return repeatable or time.monotonic() - self._exchanged_s < _FRESH_S or not self._readable.poll(0)
 
     def shut_down(self) -> None:
-        """End the exchange under way, which closes it then; the only method for other threads, and for a signal handler in
-        the middle of an exchange.
+        """End the exchange in progress, which then closes the connection. The only method for other threads, and for a
+        signal handler that interrupts an exchange.
         """
         self._closed = True
-        # A shutdown would also end the exchanges of the process that this one was forked from.
+        # In a forked process a shutdown would also end the exchanges of the parent.
         if self._process == os.getpid():
             with suppress(OSError):
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -68,8 +70,8 @@ class SocketConnection:
         self._socket.close()
 
     def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
-        """Send a request's frame and wait for its reply. Raises `ConnectionLost`,
-        `RequestTimedOut` or a protocol error, and is closed then.
+        """Send a request's frame and wait for its reply. Raises `ConnectionLost`, `RequestTimedOut` or a protocol error, and
+        closes the connection then.
         """
         remaining_s = min(timeout_s, _TIMEOUT_S_MAX)
         started_s = time.monotonic()
@@ -88,8 +90,7 @@ class SocketConnection:
                         if self._replies.failure is not None:
                             self.close()
                         return reply
-                if self._replies.failure is not None:
-                    raise self._replies.failure
+                self._replies.check()
                 size = _RECEIVE_BYTES_LARGE if self._replies.decoder.buffered_bytes else _RECEIVE_BYTES
                 remaining_s = _remaining_s(deadline_s)
         except TimeoutError as exc:
@@ -98,7 +99,7 @@ class SocketConnection:
         except OSError as exc:
             self.close()
             raise ConnectionLost(f"the connection broke: {exc}") from exc
-        # Also when interrupted: a reply that comes later must not meet the next request.
+        # Also after an interrupt: a late reply must not reach the next request.
         except BaseException:
             self.close()
             raise
@@ -113,7 +114,7 @@ class SocketConnection:
 
 
 def _remaining_s(deadline_s: float) -> float:
-    """Seconds until then. Raises TimeoutError where it is over."""
+    """Seconds until the deadline. Raises TimeoutError after it."""
     remaining_s = deadline_s - time.monotonic()
     if remaining_s <= 0:
         raise TimeoutError

@@ -1,7 +1,7 @@
 """One asynchronous connection: many requests in flight, one task that writes and one that reads.
 
-Callers only leave frames and wait for events, so a cancelled caller never leaves half a frame behind, and its late
-reply is dropped. Any failure fails every waiter and closes the connection; nothing is retried here.
+Callers only leave frames and wait for events. So a cancelled caller never leaves half a frame behind, and the connection
+drops its late reply. Any failure fails all requests in flight and closes the connection; the client retries.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Final
 import anyio
 from anyio.abc import ByteStream
 
-from delayserver.client.core import ReplyStream, copied
-from delayserver.protocol.errors import ConnectionLost, DelayServerError, QueueFull, RequestTimedOut
+from delayserver.client.core import ReplyStream
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, QueueFull, RequestTimedOut, copied
 from delayserver.protocol.frames import Reply
 
 REQUESTS_IN_FLIGHT_MAX: Final = 1024
-"""More requests than this wait for their turn: a client's memory must not follow the speed of its callers."""
+"""Further requests wait for their turn, so that fast callers do not fill the client's memory."""
 
 UNWRITTEN_BYTES_MAX: Final = 1024 * 1024
-"""Once this much waits for a server that does not read, further callers wait; one frame always fits."""
+"""Further callers wait while more bytes than this are unwritten, because the server does not read. One frame always fits."""
 
 _RECEIVE_BYTES: Final = 256 * 1024
 
@@ -31,9 +31,17 @@ class _Waiter:
     reply: Reply | None = None
     failure: DelayServerError | None = None
 
+    def answer(self, reply: Reply) -> None:
+        self.reply = reply
+        self.arrived.set()
+
+    def fail(self, failure: DelayServerError) -> None:
+        self.failure = failure
+        self.arrived.set()
+
 
 class StreamConnection:
-    """A connected stream. `run` must be running, in the task group of whoever owns it, while `exchange` is used."""
+    """A connected stream. Its owner runs `run` in a task group; `exchange` works only meanwhile."""
 
     def __init__(self, stream: ByteStream) -> None:
         self._stream = stream
@@ -50,11 +58,11 @@ class StreamConnection:
 
     @property
     def closed(self) -> bool:
-        """Whether it has failed or was closed; a closed connection is never used again."""
+        """Whether it has failed or was closed. It never opens again."""
         return self._failure is not None
 
     async def run(self) -> None:
-        """Move bytes until the connection fails or is closed; never raises for that."""
+        """Move bytes until the connection fails or is closed. Returns then, and raises nothing."""
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
@@ -67,19 +75,18 @@ class StreamConnection:
                 await anyio.aclose_forcefully(self._stream)
 
     def close(self, failure: DelayServerError | None = None) -> None:
-        """Fail every waiter and stop `run`; may be called again."""
+        """Fail all requests in flight and stop `run`; may be called again."""
         if self._failure is None:
             self._failure = failure or ConnectionLost("the client closed the connection")
         for waiter in self._waiters.values():
-            waiter.failure = copied(self._failure)
-            waiter.arrived.set()
+            waiter.fail(copied(self._failure))
         self._waiters.clear()
         self._written.set()
         self._scope.cancel()
 
     async def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
-        """Send a request's frame and wait for its reply, ``timeout_s`` from when it was its turn. Raises
-        `ConnectionLost`, `RequestTimedOut` or a protocol error; `QueueFull` where it was not its turn in that time.
+        """Send a request's frame and wait for its reply: ``timeout_s`` at most for its turn, and as long again for the
+        reply. Raises `QueueFull` if its turn does not come, and `ConnectionLost`, `RequestTimedOut` or a protocol error.
         """
         await self._turn(timeout_s)
         received_count = self._received_count
@@ -88,15 +95,25 @@ class StreamConnection:
                 return await self._exchange(request_id, frame)
         except TimeoutError as exc:
             if self._received_count == received_count:
-                # Not one byte in all that time: the other end is gone without a word, and others would wait in vain.
+                # Not one byte in all that time: the server is gone, and other requests would wait in vain.
                 self.close(ConnectionLost(f"the server sent nothing for {timeout_s:g} s"))
             raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
         finally:
             self._slots.release()
 
+    def post(self, frame: bytes) -> None:
+        """Send a request without waiting for its reply. A closed connection drops it."""
+        if self._failure is None:
+            self._leave(frame)
+
+    def _leave(self, frame: bytes) -> None:
+        self._unwritten.append(frame)
+        self._unwritten_bytes += len(frame)
+        self._something_to_write.set()
+
     async def _turn(self, timeout_s: float) -> None:
-        """Take a slot, and wait until more may be written. It has a time of its own: to a request that waits for others
-        the server owes nothing, and its silence says nothing.
+        """Take a slot, and wait until more may be written. This time does not count as time of the server: the server does
+        not know the request yet.
         """
         if self._slots.value and self._unwritten_bytes <= UNWRITTEN_BYTES_MAX:
             self._slots.acquire_nowait()
@@ -110,15 +127,13 @@ class StreamConnection:
                 self._slots.release()
                 raise
             return
-        raise QueueFull(f"nothing was sent for {timeout_s:g} s: too many requests are under way on this connection")
+        raise QueueFull(f"nothing was sent for {timeout_s:g} s: too many requests are in flight on this connection")
 
     async def _exchange(self, request_id: int, frame: bytes) -> Reply:
         if self._failure is not None:
             raise ConnectionLost(f"the connection is closed: {self._failure}")
         waiter = self._waiters[request_id] = _Waiter()
-        self._unwritten.append(frame)
-        self._unwritten_bytes += len(frame)
-        self._something_to_write.set()
+        self._leave(frame)
         try:
             await waiter.arrived.wait()
         finally:
@@ -133,7 +148,7 @@ class StreamConnection:
             while True:
                 await self._something_to_write.wait()
                 self._something_to_write = anyio.Event()
-                # All that waits goes out at once, so many small requests cost one system call.
+                # All waiting frames go out at once, so many small requests cost one system call.
                 data = b"".join(self._unwritten)
                 self._unwritten.clear()
                 await self._stream.send(data)
@@ -151,13 +166,10 @@ class StreamConnection:
                 for reply in self._replies.feed(bytes(data)):
                     waiter = self._waiters.get(reply.id)
                     if waiter is not None:
-                        waiter.reply = reply
-                        waiter.arrived.set()
-                if self._replies.failure is not None:
-                    raise self._replies.failure
+                        waiter.answer(reply)
+                self._replies.check()
         except anyio.EndOfStream:
-            half = " in the middle of a reply" if self._replies.decoder.buffered_bytes else ""
-            self.close(ConnectionLost(f"the server closed the connection{half}"))
+            self.close(self._replies.ended)
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as exc:
             self.close(ConnectionLost(f"the connection broke: {exc}"))
         except DelayServerError as error:

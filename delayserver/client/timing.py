@@ -1,7 +1,7 @@
 """Due times on the client: the server's clock as learned at hello, and the four ways to say when a message is due.
 
-A relative delay is resolved here, once, before the first attempt. So a retry carries the same ``due_ms`` and is
-recognised as the same message; a raw ``delay_ms`` would be resolved anew by the server at every attempt.
+The client resolves a relative delay once, before the first attempt. So a retry carries the same ``due_ms``, and the
+server recognises the duplicate. The server would resolve a raw ``delay_ms`` anew at every attempt.
 """
 
 from __future__ import annotations
@@ -15,30 +15,29 @@ from delayserver.protocol.errors import InvalidArgument
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
-# The time since boot also counts while the machine is suspended; the plain monotonic clock of Linux does not.
+# The time since boot goes on while the machine is suspended. The plain monotonic clock of Linux does not.
 _ELAPSED_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 CLOCK_AGE_US_MAX: Final = 60_000_000
-"""After this long the server's clock is asked again: clocks drift by up to 0.1 ms a second,
-and the server's may be stepped.
-"""
-
+"""The client asks for the server's clock again after this long: clocks drift by up to 0.1 ms a second, and somebody may
+set the server's clock."""
 
 ROUND_TRIP_US_LONG: Final = 100_000
-"""An exchange that took longer was held up by something, most often the client itself: it is repeated."""
+"""Something delayed an exchange that took longer, most often the client itself. The client repeats it."""
 
 LONG_EXCHANGES_MAX: Final = 3
-"""After so many long ones in a row the way is simply long, and the shortest of them has to do."""
+"""After so many long exchanges in a row the network is simply slow. The client uses the shortest of them."""
 
 
 def elapsed_us() -> int:
-    """Microseconds that have passed on this machine since some fixed moment; never steps."""
+    """Microseconds since some fixed moment on this machine; never steps."""
     return time.clock_gettime_ns(_ELAPSED_CLOCK) // 1000
 
 
 class ServerClock:
-    """The server's time of day, estimated from one exchange and the time elapsed since. Never behind it, so that no
-    delay comes out short, and ahead by at most the round trip of that exchange.
+    """Estimates the server's time of day from one exchange and the time elapsed since. The estimate is never behind the
+    server, so no delay comes out short. It is ahead by at most the round trip of that exchange. One thread at a time
+    learns and forgets; any thread reads.
     """
 
     __slots__ = ("_elapsed_us", "_learned_us", "_long_exchanges", "_offset_us", "_round_trip_us")
@@ -55,8 +54,8 @@ class ServerClock:
         return self._elapsed_us()
 
     def learn(self, server_us: int, sent_us: int) -> None:
-        """Take the server's time from a reply; ``sent_us`` is the local elapsed time when its request left.
-        Of long exchanges in a row the shortest counts.
+        """Take the server's time from a reply. ``sent_us`` is the local elapsed time when its request left. The shortest of
+        several long exchanges in a row counts.
         """
         received_us = self._elapsed_us()
         round_trip_us = received_us - sent_us
@@ -68,24 +67,25 @@ class ServerClock:
             self._long_exchanges += 1
             if self._long_exchanges > 1 and round_trip_us >= self._round_trip_us:
                 return
-        # The server read its clock somewhere between. The middle would be behind it wherever the request was quick and
-        # the reply was not, as when this process stood still; the moment the request left never is.
+        # The server read its clock at some moment of the exchange. An estimate from the middle is behind the server if
+        # the request was quick and the reply was slow. An estimate from the moment the request left never is.
         self._offset_us = server_us - sent_us
         self._round_trip_us = round_trip_us
         self._learned_us = received_us
 
     def forget(self) -> None:
-        """Another connection may reach another server, with another clock."""
+        """Forget the clock: a new connection may reach another server, with another clock."""
         self._learned_us = None
 
     @property
     def stale(self) -> bool:
-        """Whether the clock must be learned (again) before a delay is resolved."""
+        """Whether the client must learn the clock (again) before it resolves a delay."""
         return self._expired or 0 < self._long_exchanges < LONG_EXCHANGES_MAX
 
     @property
     def _expired(self) -> bool:
-        return self._learned_us is None or self._elapsed_us() - self._learned_us > CLOCK_AGE_US_MAX
+        learned_us = self._learned_us  # Read once: another thread may forget it meanwhile.
+        return learned_us is None or self._elapsed_us() - learned_us > CLOCK_AGE_US_MAX
 
     def now_ms(self) -> int:
         """The server's time now, rounded up so that no delay comes out short."""
@@ -112,8 +112,8 @@ def resolve_due_ms(
 
 
 def datetime_to_ms(at: datetime) -> int:
-    """Milliseconds since 1970 UTC, rounded up. Raises `InvalidArgument` for a datetime without a zone,
-    which could be any hour, and for what is none.
+    """Milliseconds since 1970 UTC, rounded up. Raises `InvalidArgument` for another type, and for a datetime without a
+    time zone, which could mean any hour.
     """
     if not isinstance(at, datetime):
         raise InvalidArgument(f"at is a datetime, not {at!r:.64}; due_ms takes milliseconds since 1970")
@@ -123,7 +123,7 @@ def datetime_to_ms(at: datetime) -> int:
 
 
 def timedelta_to_ms(delay: timedelta) -> int:
-    """Milliseconds, rounded up. Raises `InvalidArgument` for what is no timedelta: nobody knows whether 5 is seconds."""
+    """Milliseconds, rounded up. Raises `InvalidArgument` for another type: a plain 5 does not name its unit."""
     if not isinstance(delay, timedelta):
         raise InvalidArgument(f"a delay is a timedelta, as timedelta(seconds=5), not {delay!r:.64}")
     return -(-(delay // _MICROSECOND) // 1000)

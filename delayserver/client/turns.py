@@ -1,6 +1,6 @@
-"""Whose turn it is on the connection of a blocking client: one call at a time, and beside them whoever closes the client.
+"""The turns of calls on the connection of a blocking client, and the closing of the client beside them.
 
-Only a lock and two marks; the connection itself is the client's.
+Holds a lock, a mark and a count. The connection itself belongs to the client.
 """
 
 from __future__ import annotations
@@ -11,29 +11,28 @@ import time
 from typing import Final
 from weakref import WeakSet
 
-from delayserver.protocol.errors import ConnectionLost
+from delayserver.protocol.errors import ConnectionLost, InvalidArgument
 
 PAUSE_PART_S: Final = 0.05
-"""After this long a pause looks whether the client was closed. An event could not be set by a signal handler that interrupts
-who waits for it."""
+"""A pause checks this often whether the client was closed. A signal handler closes the client by a plain count, because
+it could not set an event on which the interrupted thread waits."""
 
 _all_turns: WeakSet[Turns] = WeakSet()
 
 
-def _renew() -> None:
-    """In a process that was forked: whoever held a lock does not run here. Their connections are not used any more."""
+def _renew_all() -> None:
+    """Runs in a forked process: the threads that held locks do not exist there."""
     for turns in _all_turns:
-        turns.lock = threading.RLock()
-        turns.calling = False
+        turns.renew()
 
 
-os.register_at_fork(after_in_child=_renew)
+os.register_at_fork(after_in_child=_renew_all)
 
 
 class Turns:
-    """``lock`` is held by a call and what belongs to it; ``calling`` says that its request is under way, also to a signal
-    handler that interrupts it and gets the lock again. ``close_count`` goes up with every close: a call that began at
-    another count ends.
+    """A call holds the ``lock``. ``calling`` says that its request is in progress; a signal handler that interrupts the
+    call sees it too, although it gets the lock again. Every close increments ``close_count``: a call that began at another
+    count ends.
     """
 
     __slots__ = ("__weakref__", "calling", "close_count", "lock")
@@ -44,8 +43,30 @@ class Turns:
         self.close_count = 0
         _all_turns.add(self)
 
+    def renew(self) -> None:
+        """Forget the call of a thread that does not exist in this process. Its connection is not used any more."""
+        self.lock = threading.RLock()
+        self.calling = False
+
+    def refuse_inner(self, operation: str) -> None:
+        """Raises `InvalidArgument` for a signal handler that has interrupted a call. The caller holds the lock."""
+        if self.calling:
+            raise InvalidArgument(f"{operation} inside another call: a signal handler needs a client of its own")
+
+    def begin(self) -> None:
+        """The request of a call is in progress from now on."""
+        self.calling = True
+
+    def end(self) -> None:
+        """The request of the call is over."""
+        self.calling = False
+
+    def close(self) -> None:
+        """End the call in progress. May be called by any thread and by a signal handler, without the lock."""
+        self.close_count += 1
+
     def check(self, close_count: int, cause: BaseException | None = None) -> None:
-        """Raises `ConnectionLost` where the client was closed since then."""
+        """Raises `ConnectionLost` if the client was closed after it had this ``close_count``."""
         if self.close_count != close_count:
             raise ConnectionLost("the client was closed") from cause
 

@@ -1,6 +1,6 @@
-"""The reply to a cancel by receipts: rows of two texts each, laid out as msgpack without a map for every row.
+"""The reply to a cancel by receipts: rows of two texts each, encoded without a Python map for every row.
 
-The bytes are those that `encode_reply` makes of the same rows; a thousand rows take a tenth of its time.
+The bytes are those of `encode_reply` for the same rows, in a tenth of its time for a thousand rows.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from delayserver.protocol.frames import frame_of
 from delayserver.protocol.outcomes import OUTCOME_LABELS
 from delayserver.protocol.receipts import RECEIPT_CHARACTERS
 
-# As text of one character a byte, so that `join` can put a receipt between them.
+# Text with one character for each byte, so that `join` can put a receipt between two parts.
 _BYTES: Final = "latin-1"
 
 
 def encode_cancel_reply(request_id: int, receipts: Sequence[str], outcome: NDArray[np.uint8]) -> bytes:
-    """The frame that answers n well-formed receipts with outcome codes u8[n], n at least 1."""
+    """The frame with the outcome codes u8[n] of n well-formed receipts; n is at least 1."""
     first = int(outcome[0])
     if (outcome == first).all():
         rows = _HEAD + (_TAILS[first] + _HEAD).join(receipts) + _TAILS[first]
@@ -47,7 +47,7 @@ def _front(request_id: int, count: int) -> bytes:
     return bytes(packer.bytes())
 
 
-# A row is {"receipt": the receipt, "outcome": the label}: what stands before the receipt, and what behind it.
+# A row is {"receipt": the receipt, "outcome": the label}. Its head precedes the receipt, its tail follows it.
 _ROW: Final = msgpack.packb({"receipt": "r" * RECEIPT_CHARACTERS, "outcome": ""}, use_bin_type=True).decode(_BYTES)
 _HEAD: Final = _ROW[: -RECEIPT_CHARACTERS - len(_packed("outcome", ""))]
 _TAILS: Final = tuple(_packed("outcome", label) for label in OUTCOME_LABELS)

@@ -1,7 +1,7 @@
 """Columns on the wire: numbers of many messages as one value, and ragged bytes as one blob with a column of lengths.
 
-A column is a bin (plain little-endian array), an integer (the same on every row) or an array of one integer (that value
-on the first row and one more on every further row). The reader knows dtype and row count from the operation.
+A column has one of three forms. A bin is a plain little-endian array. An integer is the same on every row. An array of one
+integer counts up: it holds the value of the first row. The operation decides dtype and row count.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.protocol.arguments import invalid, shown
 from delayserver.protocol.errors import InvalidArgument
 
 WireColumn: TypeAlias = bytes | int | list[int]
@@ -49,10 +50,10 @@ class Ragged:
 
 
 def pack_column(array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> WireColumn:
-    """Draw a one-dimensional integer array as a column, in the shortest of the three forms.
+    """Encode a one-dimensional integer array as a column, in the shortest of the three forms.
 
-    ``dtype`` is what the reader expects (default: the array's own); values must fit it. Costs two scalar reads to
-    rule the short forms out, and one pass over the array where the ends allow one of them.
+    The reader expects ``dtype`` (default: the array's own); values must fit it. Two scalar reads mostly rule out the
+    short forms. Where the ends allow one, it costs one pass over the array.
     """
     count = len(array)
     if count == 0:
@@ -71,11 +72,11 @@ def pack_column(array: NDArray[Any], dtype: np.dtype[Any] | None = None) -> Wire
 
 
 def unpack_column(value: object, count: int, dtype: np.dtype[Any], name: str) -> NDArray[Any]:
-    """Read a column of ``count`` rows as a read-only array of ``dtype``; a constant one has stride 0 and takes no
-    memory.
+    """Read a column of ``count`` rows as a read-only array of ``dtype``. A constant column has stride 0 and takes no
+    memory. A plain column is a view of ``value``.
 
-    Plain columns are views of ``value``. Raises `InvalidArgument`, which names the field, if the value is no column,
-    has another length, or leaves the range of ``dtype``. The caller has bounded ``count`` before.
+    The caller has bounded ``count`` before. Raises `InvalidArgument`, which names the field, if the value is not a
+    column, has another length, or leaves the range of ``dtype``.
     """
     kind = type(value)
     if kind is bytes or kind is memoryview:
@@ -85,7 +86,7 @@ def unpack_column(value: object, count: int, dtype: np.dtype[Any], name: str) ->
         return np.frombuffer(value, dtype) if count else _empty(dtype)  # type: ignore[call-overload]
     if kind is int:
         _check_range(value, value, dtype, name)
-        # The buffer of a bytes object is read-only; np.broadcast_to would do the same ten times slower.
+        # The buffer of a bytes object is read-only. np.broadcast_to does the same, ten times slower.
         return np.ndarray((count,), dtype, np.array(value, dtype).tobytes(), 0, (0,))
     if kind is list and len(value) == 1 and type(value[0]) is int:  # type: ignore[arg-type, index]
         first = value[0]  # type: ignore[index]
@@ -94,15 +95,15 @@ def unpack_column(value: object, count: int, dtype: np.dtype[Any], name: str) ->
         column += dtype.type(first)
         column.flags.writeable = False
         return column
-    raise InvalidArgument(f"{name} must be a column: bytes, an integer, or an array of one integer")
+    raise invalid(name, "a column: bytes, an integer, or an array of one integer", value)
 
 
 def unpack_ragged(blob: object, lengths: object, count: int, name: str, lengths_name: str) -> Ragged:
-    """Read ragged bytes: a blob and its column of lengths.
-    Raises `InvalidArgument` unless the lengths add up to the blob exactly.
+    """Read ragged bytes: a blob and its column of lengths. Raises `InvalidArgument` unless the lengths add up to the blob
+    exactly.
     """
     if type(blob) is not bytes and type(blob) is not memoryview:
-        raise InvalidArgument(f"{name} must be bytes")
+        raise invalid(name, "bytes", blob)
     length_column = unpack_column(lengths, count, U32, lengths_name)
     ragged = make_ragged(blob, length_column)
     if ragged.offsets[-1] != len(blob):
@@ -111,7 +112,7 @@ def unpack_ragged(blob: object, lengths: object, count: int, name: str, lengths_
 
 
 def make_ragged(blob: bytes | memoryview, lengths: NDArray[np.uint32]) -> Ragged:
-    """Ragged bytes from a blob and u32 lengths that are known to add up to it."""
+    """Ragged bytes of a blob and its u32 lengths. The caller knows that the lengths add up to the blob."""
     offsets = np.empty(len(lengths) + 1, I64)
     offsets[0] = 0
     np.cumsum(lengths, dtype=I64, out=offsets[1:])
@@ -119,14 +120,14 @@ def make_ragged(blob: bytes | memoryview, lengths: NDArray[np.uint32]) -> Ragged
 
 
 def pack_ragged(rows: list[bytes]) -> tuple[bytes, WireColumn]:
-    """Draw byte strings as the blob and the column of their lengths."""
+    """Encode byte strings as a blob and the column of their lengths."""
     return b"".join(rows), pack_column(np.fromiter(map(len, rows), U32, len(rows)))
 
 
 def unpack_count(value: object, maximum: int, name: str = "count") -> int:
     """Read a row count from 0 to ``maximum``. Raises `InvalidArgument`."""
     if type(value) is not int or not 0 <= value <= maximum:
-        raise InvalidArgument(f"{name} must be an integer from 0 to {maximum}, not {_shown(value)}")
+        raise invalid(name, f"an integer from 0 to {maximum}", value)
     return value
 
 
@@ -134,14 +135,10 @@ def _check_range(lowest: object, highest: object, dtype: np.dtype[Any], name: st
     minimum, maximum = _RANGES[dtype]
     if lowest < minimum or highest > maximum:  # type: ignore[operator]
         wrong = lowest if lowest < minimum else highest  # type: ignore[operator]
-        raise InvalidArgument(f"{name} must lie within {minimum} and {maximum}, not {_shown(wrong)}")
+        raise InvalidArgument(f"{name} must lie within {minimum} and {maximum}, not {shown(wrong)}")
 
 
 def _empty(dtype: np.dtype[Any]) -> NDArray[Any]:
     column = np.empty(0, dtype)
     column.flags.writeable = False
     return column
-
-
-def _shown(value: object) -> str:
-    return repr(value)[:64]

@@ -1,8 +1,7 @@
-"""The named errors of the whole service: what the wire calls them, and whose fault each one is.
+"""The named errors of the whole service. The docstring of each says who caused it and what to do.
 
-Every error that may cross the wire is one class here, and its ``error`` attribute is its name on the wire. The server
-raises or names them, the clients raise them again. Errors of files and formats are not here: the store has its own, and
-the server translates them at its edge. Nothing in this module knows a socket.
+Every error that may cross the wire is one class here; ``error`` is its name on the wire. The server raises it or sends it,
+and the client raises it again. The store has errors of its own for files and formats, which the server translates.
 """
 
 from __future__ import annotations
@@ -11,11 +10,10 @@ from typing import Any, ClassVar
 
 
 class DelayServerError(Exception):
-    """Base of every error of this service; catch it to catch them all.
+    """Base of every error of this service. A caller that catches it catches them all.
 
-    ``error`` is the stable name on the wire, ``message`` a sentence for people (it may change), ``retry_after_ms`` the
-    pause after which the same request may succeed (None: waiting does not help, or nobody knows). ``retriable`` says
-    whether the same request, unchanged, may succeed later.
+    ``error`` is the stable name on the wire, ``message`` a sentence for people, which may change. ``retriable``: the same
+    request, unchanged, may succeed later, after a pause of ``retry_after_ms`` if that is not None.
     """
 
     error: ClassVar[str] = "internal_error"
@@ -27,9 +25,9 @@ class DelayServerError(Exception):
         super().__init__(message)
         self.message = message
         self.retry_after_ms = retry_after_ms
-        # The request this error answers, where a decoder could still read its id; 0 = unknown, or the whole connection.
+        # The request that this error answers. 0: its id is not known, or the error concerns the whole connection.
         self.request_id = request_id
-        # The name as it came over the wire; differs from ``error`` only for names this version does not know.
+        # The name as it came over the wire. It differs from ``error`` only if this version does not know the name.
         self.name = name or self.error
 
     def __str__(self) -> str:
@@ -37,39 +35,43 @@ class DelayServerError(Exception):
 
 
 class InternalError(DelayServerError):
-    """The server met a bug of its own while it answered. Its log says more; report it. Retrying may or may not help."""
+    """The server has a bug. Its log says more; please report it. A retry may or may not help."""
 
 
 class UnknownError(DelayServerError):
-    """The server named an error that this version does not know, so it is newer: read ``name`` and ``message``,
-    or upgrade.
+    """The server sent an error that this version does not know, so the server is newer. Read ``name`` and ``message``, or
+    upgrade.
     """
 
     error = "unknown_error"
 
 
 class ProtocolError(DelayServerError):
-    """The caller's program speaks the protocol wrongly: fix the program. Retrying sends the same wrong bytes again."""
+    """The caller's program does not follow the protocol. Fix the program: a retry sends the same wrong bytes again."""
 
     error = "protocol_error"
 
 
 class MalformedFrame(ProtocolError):
-    """The caller sent bytes that are no request. The server answers with id 0 and closes the connection."""
+    """The caller sent bytes that are not a request. The server answers with id 0 and closes the connection."""
 
     error = "malformed_frame"
 
 
+class MalformedRequest(ProtocolError):
+    """The caller sent a request with an id, but with an operation or arguments of the wrong type. The connection goes on."""
+
+    error = "malformed_request"
+
+
 class FrameTooLarge(ProtocolError):
-    """The caller announced a frame above ``frame_bytes_max``. The server closes the connection;
-    send smaller batches.
-    """
+    """The caller announced a frame above ``frame_bytes_max``. The server closes the connection. Send smaller batches."""
 
     error = "frame_too_large"
 
 
 class UnknownOperation(ProtocolError):
-    """The caller named an operation that this server does not have: a typo, or a server older than the client."""
+    """The caller named an operation that this server does not have. It is a typo, or the server is older than the client."""
 
     error = "unknown_operation"
 
@@ -81,9 +83,7 @@ class UnsupportedVersion(ProtocolError):
 
 
 class Refused(DelayServerError):
-    """The item asked for something that cannot be: change the item. The same item is refused again;
-    neighbours are unaffected.
-    """
+    """The server refuses this item, and will refuse it again: change the item. Other items of the request are unaffected."""
 
     error = "refused"
 
@@ -95,27 +95,27 @@ class InvalidArgument(Refused):
 
 
 class TooFar(Refused):
-    """The caller asked for a due time beyond ``delay_ms_max``. Nothing is clamped: send it later,
-    or raise the limit.
+    """The caller asked for a due time beyond ``delay_ms_max``. The server clamps nothing. Send the message later, or raise
+    the limit.
     """
 
     error = "too_far"
 
 
 class TooOld(Refused):
-    """The caller gave a due time older than the oldest window kept, so a duplicate could not be recognised any more."""
+    """The caller gave a due time before the oldest kept window. The server could not recognise a duplicate there."""
 
     error = "too_old"
 
 
 class MessageTooLarge(Refused):
-    """The caller's body is above ``body_bytes_max``: store it elsewhere and send a reference, or raise the limit."""
+    """The caller's body is above ``body_bytes_max``. Store it elsewhere and send a reference, or raise the limit."""
 
     error = "message_too_large"
 
 
 class BatchTooLarge(Refused):
-    """The caller put more items than ``batch_messages_max`` in one request: split it."""
+    """The caller put more items than ``batch_messages_max`` in one request. Split the request."""
 
     error = "batch_too_large"
 
@@ -133,103 +133,151 @@ class MessageIdInvalid(Refused):
 
 
 class PropertiesInvalid(Refused):
-    """The caller's properties are no map of text to text, or above ``properties_bytes_max`` bytes when encoded."""
+    """The caller's properties are not a map of text to text, or are above ``properties_bytes_max`` bytes when encoded."""
 
     error = "properties_invalid"
 
 
 class ReceiptInvalid(Refused):
-    """The caller's receipt has not the form of one: it was cut, or is something else."""
+    """The caller's receipt does not have the form of a receipt. Perhaps it was cut."""
 
     error = "receipt_invalid"
 
 
 class ForeignReceipt(Refused):
-    """The caller showed a receipt of another server: ask the server whose id it begins with."""
+    """The caller gave a receipt of another server. Ask the server whose id the receipt begins with."""
 
     error = "foreign_receipt"
 
 
 class NotRouted(Refused):
-    """No route of the server's configuration covers this subject or group: the operator adds one,
-    or the caller has a typo.
+    """No route of the server's configuration covers this subject or group. The operator adds a route, or the caller has a
+    typo.
     """
 
     error = "not_routed"
 
 
+class ServerNotProven(Refused):
+    """The caller asked for an operation of servers without a proof that it is a server. Configure it with the
+    ``server_secret`` of this server. Without a secret, add its address to the ``server_networks`` of this server.
+    """
+
+    error = "server_not_proven"
+
+
 class SubjectsFull(Refused):
-    """The table of subject names is full: the caller puts ids into subjects,
-    or the operator raises ``subjects_max``.
+    """The table of subject names is full. Perhaps the caller puts ids into subjects; otherwise the operator raises
+    ``subjects_max``.
     """
 
     error = "subjects_full"
 
 
+class GroupsFull(Refused):
+    """This node has ``groups_max`` consumer groups. Perhaps the caller names groups after consumers; otherwise the operator
+    raises ``groups_max``.
+    """
+
+    error = "groups_full"
+
+
 class MessageDamaged(DelayServerError):
-    """Nobody's fault but the server's disk: its bytes changed at rest, and what was asked for may stand in them. The
-    operator repairs the file that `corruption` in the status names; until then nothing more can be said.
+    """The server's disk has changed bytes or cannot read them, and the message may lie there. The caller did nothing wrong.
+    The operator checks the file that `corruption` or `unreadable` in the status names.
     """
 
     error = "message_damaged"
 
 
 class Unavailable(DelayServerError):
-    """The server cannot serve this now, through no fault of the caller: the same request may succeed later."""
+    """The server cannot serve this request now. The same request may succeed later; the caller did nothing wrong."""
 
     error = "unavailable"
     retriable = True
 
 
 class DiskFull(Unavailable):
-    """The server's disk is nearly full. Nothing was stored; the operator makes room and service resumes by itself."""
+    """The server's disk is nearly full. Nothing was stored. Once the operator has made room, the server accepts again."""
 
     error = "disk_full"
 
 
 class StorageFailed(Unavailable):
-    """A write or sync of the server failed, and it accepts nothing more until it is restarted.
-    The result is unknown.
+    """The server's disk refused an operation. With ``retry_after_ms`` it was a read, which changed nothing: ask again.
+    Without it a write or a sync failed: the result is unknown, and the server accepts nothing until its restart.
     """
 
     error = "storage_failed"
 
 
 class QueueFull(Unavailable):
-    """More is asked of the server than it can take in just now: wait ``retry_after_ms`` and send more slowly."""
+    """The server cannot take more requests now. Wait ``retry_after_ms`` and send more slowly."""
 
     error = "queue_full"
 
 
 class NotReady(Unavailable):
-    """The server is starting and recovers its files: wait ``retry_after_ms``."""
+    """The server is starting and recovers its files. Wait ``retry_after_ms``."""
 
     error = "not_ready"
 
 
+class Superseded(Unavailable):
+    """The server has delivered to this node over a newer connection, so the node refuses this older one. Nothing was
+    stored. The server connects again. Only servers get this error.
+    """
+
+    error = "superseded"
+
+
+class DuplicateServerId(Unavailable):
+    """Another process with the caller's server id delivers to this node: somebody has copied a data directory. Nothing was
+    stored. The operator stops one of the two processes. A minute later the node accepts the other one.
+    """
+
+    error = "duplicate_server_id"
+
+
+class NotDue(Unavailable):
+    """The server delivered a message more than ``server_clock_ahead_ms_max`` before its due time by this node's clock.
+    Nothing was stored. The operator corrects the wrong clock.
+    """
+
+    error = "not_due"
+
+
 class ShuttingDown(Unavailable):
-    """The server is stopping: connect again after its restart, or to another node."""
+    """The server is stopping. Connect again after its restart, or to another node."""
 
     error = "shutting_down"
 
 
 class TooManyConnections(Unavailable):
-    """The server has ``connections_max`` connections already: share connections, or the operator raises the limit."""
+    """The server has ``connections_max`` connections already. Share connections, or the operator raises the limit."""
 
     error = "too_many_connections"
 
 
+class FrameTimeout(Unavailable):
+    """The rest of the caller's frame did not come in time, or came too slowly while the server was short of memory. The
+    server closes the connection. Connect again and repeat the request.
+    """
+
+    error = "frame_timeout"
+
+
 class ConnectionLost(Unavailable):
-    """The client could not connect, or the connection broke before the reply: the result is unknown.
-    Made by the client.
+    """The client could not connect, or the connection broke before the reply. The result is unknown. The client raises this
+    error itself.
     """
 
     error = "connection_lost"
 
 
 class RequestTimedOut(Unavailable):
-    """No reply came within ``timeout_s``: the result is unknown. Made by the client.
-    Resend with the same message id and due time.
+    """No reply came within ``timeout_s``. The result is unknown: send again with the same message id and due time. The
+    client raises this error itself.
     """
 
     error = "timed_out"
@@ -244,8 +292,23 @@ ERRORS: dict[str, type[DelayServerError]] = {leaf.error: leaf for leaf in _leave
 """Every concrete error by its name on the wire."""
 
 
+def kept(error: DelayServerError) -> DelayServerError:
+    """The same error without its traceback, to keep it as a value. A traceback keeps every stack frame of its way,
+    with the request in it, until the garbage collector runs.
+    """
+    error.__cause__ = error.__context__ = None
+    return error.with_traceback(None)
+
+
+def copied(error: DelayServerError) -> DelayServerError:
+    """A copy of the error for another caller. One object that many callers raise would collect all their tracebacks."""
+    copy = type(error)(error.message, retry_after_ms=error.retry_after_ms, name=error.name)
+    copy.__cause__ = error.__cause__
+    return copy
+
+
 def error_to_map(error: DelayServerError) -> dict[str, Any]:
-    """Draw an error as the map of the wire: ``error``, ``message`` and, where known, ``retry_after_ms``."""
+    """Encode an error as the map of the wire: ``error``, ``message`` and, if known, ``retry_after_ms``."""
     fields: dict[str, Any] = {"error": error.name, "message": error.message}
     if error.retry_after_ms is not None:
         fields["retry_after_ms"] = error.retry_after_ms
@@ -255,9 +318,7 @@ def error_to_map(error: DelayServerError) -> dict[str, Any]:
 def make_error(
     name: object, message: object = "", retry_after_ms: object = None, *, request_id: int = 0
 ) -> DelayServerError:
-    """Build the exception for an error name of the wire; any name is accepted,
-    an unfamiliar one gives `UnknownError`.
-    """
+    """The exception for an error name of the wire. An unknown name gives `UnknownError`."""
     known = ERRORS.get(name) if isinstance(name, str) else None
     return (known or UnknownError)(
         str(message),
@@ -268,7 +329,7 @@ def make_error(
 
 
 def error_from_map(fields: dict[str, Any], *, request_id: int = 0) -> DelayServerError:
-    """Read the map of the wire back into an exception; never raises itself."""
+    """The exception of an error map from the wire. Never raises."""
     return make_error(
         fields.get("error", UnknownError.error),
         fields.get("message", ""),

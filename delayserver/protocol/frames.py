@@ -1,14 +1,14 @@
-"""Frames and the three shapes in them: bytes in, requests and replies out.
+"""Frames and their three contents: bytes in, requests and replies out.
 
-A frame is a u32 little-endian payload length and the payload, one msgpack value. No sockets, no clock, and no
-knowledge of operations: what the arguments of a request mean is the reader's business. Whatever bytes come in, only
-errors of `delayserver.protocol.errors` go out.
+A frame is a u32 little-endian payload length and the payload, one msgpack value. This module has no sockets and no clock,
+and knows no operation: the reader of a request interprets its arguments. Bad bytes raise errors of
+`delayserver.protocol.errors` and no others.
 """
 
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple, NoReturn, TypeAlias
+from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeGuard
 
 import msgpack
 
@@ -17,6 +17,7 @@ from delayserver.protocol.errors import (
     DelayServerError,
     FrameTooLarge,
     MalformedFrame,
+    MalformedRequest,
     error_from_map,
     error_to_map,
 )
@@ -25,29 +26,46 @@ from delayserver.protocol.limits import DEFAULT_LIMITS, LIST_ITEMS_MAX
 HEADER_BYTES: Final = 4
 REQUEST_ID_MAX: Final = 2**63 - 1
 
-# Payloads from this size on are handed out as views of the caller's bytes; below it a copy costs less than a view.
+# Payloads from this size on are views of the caller's bytes. A copy of a smaller one costs less than a view.
 _VIEW_BYTES_MIN: Final = 4096
 
 Payload: TypeAlias = bytes | memoryview
 
+# The id and the operation at the front of a request fit into so many bytes.
+_PEEK_BYTES: Final = 64
+
 _header = struct.Struct("<I")
 _pack_header = _header.pack
 _read_header = _header.unpack_from
-# One packer for all threads: pack() with autoreset runs to its end without giving up the interpreter.
+# One packer for all threads: pack() with autoreset does not release the GIL before its end.
 _pack = msgpack.Packer(use_bin_type=True, autoreset=True).pack
 _pack_map_header = msgpack.Packer(autoreset=True).pack_map_header
+_pack_array_header = msgpack.Packer(autoreset=True).pack_array_header
 _unpackb = msgpack.unpackb
-# Blobs from this size on have one kind of header in msgpack: its code, then the length as a big-endian u32.
+# msgpack has one kind of header for blobs from this size on: its code, then the length as a big-endian u32.
 _BULK_BYTES_MIN: Final = 1 << 16
 _BIN_32: Final = 0xC6
 _bin_32_header = struct.Struct(">BI").pack
 _ARRAY_OF_THREE: Final = b"\x93"
+# The bytes of a successful reply between its id and the rows of its result.
+_RESULTS: Final = _pack(True) + _pack_map_header(1) + _pack("results")
+
+_EXTENSION: Final = "extension types and timestamps are not part of the protocol"
+# Parts of msgpack's error texts, and their meaning.
+_REASONS: Final = (
+    (_EXTENSION, _EXTENSION),
+    ("max_ext_len", _EXTENSION),
+    ("timestamp", _EXTENSION),
+    ("incomplete input", "it ends in the middle of a value"),
+    ("extra data", "bytes follow the value"),
+    ("map key", "a key of a map is neither text nor bytes"),
+    ("max_array_len", "an array is longer than a list may be"),
+    ("max_map_len", "a map has more keys than a list may have items"),
+)
 
 
 class Request(NamedTuple):
-    """One request: ``id`` is matched by the reply,
-    ``arguments`` are not checked yet beyond being a map with text keys.
-    """
+    """One request. The reply repeats its ``id``. ``arguments`` are a map with text keys, and not checked further."""
 
     id: int
     operation: str
@@ -55,9 +73,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """One reply: exactly one of ``result`` and ``error`` is set. ``id`` 0 speaks about the connection,
-    which then closes.
-    """
+    """One reply: exactly one of ``result`` and ``error`` is set. ``id`` 0: an error of the connection, which then closes."""
 
     id: int
     result: dict[str, Any] | None
@@ -65,9 +81,9 @@ class Reply(NamedTuple):
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frame payloads. Memory: at most one frame, and never more than was received of it.
+    """Cuts a byte stream into frame payloads. It holds at most one frame, and never more than the received bytes of it.
 
-    After an error the stream is lost (there is no way to find the next frame), so every later `feed` raises it again.
+    After an error nothing shows where the next frame begins. So every later `feed` raises the error again.
     """
 
     __slots__ = ("_broken", "_frame_bytes_max", "_partial", "_wanted")
@@ -76,28 +92,33 @@ class FrameDecoder:
         self._frame_bytes_max = frame_bytes_max
         self._partial = bytearray()  # an incomplete frame with its header
         self._wanted = HEADER_BYTES  # size of that frame with its header, or of the header while that is incomplete
-        self._broken: FrameTooLarge | None = None
+        self._broken = ""  # the error of the stream
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of an incomplete frame held back; not 0 at the end of the stream means the peer went in mid-frame."""
+        """The bytes held of an incomplete frame. At the end of the stream 0, unless the peer left in mid-frame."""
         return len(self._partial)
 
-    def feed(self, data: bytes) -> list[Payload]:
-        """Take the next bytes (as `socket.recv` gives them) and return the payloads they complete, in order.
+    @property
+    def wanted_bytes(self) -> int:
+        """The size of the incomplete frame with its header, as far as it is known."""
+        return self._wanted
 
-        Large payloads are views of ``data``, which therefore must not change afterwards. Raises `FrameTooLarge` as
-        soon as a length above the bound is known; frames completed earlier in the same bytes are then lost with the
-        connection, which is safe, since nobody has answered them.
+    def feed(self, data: bytes) -> list[Payload]:
+        """Take the next bytes (as `socket.recv` gives them) and return the payloads that they complete, in order.
+
+        Large payloads are views of ``data``, so the caller must not change ``data`` afterwards. Raises `FrameTooLarge` as
+        soon as a length above the bound is known. Frames before it in the same bytes are lost with the connection; that
+        is safe, because they have no answer yet.
         """
-        if self._broken is not None:
-            raise self._broken
+        if self._broken:
+            raise FrameTooLarge(self._broken)
         if (
             not self._partial
             and HEADER_BYTES <= len(data) < _VIEW_BYTES_MIN
             and _read_header(data)[0] + HEADER_BYTES == len(data) <= self._frame_bytes_max
         ):
-            return [data[HEADER_BYTES:]]  # one small frame and nothing else: the usual request
+            return [data[HEADER_BYTES:]]  # The usual request: one small frame and nothing else.
         payloads: list[Payload] = []
         offset = 0
         if self._partial:
@@ -119,8 +140,12 @@ class FrameDecoder:
             self._wanted = HEADER_BYTES if end - offset < HEADER_BYTES else HEADER_BYTES + length
         return payloads
 
+    def drop(self) -> None:
+        """Free the bytes of an incomplete frame. The stream is over; the caller does not call `feed` again."""
+        self._partial = bytearray()
+
     def _complete_partial(self, data: bytes, payloads: list[Payload]) -> int:
-        """Append to the incomplete frame what belongs to it; return how many bytes of ``data`` that took."""
+        """Append the bytes of ``data`` that belong to the incomplete frame; return their number."""
         partial = self._partial
         taken = 0
         if len(partial) < HEADER_BYTES:
@@ -136,26 +161,26 @@ class FrameDecoder:
         partial += memoryview(data)[taken : taken + missing]
         if len(partial) == self._wanted:
             payloads.append(memoryview(partial)[HEADER_BYTES:])
-            # The view owns the old buffer now; the next incomplete frame gets its own.
+            # The view owns this buffer now. The next incomplete frame gets another one.
             self._partial = bytearray()
             self._wanted = HEADER_BYTES
         return taken + missing
 
     def _refuse(self, length: int) -> None:
-        self._broken = FrameTooLarge(f"a frame of {length} bytes was announced, the bound is {self._frame_bytes_max}")
+        self._broken = f"a frame of {length} bytes was announced, the bound is {self._frame_bytes_max}"
         self._partial = bytearray()
-        raise self._broken
+        raise FrameTooLarge(self._broken)
 
 
 def encode_frame(value: object) -> bytes:
-    """One frame with ``value`` as its payload. Raises what msgpack raises for values it cannot carry:
-    a bug of the caller.
+    """One frame with ``value`` as its payload. Raises msgpack's errors for a value that msgpack cannot carry: a bug of the
+    caller.
     """
     return frame_of(_pack(value))
 
 
 def frame_of(payload: bytes) -> bytes:
-    """The frame of a payload that is one msgpack value already."""
+    """The frame of an encoded payload."""
     return _pack_header(len(payload)) + payload
 
 
@@ -172,14 +197,14 @@ def encode_reply(request_id: int, result: dict[str, Any]) -> bytes:
 
 
 def encode_bulk_request(request_id: int, operation: str, arguments: dict[str, Any]) -> bytes:
-    """The same bytes as `encode_request`; large blobs among the arguments are copied once and not three times."""
+    """The same bytes as `encode_request`, but copies large blobs of the arguments once instead of three times."""
     if not any(map(_is_bulk, arguments.values())):
         return encode_request(request_id, operation, arguments)
     return _bulk_frame(_pack(request_id) + _pack(operation), arguments)
 
 
 def encode_bulk_reply(request_id: int, result: dict[str, Any]) -> bytes:
-    """The same bytes as `encode_reply`; large blobs in the result are copied once and not three times."""
+    """The same bytes as `encode_reply`, but copies large blobs of the result once instead of three times."""
     if not any(map(_is_bulk, result.values())):
         return encode_reply(request_id, result)
     return _bulk_frame(_pack(request_id) + _pack(True), result)
@@ -202,35 +227,74 @@ def _bulk_frame(head: bytes, content: dict[str, Any]) -> bytes:
     return b"".join(parts)
 
 
+class RowsReply:
+    """The reply with the result ``{"results": [row, …]}``. It is encoded row by row, so that a long reply does not hold the
+    event loop.
+    """
+
+    __slots__ = ("_request_id", "_rows")
+
+    def __init__(self, request_id: int) -> None:
+        self._request_id = request_id
+        self._rows: list[bytes] = []
+
+    def add(self, row: dict[str, Any]) -> None:
+        """Encode the next row."""
+        self._rows.append(_pack(row))
+
+    def frame(self) -> bytes:
+        """The frame, with the same bytes as `encode_reply`."""
+        head = _ARRAY_OF_THREE + _pack(self._request_id) + _RESULTS + _pack_array_header(len(self._rows))
+        return frame_of(b"".join([head, *self._rows]))
+
+
+def peek_operation(payload: Payload) -> str:
+    """The operation of a request that is not decoded yet, or "" if there is none at its front."""
+    unpacker = msgpack.Unpacker(max_ext_len=0, max_str_len=_PEEK_BYTES, max_array_len=3)
+    unpacker.feed(payload[:_PEEK_BYTES])
+    try:
+        count = unpacker.read_array_header()
+        unpacker.skip()
+        operation = unpacker.unpack()
+    except (ValueError, TypeError, OverflowError, msgpack.UnpackException):
+        return ""
+    return operation if count == 3 and type(operation) is str else ""
+
+
 def encode_error(request_id: int, error: DelayServerError) -> bytes:
-    """The frame of one failed reply; id 0 where the request's id is not known, after which the connection closes."""
+    """The frame of one failed reply. With id 0 the request is not known, and the connection closes afterwards."""
     return encode_frame((request_id, False, error_to_map(error)))
 
 
-def decode_request(payload: Payload) -> Request:
-    """Read one request. Raises `MalformedFrame`, or `BatchTooLarge` with its ``request_id`` where only a list is too
-    long.
+def decode_request(payload: Payload, items_max: int = DEFAULT_LIMITS.frame_items_max) -> Request:
+    """Read one request, of at most `items_max` items in all its arrays and maps.
+
+    Raises `MalformedFrame` if it has no readable id. With its ``request_id``, raises `MalformedRequest` for a wrong
+    operation or wrong arguments, and `BatchTooLarge` for too many items.
     """
-    value = _decode(payload, LIST_ITEMS_MAX)
+    value = _decode(payload, LIST_ITEMS_MAX, items_max)
     if type(value) is not list or len(value) != 3:
         raise MalformedFrame("a request is an array of three: id, operation, arguments")
     request_id, operation, arguments = value
     if type(request_id) is not int or not 1 <= request_id <= REQUEST_ID_MAX:
         _refuse_id(1)
     if type(operation) is not str:
-        raise MalformedFrame("a request's operation is text", request_id=request_id)
-    return Request(request_id, operation, _check_map(arguments, "arguments", request_id))
+        raise MalformedRequest("a request's operation is text", request_id=request_id)
+    if not _is_map(arguments):
+        raise MalformedRequest("a request's arguments are a map with text keys", request_id=request_id)
+    return Request(request_id, operation, arguments)
 
 
 def decode_reply(payload: Payload) -> Reply:
     """Read one reply. Raises `MalformedFrame`."""
-    value = _decode(payload, len(payload))
+    value = _decode(payload, len(payload), len(payload))
     if type(value) is not list or len(value) != 3 or type(value[1]) is not bool:
         raise MalformedFrame("a reply is an array of three: id, success, result or error")
     reply_id, success, content = value
     if type(reply_id) is not int or not 0 <= reply_id <= REQUEST_ID_MAX:
         _refuse_id(0)
-    content = _check_map(content, "result")
+    if not _is_map(content):
+        raise MalformedFrame("the result of a reply is a map with text keys")
     if success:
         return Reply(reply_id, content, None)
     return Reply(reply_id, None, error_from_map(content, request_id=reply_id))
@@ -240,43 +304,84 @@ def _refuse_id(minimum: int) -> NoReturn:
     raise MalformedFrame(f"an id is an integer from {minimum} to 2^63-1")
 
 
-def _check_map(value: object, what: str, request_id: int = 0) -> dict[str, Any]:
+def _is_map(value: object) -> TypeGuard[dict[str, Any]]:
     if type(value) is not dict:
-        raise MalformedFrame(f"{what} must be a map", request_id=request_id)
-    for key in value:
+        return False
+    for key in value:  # noqa: SIM110 - a generator would cost three times as much, for every request
         if type(key) is not str:
-            raise MalformedFrame(f"the keys of {what} must be text", request_id=request_id)
-    return value
+            return False
+    return True
 
 
-def _refuse_extension(code: int, data: bytes) -> object:
-    raise ValueError(f"msgpack extension types are not part of the protocol (code {code}, {len(data)} bytes)")
+def _refuse_extension(_code: int, _data: bytes) -> object:
+    raise ValueError(_EXTENSION)
 
 
-def _decode(payload: Payload, items_max: int) -> object:
+class _TooManyItems(Exception):
+    """The maps and arrays read so far hold more items than a frame may have."""
+
+
+class _Items:
+    """Counts the items of a payload while it is read, so that reading stops at the bound."""
+
+    __slots__ = ("_left",)
+
+    def __init__(self, items_max: int) -> None:
+        self._left = items_max
+
+    def take(self, container: Any) -> Any:
+        """Count a map or an array that was read. An empty one counts too, because it costs memory."""
+        self._left -= len(container) + 1
+        if self._left < 0:
+            raise _TooManyItems
+        return container
+
+
+def _decode(payload: Payload, list_items_max: int, frame_items_max: int) -> object:
     size = len(payload)
-    # No array can have more items than the frame has bytes, so a short frame cannot make msgpack reserve much.
-    items_max = min(size, items_max)
+    # An array cannot have more items than the frame has bytes. So a short frame cannot make msgpack reserve much.
+    list_items_max = min(size, list_items_max)
+    counting = {}
+    if size > frame_items_max:  # A shorter payload cannot have so many items.
+        items = _Items(frame_items_max)
+        counting = {"object_hook": items.take, "list_hook": items.take}
     try:
         return _unpackb(
             payload,
             ext_hook=_refuse_extension,
-            max_array_len=items_max,
-            max_map_len=items_max,
+            max_array_len=list_items_max,
+            max_map_len=list_items_max,
             max_ext_len=0,
+            **counting,
         )
-    # msgpack raises ValueError and its subclasses for every kind of bad bytes; the rest are its own and nesting.
-    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as exc:
-        reason = str(exc) or type(exc).__name__
-    if "max_array_len" in reason and items_max == LIST_ITEMS_MAX:
+    except _TooManyItems:
+        too_many = f"the request has more than {frame_items_max} items in all its arrays and maps"
+    # msgpack raises ValueError and its subclasses for bad bytes, and the others for its own faults and for deep nesting.
+    except (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        too_many = ""
+        if "max_array_len" in str(error) and list_items_max == LIST_ITEMS_MAX:
+            too_many = f"a list of the request has more than {list_items_max} items"
+        reason = _in_words(error)
+    if too_many:
         request_id = _salvage_id(payload)
         if request_id:
-            raise BatchTooLarge(f"a list of the request has more than {items_max} items", request_id=request_id)
+            raise BatchTooLarge(too_many, request_id=request_id)
+        reason = too_many
     raise MalformedFrame(f"the payload of {size} bytes is not one valid msgpack value: {reason}")
 
 
+def _in_words(error: Exception) -> str:
+    """The fault of a payload in the words of the protocol."""
+    text = str(error)
+    if isinstance(error, msgpack.StackError | RecursionError):
+        return "its values nest too deep"
+    if isinstance(error, UnicodeDecodeError):
+        return "a text is not UTF-8"
+    return next((words for part, words in _REASONS if part in text), "a byte begins no value")
+
+
 def _salvage_id(payload: Payload) -> int:
-    """The id at the front of a request that could not be read to its end, or 0."""
+    """The id at the front of a request that cannot be read to its end, or 0."""
     try:
         unpacker = msgpack.Unpacker(max_array_len=3, max_ext_len=0, strict_map_key=True)
         unpacker.feed(payload[:64])

@@ -1,4 +1,4 @@
-"""The bounds of the protocol, each with its reason; ``hello`` tells clients the ones the server runs with."""
+"""The bounds of the protocol, each with its reason. The reply to ``hello`` carries the bounds of the server."""
 
 from __future__ import annotations
 
@@ -12,34 +12,41 @@ MEBI: Final = 1024 * KIBI
 DAY_MS: Final = 86_400_000
 
 LIST_ITEMS_MAX: Final = 16_384
-"""Longest msgpack array or map of a request: one full batch of rows. msgpack reserves 8 bytes an item when it reads an
-array's header, and arrays nest, so this bounds what a small hostile frame can cost."""
+"""Longest msgpack array or map of a request: one full batch of rows. msgpack reserves 8 bytes for each item when it reads
+an array's header, and arrays nest. So this bounds the cost of a small hostile frame."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds that both ends must know. All are inclusive; units are the end of the name."""
+    """Bounds that both ends must know. All are inclusive, and names end with the unit."""
 
     frame_bytes_max: int = 16 * MEBI
-    """One frame is held in memory whole, per connection; 16 MiB is a full batch of 1 kB bodies."""
+    """Each connection may hold one whole frame in memory. 16 MiB is a full batch of 1 kB bodies."""
+    frame_items_max: int = 262_144
+    """All items of the arrays and maps of one request, nested ones included. The server reads so many in the time of a full
+    batch of rows, in some 30 MB at most."""
     batch_messages_max: int = 16_384
-    """Per-batch costs are microseconds, so more brings no speed,
-    and a batch is the unit of fairness between clients.
+    """Larger batches are not faster, because a batch costs microseconds. A batch is also the unit of fairness between
+    clients.
     """
     body_bytes_max: int = 1 * MEBI
-    """A delay server moves notices, not files; sixteen of the largest still fit into one frame."""
+    """A delay server moves notices, not files. Sixteen of the largest bodies fit into one frame."""
     subject_bytes_max: int = 255
-    """A subject's length fits into one byte of the subjects table, and names that long are a mistake anyway."""
+    """A subject's length fits into one byte of the subjects table. Longer names are a mistake anyway."""
     message_id_bytes_max: int = 255
     """Ids are keys, not data: a UUID has 36."""
     properties_bytes_max: int = 16 * KIBI
     """Headers, as large as the header limit that HTTP servers agree on."""
     delay_ms_max: int = 2 * 366 * DAY_MS
-    """Two years. The number of day files grows with it, and it catches microseconds given as milliseconds."""
+    """Two years. The number of day files grows with it. It also catches microseconds given as milliseconds."""
+    subjects_max: int = 1_000_000
+    """All subjects that a server or node has ever seen. `status` shows their number."""
+    groups_max: int = 65_536
+    """Consumer groups of a node; each (subject, group) counts. `status` shows their number."""
     pull_messages_max: int = 16_384
     """As batch_messages_max: a pull is a batch in the other direction."""
     wait_ms_max: int = 60_000
-    """A long poll must end before middleboxes forget an idle connection (commonly after minutes)."""
+    """A long poll must end before routers and firewalls forget an idle connection, commonly after minutes."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -53,9 +60,7 @@ class Limits:
 
     @classmethod
     def from_map(cls, values: dict[str, Any]) -> Limits:
-        """Read the ``limits`` map of a hello reply; keys this version does not know are left out,
-        missing ones get the default.
-        """
+        """Read the ``limits`` map of a hello reply. Unknown keys are left out; missing ones get the default."""
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in values.items() if name in known})
 

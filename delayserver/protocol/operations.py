@@ -1,4 +1,4 @@
-"""The names of the operations and the version of the protocol; what each one carries is in PROTOCOL.md."""
+"""The names of the operations and the version of the protocol. PROTOCOL.md describes each operation."""
 
 from __future__ import annotations
 
@@ -22,11 +22,15 @@ ACK: Final = "ack"
 NACK: Final = "nack"
 DELIVER: Final = "deliver"
 WINDOW_COMPLETE: Final = "window_complete"
+CANCEL_WAIT: Final = "cancel_wait"
+GROUPS: Final = "groups"
 PING: Final = "ping"
 REDISPATCH: Final = "redispatch"
+PROVE: Final = "prove"
 
 OPERATIONS: Final = frozenset(
     {
-        HELLO, SEND, CANCEL, RESCHEDULE, LOOKUP, STATUS, ROUTE, PULL, ACK, NACK, DELIVER, WINDOW_COMPLETE, PING, REDISPATCH,
+        HELLO, PING, STATUS, ROUTE, SEND, CANCEL, RESCHEDULE, LOOKUP, PULL, CANCEL_WAIT, ACK, NACK, GROUPS,
+        DELIVER, WINDOW_COMPLETE, REDISPATCH, PROVE,
     }
 )  # fmt: skip

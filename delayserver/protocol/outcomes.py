@@ -1,7 +1,6 @@
-"""What can become of a message: the codes of files and wire columns, and their names in replies.
+"""The outcomes of a message: the codes in files and wire columns, and their names in replies.
 
-One byte a message, the same in dispatch_log, in columnar replies and in the audit. Codes are never reused or
-renumbered.
+One byte for each message, the same in dispatch_log, in columnar replies and in the audit. A code never changes its meaning.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from enum import IntEnum
 
 
 class Outcome(IntEnum):
-    """State or end of one message, and the answers of cancel. `label` is the name in replies."""
+    """The state or end of one message, and the answers of cancel. `label` is the name in replies."""
 
     UNKNOWN = 0
     """No such message was ever accepted here."""
@@ -19,19 +18,19 @@ class Outcome(IntEnum):
     IN_FLIGHT = 2
     """A delivery attempt runs."""
     RETRYING = 3
-    """An attempt failed; another one is planned."""
+    """An attempt failed; another one follows."""
     DELIVERED = 4
-    """A broker has it, synced."""
+    """A broker has stored and synced it."""
     CANCELLED = 5
     """Cancelled before any attempt; it is never delivered."""
     EXPIRED = 6
-    """Later than its ``expires_ms``, so not delivered."""
+    """It was not delivered before its ``expires_ms``, so it is never delivered."""
     DEDUPLICATED = 7
-    """A copy of a message already accepted; the first one is delivered."""
+    """A duplicate of a message that was accepted before. The first one is delivered."""
     DEAD_LETTERED = 8
     """Given up by an explicit policy."""
     RETIRED = 9
-    """It had an outcome, but retention has deleted the record."""
+    """It had an outcome. Retention has deleted the record of it."""
     ALREADY_CANCELLED = 10
     """Answer of cancel only: it was cancelled before."""
     TOO_LATE = 11
@@ -50,10 +49,10 @@ OUTCOMES_BY_LABEL: dict[str, Outcome] = {outcome.name.lower(): outcome for outco
 
 
 class DeliverOutcome(IntEnum):
-    """What a broker node did with one message of a ``deliver`` request."""
+    """The answer of a broker node to one message of a ``deliver`` request."""
 
     STORED = 1
-    """New to the node, and now stored and synced."""
+    """The message was new to the node, which has stored and synced it."""
     DUPLICATE = 2
     """The node had it already, by (server id, sequence, redelivery)."""
     REFUSED = 3

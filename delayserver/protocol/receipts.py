@@ -1,7 +1,8 @@
 """Receipts: the short names of accepted messages, ``<server id>-<due_ms>-<sequence>``, twelve hex digits each.
 
-A receipt leads straight to the segment of its due time. It is fixed-width, so a thousand of them are read and
-written as one byte matrix. A message without a client's id is named ``<server id>-<sequence>``, which nobody stores.
+A receipt leads straight to the segment of its due time. It has a fixed width, so this module reads and writes a thousand of
+them as one byte matrix. A message without an id from the client has the id ``<server id>-<sequence>``, which is derived
+and never stored.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.protocol.arguments import shown
 from delayserver.protocol.errors import ReceiptInvalid
 
 DIGITS: Final = 12
@@ -26,7 +28,7 @@ _DERIVED_PATTERN: Final = re.compile(r"([0-9a-f]{12})-([0-9a-f]{12})", re.ASCII)
 _BLANK: Final = "?" * RECEIPT_CHARACTERS
 _DASH: Final = ord("-")
 
-# What each character stands for: a digit its value, a dash the next number, everything else more than both.
+# The value of each character: of a digit its own, of a dash 16, of any other character more than 16.
 _DASH_VALUE: Final = 16
 _VALUE_OF_CHARACTER: Final = bytes([b"0123456789abcdef-".find(character) % 256 for character in range(256)])
 _DIGITS_OF_BYTE: Final = np.frombuffer(bytes(range(256)).hex().encode(), np.uint8).reshape(256, 2)
@@ -47,9 +49,7 @@ class Receipt:
 @dataclass(frozen=True, slots=True)
 class ReceiptColumns:
     """Many receipts: ``due_ms`` i64[n], ``sequence`` i64[n], ``valid`` bool[n] (has the form of a receipt), ``own``
-    bool[n] (of this server).
-
-    Where ``valid`` is False the numbers are 0 and ``own`` is False.
+    bool[n] (of this server). Where ``valid`` is False, the numbers are 0 and ``own`` is False.
     """
 
     due_ms: NDArray[np.int64]
@@ -73,13 +73,13 @@ def parse_receipt(text: object) -> Receipt:
     """Read one receipt. Raises `ReceiptInvalid`."""
     match = _PATTERN.fullmatch(text) if isinstance(text, str) else None
     if match is None:
-        raise ReceiptInvalid(f"a receipt is three groups of twelve hex digits, not {str(text)[:64]!r}")
+        raise ReceiptInvalid(f"a receipt is three groups of twelve hex digits, not {shown(text)}")
     server_id, due_ms, sequence = match.groups()
     return Receipt(server_id, int(due_ms, 16), int(sequence, 16))
 
 
 def parse_receipts(receipts: Sequence[object], server_id: str) -> ReceiptColumns:
-    """Read many receipts at once, about 0.2 µs each; never raises, whatever the list holds."""
+    """Read many receipts at once, about 0.2 µs each. Never raises, whatever the list holds."""
     try:
         regular = set(map(len, receipts)) <= {RECEIPT_CHARACTERS}  # type: ignore[arg-type]
         text = "".join(receipts) if regular else ""  # type: ignore[arg-type]
@@ -92,7 +92,7 @@ def parse_receipts(receipts: Sequence[object], server_id: str) -> ReceiptColumns
     matrix = np.frombuffer(octets, np.uint8).reshape(-1, RECEIPT_CHARACTERS)
     values = np.frombuffer(octets.translate(_VALUE_OF_CHARACTER), np.uint8).reshape(-1, RECEIPT_CHARACTERS)
     valid = (values[:, 12] == _DASH_VALUE) & (values[:, 25] == _DASH_VALUE)
-    # Mostly all of them have the form: then there is nothing to look for in each.
+    # Mostly all receipts are valid. A count of the dashes proves it, without a look at each receipt.
     if not (valid.all() and np.count_nonzero(values >= _DASH_VALUE) == 2 * len(values)):
         bad = values >= _DASH_VALUE
         bad[:, [12, 25]] = False
@@ -111,7 +111,7 @@ def format_receipts(server_id: str, due_ms: NDArray[np.int64], sequence: NDArray
 
 
 def derived_message_id(server_id: str, sequence: int) -> str:
-    """The id of a message that the client gave none: as durable as the sequence, and stored nowhere."""
+    """The id of a message without an id from the client. It follows from the sequence and is stored nowhere."""
     return f"{server_id}-{sequence:012x}"
 
 
@@ -123,15 +123,13 @@ def derived_message_ids(server_id: str, sequence: NDArray[np.int64]) -> list[str
 
 
 def parse_derived_message_id(text: str) -> tuple[str, int] | None:
-    """Server id and sequence of a derived message id,
-    or None where the id has another form and so is a client's own.
-    """
+    """Server id and sequence of a derived message id. None for another form: then the client has given the id."""
     match = _DERIVED_PATTERN.fullmatch(text)
     return (match[1], int(match[2], 16)) if match else None
 
 
 def is_derived_id(message_id: bytes, server_id: str) -> bool:
-    """Whether an id has the form of this server's derived ones."""
+    """Whether an id has the form of this server's derived ids."""
     return message_id.startswith(server_id.encode()) and _DERIVED_PATTERN.fullmatch(message_id.decode()) is not None
 
 

@@ -1,4 +1,4 @@
 """The recovery tools: reading, reconciling and repairing a data directory. The commands are in `delayserver.cli`.
 
-What only reads works beside a running server; what changes anything takes the lock of the directory first.
+Tools that only read work beside a running server. Tools that change files take the lock of the directory first.
 """

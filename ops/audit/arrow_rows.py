@@ -14,12 +14,13 @@ from delayserver.protocol.outcomes import OUTCOME_LABELS
 from ops.audit.capture import Part
 from ops.audit.fields import Field, arrow_type
 from ops.audit.part_reader import Chunk
-from store.batches import CancelBatch
-from store.columns import ragged_offsets, take_column
+from store.disk.filesystem import RealFileSystem
 from store.errors import CorruptionError
-from store.filesystem import RealFileSystem
-from store.names import Names
-from store.windows import DAY_MS
+from store.logs.windows import DAY_MS
+from store.records.batches import CancelBatch
+from store.records.columns import ragged_offsets, take_column
+from store.records.redelivery import ATTEMPTS, REDELIVERY
+from store.tables.names import Names
 
 # Spark has no unsigned types. Codes, counts and lengths stay far below the sign bit, so the bytes serve as they are.
 _SIGNED = {"<u8": "<i8", "<u4": "<i4", "|u1": "|i1"}
@@ -67,6 +68,8 @@ class ArrowRows:
         if field.made == "origin_id":
             servers, index = np.unique(column if indices is None else column[indices], return_inverse=True)
             return _dictionary(index.astype(np.int32), None, [f"{server:012x}" for server in servers.tolist()])
+        if field.made in _PARTS:
+            column = _PARTS[field.made](column)
         return _plain(column, indices)
 
     def _texts(self, codes: NDArray[Any], indices: NDArray[np.intp] | None) -> pa.Array:
@@ -80,6 +83,14 @@ class ArrowRows:
             ) from None
         return _dictionary(index.astype(np.int32), None, texts)
 
+
+# Numbers that share a column with another one.
+_PARTS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
+    "attempts": ATTEMPTS.number,
+    "attempts_elsewhere": ATTEMPTS.unanswered,
+    "redelivery": REDELIVERY.number,
+    "unanswered_elsewhere": REDELIVERY.unanswered,
+}
 
 _CONSTANTS: dict[str, Callable[[Part], Any]] = {
     "server_id": lambda part: f"{part.server_id:012x}",

@@ -17,9 +17,9 @@ from ops.audit.directories import ServerDirectory, find_directories, read_names,
 from ops.audit.latency import LatencyQuestion, LatencyReport
 from ops.audit.log_frames import Range
 from ops.audit.selection import DUE_MAX, DUE_MIN
+from store.disk.filesystem import FileSystem
 from store.errors import StoreError
-from store.filesystem import FileSystem
-from store.windows import DAY_MS
+from store.logs.windows import DAY_MS
 
 Result = TypeVar("Result")
 Say = Callable[[str], None]

@@ -44,14 +44,18 @@ def _counter(counter: int) -> Column:
     return F.shiftright("counters", _BITS * counter).bitwiseAND(F.lit((1 << _BITS) - 1))
 
 
-def _rows(frame: DataFrame, counters: Column, outcome: Column | None = None) -> DataFrame:
+def _rows(
+    frame: DataFrame, counters: Column, outcome: Column | None = None, maybe_twice: Column | None = None
+) -> DataFrame:
     end = F.lit(0) if outcome is None else outcome
+    twice = F.lit(False) if maybe_twice is None else maybe_twice
     columns = (
         *KEY,
         "due_ms",
         "subject_code",
         counters.cast("long").alias("counters"),
         end.cast("int").alias("outcome"),
+        twice.alias("maybe_twice"),
     )
     return frame.select(*columns)
 
@@ -73,7 +77,8 @@ def _message(spark: SparkSession, captured: Captured, chosen: Range, replayed: M
 
 def _dispatch(spark: SparkSession, captured: Captured, chosen: Range, stored_from_us: int | None) -> DataFrame:
     columns = ("server", "sequence", "due_ms", "subject_code", "origin_sequence", "redelivery", "outcome_code")
-    frame = read_log(spark, captured, (*columns, "accepted_us", "dispatched_us", "coarse"), chosen)
+    others = ("accepted_us", "dispatched_us", "unanswered_elsewhere", "coarse")
+    frame = read_log(spark, captured, (*columns, *others), chosen)
     outcome = F.col("outcome_code")
     internal = ((F.col("origin_sequence") != 0) | (F.col("redelivery") > 0)) & (outcome != int(Outcome.DEDUPLICATED))
     delivered = (outcome == int(Outcome.DELIVERED)) & (F.col("dispatched_us") > 0)
@@ -82,7 +87,7 @@ def _dispatch(spark: SparkSession, captured: Captured, chosen: Range, stored_fro
     counters = counters + _one(_INTERNAL, internal)
     if stored_from_us is not None:
         counters = counters + _one(_DISPATCHED, delivered & (F.col("dispatched_us") >= stored_from_us))
-    return _rows(frame, counters, outcome)
+    return _rows(frame, counters, outcome, delivered & (F.col("unanswered_elsewhere") > 0))
 
 
 def _stored(spark: SparkSession, captured: Captured, chosen: Range) -> DataFrame:
@@ -99,8 +104,11 @@ def states(
     retired: DataFrame | None,
     window_ms: Mapping[int, int],
 ) -> DataFrame:
-    """One row a message: server, sequence, due_ms, subject_code, outcome (0: pending), internal, and the flags of
-    `PROBLEMS`. `retired` rows (server, start_ms, last_sequence) are windows that the ledger speaks for."""
+    """One row a message: server, sequence, due_ms, subject_code, outcome (0: pending), internal, `maybe_twice` (delivered,
+    and an earlier hand-over to another node had no answer), and the flags of `PROBLEMS`.
+
+    `retired` rows (server, start_ms, last_sequence) are windows that the ledger speaks for.
+    """
     rows = _schedule(spark, captured[SCHEDULE_LOG], chosen)
     rows = rows.unionByName(_message(spark, captured[MESSAGE_LOG], chosen, horizon.replayed))
     rows = rows.unionByName(_dispatch(spark, captured[DISPATCH_LOG], chosen, horizon.stored_from_us))
@@ -116,6 +124,7 @@ def states(
         F.max("outcome").alias("outcome"),
         F.min(F.when(F.col("outcome") != 0, F.col("outcome"))).alias("other_outcome"),
         F.sum("counters").alias("counters"),
+        F.max("maybe_twice").alias("maybe_twice"),
     )
     return _flagged(messages)
 

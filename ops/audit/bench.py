@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import click
 
-from delayserver.cli.output import print_json
+from delayserver.cli.terminal.output import print_json
 from ops.audit.audit import Audit
 from ops.audit.bench_data import BenchDirectory, write_directory
 from ops.audit.completeness import CompletenessQuestion
@@ -29,7 +29,7 @@ from ops.bench.machine import describe_machine, load_average
 from ops.bench.report import markdown, table_header, table_line
 from ops.bench.rows import Row
 from ops.bench.server_process import ServerProcess, fresh_directory
-from store.filesystem import RealFileSystem
+from store.disk.filesystem import RealFileSystem
 
 MASTER: Final = "local[2]"
 MEMORY_MB_MAX: Final = 4096
@@ -107,6 +107,10 @@ class Memory:
 
     mb_max: float = 0.0
 
+    def sample(self) -> None:
+        """Look once more."""
+        self.mb_max = max(self.mb_max, tree_mb(os.getpid()))
+
 
 @contextlib.contextmanager
 def watched_memory() -> Iterator[Memory]:
@@ -115,7 +119,7 @@ def watched_memory() -> Iterator[Memory]:
 
     def watch() -> None:
         while not done.wait(_SAMPLE_S):
-            memory.mb_max = max(memory.mb_max, tree_mb(os.getpid()))
+            memory.sample()
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from delayserver.protocol.outcomes import Outcome
-from store.batches import I64, U32, MessageBatch, OutcomeBatch
-from store.dispatch_log import DispatchKey, DispatchLog
-from store.filesystem import FileSystem
-from store.identity import DataDirectory
-from store.message_log import MessageLog
-from store.names import BROKER_GROUP, SUBJECT, Names
-from store.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.disk.filesystem import FileSystem
+from store.logs.dispatch_log import DispatchKey, DispatchLog
+from store.logs.message_log import MessageLog
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.records.batches import I64, U32, MessageBatch, OutcomeBatch
+from store.tables.identity import DataDirectory
+from store.tables.names import BROKER_GROUP, SUBJECT, Names
 
 WINDOW_MS = 60_000
 START_MS = 1_767_225_600_000  # 2026-01-01T00:00Z

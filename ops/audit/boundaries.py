@@ -8,8 +8,8 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from store.filesystem import File
-from store.record import HEADER_BYTES, RECORD_MAGIC, record_bytes
+from store.disk.filesystem import File
+from store.records.record import HEADER_BYTES, RECORD_MAGIC, record_bytes
 
 # Small records are walked within one read, large ones are skipped over.
 _READ_BYTES = 256 << 10

@@ -15,13 +15,13 @@ from ops.audit.capture import Captured, Part
 from ops.audit.directories import ServerDirectory
 from ops.audit.log_frames import Range, read_log
 from ops.audit.part_reader import PartReader
-from store.batches import I64, ProgressBatch
-from store.columns import ColumnBatch
+from store.disk.filesystem import FileSystem
 from store.errors import FormatError
-from store.file_header import FILE_HEADER_BYTES, decode_file_header
-from store.filesystem import FileSystem
-from store.names import Names
-from store.segment import FILE_PROGRESS
+from store.records.batches import I64, ProgressBatch
+from store.records.columns import ColumnBatch
+from store.records.file_header import FILE_HEADER_BYTES, decode_file_header
+from store.records.segment import FILE_PROGRESS
+from store.tables.names import Names
 
 _ACKED = 0
 # Rows hand-offs of several workers may overtake each other by this much on their way into the store.

@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 
 from ops.audit.boundaries import cut_points
+from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
-from store.file_header import FILE_HEADER_BYTES, FileHeader, decode_file_header, is_unfinished
-from store.filesystem import FileSystem
-from store.identity import read_identity
-from store.segment import FILE_DISPATCH, FILE_MESSAGE_LOG, FILE_SCHEDULE, FILE_STORE
+from store.records.file_header import FILE_HEADER_BYTES, FileHeader, decode_file_header, is_unfinished
+from store.records.segment import FILE_DISPATCH, FILE_MESSAGE_LOG, FILE_SCHEDULE, FILE_STORE
+from store.tables.identity import read_identity
 
 DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG, BROKER_LOG = "dispatch_log", "schedule_log", "message_log", "broker_log"
 # The rule above.

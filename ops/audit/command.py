@@ -10,52 +10,20 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
 
-from delayserver.cli import options
-from delayserver.cli.output import print_json
-from delayserver.units import parse_duration_ms
-
-if TYPE_CHECKING:
-    from ops.audit.log_frames import Range
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import print_json
+from delayserver.config.units import parse_duration_ms
+from ops.audit.request import HTML, JSON, PARQUET, Request
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-JSON, HTML, PARQUET = ".json", ".html", ".parquet"
 DIMENSIONS = ("subject", "broker_group", "minute", "hour", "server_id")
 # What the issue of an SLO is: that share of deliveries within the target.
 OBJECTIVE = 99.9
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """The options that both reports share."""
-
-    directories: tuple[str, ...]
-    from_ms: int | None
-    to_ms: int | None
-    subjects: tuple[str, ...]
-    by: tuple[str, ...]
-    slo_ms: float
-    objective: float
-    broker_log: bool
-    master: str | None
-    out: str | None
-    as_json: bool
-
-    @property
-    def format(self) -> str:
-        """The suffix of `out`, empty for the terminal."""
-        return Path(self.out).suffix.lower() if self.out else ""
-
-    def chosen(self) -> Range:
-        """The rows asked for."""
-        from ops.audit.log_frames import Range
-
-        return Range(self.from_ms, self.to_ms, self.subjects)
 
 
 def report_options(command: Command) -> Command:
@@ -164,7 +132,7 @@ def _run(request: Request, name: str) -> int:
     from ops.audit.audit import Audit
     from ops.audit.failures import one_line
     from ops.audit.run import run_completeness, run_latency
-    from store.filesystem import RealFileSystem
+    from store.disk.filesystem import RealFileSystem
 
     work = run_latency if name == "latency" else run_completeness
     started_s = time.monotonic()

@@ -25,7 +25,7 @@ from ops.audit.directories import CorruptRow, Retired, with_names
 from ops.audit.latency import instant
 from ops.audit.latency_cells import HOUR_MS
 from ops.audit.log_frames import Range, corrupt_ranges
-from store.names import Names
+from store.tables.names import Names
 
 # Evidence is for a person who traces it; the counts are complete.
 EVIDENCE_MAX = 100
@@ -101,6 +101,7 @@ class CompletenessReport:
             "accepted": own,
             "pending": pending,
             "overdue": pending & (F.col("due_ms") < overdue_ms),
+            "maybe_twice": F.col("maybe_twice") & ~F.col("internal"),
             "internal": F.col("internal"),
             "internal_pending": F.col("internal") & (F.col("outcome") == 0),
             **{OUTCOME_LABELS[end]: own & (F.col("outcome") == int(end)) for end in ENDS},
@@ -143,6 +144,7 @@ class CompletenessReport:
             **{name: total[name] for name in names},
             **({"broker": broker.to_map()} if broker is not None else {}),
             "overdue": total["overdue"],
+            "maybe_twice": total["maybe_twice"],
             "retired": total["retired"],
             "internal": {"accepted": total["internal"], "pending": total["internal_pending"]},
             "by_subject": self.by("subject"),
@@ -190,8 +192,8 @@ class CompletenessReport:
         return names.name(code) if names is not None and 0 < code <= len(names) else ""
 
 
-_SHOWN = (*COUNTS, *PROBLEMS[:4], "overdue")
-_SUMS = (*COUNTS, *PROBLEMS, "overdue", "internal", "internal_pending", "retired")
+_SHOWN = (*COUNTS, *PROBLEMS[:4], "overdue", "maybe_twice")
+_SUMS = (*COUNTS, *PROBLEMS, "overdue", "maybe_twice", "internal", "internal_pending", "retired")
 
 
 def _sum(rows: Iterable[Mapping[str, Any]]) -> Counter[str]:

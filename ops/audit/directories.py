@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from store import checkpoint as checkpoint_file
-from store.batches import LedgerBatch
+from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
-from store.filesystem import FileSystem
-from store.identity import read_identity
-from store.ledger import FILE_NAME as LEDGER
-from store.ledger import Ledger
-from store.names import BROKER_GROUP, SUBJECT, Names
-from store.segment import Damage
+from store.records.batches import LedgerBatch
+from store.records.segment import Damage
+from store.tables import checkpoint as checkpoint_file
+from store.tables.identity import read_identity
+from store.tables.ledger import FILE_NAME as LEDGER
+from store.tables.ledger import Ledger
+from store.tables.names import BROKER_GROUP, SUBJECT, Names
 
 CorruptRow = dict[str, object]
 """server_id, file, start, stop, detail: as the `corrupt` report of the logs."""

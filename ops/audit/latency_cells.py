@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from delayserver.protocol.outcomes import Outcome
 from ops.audit.grouping import Table, concatenated
 from ops.audit.histogram import buckets_of
+from store.records.redelivery import ATTEMPTS
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
 # Whoever waits this long for a broker group, with attempts that failed or none possible, marks it as in trouble.
@@ -132,7 +133,8 @@ def _times(rows: Columns) -> dict[str, NDArray[Any]]:
         "broker_group": rows["broker_group"],
         "minute_ms": rows["due_ms"] - rows["due_ms"] % MINUTE_MS,
         "outcome": outcome,
-        "attempts": rows["attempts"],
+        "attempts": ATTEMPTS.number(rows["attempts"]),
+        "elsewhere": ATTEMPTS.unanswered(rows["attempts"]),
         "delivered": delivered,
         # A copy names its original there, and is a message of its own.
         "internal": internal & (outcome != int(Outcome.DEDUPLICATED)),
@@ -147,7 +149,12 @@ def _outcomes(rows: Columns) -> Table:
     sums = {f"{stage}_sum_us": rows[f"{stage}_us"].astype(np.float64) for stage in STAGES}
     return Table(
         {**keys, "attempts": np.minimum(rows["attempts"], ATTEMPTS_MAX)},
-        {"count": np.ones(len(rows["attempts"]), np.int64), "sum_us": rows["late_us"].astype(np.float64), **sums},
+        {
+            "count": np.ones(len(rows["attempts"]), np.int64),
+            "maybe_twice": (rows["elsewhere"] > 0).astype(np.int64),
+            "sum_us": rows["late_us"].astype(np.float64),
+            **sums,
+        },
         {f"{stage}_max_us": rows[f"{stage}_us"] for stage in STAGES},
     )
 

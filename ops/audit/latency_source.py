@@ -24,9 +24,9 @@ from ops.audit.log_frames import Range, read_captured
 from ops.audit.log_rows import LogPartition, pack
 from ops.audit.part_reader import PartReader
 from ops.audit.selection import Selection
-from store.filesystem import RealFileSystem
-from store.names import Names
-from store.segment import Damage
+from store.disk.filesystem import RealFileSystem
+from store.records.segment import Damage
+from store.tables.names import Names
 
 FORMAT = "delay_latency_cells"
 CORRUPT = "corrupt"
@@ -42,7 +42,7 @@ _KEYS: dict[str, pa.DataType] = {
     **dict.fromkeys(("start", "stop"), pa.int64()),
 }
 _SUMS: dict[str, pa.DataType] = {
-    **dict.fromkeys(("count", "early", "within", "retried"), pa.int64()),
+    **dict.fromkeys(("count", "early", "within", "retried", "maybe_twice"), pa.int64()),
     **dict.fromkeys(("sum_us", *[f"{stage}_sum_us" for stage in STAGES]), pa.float64()),
 }
 _MAXIMA: dict[str, pa.DataType] = {

@@ -84,11 +84,15 @@ class LatencyTotals:
         return found
 
     def attempts(self) -> dict[str, Any]:
-        """Messages by their number of attempts."""
+        """Messages by their number of attempts, and how many may have been delivered twice: an earlier hand-over of them to
+        another node had no answer."""
         counts: Counter[int] = Counter()
+        maybe_twice = 0
         for row in self._delivered():
             counts[row["attempts"]] += row["count"]
+            maybe_twice += row["maybe_twice"]
         return {
+            "maybe_twice": maybe_twice,
             "by_count": {str(attempts): counts[attempts] for attempts in sorted(counts)},
             "retried": sum([count for attempts, count in counts.items() if attempts > 1]),
         }

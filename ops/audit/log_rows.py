@@ -13,10 +13,10 @@ from ops.audit.capture import Part
 from ops.audit.fields import CORRUPT_FIELDS, Field, arrow_type
 from ops.audit.part_reader import PartReader
 from ops.audit.selection import Selection
-from store.columns import ColumnBatch
+from store.disk.filesystem import RealFileSystem
 from store.errors import CorruptionError, StoreError
-from store.filesystem import RealFileSystem
-from store.segment import Damage
+from store.records.columns import ColumnBatch
+from store.records.segment import Damage
 
 
 class VanishedError(StoreError):

@@ -7,7 +7,7 @@ attempt was made during back-off. Long waits alone are a queue that was too long
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -59,10 +59,13 @@ def joined(stretches: Iterable[_Stretch]) -> list[_Stretch]:
         if last is None or stretch.start_us > last.stop_us:
             result.append(stretch)
             continue
-        last.stop_us = max(last.stop_us, stretch.stop_us)
-        last.rows += stretch.rows
-        last.retried += stretch.retried
-        last.attempts_max = max(last.attempts_max, stretch.attempts_max)
+        result[-1] = replace(
+            last,
+            stop_us=max(last.stop_us, stretch.stop_us),
+            rows=last.rows + stretch.rows,
+            retried=last.retried + stretch.retried,
+            attempts_max=max(last.attempts_max, stretch.attempts_max),
+        )
     return result
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from delayserver.units import format_duration
+from delayserver.config.units import format_duration
 from ops.audit.audit import as_plain
 from ops.audit.balance import COUNTS, PROBLEMS
 from ops.audit.charts import draw_calendar, draw_distribution, draw_over_time, plotly_script
@@ -139,6 +139,7 @@ def _headline(latency: Mapping[str, Any]) -> str:
     figures.append((f"within {_ms(slo['target_ms'])}", "latency.slo.attained", attained))
     figures.append(("error budget used", "latency.slo.budget_used", used))
     figures.append(("retried", "latency.attempts.retried", f"{latency['attempts']['retried']:,}"))
+    figures.append(("maybe delivered twice", "latency.attempts.maybe_twice", f"{latency['attempts']['maybe_twice']:,}"))
     return _figures(figures) + f'<p class="quiet">Percentiles are {escape(latency["percentile_error"])}.</p>'
 
 
@@ -193,6 +194,7 @@ def _by_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _balance(balance: Mapping[str, Any]) -> str:
     names = [*COUNTS, *[name for name in PROBLEMS if name in balance], "overdue", "retired"]
     figures = [(name.replace("_", " "), f"completeness.{name}", f"{balance[name]:,}") for name in names]
+    figures.append(("maybe delivered twice", "completeness.maybe_twice", f"{balance['maybe_twice']:,}"))
     if "broker" in balance:
         figures.append(("stored, not acked", "completeness.broker.unacked", f"{balance['broker']['unacked']:,}"))
     adds_up = "adds up" if balance["balanced"] else "does NOT add up"

@@ -11,12 +11,12 @@ from typing import Any
 
 import click
 
-from delayserver.units import format_duration
+from delayserver.config.units import format_duration
 from ops.audit.audit import Audit, as_plain
 from ops.audit.balance import COUNTS, PROBLEMS
-from ops.audit.command import HTML, JSON, PARQUET, Request
 from ops.audit.completeness import CompletenessQuestion, CompletenessReport
 from ops.audit.latency import LatencyQuestion, LatencyReport
+from ops.audit.request import HTML, JSON, PARQUET, Request
 
 
 def run_latency(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
@@ -117,6 +117,7 @@ def _latency_lines(figures: Mapping[str, Any]) -> list[str]:
     lines = [
         f"delivered      {figures['count']:,}",
         f"early          {figures['early']:,}",
+        f"maybe twice    {figures['attempts']['maybe_twice']:,}",
         f"lateness       {'  '.join([f'{name} {_ms(value)}' for name, value in late.items()])}",
         f"SLO            {attained} within {_ms(slo['target_ms'])} (objective {slo['objective']:.3%}), budget used {used}",
     ]
@@ -139,7 +140,7 @@ def _latency_lines(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _completeness_lines(figures: Mapping[str, Any]) -> list[str]:
-    names = [*COUNTS, *[name for name in PROBLEMS if name in figures], "overdue", "retired"]
+    names = [*COUNTS, *[name for name in PROBLEMS if name in figures], "overdue", "maybe_twice", "retired"]
     lines = [f"{name:<14} {figures[name]:,}" for name in names]
     lines.append("balanced       " + ("yes" if figures["balanced"] else "NO"))
     if "broker" in figures:

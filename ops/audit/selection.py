@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.units import parse_instant_ms
+from delayserver.config.units import parse_instant_ms
 from ops.audit.capture import Part
-from store.names import SUBJECT, Names
+from store.tables.names import SUBJECT, Names
 
 DUE_MIN, DUE_MAX = -(1 << 63), (1 << 63) - 1
 

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
-from delayserver.units import parse_size_bytes
+from delayserver.config.units import parse_size_bytes
 from ops.audit.capture import (
     BROKER_LOG,
     DISPATCH_LOG,
@@ -32,7 +32,7 @@ from ops.audit.fields import CORRUPT_FIELDS, Field, default_fields, fields_named
 from ops.audit.log_rows import LogPartition, corrupt_rows, pack, read_rows
 from ops.audit.pushdown import push_filters, pushed_without_being_asked
 from ops.audit.selection import Selection
-from store.filesystem import RealFileSystem
+from store.disk.filesystem import RealFileSystem
 
 FAIL, SKIP, REPORT = "fail", "skip", "report"
 

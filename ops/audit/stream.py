@@ -19,9 +19,9 @@ from ops.audit.fields import Field
 from ops.audit.log_rows import LogPartition, pack, read_rows
 from ops.audit.part_reader import PartReader
 from ops.audit.selection import Selection
+from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import StoreError
-from store.file_header import FILE_HEADER_BYTES
-from store.filesystem import FileSystem, RealFileSystem
+from store.records.file_header import FILE_HEADER_BYTES
 
 # Small files of one micro-batch share a task.
 _PACK_BYTES = 16 << 20

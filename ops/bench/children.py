@@ -15,7 +15,7 @@ from typing import Any, Final
 # Forked from a small process that has no threads and has imported the clients already: a start takes milliseconds.
 CONTEXT: Final = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["ops.bench.producing", "ops.bench.consuming", "ops.bench.cancelling", "ops.bench.restart"]
+    ["ops.bench.producing", "ops.bench.consuming", "ops.bench.cancelling", "ops.bench.restart", "ops.bench.fairness"]
 )
 JOIN_TIMEOUT_S: Final = 10.0
 
@@ -38,6 +38,10 @@ class Gate:
     def stopped(self) -> bool:
         """Whether the parent has called to stop; asked between two requests."""
         return self._pipe.poll()
+
+    def take(self) -> None:
+        """Take one call of the parent, so that `stopped` waits for the next one."""
+        self._pipe.recv()
 
 
 class Child:

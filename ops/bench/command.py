@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from delayserver.cli.output import print_json
+from delayserver.cli.terminal.output import print_json
 from ops.bench.children import ChildFailed
 from ops.bench.figures import Figure, Options, WrongResult
 from ops.bench.machine import describe_machine, load_average

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import click
 
-from delayserver.cli.output import print_json
+from delayserver.cli.terminal.output import print_json
 from ops.bench.bursts import BURST_S, bursts_in_turns, check_pending, medians_of, ours, ratios_of, theirs
 from ops.bench.figures import Options, rounded
 from ops.bench.machine import describe_machine

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ops.bench.backlog import measure_backlog
 from ops.bench.cancelling import measure_cancel
 from ops.bench.delivering import measure_steady, measure_thunder
+from ops.bench.downtime import measure_downtime
+from ops.bench.fairness import measure_fairness
 from ops.bench.figures import Figure, Options, Run, median_details, rounded
 from ops.bench.holding import measure_pending
 from ops.bench.ingesting import measure_ingest, measure_spread, measure_sustained
@@ -64,5 +67,39 @@ ROWS: Final = (
     Row("restart-10m", "kill -9 with 10 M pending, until it serves", "s", 2, measure_restart, True),
     Row("cancel", "batches of 1,000 receipts", "msg/s", 200_000, measure_cancel),
     Row("isolation", "p99 beside 1 M due at once against alone", "ratio", 2, measure_isolation, True),
+    Row(
+        "isolation-backlog",
+        "p99 beside 1 M that wait for a slow node, sequences spread, against alone",
+        "ratio",
+        2,
+        measure_backlog,
+        True,
+    ),
+    Row(
+        "after-downtime-3d",
+        "down for 3 days, 20,000 due over 4,320 minutes: the last one",
+        "s",
+        5,
+        measure_downtime(3, 20_000),
+        True,
+        (("fresh_first_max_ms", 1000.0), ("fresh_later_max_ms", 100.0)),
+    ),
+    Row(
+        "after-downtime-1y",
+        "down for a year, 1 M due over 525,600 minutes: the last one",
+        "s",
+        120,
+        measure_downtime(365, 1_000_000),
+        True,
+        (("fresh_first_max_ms", 1000.0), ("fresh_later_max_ms", 100.0)),
+    ),
+    Row(
+        "fairness",
+        "p99 round trip beside greedy clients against alone",
+        "ratio",
+        5,
+        measure_fairness,
+        True,
+    ),
 )
 BY_NAME: Final = {row.name: row for row in ROWS}

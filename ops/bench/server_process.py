@@ -122,6 +122,14 @@ class ServerProcess:
         self.launch()
         self.wait_ready()
 
+    def stop(self) -> int:
+        """End it with SIGTERM; its exit code. Raises `subprocess.TimeoutExpired` past the bound."""
+        assert self._process is not None
+        self._process.terminate()
+        code = self._process.wait(STOP_TIMEOUT_S)
+        self._close()
+        return code
+
     def _stop(self) -> int | None:
         """End it with SIGTERM, or SIGKILL past the bound; the exit code if it had gone by itself."""
         process = self._process

@@ -12,15 +12,18 @@ from typing import Any, cast
 
 import numpy as np
 
+from delayserver.broker.files.progress import ProgressLog
+from delayserver.broker.files.store import BrokerStore
 from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.progress import ProgressLog
-from delayserver.broker.run_blocks import RunBlocks
-from delayserver.broker.store import BrokerStore
-from delayserver.recover.record_scan import RecordScan
+from delayserver.broker.queues.run_blocks import RunBlocks
 from ops.fuzz.memory_disk import MemoryDisk
 from ops.fuzz.records import examples, log_of, mend_log, verify_accepted
 from ops.fuzz.target import Target, ensure
-from store.batches import (
+from store.errors import CorruptionError, StoreError
+from store.logs.dispatch_log import DispatchLog
+from store.logs.message_log import MessageLog
+from store.logs.schedule_log import ScheduleLog
+from store.records.batches import (
     CancelBatch,
     LedgerBatch,
     MessageBatch,
@@ -30,10 +33,9 @@ from store.batches import (
     RunBatch,
     StoredBatch,
 )
-from store.columns import ColumnBatch
-from store.dispatch_log import DispatchLog
-from store.errors import CorruptionError, StoreError
-from store.file_header import (
+from store.records.columns import ColumnBatch
+from store.records.fast_reader import FastReader
+from store.records.file_header import (
     FILE_DISPATCH,
     FILE_LEDGER,
     FILE_MESSAGE_LOG,
@@ -43,11 +45,9 @@ from store.file_header import (
     FILE_SCHEDULE,
     FILE_STORE,
 )
-from store.ledger import Ledger
-from store.message_log import MessageLog
-from store.names import Names
-from store.scan import Scan, ScanReport
-from store.schedule_log import ScheduleLog
+from store.records.scan import Scan, ScanReport
+from store.tables.ledger import Ledger
+from store.tables.names import Names
 
 SERVER = 5
 WINDOW_MS = 60_000
@@ -210,7 +210,7 @@ def _read_progress(disk: MemoryDisk, _data: bytes) -> Seen:
 
 def _scan(disk: MemoryDisk, path: str) -> ScanReport:
     file = disk.open(path, write=False)
-    scan = RecordScan(file, 64, max(file.size(), 64))
+    scan = FastReader(file, 64, max(file.size(), 64))
     for records in scan:
         ensure(records.rows == sum(records.counts), "a chunk counts its rows wrongly")
     return scan.report

@@ -1,11 +1,11 @@
-"""Files in memory behind the door of `store.filesystem`: what a parser may read, cut and write while it is fuzzed."""
+"""Files in memory behind the door of `store.disk.filesystem`: what a parser may read, cut and write while it is fuzzed."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from store.disk.filesystem import Buffer, File
 from store.errors import StoreError
-from store.filesystem import Buffer, File
 
 # A parser that writes or allocates more than this into one file has lost its bound.
 FILE_BYTES_MAX = 64 << 20
@@ -45,6 +45,9 @@ class MemoryFile:
     def size(self) -> int:
         return len(self._data)
 
+    def has_name(self) -> bool:
+        return True
+
     def written_ranges(self, offset: int) -> list[tuple[int, int]]:
         return [(offset, len(self._data))] if offset < len(self._data) else []
 
@@ -63,8 +66,6 @@ class MemoryFile:
 
 class MemoryDisk:
     """A `FileSystem` of files by path; directories are what paths begin with."""
-
-    inline = True
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self._files = {path: bytearray(data) for path, data in files.items()}

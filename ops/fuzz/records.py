@@ -8,12 +8,20 @@ import google_crc32c
 import numpy as np
 
 from ops.fuzz.target import Target, ensure
-from store.batches import LedgerBatch, MessageBatch, NameBatch, OutcomeBatch, ProgressBatch, RunBatch, StoredBatch
-from store.column_blocks import decode_blocks
-from store.columns import ColumnBatch, MalformedColumnsError, decode_columns, encode_columns
 from store.errors import StoreError
-from store.file_header import FILE_HEADER_BYTES, FORMAT_VERSION, FileHeader, decode_file_header
-from store.record import BATCHES, HEADER_BYTES, BadRecordError, decode_record, encode_record, record_bytes
+from store.records.batches import (
+    LedgerBatch,
+    MessageBatch,
+    NameBatch,
+    OutcomeBatch,
+    ProgressBatch,
+    RunBatch,
+    StoredBatch,
+)
+from store.records.column_blocks import decode_blocks
+from store.records.columns import ColumnBatch, MalformedColumnsError, decode_columns, encode_columns
+from store.records.file_header import FILE_HEADER_BYTES, FORMAT_VERSION, FileHeader, decode_file_header
+from store.records.record import BATCHES, HEADER_BYTES, BadRecordError, decode_record, encode_record, record_bytes
 
 _LENGTHS = struct.Struct("<IIQII")  # columns_bytes, columns_crc, blob_bytes, blob_crc, place at 16 of a record header
 _COUNT_MAX = 0xFFFF

@@ -9,18 +9,18 @@ from pathlib import Path
 
 import numpy as np
 
-from delayserver.broker.checkpoint import BrokerCheckpoint, decode_checkpoint, encode_checkpoint
-from delayserver.broker.queue import ConsumeQueue, SpilledBlock
-from delayserver.broker.windows import Extent
-from delayserver.config import ConfigError, load_settings
+from delayserver.broker.files.checkpoint import BrokerCheckpoint, decode_checkpoint, encode_checkpoint
+from delayserver.broker.queues.queue import ConsumeQueue, SpilledBlock
+from delayserver.broker.queues.windows import Extent
+from delayserver.config.toml_file import ConfigError, load_settings
 from ops.fuzz.memory_disk import MemoryDisk
 from ops.fuzz.records import crc_bytes
 from ops.fuzz.target import Target, ensure
-from store import checkpoint as checkpoint_file
-from store.checkpoint import Checkpoint, CoarseDays, DispatchFiles, ScheduleFiles
-from store.days import DayTable, SealedDay
 from store.errors import StoreError
-from store.identity import DataDirectory, read_identity, read_reservation, rebuild_identity
+from store.tables import checkpoint as checkpoint_file
+from store.tables.checkpoint import Checkpoint, CoarseDays, DispatchFiles, ScheduleFiles
+from store.tables.days import DayTable, SealedDay
+from store.tables.identity import DataDirectory, read_identity, read_reservation, rebuild_identity
 
 SERVER = 5
 _DAY_MS = 86_400_000
@@ -107,9 +107,9 @@ def _check_checkpoint(data: bytes) -> bool:
 
 
 def days_file() -> bytes:
-    """A table of days with a sealed and a drained one."""
+    """A table of days with a sealed, a drained and a whole one."""
     sealed = [SealedDay(_DAY_MS, 9, False), SealedDay(0, 5, True)]
-    return _written("/d/days", lambda disk: DayTable.rebuild(disk, "/d/days", 2 * _DAY_MS, sealed))
+    return _written("/d/days", lambda disk: DayTable.rebuild(disk, "/d/days", 3 * _DAY_MS, sealed, [2 * _DAY_MS]))
 
 
 def _mend_days(data: bytes) -> bytes:
@@ -125,6 +125,7 @@ def _check_days(data: bytes) -> bool:
     due_ms, sequence = np.array([0, _DAY_MS, 5 * _DAY_MS]), np.array([1, 9, 10])
     table.coarse_rows(due_ms, sequence)
     table.draining()
+    table.starts_of(due_ms, 60_000)
     return True
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from delayserver.recover.check import check_directory
-from delayserver.recover.dump import dump_file
+from delayserver.recover.checking.check import check_directory
+from delayserver.recover.telling.dump import dump_file
 from ops.fuzz import logs, tables
 from ops.fuzz.memory_disk import MemoryDisk
 from ops.fuzz.records import mend_log

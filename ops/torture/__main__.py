@@ -1,4 +1,7 @@
-"""`python -m ops.torture --kills 300`: kill a server under load, again and again. Exit 0: every promise was kept, else 1."""
+"""`python -m ops.torture --kills 300`: kill a server under load, again and again. Exit 0: every promise was kept, else 1.
+
+`--cuts 100` instead of `--kills`: the server's file system loses power each time, on a loop device. As root, on Linux.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import sys
 import tempfile
 
 from ops.torture.harness import Plan, StateRefused, Torture
+from ops.torture.power import FILE_SYSTEMS, PowerFailed, why_not
 from ops.torture.server import ServerFailed
 
 
@@ -15,6 +19,10 @@ def main() -> int:
     """Run, print progress to stderr and the report as JSON to stdout."""
     parser = argparse.ArgumentParser(prog="python -m ops.torture", description=__doc__)
     parser.add_argument("--kills", type=int, default=300, help="how many times the server is killed (default 300)")
+    parser.add_argument(
+        "--cuts", type=int, default=0, help="lose power so many times instead (needs root, loop devices)"
+    )
+    parser.add_argument("--file-system", choices=FILE_SYSTEMS, default=FILE_SYSTEMS[0], help="of --cuts (default ext4)")
     parser.add_argument("--seed", type=int, default=1, help="of the load and of the moments; the disk has its own mind")
     parser.add_argument(
         "--directory", help="where the data goes for the time of the run (default: as the system has it)"
@@ -25,6 +33,11 @@ def main() -> int:
     )
     parser.add_argument("--record", help="write what was asked, answered and received to this file, a line each")
     options = parser.parse_args()
+    power = options.file_system if options.cuts else ""
+    if power and options.state:
+        parser.error("a run of --cuts cannot be saved: leave --state out")
+    if power and (missing := why_not(power)):
+        sys.exit(f"no power to cut here: {missing}")
 
     terminal = sys.stderr.isatty()
 
@@ -34,10 +47,19 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="delayserver-torture-", dir=options.directory) as directory:
         log = open(options.record, "a", encoding="utf-8") if options.record else None  # noqa: SIM115  closed below
         try:
-            plan = Plan(options.kills, options.seed, directory, options.run_seconds, state=options.state)
+            plan = Plan(
+                options.cuts or options.kills,
+                options.seed,
+                directory,
+                options.run_seconds,
+                state=options.state,
+                power=power,
+            )
             report = Torture(plan, say, log).run()
         except StateRefused as error:
             sys.exit(str(error))
+        except PowerFailed as error:
+            sys.exit(f"the file system failed, not the server: {error}")
         except ServerFailed as error:
             print(json.dumps({"passed": False, "violations": [f"the server did not come back: {error}"]}))
             return 1

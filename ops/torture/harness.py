@@ -20,6 +20,7 @@ from typing import Any, TextIO
 from delayserver.client import Client
 from delayserver.protocol.errors import DelayServerError
 from ops.torture.consuming import Consumer
+from ops.torture.power import PowerDisk
 from ops.torture.producing import LOST, Producer
 from ops.torture.record import Fate, Record
 from ops.torture.server import ROOT, TorturedServer
@@ -31,6 +32,8 @@ KILL_DURING_START = 10
 STOP_CLEANLY = 25
 KILL_AFTER_DRAIN = 20
 START_S = 0.9
+# A server whose disk is gone lives on for so long at the most.
+AFTER_CUT_S = 0.05
 EMPTY_PULLS_MAX = 1000
 # Windows of a second and small files, so that a kill finds every kind of file at work; retention far away, so that
 # lookups can be checked at the end.
@@ -55,6 +58,7 @@ class Plan:
     of one thread, so that the load leaves a core to the server."""
 
     kills: int
+    """How many lives of the server end by SIGKILL, or with `power` by a loss of power."""
     seed: int
     directory: str
     run_s_max: float = 1.2
@@ -64,6 +68,8 @@ class Plan:
     lookups: int = 3000
     state: str = ""
     """Folder that a run is saved in and goes on from; empty: it is not saved."""
+    power: str = ""
+    """The kind of a file system of its own that loses power at the end of each life; empty: the process is killed."""
     save_every: int = 10
     """Kills between two saved states: a state is a copy of all of the data, so not after each one."""
 
@@ -74,6 +80,7 @@ class Report:
 
     passed: bool = False
     kills: int = 0
+    power: str = ""
     kills_during_start: int = 0
     clean_stops: int = 0
     drained_lives: int = 0
@@ -131,7 +138,10 @@ class Torture:
         config = f"{plan.directory}/delayserver.toml"
         with open(config, "w", encoding="utf-8") as file:
             file.write(CONFIG)
-        self._server = TorturedServer(plan.directory, config)
+        self._disk = PowerDisk(plan.directory, plan.power) if plan.power else None
+        data_dir = f"{self._disk.mount if self._disk else plan.directory}/data"
+        self._server = TorturedServer(plan.directory, config, data_dir)
+        self._report.power = plan.power
         self._report.code = code_digest()
         if plan.state:
             self._go_on(log)
@@ -141,6 +151,8 @@ class Torture:
         before_s = self._report.seconds
         started_s = time.monotonic()
         try:
+            if self._disk is not None:
+                self._disk.make()
             for kill in range(self._report.kills + 1, self._plan.kills + 1):
                 self._one_life(kill)
                 self._report.kills = kill
@@ -153,6 +165,8 @@ class Torture:
             self._judge()
         finally:
             self._server.clean_up()
+            if self._disk is not None:
+                self._disk.clean_up()
         self._report.seconds = round(before_s + time.monotonic() - started_s, 1)
         return self._report
 
@@ -194,7 +208,8 @@ class Torture:
         if kill % KILL_DURING_START == 0:
             self._server.launch()
             time.sleep(self._chance.uniform(0.0, START_S))
-            self._server.kill()
+            self._cut_off()
+            self._bring_back()
             self._report.kills_during_start += 1
             self._record.crashed()
         self._start()
@@ -213,11 +228,28 @@ class Torture:
             load.finish()
             self._drain()
             self._report.drained_lives += 1
-        self._server.kill()
+        self._cut_off()
         load.stop()
+        self._bring_back()
         self._record.crashed()
         for problem in load.problems:
             self._record.violate(problem)
+
+    def _cut_off(self) -> None:
+        """End the life: the process alone, or the power."""
+        if self._disk is None:
+            self._server.kill()
+            return
+        self._record.power_fails()
+        self._disk.cut()
+        # Some of its requests meet a disk that refuses everything, and are answered by name.
+        time.sleep(self._chance.uniform(0.0, AFTER_CUT_S))
+        for line in self._server.lose_power():
+            self._record.violate(f"the server called a disk without power a bug: {line}")
+
+    def _bring_back(self) -> None:
+        if self._disk is not None:
+            self._disk.restore()
 
     def _drain(self) -> None:
         consumer = Consumer(self._record, self._server.address, self._chance)
@@ -260,8 +292,9 @@ class Torture:
 
     def _progress(self, kill: int, seconds: float) -> str:
         record = self._record
+        what = "cuts" if self._plan.power else "kills"
         return (
-            f"{kill}/{self._plan.kills} kills, {seconds:.0f} s: {len(record.sent)} sent, {record.arrived_total} arrived, "
+            f"{kill}/{self._plan.kills} {what}, {seconds:.0f} s: {len(record.sent)} sent, {record.arrived_total} arrived, "
             f"{sum(record.duplicates.values())} repeats explained, {record.violations_total} violations"
         )
 

@@ -14,7 +14,14 @@ from enum import IntEnum
 from typing import Any, TextIO
 
 from delayserver.client import Delivery
-from delayserver.protocol.errors import DelayServerError, ShuttingDown, StorageFailed, TooOld, Unavailable
+from delayserver.protocol.errors import (
+    DelayServerError,
+    MessageDamaged,
+    ShuttingDown,
+    StorageFailed,
+    TooOld,
+    Unavailable,
+)
 from delayserver.protocol.outcomes import Outcome
 
 # Violations told in full; of a broken server the first ones say enough.
@@ -127,6 +134,7 @@ class Record:
         self.violations_total = 0
         self.copy_receipts: dict[str, int] = {}
         self.server_stops = False
+        self.power_off = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_log", "now_us")}
@@ -317,7 +325,7 @@ class Record:
         """The server was killed, or stopped: leases do not outlive a process, so what was not settled comes again."""
         with self._lock:
             self.run += 1
-            self.server_stops = False
+            self.server_stops = self.power_off = False
             self._write("crashed", self.run)
 
     def stopping(self) -> None:
@@ -326,9 +334,17 @@ class Record:
             self.server_stops = True
             self._write("stopping")
 
+    def power_fails(self) -> None:
+        """The disk of the server is about to refuse everything."""
+        with self._lock:
+            self.server_stops = self.power_off = True
+            self._write("power_fails")
+
     def failed(self, error: DelayServerError) -> None:
         """A request, or an item of one, ended with an error: a violation if the load gave no reason for it."""
-        if isinstance(error, (ShuttingDown, StorageFailed)):
+        if isinstance(error, MessageDamaged):
+            explained = self.power_off
+        elif isinstance(error, (ShuttingDown, StorageFailed)):
             explained = self.server_stops
         else:  # a machine that stood still may send late; all else that is not the lack of something is a fault
             explained = isinstance(error, (Unavailable, TooOld))

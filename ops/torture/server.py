@@ -21,19 +21,21 @@ class ServerFailed(Exception):
 class TorturedServer:
     """`python -m delayserver serve` on one data directory, again and again."""
 
-    def __init__(self, directory: str, config: str) -> None:
-        self._directory = directory
+    def __init__(self, directory: str, config: str, data_dir: str) -> None:
+        self._data_dir = data_dir
         self._config = config
         self._log = f"{directory}/server.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._said = 0
         self.address = ""
 
     def launch(self) -> None:
         """Start the process and return at once."""
         command = [sys.executable, "-m", "delayserver", "serve", "--json", "--port", "0"]
-        command += ["--data-dir", f"{self._directory}/data", "--config", self._config]
+        command += ["--data-dir", self._data_dir, "--config", self._config]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         with open(self._log, "ab") as log:
+            self._said = log.tell()
             self._process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, env={**os.environ, "PYTHONPATH": path}
             )
@@ -57,6 +59,17 @@ class TorturedServer:
     def kill(self) -> None:
         """SIGKILL, as a crash of the process."""
         self._end(signal.SIGKILL)
+
+    def lose_power(self) -> list[str]:
+        """End the process whose disk is gone; it may have ended by itself. Returns what it must not have said: that an
+        error of the disk is a bug."""
+        process, self._process = self._process, None
+        assert process is not None and process.stdout is not None
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        said = Path(self._log).read_bytes()[self._said :].decode(errors="replace")
+        return [line for line in said.splitlines() if "Traceback" in line or "bug while" in line]
 
     def stop(self) -> None:
         """SIGTERM. Raises ServerFailed when it does not end, or not with exit code 0."""

@@ -20,11 +20,12 @@ from pathlib import Path
 
 import trio
 
-from delayserver.cli.failures import report_failure
-from delayserver.clock import SystemClock
-from delayserver.front import SERVER
-from delayserver.process import serve
-from delayserver.settings import Settings
+from delayserver.cli.terminal.failures import report_failure
+from delayserver.config.settings import Settings
+from delayserver.front.front import SERVER
+from delayserver.runtime.clock import SystemClock
+from delayserver.runtime.runtime import Runtime
+from delayserver.server.process import serve
 from tests.crash.files import FailSyncOnce, Hook, HookedFileSystem, Killer, Observer
 from tests.crash.points import BY_NAME
 
@@ -113,7 +114,7 @@ def main(orders: Orders, pipe: Connection) -> None:
         await serve(
             orders.settings,
             role=orders.role,
-            clock=SteppedClock(control),
+            runtime=Runtime.on(clock=SteppedClock(control)),
             fs=fs,
             ready=lambda host, port: pipe.send(("ready", f"{host}:{port}")),
             signals=True,

@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from store.disk.filesystem import Buffer, File, RealFile, RealFileSystem
 from store.errors import SyncFailedError
-from store.filesystem import Buffer, File, RealFile, RealFileSystem
 from tests.crash.points import AFTER, BEFORE, TORN, Operation, Point
 
 SMALL_FILES = ("checkpoint", "days", "sequences", "identity")
@@ -167,6 +167,9 @@ class HookedFile:
 
     def size(self) -> int:
         return self._file.size()
+
+    def has_name(self) -> bool:
+        return self._file.has_name()
 
     def written_ranges(self, offset: int) -> list[tuple[int, int]]:
         return self._file.written_ranges(offset)

@@ -125,6 +125,8 @@ POINTS: tuple[Point, ...] = tuple(
     + _points(RETENTION, "dispatch", "remove", "before after")
     + _points(RETENTION, "message_log", "remove", "before after")
     + _points(RETENTION, "broker.store", "remove", "before after")
+    # Shorter than the room that was kept for it.
+    + _points(RETENTION, "broker.checkpoint", "cut", "before after")
     # A coarse day: its file, the outcomes of what was cancelled in it.
     + _points(COARSE, "schedule_day", "create", "torn after")
     + _points(COARSE, "schedule_day", "append", ALL_MOMENTS, hit=5)

@@ -12,14 +12,14 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from delayserver.front import SERVER
-from delayserver.settings import (
+from delayserver.config.settings import (
     BrokerSettings,
     ListenSettings,
     Settings,
     StorageSettings,
     WheelSettings,
 )
+from delayserver.front.front import SERVER
 from tests.crash.crashing_server import Control, Orders, main
 from tests.crash.points import Operation
 
@@ -55,7 +55,7 @@ def small_settings(data_dir: str) -> Settings:
 
 def with_retention(settings: Settings) -> Settings:
     """Everything is given back about a second after it was due."""
-    storage = replace(settings.storage, retention_ms=1000, message_log_retention_ms=1)
+    storage = replace(settings.storage, retention_ms=1000, message_log_retention_ms=1, clock_hold_ms=100)
     return replace(
         settings, storage=storage, broker=replace(settings.broker, retention_ms=200, unconsumed_retention_ms=1000)
     )

@@ -16,7 +16,7 @@ from ops.torture.consuming import Consumer
 from ops.torture.producing import LOST, Producer
 from ops.torture.record import Record
 from ops.torture.verdict import drain, judge
-from store.windows import DAY_MS, day_of
+from store.logs.windows import DAY_MS, day_of
 from tests.crash.points import BY_NAME, COARSE, DAYS, FRESH, LOAD, RESTART, RETENTION, STOP, TORN_RESTART, Point
 from tests.crash.process import ServerUnderTest, small_settings, with_retention
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,9 +21,9 @@ from pathlib import Path
 import pytest
 
 from delayserver.client import Client, Delivery, Message, SendResult
-from delayserver.protocol.errors import DelayServerError, DiskFull
+from delayserver.config.settings import GroupSettings, NodeSettings
+from delayserver.protocol.errors import DelayServerError, DiskFull, NotReady, StorageFailed
 from delayserver.protocol.outcomes import Outcome
-from delayserver.settings import GroupSettings, NodeSettings
 from tests.crash.command_line import require
 from tests.crash.process import KIB, ServerUnderTest, small_settings
 
@@ -57,6 +58,23 @@ def wait_until(true: object, timeout_s: float = 10.0) -> None:
     while not true():
         assert time.monotonic() < end_s, "it did not come to this in time"
         time.sleep(0.05)
+
+
+# -- no data directory
+
+
+def test_a_send_behind_the_deletion_of_the_data_directory_is_refused_and_the_server_ends(
+    server: ServerUnderTest,
+) -> None:
+    assert server.start(), server.said()
+    with Client(server.address, retries=0) as client:
+        client.send(SUBJECT, "before", delay_ms=HOUR_US // 1000)
+        shutil.rmtree(
+            server.data_dir, ignore_errors=True
+        )  # the server may make a file in a folder that is being emptied
+        with pytest.raises(StorageFailed, match="deleted while the server ran"):
+            client.send(SUBJECT, "after", delay_ms=HOUR_US // 1000)
+    assert server.wait() != 0
 
 
 # -- a full disk
@@ -123,6 +141,61 @@ def fill_until_refused(server: ServerUnderTest, due_in_ms: int) -> set[int]:
             if any(isinstance(result, DiskFull) for result in results):
                 return accepted
     raise AssertionError("the disk did not fill up")
+
+
+def fill(path: Path, free_bytes: int) -> None:
+    """Write a file until the disk has this much room; what a file system takes for itself is in it."""
+    with contextlib.suppress(OSError), path.open("wb", buffering=0) as file:
+        while True:
+            stat = os.statvfs(path)
+            over = stat.f_bavail * stat.f_frsize - free_bytes
+            if over <= 0:
+                return
+            file.write(bytes(min(over, 64 * KIB)))
+
+
+@pytest.mark.parametrize("free_bytes", [0, 76 * KIB])
+def test_a_start_on_a_full_disk_answers_stops_on_a_signal_and_goes_on_when_there_is_room(
+    small_disk: Path, tmp_path: Path, free_bytes: int
+) -> None:
+    server = ServerUnderTest(tmp_path, small_settings(str(small_disk / "data")))
+    ballast = small_disk / "ballast"
+    try:
+        assert server.start(), server.said()
+        due_ms = server.now_us() // 1000 + 3_600_000
+        with Client(server.address, retries=0) as client:
+            placed = client.send(SUBJECT, "placed", delay_ms=5_000)
+            wait_until(lambda: not client.status()["storage"]["replay_lag_bytes"])
+            client.send_columns(SUBJECT, [due_ms + 1000 * row for row in range(3000)], [b"x" * 100] * 3000)
+        server.kill()  # long before it has made three thousand files
+        fill(ballast, free_bytes)
+        server.settings = replace(server.settings, listen=replace(server.settings.listen, port=free_port()))
+        for lives_left in (1, 0):
+            server.launch()
+            address = f"127.0.0.1:{server.settings.listen.port}"
+            with Client(address, retries=100) as client:
+                wait_until(lambda client=client: "needs about" in client.status()["waits_for"])
+                assert not client.status()["ready"]
+                assert client.ping()
+            with Client(address, retries=0) as client, pytest.raises(NotReady, match="bytes free"):
+                client.send(SUBJECT, "refused", delay_ms=10)
+            if lives_left:
+                assert server.stop() == 0, server.said()
+        with Client(address) as client:  # what has its place already goes out
+            wait_until(lambda: client.status()["delivered"] == 1, 60)
+            assert [delivery.sequence for delivery in client.pull(SUBJECT, GROUP, 10, 1)] == [placed.sequence]
+        ballast.unlink()
+        assert server.wait_ready(), server.said()
+        with Client(server.address) as client:
+            assert client.status()["accepted"] == 3001
+        assert server.stop() == 0, server.said()
+    finally:
+        server.clean_up()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
 
 
 def test_outcomes_of_what_was_delivered_find_room_on_a_disk_that_is_completely_full(

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from delayserver.settings import Settings
+from delayserver.config.settings import Settings
 from tests.fakes.host import Host
 
 Boot = Callable[..., Host]

@@ -8,10 +8,10 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from delayserver.broker_node import DeliveryError
-from delayserver.clock import Clock
+from delayserver.dispatch.broker_node import DeliveryError
 from delayserver.protocol.outcomes import DeliverOutcome
-from store.batches import StoredBatch
+from delayserver.runtime.clock import Clock
+from store.records.batches import StoredBatch
 
 
 class FakeBroker:
@@ -19,6 +19,7 @@ class FakeBroker:
 
     def __init__(self, clock: Clock, address: str = "fake") -> None:
         self.address = address
+        self.problem = ""
         self.clock = clock
         self.up = True
         self.known_failures = True

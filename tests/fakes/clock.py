@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from delayserver.clock import LOOK_AGAIN_MS
+from delayserver.runtime.clock import LOOK_AGAIN_MS
 
 # 2026-03-01 12:00 UTC: the middle of a day, so that a test which wants the end of one has to say so.
 BASE_US = 1_772_366_400_000_000

@@ -13,14 +13,17 @@ costs one copy of each page it touches first, a sync costs nothing, and only a c
 from __future__ import annotations
 
 import errno
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from store.errors import CorruptionError, DiskFullError, LockedError, StoreError, SyncFailedError
-from store.filesystem import Buffer, File, directory_of
+from store.disk.filesystem import Buffer, File, directory_of, read_refusal, refusal, sync_refusal
+from store.errors import DiskFullError, LockedError, StoreError, SyncFailedError
 from tests.fakes.disk_node import PAGE, Node, whole_pages
+
+Refuse = Callable[[str, str], int]
 
 __all__ = ["PAGE", "FakeDisk", "FakeFile", "SimulatedCrash"]
 
@@ -51,16 +54,18 @@ class FakeFile:
 
     def pread(self, offset: int, length: int) -> bytes:
         node = self._open()
+        self._disk.ask("pread", self.path)
         self._disk.counts["pread"] += 1
         for start, stop in self._disk.unreadable.get(self.path, ()):
             if offset < stop and start < offset + length:
-                raise CorruptionError(self.path, offset, "the disk cannot read this")
+                raise read_refusal(OSError(errno.EIO, "simulated"), self.path, offset, length)
         data = bytes(node.data[offset : offset + length])
         missing = min(length, node.size - offset) - len(data)
         return data + bytes(missing) if missing > 0 else data
 
     def pwrite(self, offset: int, buffers: Sequence[Buffer]) -> int:
         node = self._writable()
+        self._disk.ask("pwrite", self.path)
         crashing = self._disk.step("pwrite")
         content = bytes(buffers[0]) if len(buffers) == 1 else b"".join(buffers)
         room = self._disk.room_for(node, offset + len(content))
@@ -72,6 +77,13 @@ class FakeFile:
             raise DiskFullError(f"{self.path}: cannot write: no space left on the disk")
         return written
 
+    def _ask_sync(self, node: Node, operation: str) -> None:
+        try:
+            self._disk.ask(operation, self.path)
+        except SyncFailedError:
+            node.fail_sync()
+            raise
+
     def _writable(self) -> Node:
         node = self._open()
         if not self._write:
@@ -81,6 +93,7 @@ class FakeFile:
     def datasync(self) -> None:
         node = self._open()
         self._disk.die_if(self._disk.step("datasync"))
+        self._ask_sync(node, "datasync")
         if self._disk.sync_fails(self.path):
             node.fail_sync()
         if node.sync_failed:
@@ -95,6 +108,7 @@ class FakeFile:
         assert offset + len(blocks) <= node.size, "not within the allocated length"
         if self._disk.caches_everything:
             return False
+        self._ask_sync(node, "write_through")
         crashing = self._disk.step("write_through")
         content = bytes(blocks)
         if self._disk.room_for(node, offset + len(content)) < offset + len(content):
@@ -111,6 +125,7 @@ class FakeFile:
 
     def truncate(self, length: int) -> None:
         node = self._writable()
+        self._disk.ask("truncate", self.path)
         crashing = self._disk.step("truncate")
         node.resize(length)
         self._disk.release(node, length)
@@ -118,6 +133,7 @@ class FakeFile:
 
     def allocate(self, length: int) -> None:
         node = self._writable()
+        self._disk.ask("allocate", self.path)
         crashing = self._disk.step("allocate")
         if self._disk.room_for(node, length) < length:
             raise DiskFullError(f"{self.path}: cannot allocate: no space left on the disk")
@@ -125,7 +141,12 @@ class FakeFile:
         self._disk.die_if(crashing)
 
     def size(self) -> int:
+        self._disk.ask("file_size", self.path)
         return self._open().size
+
+    def has_name(self) -> bool:
+        self._disk.ask("has_name", self.path)
+        return self._open().linked
 
     def written_ranges(self, offset: int) -> list[tuple[int, int]]:
         return [(offset, self.size())] if offset < self.size() else []
@@ -146,8 +167,6 @@ class _Entry:
 class FakeDisk:
     """The `FileSystem`. All faults come from the `Random` given to `crash`, or are asked for by name."""
 
-    inline = True
-
     def __init__(self, capacity_bytes: int | None = None) -> None:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = 0
@@ -167,6 +186,8 @@ class FakeDisk:
         self._locks: dict[str, FakeFile] = {}
         self._crash_at: int | None = None
         self._failing_syncs: list[str] = []
+        self.refuse: Refuse | None = None
+        """Asked with the name and the path of every call that a real system may refuse; an errno refuses it."""
 
     # Faults
 
@@ -285,6 +306,16 @@ class FakeDisk:
                 return True
         return False
 
+    def ask(self, operation: str, path: str) -> None:
+        """Raise what the real door raises where this call is to be refused."""
+        if self.refuse is not None and (code := self.refuse(operation, path)):
+            error = OSError(code, os.strerror(code), path)
+            if operation == "pread":
+                raise read_refusal(error, path, 0, 0) from error
+            if operation in ("datasync", "write_through", "sync_directory"):
+                raise sync_refusal(error, path) from error
+            raise refusal(error, path, operation.replace("_", " ")) from error
+
     def room_for(self, node: Node, end: int) -> int:
         """Take blocks up to `end`, or as many as there are; returns the offset that they reach to."""
         if end <= node.blocks:
@@ -317,19 +348,22 @@ class FakeDisk:
         nodes = {id(node): node for node in self._files.values()}.values()
         for node in nodes:
             node.blocks = max(min(node.blocks, whole_pages(node.size)), whole_pages(len(node.data)))
+            node.linked = True  # a removal that was not synced is undone
         self.used_bytes = sum(node.blocks for node in nodes)
 
     # FileSystem
 
     def open(self, path: str, *, create: bool = False, write: bool = True) -> FakeFile:
         self._alive()
+        self.ask("open", path)
         node = self._files.get(path)
         crashing = False
         if node is None:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, "no such file", path)
             if directory_of(path) not in self._directories:
-                raise FileNotFoundError(errno.ENOENT, "no such directory", path)
+                missing = FileNotFoundError(errno.ENOENT, "no such directory", path)
+                raise refusal(missing, path, "open") from missing
             crashing = self.step("create")
             node = Node()
             self._change(directory_of(path), (path, node))
@@ -355,20 +389,24 @@ class FakeDisk:
 
     def exists(self, path: str) -> bool:
         self._alive()
+        self.ask("exists", path)
         return path in self._files or path in self._directories
 
     def listdir(self, path: str) -> list[str]:
         self._alive()
+        self.ask("listdir", path)
         return sorted(child.rpartition("/")[2] for child in self._directories.get(path, ()))
 
     def size(self, path: str) -> int:
         self._alive()
+        self.ask("size", path)
         if path not in self._files:
             raise FileNotFoundError(errno.ENOENT, "no such file", path)
         return self._files[path].size
 
     def make_directory(self, path: str, *, durable: bool = True) -> None:
         self._alive()
+        self.ask("make_directory", path)
         if path in self._directories:
             return
         parent = directory_of(path)
@@ -380,6 +418,7 @@ class FakeDisk:
 
     def remove(self, path: str) -> None:
         self._alive()
+        self.ask("remove", path)
         node = self._files.get(path)
         if node is None:
             return
@@ -392,9 +431,11 @@ class FakeDisk:
         """The blocks are free at once: simpler than waiting for the last handle, and no worse for the program."""
         self.used_bytes -= node.blocks
         node.blocks = 0
+        node.linked = False
 
     def remove_directory(self, path: str) -> None:
         self._alive()
+        self.ask("remove_directory", path)
         if self._directories.get(path, {path}):
             return  # not there, or not empty
         crashing = self.step("remove_directory")
@@ -405,9 +446,11 @@ class FakeDisk:
 
     def replace(self, source: str, target: str) -> None:
         self._alive()
+        self.ask("replace", target)
         node = self._files.get(source)
         if node is None:
-            raise FileNotFoundError(errno.ENOENT, "no such file", source)
+            missing = FileNotFoundError(errno.ENOENT, "no such file", source)
+            raise refusal(missing, target, "rename") from missing
         assert directory_of(source) == directory_of(target), "a rename across directories is not atomic here"
         crashing = self.step("replace")
         old = self._files.get(target)
@@ -419,6 +462,7 @@ class FakeDisk:
     def sync_directory(self, path: str) -> None:
         self._alive()
         self.die_if(self.step("sync_directory"))
+        self.ask("sync_directory", path)
         if self.sync_fails(path):
             raise SyncFailedError(f"{path}: directory sync failed: simulated")
         self.sync_entries(path)
@@ -434,6 +478,7 @@ class FakeDisk:
 
     def free_bytes(self, path: str) -> int:
         self._alive()
+        self.ask("free_bytes", path)
         return 1 << 60 if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes)
 
     def lock(self, path: str, content: bytes) -> FakeFile:
@@ -442,9 +487,9 @@ class FakeDisk:
             holder = self.content(path)[:200].decode("utf-8", "replace").strip() or "an unknown process"
             raise LockedError(f"{path}: this data directory is in use by {holder}")
         handle = self.open(path, create=True)
-        self._locks[path] = handle
-        handle.truncate(0)
         handle.pwrite(0, [content])
+        handle.truncate(len(content))
+        self._locks[path] = handle
         return handle
 
 

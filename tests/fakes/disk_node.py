@@ -18,7 +18,7 @@ class Node:
     """A file's content. `data` may be shorter than `size`: the rest reads as zeros.
 
     `saved`: pages written since the last sync, as the disk still has them. `lost`: the same for pages whose sync
-    failed. `blocks`: bytes taken of the disk's space.
+    failed. `blocks`: bytes taken of the disk's space. `linked`: whether a directory has it.
     """
 
     data: bytearray = field(default_factory=bytearray)
@@ -28,6 +28,7 @@ class Node:
     saved: dict[int, bytes] = field(default_factory=dict)
     lost: dict[int, bytes] = field(default_factory=dict)
     sync_failed: bool = False
+    linked: bool = True
 
     def save(self, start: int, stop: int) -> None:
         """Keep the pages of a range as they are on the disk, before it is written."""

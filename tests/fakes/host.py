@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from random import Random
 from typing import Any
 
 import trio
 
-from delayserver.front import SERVER
-from delayserver.protocol.errors import DelayServerError
-from delayserver.protocol.frames import FrameDecoder, Reply, decode_reply, encode_request
-from delayserver.server import DelayServer
-from delayserver.settings import (
+from delayserver.config.settings import (
     BrokerSettings,
     DispatchSettings,
     GroupSettings,
@@ -25,10 +22,17 @@ from delayserver.settings import (
     StorageSettings,
     WheelSettings,
 )
+from delayserver.front.front import SERVER
+from delayserver.front.handlers.status_map import status_map
+from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.frames import FrameDecoder, Reply, decode_reply, encode_request
+from delayserver.runtime.runtime import Runtime
+from delayserver.server.delay_server import DelayServer
 from tests.fakes.broker import FakeBroker
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk, SimulatedCrash
 from tests.fakes.network import FakeListener, FakeNetwork, FakeTransport
+from tests.fakes.workers import FakeWorkers
 
 FRAME_BYTES_MAX = 16 << 20
 DATA_DIR = "/data"
@@ -55,6 +59,7 @@ def small_settings(
         "warm_ahead_bytes": 0,
         "free_bytes_min": 0,
         "dispatch_reserve_bytes": 0,
+        "clock_hold_ms": 1_000,
     }
     return Settings(
         listen=ListenSettings(**(listen or {})),
@@ -85,7 +90,8 @@ class Client:
     def __init__(self, transport: FakeTransport) -> None:
         self.transport = transport
         self._decoder = FrameDecoder(FRAME_BYTES_MAX)
-        self._replies: dict[int, Reply] = {}
+        # What came and was not asked for yet.
+        self.replies: dict[int, Reply] = {}
         self._last_id = 0
 
     async def request(self, operation: str, arguments: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -108,19 +114,23 @@ class Client:
 
     async def reply(self, request_id: int) -> dict[str, Any]:
         """The reply to a request sent before. Raises what the server names, ConnectionResetError at the end."""
-        while request_id not in self._replies:
-            with trio.fail_after(REPLY_TIMEOUT_S):
-                data = await self.transport.receive()
-            if not data:
-                raise ConnectionResetError("closed by the server")
-            for payload in self._decoder.feed(data):
-                reply = decode_reply(payload)
-                self._replies[reply.id] = reply
-        reply = self._replies.pop(request_id)
+        while request_id not in self.replies:
+            await self.take()
+        reply = self.replies.pop(request_id)
         if reply.error is not None:
             raise reply.error
         assert reply.result is not None
         return reply.result
+
+    async def take(self) -> None:
+        """Read what the server sent next. Raises ConnectionResetError at the end."""
+        with trio.fail_after(REPLY_TIMEOUT_S):
+            data = await self.transport.receive()
+        if not data:
+            raise ConnectionResetError("closed by the server")
+        for payload in self._decoder.feed(data):
+            reply = decode_reply(payload)
+            self.replies[reply.id] = reply
 
     async def refused(self, operation: str, arguments: dict[str, Any]) -> str:
         """The name of the error that a request must meet."""
@@ -170,7 +180,7 @@ class Client:
 
 
 class Host:
-    """Lives of a server on one disk. Faults are asked of `disk`, `clock`, `network` and `brokers`."""
+    """Lives of a server on one disk. Faults are asked of `disk`, `clock`, `workers`, `network` and `brokers`."""
 
     def __init__(
         self,
@@ -182,13 +192,17 @@ class Host:
         disk: FakeDisk | None = None,
         clock: SimulatedClock | None = None,
         network: FakeNetwork | None = None,
+        seed: int = 1,
     ) -> None:
+        """`seed`: of the chance that a process gets; hosts that are to differ need different ones."""
+        self._seed = seed
         self.settings = settings or small_settings()
         self.name = name
         self.role = role
         self.disk = disk or FakeDisk()
         self.clock = clock or SimulatedClock()
         self.network = network or FakeNetwork()
+        self.workers = FakeWorkers()
         self.brokers: dict[str, FakeBroker] = {
             node.address: FakeBroker(self.clock, node.address)
             for group in self.settings.groups
@@ -202,7 +216,7 @@ class Host:
         self._scope = trio.CancelScope()
         self._down = trio.Event()
         self._up = trio.Event()
-        self._listener: FakeListener
+        self.listener: FakeListener
 
     @property
     def now_ms(self) -> int:
@@ -212,7 +226,7 @@ class Host:
     @property
     def connections(self) -> int:
         """Connections that the server counts as open."""
-        count: int = self.server.status.to_map()["connections"]
+        count: int = self.server.connections.open
         return count
 
     def fake(self, node: str = "fake") -> FakeBroker:
@@ -221,41 +235,46 @@ class Host:
 
     async def start(self) -> DelayServer:
         """Open and run; returns when it accepts requests, or has died of an error that is in `died_of`."""
-        self._scope, self._down, self._up = trio.CancelScope(), trio.Event(), trio.Event()
-        self.died_of = None
-        self._listener = self.network.listen(self.name)
-        self._nursery.start_soon(self._live)
+        self.begin()
         await self._up.wait()
         return self.server
 
-    async def _live(self) -> None:
-        server = DelayServer(
+    def begin(self) -> None:
+        """As `start`, without waiting for anything."""
+        self._scope, self._down, self._up = trio.CancelScope(), trio.Event(), trio.Event()
+        self.died_of = None
+        self.listener = self.network.listen(self.name)
+        self.server = DelayServer(
             self.settings,
             role=self.role,
-            clock=self.clock,
+            runtime=Runtime.on(clock=self.clock, chance=Random(self._seed), workers=self.workers),
             fs=self.disk,
-            chance=Random(1),
             connect=self.network.connect,
         )
-        self.server = server
+        self._nursery.start_soon(self._live, self.server)
+
+    async def _live(self, server: DelayServer) -> None:
         clean = False
         try:
             with self._scope:
-                server.open()
-                self._replace_nodes(server)
-                self.before_run(server)
-                await server.run(self._listener, lambda _host, _port: self._up.set())
+                await server.run(
+                    self.listener, lambda _host, _port: self._up.set(), opened=partial(self._opened, server)
+                )
                 clean = True
         except (SimulatedCrash, Exception) as error:  # noqa: BLE001 - tests look at it
             self.died_of = error
         except BaseExceptionGroup as error:
             self.died_of = error
         finally:
-            self._listener.cut()
+            self.listener.cut()
             self._up.set()
             self._down.set()
         if clean:
             server.close()
+
+    def _opened(self, server: DelayServer) -> None:
+        self._replace_nodes(server)
+        self.before_run(server)
 
     def _replace_nodes(self, server: DelayServer) -> None:
         for group in server.groups.values():
@@ -310,15 +329,20 @@ class Host:
     async def settled(self) -> None:
         """Everything accepted is replayed, no attempt runs, and what is decided is on disk."""
         with trio.fail_after(REPLY_TIMEOUT_S):
-            await self.server.replayer.wait_replayed(self.server.commit.highest_sequence)
+            positions = self.server.positions
+            await positions.replayed_sequence.reached(positions.accepted_sequence.value)
         await self.until(lambda: not any(group.running for group in self.server.groups.values()))
         await self.server.recorder.flush()
 
     # -- the balance of rule 3
 
+    def status(self) -> dict[str, Any]:
+        """What `status` answers now, without asking over the network."""
+        return status_map(self.server.status.now())
+
     def check_balance(self, pending: int | None = None) -> dict[str, Any]:
         """Assert accepted = outcomes + pending in the counts, and that the counts are those of the files."""
-        status = self.server.status.to_map()
+        status = self.status()
         outcomes = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated")
         assert status["accepted"] == sum(status[name] for name in outcomes) + status["pending"], status
         assert status["pending"] >= 0, status
@@ -327,6 +351,13 @@ class Host:
             assert status["pending"] == pending, status
         self.server.wheel.check_invariants()
         self.server.cursors.check_invariants()
+        self.server.positions.check_invariants()
+        self.server.log_queue.check_invariants()
+        self.server.balance.check_invariants()
+        self.server.decided.check_invariants()
+        self.server.drains.check_invariants()
+        self.server.lateness.check_invariants()
+        self.server.dispatcher.check_invariants()
         return status
 
 

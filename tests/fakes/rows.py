@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from store.batches import MessageBatch, OutcomeBatch
-from store.id_hash import hash_ids
+from store.records.batches import MessageBatch, OutcomeBatch
+from store.records.id_hash import hash_ids
 
 
 def messages(first_sequence: int, count: int, *, due_ms: int = 0, span_ms: int = 60_000, seed: int = 0) -> MessageBatch:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from store.batches import MessageBatch
-from store.schedule_log import ScheduleKey, ScheduleLog, Source
-from store.windows import day_of
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.windows import day_of
+from store.records.batches import MessageBatch
 from tests.fakes.disk import FakeDisk
 from tests.fakes.rows import messages
 

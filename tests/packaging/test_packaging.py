@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import sysconfig
 import tarfile
 import tomllib
 import venv
@@ -94,8 +93,10 @@ def test_the_wheel_holds_the_four_packages_and_nothing_else(built: Built) -> Non
     assert {"delayserver", "store", "wheel"} <= tops
     expected = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert expected <= set(names)
-    assert "delayserver/py.typed" in names
+    assert {"delayserver/py.typed", "delayserver/protocol/vectors.json"} <= set(names)
     assert not [name for name in names if name.endswith((".pyc", ".so"))]
+    # Clients in other languages are for a checkout, or for the sdist.
+    assert not [name for name in names if name.startswith("ops/clients/")]
 
 
 def test_the_shared_names_are_namespaces_in_the_wheel(built: Built) -> None:
@@ -108,7 +109,8 @@ def test_the_sdist_can_be_built_and_tested(built: Built) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     needed = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "delayserver.sample.toml", ".ci/run"}
     assert needed <= names
-    assert {"store/filesystem.py", "wheel/hashed_wheel.py", "tests/test_tidy.py"} <= names
+    assert {"store/disk/filesystem.py", "wheel/hashed_wheel.py", "tests/test_tidy.py"} <= names
+    assert {"ops/clients/go/go.mod", "ops/clients/go/go.sum", "ops/clients/go/client.go"} <= names
 
 
 def test_no_file_of_ours_has_the_name_of_one_of_theirs(built: Built, side_by_side: Environment) -> None:
@@ -119,7 +121,9 @@ def test_no_file_of_ours_has_the_name_of_one_of_theirs(built: Built, side_by_sid
 
 
 def test_side_by_side_both_work(side_by_side: Environment) -> None:
-    side_by_side.run("-c", "import wheel.hashed_wheel, store.filesystem, delayserver.client; import wheel.wheelfile")
+    side_by_side.run(
+        "-c", "import wheel.hashed_wheel, store.disk.filesystem, delayserver.client; import wheel.wheelfile"
+    )
     assert side_by_side.run("-m", "wheel", "version").stdout.startswith("wheel ")
     assert "schedule" in side_by_side.run("-m", "delayserver", "--help").stdout
     assert "schedule" in run([str(side_by_side.python.parent / "delayserver"), "--help"], cwd=ROOT.parent).stdout
@@ -144,9 +148,11 @@ def test_the_installed_report_reads_a_data_directory(built: Built, tmp_path: Pat
     environment = Environment(tmp_path / "venv")
     environment.pip("install", "--quiet", "--no-deps", str(built.wheel))
     libraries = environment.run("-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout.strip()
-    Path(libraries, "libraries.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    # A .pth file of a folder that another one names is not read, so each folder is named.
+    folders = [folder for folder in sys.path if Path(folder).name in ("site-packages", "dist-packages")]
+    Path(libraries, "libraries.pth").write_text("".join([f"{folder}\n" for folder in folders]))
     code = (
-        "import sys; from ops.audit.bench_data import write_directory as write; import store.filesystem as s\n"
+        "import sys; from ops.audit.bench_data import write_directory as write; import store.disk.filesystem as s\n"
         "print(write(s.RealFileSystem(), sys.argv[1], 1000, bodies=False).messages, write.__code__.co_filename)"
     )
     written, _, file = environment.run("-c", code, str(tmp_path / "data")).stdout.strip().partition(" ")

@@ -13,7 +13,7 @@ from delayserver.protocol.errors import DelayServerError
 from tests.simulation.client import Client, Lost
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
-from tests.simulation.model import ACCEPTED, Model, Sent
+from tests.simulation.model import ACCEPTED, Identity, Model, Sending, Sent
 from tests.simulation.settings import ACK_TIMEOUT_MS, DELAY_MS_MAX, HOUR_MS
 from tests.simulation.timeliness import LATE_US_MAX, Timeliness
 
@@ -73,7 +73,7 @@ class Producer:
         kind = self._chance.random()
         try:
             if kind < 0.55 or not self.rows:
-                await (self._send_rows() if self._chance.random() < 0.6 else self._send_columns())
+                await (self._send_rows([]) if self._chance.random() < 0.6 else self._send_columns())
             elif kind < 0.70:
                 await self._cancel()
             elif kind < 0.80:
@@ -86,6 +86,15 @@ class Producer:
                 await self._route()
             else:
                 await self._redispatch()
+        except Lost as error:
+            self._note(self._client.name, "no answer", why=str(error))
+        except DelayServerError as error:
+            self._note(self._client.name, "refused", error=error.name, message=error.message[:80])
+
+    async def send_within(self, due_ms: list[int]) -> None:
+        """Send messages that are due at some of these times, or a moment later."""
+        try:
+            await self._send_rows(list(due_ms), len(due_ms))
         except Lost as error:
             self._note(self._client.name, "no answer", why=str(error))
         except DelayServerError as error:
@@ -113,13 +122,14 @@ class Producer:
         message_id = f"id-{chance.randrange(10**6)}" if chance.random() < 0.5 else None
         expires_ms = 0
         if chance.random() < 0.08:
-            expires_ms = max(due_ms + chance.choice([-1000, 1, 2_000, 600_000]), 1)
+            expires_ms = max(due_ms + chance.choice([-1000, 0, 1, 2_000, 25_000, 600_000]), 1)
         padding = chance.choice([0, 10, 300, 3000]) if chance.random() < 0.5 else 0
         return model.new_row(subject, due_ms, message_id, expires_ms, padding)
 
-    async def _send_rows(self) -> None:
-        times: list[int] = []
-        rows = [self._new_row(times) for _ in range(self._chance.choice([1, 1, 2, 5, self._rows_max]))]
+    async def _send_rows(self, times: list[int], count: int = 0) -> None:
+        """`times`: due times to choose from; made here where there are few. `count`: how many rows, 0: drawn."""
+        count = count or self._chance.choice([1, 1, 2, 5, self._rows_max])
+        rows = [self._new_row(times) for _ in range(count)]
         messages = []
         asked_ms, steps = self._clock.now_ms(), self._clock.step_count
         for row in rows:
@@ -135,14 +145,15 @@ class Producer:
             messages.append(message)
         self._note(self._client.name, "send", tokens=[row.token for row in rows])
         self.rows += rows
+        sending = self._model.asking_to_send(rows)
         results = await self._ask(rows, {"messages": messages})
         for row, message, result in zip(rows, messages, results["results"], strict=True):
             if "error" in result:
                 self._note(self._client.name, "row refused", token=row.token, error=result["error"])
-                self._settle_refused(row, result["error"])
+                self._settle_refused(row, result["error"], sending)
             else:
                 delayed = row.due_ms is None
-                self._model.accepted(row, result["sequence"], result["receipt"], result["due_ms"])
+                self._model.accepted(row, result["sequence"], result["receipt"], result["due_ms"], sending)
                 if delayed and self._clock.step_count == steps:
                     self._check_delay(row, message["delay_ms"], asked_ms)
                 if row.message_id is None:
@@ -163,7 +174,7 @@ class Producer:
             return await self._client.request("send", arguments)
         except DelayServerError as error:
             for row in rows:
-                self._settle_refused(row, error.name)
+                self._settle_refused(row, error.name, None)
             raise
         except Lost as error:
             if not error.sent:
@@ -171,7 +182,12 @@ class Producer:
                     self._model.refused(row)
             raise
 
-    def _settle_refused(self, row: Sent, error: str) -> None:
+    def _settle_refused(self, row: Sent, error: str, sending: Sending | None) -> None:
+        if error == "too_old":
+            if sending is None:
+                self._model.fail("a whole request was refused as too old", row)
+            else:
+                self._model.too_old(row, sending)
         if error not in _REFUSED_FOR_CERTAIN_NOT:
             self._model.refused(row)
 
@@ -194,16 +210,17 @@ class Producer:
         }
         self._note(self._client.name, "send columns", tokens=[row.token for row in rows])
         self.rows += rows
+        sending = self._model.asking_to_send(rows)
         reply = await self._ask(rows, arguments)
         bad = {item[0]: item[1] for item in reply["rejected"]}
         for index, error in bad.items():
-            self._settle_refused(rows[index], error)
+            self._settle_refused(rows[index], error, sending)
         good = [row for index, row in enumerate(rows) if index not in bad]
         assert reply["accepted"] == len(good)
         for sequence, row in enumerate(good, reply["first_sequence"]):
             assert row.due_ms is not None
             receipt = f"{self._server_id(reply)}-{row.due_ms:012x}-{sequence:012x}"
-            self._model.accepted(row, sequence, receipt, row.due_ms)
+            self._model.accepted(row, sequence, receipt, row.due_ms, sending)
         self._note(self._client.name, "sent", sequences=[row.sequence for row in rows], refused=bad)
 
     def _server_id(self, _reply: dict[str, Any]) -> str:
@@ -269,11 +286,42 @@ class Producer:
         return [OUTCOMES[code] for code in codes]
 
     async def _reschedule(self) -> None:
-        rows = self._some(1)
-        if not rows:
+        pairs = [self._to_move(old) for old in self._some(self._chance.choice([1, 1, 2, 5]))]
+        if not pairs:
             return
-        old = rows[0]
-        identity = self._model.identity(old)
+        identities = [self._model.identity(old) for old, _, _ in pairs]
+        for identity in identities:
+            identity.cancels_open += 1
+        sending = self._model.asking_to_send([new for _, new, _ in pairs])
+        try:
+            reply = await self._client.request("reschedule", {"items": [item for _, _, item in pairs]})
+        except (Lost, DelayServerError) as error:
+            in_doubt = error.sent if isinstance(error, Lost) else error.name in _REFUSED_FOR_CERTAIN_NOT
+            for identity, (_, new, _) in zip(identities, pairs, strict=True):
+                self._not_moved(identity, new, in_doubt)
+            raise
+        finally:
+            for identity in identities:
+                identity.cancels_open -= 1
+        results = reply["results"]
+        self._note(
+            self._client.name, "reschedule answered", results=[row.get("outcome", row.get("error")) for row in results]
+        )
+        for identity, (old, new, _), result in zip(identities, pairs, results, strict=True):
+            if "error" in result:
+                if result["error"] == "too_old":
+                    self._model.too_old(new, sending)
+                self._not_moved(identity, new, result["error"] in _REFUSED_FOR_CERTAIN_NOT)
+                continue
+            if result["outcome"] == "cancelled":
+                self._model.accepted(new, result["sequence"], result["new_receipt"], result["due_ms"], sending)
+                self.rows.append(new)
+            else:
+                self._model.refused(new)
+            self._model.cancel_answered(old, result["outcome"], self._clock.peak_us // 1000, self._clock.now_us())
+
+    def _to_move(self, old: Sent) -> tuple[Sent, Sent, dict[str, Any]]:
+        """A message, the one that shall take its place, and the item of the request that says so."""
         due_ms = max(self._clock.now_ms() + pick_delay_ms(self._chance), 1)
         new = self._model.new_row(old.subject, due_ms, old.message_id, 0, rescheduled=True)
         self._note(self._client.name, "reschedule", token=old.token, new=new.token, due_ms=due_ms)
@@ -282,37 +330,13 @@ class Producer:
         if message_id and self._chance.random() < 0.4:
             del item["receipt"]
             item |= {"subject": old.subject, "message_id": message_id, "message_due_ms": old.due_ms}
-        identity.cancels_open += 1
-        try:
-            reply = await self._client.request("reschedule", {"items": [item]})
-        except Lost as error:
-            if error.sent:
-                identity.maybe_cancelled = True
-            else:
-                self._model.refused(new)
-            raise
-        except DelayServerError as error:
-            if error.name in _REFUSED_FOR_CERTAIN_NOT:
-                identity.maybe_cancelled = True
-            else:
-                self._model.refused(new)
-            raise
-        finally:
-            identity.cancels_open -= 1
-        result = reply["results"][0]
-        self._note(self._client.name, "reschedule answered", result=result.get("outcome", result.get("error")))
-        if "error" in result:
-            if result["error"] in _REFUSED_FOR_CERTAIN_NOT:
-                identity.maybe_cancelled = True
-            else:
-                self._model.refused(new)
-        elif result["outcome"] == "cancelled":
-            self._model.accepted(new, result["sequence"], result["new_receipt"], result["due_ms"])
-            self._model.cancel_answered(old, "cancelled", self._clock.peak_us // 1000, self._clock.now_us())
-            self.rows.append(new)
+        return old, new, item
+
+    def _not_moved(self, identity: Identity, new: Sent, in_doubt: bool) -> None:
+        if in_doubt:
+            identity.maybe_cancelled = True
         else:
             self._model.refused(new)
-            self._model.cancel_answered(old, result["outcome"], self._clock.peak_us // 1000, self._clock.now_us())
 
     async def _look_up(self) -> None:
         rows = self._some(self._chance.choice([1, 3, 10]))
@@ -383,6 +407,10 @@ async def look_up(
             model.described(row, result, clock.peak_us)
 
 
+# Of the consumers of a seed, how many ack nothing while it lasts.
+NEVER_ACKS_SHARE = 0.15
+
+
 class Consumer:
     """Pulls one subject for one consumer group."""
 
@@ -412,12 +440,14 @@ class Consumer:
         self._subject = subject
         self._group = group
         self.careful = False
+        # A consumer of its kind acks nothing before the end.
+        self._never_acks = chance.random() < NEVER_ACKS_SHARE
 
     async def run(self) -> None:
         """Pull until cancelled."""
         while True:
-            if not self._host.alive:
-                await self._host.up.wait()
+            if not self._host.open.is_set():
+                await self._host.open.wait()
             try:
                 await self.turn()
             except Lost:
@@ -472,6 +502,7 @@ class Consumer:
             # A redelivery is dispatched by the broker that keeps it.
             peak_us=max(clock.peak_us, by.peak_us) if retry else by.peak_us,
             lives=(life, self._host.lives),
+            asked_us=asked_us,
             until_us=asked_us + ACK_TIMEOUT_MS * 1000,
             steps=(steps, clock.step_count),
         )
@@ -486,7 +517,7 @@ class Consumer:
         """Returns how many of them the broker did not know."""
         kind = 1.0 if self.careful else self._chance.random()
         rows = [row for row in handed if row is not None]
-        if kind < 0.04:
+        if kind < 0.04 or (self._never_acks and not self.careful and kind < 0.8):
             self._note(self._client.name, "forgets", tokens=[row.token for row in rows])
             return 0
         count = len(deliveries)
@@ -496,9 +527,11 @@ class Consumer:
             "count": count,
             "deliveries": struct.pack(f"<{count}q", *deliveries),
         }
-        if kind < 0.10:
+        if kind < 0.10 or (self._never_acks and not self.careful):
             self._model.nacked(self._group, self._host.name, rows)
-            arguments["delay_ms"] = self._chance.choice([0, 100, 5_000, 60_000])
+            delay_ms = self._chance.choice([None, 0, 100, 5_000, 60_000])
+            if delay_ms is not None:
+                arguments["delay_ms"] = delay_ms
             self._note(self._client.name, "nacks", tokens=[row.token for row in rows])
             return int((await self._client.request("nack", arguments))["unknown"])
         reply = await self._client.request("ack", arguments)

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 import trio
 import trio.abc
 
-from delayserver.clock import LOOK_AGAIN_MS
+from delayserver.runtime.clock import LOOK_AGAIN_MS
 
 # 2026-03-01 00:00 UTC: any time will do; the first hours of a day and of a month catch most mistakes with names.
 # More often than this in a row trio has nothing of its own to do: the simulation hangs.
@@ -132,6 +132,9 @@ class WallClock:
         self._time = time
         self._offset_us = BASE_US + offset_us
         self._steps: list[tuple[float, int]] = []
+        # Settings that it had before: from when to when, and the difference to the time of the simulation.
+        self._times: list[tuple[int, int, int]] = []
+        self._since_us = 0
         self.peak_before_us = 0
         # Sleeps end on multiples of this, as with a coarse kernel timer: what polls then wakes together, which costs less.
         self.granularity_us = 1
@@ -162,7 +165,17 @@ class WallClock:
         """Set the clock forward or back."""
         self.peak_before_us = max(self.peak_before_us, self.now_us())
         self._steps.append((self._time.now_s, self.now_us()))
+        self._times.append((self._since_us, self._time.now_us, self._offset_us))
+        self._since_us = self._time.now_us
         self._offset_us += delta_us
+
+    def has_shown(self, from_ms: int, to_ms: int) -> bool:
+        """Whether it ever showed a time of this range."""
+        times = [*self._times, (self._since_us, self._time.now_us, self._offset_us)]
+        return any(
+            begun_us + offset_us < to_ms * 1000 and ended_us + offset_us >= from_ms * 1000
+            for begun_us, ended_us, offset_us in times
+        )
 
     @property
     def step_count(self) -> int:
@@ -173,6 +186,16 @@ class WallClock:
     def peak_us(self) -> int:
         """The latest time it ever showed."""
         return max(self.peak_before_us, self.now_us())
+
+    def held_us(self, hold_us: int) -> int:
+        """The latest time that it may have come to by settings that it began with, or had for `hold_us` together."""
+        times = [*self._times, (self._since_us, self._time.now_us, self._offset_us)]
+        first_us, total_us = times[0][2], 0
+        for begun_us, ended_us, offset_us in sorted(times, key=lambda time: -time[2]):
+            total_us += ended_us - begun_us
+            if total_us >= hold_us or offset_us <= first_us:
+                return self._time.now_us + max(offset_us, first_us)
+        raise AssertionError("the first setting is one of them")
 
     def shown_since_us(self, seconds: float) -> int:
         """The latest time it showed within the last `seconds`."""

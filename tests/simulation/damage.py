@@ -1,9 +1,13 @@
-"""Bits that flip at rest, and what may be wrong because of them: nothing but what they hit, and that only if it is named.
+"""Bits that flip at rest and files that are cut or go, and what may be wrong because of them: nothing but what they hit, and
+that only if it is named.
 
 A bit is flipped where the file itself says that it was durable (below the highest `synced_before` of its records, and in no
 padding): the last group before a crash cannot be told from a torn one by anybody. Before that it is noted which messages
 the record holds. They may be unavailable, or come twice where their outcome was hit, if the server or the final check
 names the file. Every other message is judged as ever.
+
+While the server is down, a schedule or dispatch file is cut or removed, where the checkpoint knows more of it. That explains
+less than a bit: a cancelled message is not delivered because of it, a message does not come again, and none is forgotten.
 
 What else a bit may explain depends on the file: in the ledger, of the windows in the record; in the broker's progress log,
 only that messages come again; in the broker's index and its checkpoint nothing, since the store has all that is in them.
@@ -15,14 +19,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from random import Random
 
-from delayserver.recover.capture import capture
-from delayserver.recover.check import Check
-from delayserver.recover.due_range import Range
-from delayserver.recover.findings import TORN, Finding, Findings
-from store.dispatch_log import DispatchKey, DispatchLayout
-from store.file_header import FILE_HEADER_BYTES
-from store.record import HEADER_BYTES, BadRecordError, RecordHeader, decode_header, verify_columns
-from store.schedule_key import ScheduleKey, ScheduleLayout, Source
+from delayserver.recover.checking.check import Check
+from delayserver.recover.reading.capture import capture
+from delayserver.recover.reading.due_range import Range
+from delayserver.recover.reading.findings import TORN, Finding, Findings
+from store.errors import StoreError
+from store.logs.dispatch_log import DispatchKey, DispatchLayout
+from store.logs.schedule_key import ScheduleKey, ScheduleLayout, Source
+from store.records.file_header import FILE_HEADER_BYTES
+from store.records.record import HEADER_BYTES, BadRecordError, RecordHeader, decode_header, verify_columns
+from store.tables import checkpoint as checkpoint_file
+from store.tables.checkpoint_marks import dispatch_marks, schedule_marks
 from tests.fakes.disk import FakeDisk
 from tests.simulation.failures import SimulationFailure
 
@@ -51,10 +58,14 @@ class Flip:
     """Of a record of the ledger: starts of its windows in ms, and whether one is a day."""
     left: bytes = b""
     """All that the flip left of a file that is replaced as a whole: one byte may be the same by chance."""
+    is_cut: bool = False
+    """The file was cut at `offset`, or removed; `sequences` are those of all its rows."""
+    uncovered: bool = False
+    """The file had rows that no checkpoint knew. Those are replayed, or may have been attempted, as after any crash."""
 
     def stands(self, disk: FakeDisk) -> bool:
         """Whether the damage is still there: files are replaced, cut off and removed."""
-        return self.shows(disk) and (not self.left or disk.content(self.path) == self.left)
+        return not self.is_cut and self.shows(disk) and (not self.left or disk.content(self.path) == self.left)
 
     def shows(self, disk: FakeDisk) -> bool:
         """Whether the byte is still as the flip left it."""
@@ -109,6 +120,50 @@ class Damage:
             flip.left = self._disk.content(path)
         self.flips.append(flip)
         self._note("fault", "bit flips", path=path, offset=offset, bit=bit, sequences=sorted(sequences)[:12])
+
+    def cut(self) -> None:
+        """Cut or remove some file of a window, below the end that the checkpoint knows. The server is down."""
+        known = self._known()
+        folder = self._chance.choice(["/dispatch_log/", "/dispatch_log/", "/schedule_log/"])
+        paths = sorted(path for path in known if folder in path and path in self._disk.files(path))
+        if not paths:
+            return
+        path = self._chance.choice(paths)
+        content, end = self._disk.content(path), known[path]
+        ends = [FILE_HEADER_BYTES, *[header.end for header in _records(content)]]
+        below = [place for place in ends if place < end]
+        if end <= FILE_HEADER_BYTES or end > len(content):
+            return
+        length = self._chance.choice([None, 0, 40, FILE_HEADER_BYTES, below[-1], self._chance.randrange(end)])
+        if length is None:
+            self._disk.remove(path)
+            self._disk.sync_directory(path.rpartition("/")[0])
+        else:
+            file = self._disk.open(path)
+            file.truncate(length)
+            file.datasync()
+            file.close()
+        sequences = frozenset().union(*[_sequences(content, header) for header in _records(content)])
+        uncovered = len(content) > end
+        self.flips.append(Flip(path, length or 0, 0, 0, sequences, whole=True, is_cut=True, uncovered=uncovered))
+        self._note("fault", "file is cut", path=path, length=length, known=end, uncovered=uncovered)
+
+    def _known(self) -> dict[str, int]:
+        """How far the checkpoint knows the files of windows that were not retired or drained since, by path."""
+        try:
+            found = checkpoint_file.read(self._disk, CHECKPOINT)
+        except StoreError:
+            found = None
+        if found is None:
+            return {}
+        known = {
+            f"/data/dispatch_log/{self._outcomes.name(key)}": mark.end
+            for key, mark in dispatch_marks(found.dispatch).items()
+        }
+        return known | {
+            f"/data/schedule_log/{self._messages.name(key)}": mark.end
+            for key, mark in schedule_marks(found.schedule).items()
+        }
 
     def _place(self, path: str, content: bytes) -> tuple[int, frozenset[int]] | None:
         """An offset with something in it, and the messages that lose it."""

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from store.dispatch_log import DispatchLog
-from store.ledger import Ledger
-from store.schedule_log import ScheduleLog, Source
+from store.logs.dispatch_log import DispatchLog
+from store.logs.schedule_log import ScheduleLog, Source
+from store.tables.ledger import Ledger
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 

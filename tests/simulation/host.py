@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from random import Random
 
 import trio
 
-from delayserver.clock import Clock
-from delayserver.front import SERVER
-from delayserver.server import DelayServer
-from delayserver.settings import Settings
+from delayserver.config.settings import Settings
+from delayserver.front.front import SERVER
+from delayserver.runtime.clock import Clock
+from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.workers import Workers
+from delayserver.server.delay_server import DelayServer
 from store.errors import DiskFullError, StoreError
 from tests.fakes.disk import FakeDisk, FakeFile, SimulatedCrash
+from tests.fakes.workers import FakeWorkers
 from tests.simulation.clocks import WallClock
 from tests.simulation.failures import ServerBroken
 from tests.simulation.network import Network, SimulatedListener
@@ -45,12 +49,14 @@ class Host:
         self.settings = settings
         self.clock = clock
         self.disk = SimulatedDisk()
+        self.workers: Workers = FakeWorkers()
         self.role = role
         self.server: DelayServer | None = None
         self.lives = 0
         self.crashes = 0
         self.deaths = 0
         self.up = trio.Event()
+        self.open = trio.Event()
         self.down = trio.Event()
         self.died_of = ""
         self.on_change: Callable[[], None] = lambda: None
@@ -89,8 +95,8 @@ class Host:
         self.disk.crash_after(operations)
 
     def stop(self) -> None:
-        """A clean stop."""
-        if self.server is not None and self.up.is_set():
+        """A clean stop, or the end of a start."""
+        if self.server is not None and self.open.is_set():
             self.server.stop()
 
     async def up_or_down(self) -> None:
@@ -127,9 +133,8 @@ class Host:
         server = DelayServer(
             self.settings,
             role=self.role,
-            clock=self.clock_of_process(),
+            runtime=Runtime.on(clock=self.clock_of_process(), chance=chance, workers=self.workers),
             fs=self.disk,
-            chance=chance,
             connect=self._network.connect,
         )
         clean = False
@@ -137,19 +142,23 @@ class Host:
         self._listener = listener
         try:
             with trio.CancelScope() as self._scope:
-                server.open()
-                self.server = server
-                await server.run(listener, self._ready)
+                await server.run(listener, self._ready, opened=partial(self._opened, server))
                 clean = True
         except BaseException as error:  # noqa: BLE001 - a crash is one, and what is no crash is raised again
             self._explain(error)
         finally:
             if self.up.is_set():
                 self.up = trio.Event()  # who waits already for this one waits on
+            if self.open.is_set():
+                self.open = trio.Event()
             listener.cut()
         if clean:
             server.close()
         self._end(clean)
+
+    def _opened(self, server: DelayServer) -> None:
+        self.server = server
+        self.open.set()
 
     def _ready(self, _host: str, _port: int) -> None:
         self._note(self.name, "ready", life=self.lives)

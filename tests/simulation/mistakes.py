@@ -11,22 +11,27 @@ from typing import Any
 
 import numpy as np
 
-from delayserver import message_reader
-from delayserver.broker_group import BrokerGroup
-from delayserver.cancellation import Cancellation
-from delayserver.deduplication import Deduplication
-from delayserver.intake import Intake
-from delayserver.loader import Loader
-from delayserver.outcome_recorder import OutcomeRecorder
+from delayserver.broker.actions import consuming
+from delayserver.broker.queues.groups import Cursor
+from delayserver.dispatch import message_reader
+from delayserver.dispatch.broker_group import BrokerGroup
+from delayserver.load.loader import Loader
+from delayserver.operations.cancellation import Cancellation
 from delayserver.protocol.errors import TooFar
 from delayserver.protocol.outcomes import Outcome
-from delayserver.replayer import Replayer
-from delayserver.retention import Retention
-from store import record, record_reader
-from store.identity import SequenceReservation
-from store.message_log import MessageLog
-from store.outcome_index import OutcomeIndex
-from store.schedule_log import ScheduleLog
+from delayserver.receive.intake import Intake
+from delayserver.replay.deduplication import Deduplication
+from delayserver.replay.placing import Placing
+from delayserver.runtime.believable_clock import BelievableClock
+from delayserver.state.decided import Decided
+from delayserver.upkeep.retention import Retention
+from store.indexes.outcome_index import OutcomeIndex
+from store.logs.message_log import MessageLog
+from store.logs.schedule_log import ScheduleLog
+from store.logs.window_log import WindowLog
+from store.logs.window_recovery import WindowRecovery
+from store.records import record, record_reader
+from store.tables.identity import SequenceReservation
 from tests.simulation.clocks import WallClock
 from tests.simulation.host import Host
 from wheel.due_rows import DueRows
@@ -56,7 +61,7 @@ def checksum_never_checked() -> list[Change]:
 
 def replay_overlap_delivered_twice() -> list[Change]:
     """Replay overlap delivered twice."""
-    return [(Replayer, "_high_water", lambda _: lambda _self, _key: 0)]
+    return [(Placing, "_high_water", lambda _: lambda _self, _key: 0)]
 
 
 def recovery_looks_at_last_two_segments() -> list[Change]:
@@ -68,7 +73,7 @@ def recovery_looks_at_last_two_segments() -> list[Change]:
 
         return read
 
-    return [(OutcomeRecorder, "_read_index", mistaken)]
+    return [(Decided, "_read_index", mistaken)]
 
 
 def gap_between_loader_and_replayer() -> list[Change]:
@@ -91,7 +96,11 @@ def gap_between_loader_and_replayer() -> list[Change]:
 
 def checkpoint_before_sync() -> list[Change]:
     """A checkpoint may cover unsynced data."""
-    return [(ScheduleLog, "sync", lambda _: lambda _self, _keys=None: None)]
+
+    def mistaken(right: Any) -> Any:
+        return lambda log, keys=None: None if isinstance(log, ScheduleLog) else right(log, keys)
+
+    return [(WindowLog, "sync", mistaken)]
 
 
 def sequence_restarts() -> list[Change]:
@@ -111,6 +120,11 @@ def sequence_restarts() -> list[Change]:
 def cleanup_by_age() -> list[Change]:
     """Cleanup by file age without looking at what is pending."""
     return [(Retention, "_may_go", lambda _: lambda _self, _start: True)]
+
+
+def lost_files_forgotten() -> list[Change]:
+    """A dispatch file that is missing, or was cut, counts as one that never was."""
+    return [(WindowRecovery, "_note_loss", lambda _: lambda _self, _key, _known: None)]
 
 
 def early_by_one_tick() -> list[Change]:
@@ -183,7 +197,7 @@ def large_message_dropped_with_success() -> list[Change]:
 
         return place
 
-    return [(Replayer, "place_batch", mistaken)]
+    return [(Placing, "place_batch", mistaken)]
 
 
 def cancelled_and_delivered() -> list[Change]:
@@ -215,6 +229,28 @@ def delay_cut_short() -> list[Change]:
     return [(Intake, "_due", mistaken)]
 
 
+def expiry_forgotten_by_the_broker() -> list[Change]:
+    """A broker that hands out what has expired."""
+    return [(consuming, "expired_rows", lambda _: lambda _expires_ms, _now_us: None)]
+
+
+def removed_by_the_wall_clock() -> list[Change]:
+    """Windows retired by a time that the clock shows for a moment."""
+    return [(BelievableClock, "now_us", lambda _: lambda self: self._clock.now_us())]
+
+
+def forgotten_in_its_place() -> list[Change]:
+    """A message that waits in its place, and is taken for done."""
+
+    def mistaken(_right: Any) -> Any:
+        def wait_in_place(self: Any, place: Any) -> None:
+            self.settle(place.start, place.stop)
+
+        return wait_in_place
+
+    return [(Cursor, "wait_in_place", mistaken)]
+
+
 MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     ack_before_sync,
     checksum_never_checked,
@@ -232,7 +268,10 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     cancelled_and_delivered,
     copies_delivered,
     cancels_refused,
+    removed_by_the_wall_clock,
     delay_cut_short,
+    expiry_forgotten_by_the_broker,
+    forgotten_in_its_place,
 )
 
 

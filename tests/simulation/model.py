@@ -9,17 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
+from delayserver.config.settings import StorageSettings
+from tests.simulation.clocks import WallClock
 from tests.simulation.damage import Damage, Flip
 from tests.simulation.failures import SimulationFailure
+from tests.simulation.settings import REDELIVERY_FIRST_MS
 
 ENDS = ("delivered", "cancelled", "expired", "deduplicated", "dead_lettered")
 UNKNOWN, ACCEPTED, REFUSED = "unknown", "accepted", "refused"
-# Expiry is looked at when a row leaves its queue; then the message is read, in a worker thread, and dispatched.
-READ_US_MAX = 50_000
 # This long after a consumer got a message, in a world that is well, its outcome is known to who asks.
 OUTCOME_US_MAX = 2_000_000
 # So far ahead of the clock a message may have been attempted before a crash, for all that the server knows then.
 HORIZON_MS = 30_000
+# So much later a nack of the workload may have its messages again.
+REDELIVERY_MS = 60_000
 # So long a broker keeps what it needs to know a message again, while its server does not declare the window complete.
 NODE_KEEPS_US = 7 * 86_400 * 1_000_000
 
@@ -63,6 +66,7 @@ class Handed:
     acked: bool = False
     retry: bool = False
     times: int = 1
+    attempt: int = 1
 
 
 @dataclass(slots=True)
@@ -83,6 +87,8 @@ class Identity:
     arrived: dict[str, Handed] = field(default_factory=dict)
     arrived_tokens: set[int] = field(default_factory=set)
     stored: dict[str, Stored] = field(default_factory=dict)
+    # The lowest attempt that a broker has told, by its place.
+    attempts: dict[str, int] = field(default_factory=dict)
     cancelled: bool = False
     maybe_cancelled: bool = False
     cancels_open: int = 0
@@ -136,10 +142,25 @@ class Asked:
     certain: list[Identity]
 
 
+@dataclass(frozen=True, slots=True)
+class Sending:
+    """What was known when somebody began to send: the time, windows with messages, and windows that were retired."""
+
+    asked_s: float
+    asked_us: int
+    steps: int
+    held: set[int]
+    anywhere: bool
+    retired: set[int]
+
+
 class Model:
     """Books and verdicts."""
 
-    def __init__(self, note: Callable[..., None], damage: Damage) -> None:
+    def __init__(self, note: Callable[..., None], damage: Damage, clock: WallClock, storage: StorageSettings) -> None:
+        """`clock` and `storage` of the server."""
+        self.clock = clock
+        self.storage = storage
         self.rows: dict[int, Sent] = {}
         self.identities: dict[object, Identity] = {}
         self.by_receipt: dict[str, Sent] = {}
@@ -154,6 +175,56 @@ class Model:
         self.life: Callable[[], int] = lambda: 0
         self.damage = damage
         self.well_for_us: Callable[[str], int] = lambda _subject: 0
+
+    # -- too old
+
+    def asking_to_send(self, rows: list[Sent]) -> Sending:
+        """Rows are about to be sent: what decides later whether they were rightly refused as too old, or accepted."""
+        tokens = {row.token for row in rows}
+        others = [row for row in self.rows.values() if row.state != REFUSED and row.token not in tokens]
+        held = {self._window(row.due_ms) for row in others if row.due_ms is not None}
+        # One that was sent with a delay, and whose answer is lost, may lie in any window.
+        anywhere = any(row.due_ms is None for row in others)
+        retired = {
+            self._window(row.due_ms)
+            for row in self.rows.values()
+            if row.state == ACCEPTED and row.due_ms is not None and self.identity(row).retired
+        }
+        now_s, now_us = self.clock.monotonic_us() / 1e6, self.clock.now_us()
+        return Sending(now_s, now_us, self.clock.step_count, held, anywhere, retired)
+
+    def _window(self, due_ms: int) -> int:
+        return due_ms - due_ms % self.storage.window_ms
+
+    def too_old(self, row: Sent, sending: Sending) -> None:
+        """A row was refused as too old: by its age at some moment of the request, or because its own window may be
+        retired. That needs a message in it, and a time behind its retention that the clock has held."""
+        if row.due_ms is None:
+            return
+        storage, clock = self.storage, self.clock
+        start_ms = self._window(row.due_ms)
+        passed_s = clock.monotonic_us() / 1e6 - sending.asked_s
+        latest_ms = max(sending.asked_us, clock.shown_since_us(passed_s)) // 1000
+        if start_ms < self._window(latest_ms - storage.retention_ms):
+            return
+        held_ms = clock.held_us(storage.clock_hold_ms * 1000) // 1000
+        if start_ms > held_ms - storage.retention_ms - storage.window_ms:
+            self.fail(f"refused as too old, and the clock has held no time behind {held_ms}", row)
+        # A redelivery is a record of its own, due when it was asked for or a pause later.
+        known = start_ms in sending.held or sending.anywhere
+        if not known and not clock.has_shown(start_ms - REDELIVERY_MS, start_ms + storage.window_ms):
+            self.fail("refused as too old, and nothing was ever sent for its window", row)
+
+    def _not_too_old(self, row: Sent, sending: Sending) -> None:
+        if row.due_ms is None or self.damage.flips:
+            return
+        start_ms = self._window(row.due_ms)
+        if start_ms in sending.retired:
+            self.fail("accepted for a window that was retired before", row)
+        if self.clock.step_count == sending.steps:
+            oldest_ms = self._window(sending.asked_us // 1000 - self.storage.retention_ms)
+            if start_ms < oldest_ms:
+                self.fail(f"accepted, and the oldest window kept was {oldest_ms}", row)
 
     # -- asked
 
@@ -198,8 +269,9 @@ class Model:
 
     # -- answered
 
-    def accepted(self, row: Sent, sequence: int, receipt: str, due_ms: int) -> None:
+    def accepted(self, row: Sent, sequence: int, receipt: str, due_ms: int, sending: Sending) -> None:
         """A send was answered with a receipt."""
+        self._not_too_old(row, sending)
         if sequence in self.sequences:
             self.fail(f"sequence {sequence} was given twice", row)
         self.sequences.add(sequence)
@@ -234,7 +306,7 @@ class Model:
         if outcome != "deduplicated":
             identity.last_answer = outcome
         if outcome == "unknown":
-            self.fail("the server does not know a message that it accepted", row)
+            self.fail("the server does not know a message that it accepted", row, kept=True)
         if identity.cancelled and outcome not in ("cancelled", "already_cancelled", "deduplicated", "retired"):
             self.fail(f"answered {outcome}, but it was cancelled", row)
         if outcome == "cancelled" and not identity.cancel_possible:
@@ -306,6 +378,7 @@ class Model:
         wall_us: int,
         peak_us: int,
         lives: tuple[int, int],
+        asked_us: int,
         until_us: int,
         steps: tuple[int, int],
     ) -> Sent | None:
@@ -332,12 +405,20 @@ class Model:
         if row.state == REFUSED:
             self.fail("it was refused and arrived all the same", row)
         if identity.cancelled:
-            self.fail("it was answered `cancelled` and arrived all the same", row)
+            # A copy whose original is lost is a message of its own.
+            self.fail("it was answered `cancelled` and arrived all the same", row, kept=len(identity.copies) == 1)
         if identity.expired:
             self.fail("it was `expired` and arrived all the same", row)
-        late = row.expires_ms and dispatched_us > row.expires_ms * 1000 + READ_US_MAX
-        if late and not (retry or again or self.disturbed):
+        # What comes again by a redispatch never expires. Beside one, the first delivery of a message that nobody knows the
+        # sequence of, or a redelivery, may be of either.
+        if fields["expires_ms"] not in ((0, row.expires_ms) if again else (row.expires_ms,)):
+            self.fail(f"arrived with the expiry {fields['expires_ms']}", row)
+        late = fields["expires_ms"] and dispatched_us >= row.expires_ms * 1000
+        if late and not (retry or self.disturbed):
             self.fail(f"dispatched at {dispatched_us}, after its expiry {row.expires_ms}", row)
+        # The broker handed it out after it was asked, and by the clock that the consumer reads.
+        if fields["expires_ms"] and asked_us >= row.expires_ms * 1000 and steps[0] == steps[1]:
+            self.fail(f"handed out behind its expiry, to a pull that came at {asked_us}", row)
         identity.arrived_tokens.add(token)
         if len(identity.arrived_tokens) > 1:
             self.fail(f"copies {sorted(identity.arrived_tokens)} of one message arrived", row)
@@ -349,13 +430,26 @@ class Model:
         identity.deliveries += 1
         identity.seen_us = identity.seen_us or wall_us
         hands = f"{group}@{place}"
-        self._check_again(row, identity, hands, wall_us, lives, steps, retry)
+        attempt = fields["attempt"]
+        assert isinstance(attempt, int)
+        self._check_again(row, identity, hands, wall_us, lives, steps, retry, attempt)
         known = identity.arrived.get(hands)
         times = known.times + 1 if known else 1
-        identity.arrived[hands] = Handed(wall_us, lives, until_us, steps, retry=retry, times=times)
+        identity.arrived[hands] = Handed(wall_us, lives, until_us, steps, retry=retry, times=times, attempt=attempt)
         if not retry:
+            self._check_attempt(row, identity, place, attempt, times)
             self._check_place(row, identity, place, fields["delivery"], lives, wall_us)
         return row
+
+    def _check_attempt(self, row: Sent, identity: Identity, place: str, attempt: int, times: int) -> None:
+        """Where two brokers have a message, only the first of them may call it the first attempt. `times`: how often it
+        came to these hands, from its place in the queue too."""
+        identity.attempts[place] = min(attempt, identity.attempts.get(place, attempt))
+        first = [where for where, lowest in identity.attempts.items() if lowest == 1]
+        if len(first) > 1:
+            self.fail(f"each of {first} calls it attempt 1", row, again=True)
+        if attempt != 1 and times == 1 and not self.disturbed:
+            self.fail(f"attempt {attempt}, and nothing has happened", row)
 
     def _check_place(
         self, row: Sent, identity: Identity, place: str, delivery: object, lives: tuple[int, int], wall_us: int
@@ -370,10 +464,12 @@ class Model:
             identity.stored[place] = Stored(position, lives, wall_us)
             return
         if known.position != position and not self._forgotten(known.wall_us, wall_us):
+            alone = len(identity.copies) == 1
             if known.certain:
-                self.fail(f"{place} has it at {known.position}, acked, and again at {position}", row)
+                self.fail(f"{place} has it at {known.position}, acked, and again at {position}", row, kept=alone)
             if known.lives[0] == lives[1]:
-                self.fail(f"{place} has it twice, at {known.position} and {position}, without a crash", row)
+                what = f"{place} has it twice, at {known.position} and {position}, without a crash"
+                self.fail(what, row, kept=alone)
         known.position, known.lives, known.wall_us = position, lives, wall_us
 
     def _forgotten(self, before_us: int, now_us: int) -> bool:
@@ -408,6 +504,7 @@ class Model:
         lives: tuple[int, int],
         steps: tuple[int, int],
         retry: bool,
+        attempt: int,
     ) -> None:
         before = identity.arrived.get(hands)
         if before is None or identity.redispatched:
@@ -428,10 +525,13 @@ class Model:
             before.reason_to_come_again
             or (before.lives[0] != lives[1] and "crash")
             or (before.steps[0] != steps[1] and "the clock was stepped")
-            or (wall_us >= before.until_us and "its lease ended")
+            # A lease ends behind its time, and the first redelivery waits for a pause on top.
+            or (wall_us >= before.until_us + REDELIVERY_FIRST_MS * 1000 and "its lease ended")
         )
         if not explained:
             self.fail(f"a duplicate for {hands} that nothing explains", row, again=True)
+        if before.lives == lives and before.lives[0] == before.lives[1] and attempt <= before.attempt:
+            self.fail(f"attempt {attempt} for {hands}, and the one before was {before.attempt}", row, again=True)
 
     def acked(self, group: str, place: str, rows: list[Sent]) -> None:
         """An ack was answered: it is durable, and so is what it acks."""
@@ -563,11 +663,14 @@ class Model:
         known = {copy.sequence for identity in self.identities.values() for copy in identity.copies}
         return {sequence for flip in self.damage.flips for sequence in flip.sequences} - known
 
-    def fail(self, what: str, row: Sent, *, again: bool = False) -> None:
+    def fail(self, what: str, row: Sent, *, again: bool = False, kept: bool = False) -> None:
         """Raise the verdict with all that is known of the message; where a flipped bit may be the cause, keep it until
-        it is known whether somebody names that one. `again`: what is wrong is only that it came again."""
+        it is known whether somebody names that one. `again`: what is wrong is only that it came again. `kept`: a promise
+        that holds although a file was cut."""
         identity = self.identity(row)
-        flips = self.damaged(identity, again=again)
+        flips = [
+            flip for flip in self.damaged(identity, again=again) if not (kept and flip.is_cut and not flip.uncovered)
+        ]
         if flips and not what.startswith("early"):
             self._note("model", "excused", promise=what, row=row.brief(), flips=[flip.path for flip in flips])
             self.damage.excused.append((flips, f"{what}: {row.brief()}"))

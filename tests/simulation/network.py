@@ -12,11 +12,13 @@ from random import Random
 
 import trio
 
-from tests.fakes.network import Steps
+from tests.fakes.network import SteppedReads, Steps
 from tests.simulation.clocks import SimulatedTime
 
 # What a kernel takes in one go; a seed that wants short writes draws less.
 WINDOW_BYTES = 64 * 1024
+# What it takes for a peer that does not read; a seed that wants slow readers draws less.
+UNREAD_BYTES_MAX = 4 * WINDOW_BYTES
 
 
 @dataclass(slots=True)
@@ -30,22 +32,41 @@ class Weather:
 
 
 class Pipe:
-    """One direction of a connection, for one reader."""
+    """One direction of a connection, for one reader and one writer."""
 
-    __slots__ = ("_reader", "broken", "chunks", "closed", "last_s")
+    __slots__ = ("_reader", "_writer", "broken", "chunks", "closed", "last_s", "unread_bytes")
 
     def __init__(self) -> None:
         self.chunks: deque[tuple[float, bytes]] = deque()
         self.last_s = 0.0
         self.closed = False
         self.broken = False
+        self.unread_bytes = 0
         self._reader: trio.lowlevel.Task | None = None
+        self._writer: trio.lowlevel.Task | None = None
 
     def wake(self) -> None:
         """Let the reader look again."""
         if self._reader is not None:
             trio.lowlevel.reschedule(self._reader)
             self._reader = None
+
+    def wake_writer(self) -> None:
+        """Let the writer look again."""
+        if self._writer is not None:
+            trio.lowlevel.reschedule(self._writer)
+            self._writer = None
+
+    async def read_from(self) -> None:
+        """Wait until somebody wakes the writer."""
+        assert self._writer is None
+        self._writer = trio.lowlevel.current_task()
+
+        def abort(_raise_cancel: object) -> trio.lowlevel.Abort:
+            self._writer = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        await trio.lowlevel.wait_task_rescheduled(abort)
 
     async def changed(self) -> None:
         """Wait until somebody wakes."""
@@ -59,22 +80,19 @@ class Pipe:
         await trio.lowlevel.wait_task_rescheduled(abort)
 
 
-class SimulatedTransport:
+class SimulatedTransport(SteppedReads):
     """A `Transport` of one end."""
 
     def __init__(
         self, network: Network, incoming: Pipe, outgoing: Pipe, peer: str, dead: Callable[[], bool] = lambda: False
     ) -> None:
+        super().__init__(incoming)
         self.peer = peer
         self.host = ""
         self._dead = dead
         self._network = network
         self._incoming = incoming
         self._outgoing = outgoing
-        self._closed = False
-        self._reads = 0
-        # Of an accepted one: half of what it reads is a step of the listener, as with real sockets.
-        self.listener: SimulatedListener | None = None
 
     async def receive(self) -> bytes:
         pipe, time = self._incoming, self._network.time
@@ -85,6 +103,10 @@ class SimulatedTransport:
         while True:
             if self._closed:
                 raise ConnectionResetError("closed here")
+            if self._network.hung_until_s.get(self.host, 0.0) > time.now_s:
+                time.at(self._network.hung_until_s[self.host], pipe.wake)
+                await pipe.changed()
+                continue
             if pipe.chunks and pipe.chunks[0][0] <= time.now_s:
                 return self._take()
             if not pipe.chunks:
@@ -101,16 +123,13 @@ class SimulatedTransport:
         if len(data) > 1 and network.weather.split and network.chance.random() < network.weather.split:
             cut = network.chance.randrange(1, len(data))
             pipe.chunks.appendleft((0.0, data[cut:]))
-            return data[:cut]
+            data = data[:cut]
+        pipe.unread_bytes -= len(data)
+        pipe.wake_writer()
         return data
 
-    async def feed(self, received: Callable[[bytes], None]) -> None:
-        while data := await self.receive():
-            self._reads += 1
-            if self.listener is not None and self._reads % 2:
-                self.listener.in_step(received, data)
-            else:
-                received(data)
+    def unacknowledged_bytes(self) -> int:
+        return self._outgoing.unread_bytes
 
     def send_now(self, data: bytes | memoryview) -> int:
         pipe, network = self._outgoing, self._network
@@ -123,16 +142,20 @@ class SimulatedTransport:
             network.note("answer lost", self.host)
             self.break_now()
             raise ConnectionResetError("the connection broke")
-        length = min(len(data), WINDOW_BYTES)
+        length = min(len(data), WINDOW_BYTES, network.unread_bytes_max - pipe.unread_bytes)
+        if length <= 0:
+            return 0
         if weather.short_write and length > 1 and chance.random() < weather.short_write:
             length = chance.randrange(1, length)
         dropped = bool(weather.drop) and chance.random() < weather.drop
-        sent = bytes(data[: chance.randrange(length + 1) if dropped else length])
+        # A kernel that took all of it says so: a send that fails has not sent its last byte.
+        sent = bytes(data[: chance.randrange(length) if dropped else length])
         if sent:
             delay_s = chance.random() * weather.delay_s_max if weather.delay_s_max else 0.0
             delay_s += network.slow_s.get(self.host, 0.0)
             pipe.last_s = max(pipe.last_s, network.time.now_s + delay_s)
             pipe.chunks.append((pipe.last_s, sent))
+            pipe.unread_bytes += len(sent)
             if pipe.last_s > network.time.now_s:
                 network.time.at(pipe.last_s, pipe.wake)
         if dropped:
@@ -145,12 +168,16 @@ class SimulatedTransport:
     async def wait_writable(self) -> None:
         # What short writes leave over goes on a moment later.
         await self._network.time.sleep(0.001)
+        pipe = self._outgoing
+        while pipe.unread_bytes >= self._network.unread_bytes_max and not (self._closed or pipe.broken or pipe.closed):
+            await pipe.read_from()
 
     def break_now(self) -> None:
         """Both ends see a reset, after what has arrived."""
         for pipe in (self._incoming, self._outgoing):
             pipe.broken = True
             pipe.wake()
+            pipe.wake_writer()
 
     def close(self) -> None:
         if not self._closed:
@@ -159,7 +186,10 @@ class SimulatedTransport:
             self._outgoing.wake()
             self._incoming.broken = True
             self._incoming.chunks.clear()
+            self._incoming.unread_bytes = 0
+            self._outgoing.wake_writer()
             self._incoming.wake()
+            self._incoming.wake_writer()
 
 
 class SimulatedListener(Steps):
@@ -205,10 +235,13 @@ class Network:
         self.chance = chance
         self.note = note
         self.weather = Weather()
+        self.unread_bytes_max = UNREAD_BYTES_MAX
         self.listeners: dict[str, SimulatedListener] = {}
         self.unreachable: set[str] = set()
         # Hosts whose answers get lost with the connection, as if they failed after they had done what was asked.
         self.silent: set[str] = set()
+        # Hosts whose process stands still until then: connections are accepted, by the kernel, and nothing is read.
+        self.hung_until_s: dict[str, float] = {}
         # Hosts whose answers take this much longer.
         self.slow_s: dict[str, float] = {}
 
@@ -233,7 +266,7 @@ class Network:
             raise ConnectionRefusedError(f"nobody listens on {address}")
         there, back = Pipe(), Pipe()
         client = SimulatedTransport(self, back, there, address)
-        accepted = SimulatedTransport(self, there, back, "client", listener.dead)
+        accepted = SimulatedTransport(self, there, back, "127.0.0.1:40000", listener.dead)
         accepted.host = address
         listener.arrived(accepted)
         return client

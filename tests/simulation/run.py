@@ -14,7 +14,7 @@ from trio._core import _run as trio_run
 
 from tests.simulation.clocks import BASE_US, SimulatedTime
 from tests.simulation.failures import SimulationFailure
-from tests.simulation.threads import simulated_threads
+from tests.simulation.threads import drawn_bounds
 from tests.simulation.trace import Trace
 from tests.simulation.world import World
 
@@ -48,7 +48,7 @@ def run_seed(seed: int) -> Result:
     # A run that ends in a deadlock leaves coroutines behind; their complaints would bury the one that matters.
     hook, sys.unraisablehook = sys.unraisablehook, lambda _: None
     try:
-        with trace.logging(), simulated_threads(Random(f"{seed}:threads"), time):
+        with trace.logging(), drawn_bounds(Random(f"{seed}:bounds")):
             trio.run(world.main, clock=time)
     except BaseException as error:
         failures = [leaf for leaf in _leaves(error) if isinstance(leaf, SimulationFailure)]

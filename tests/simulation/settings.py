@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from delayserver.settings import (
+from delayserver.config.settings import (
     BrokerSettings,
     DispatchSettings,
     GroupSettings,
+    ListenSettings,
     MessageSettings,
     NodeSettings,
     RouteSettings,
@@ -19,6 +20,7 @@ from delayserver.settings import (
 HOUR_MS = 3_600_000
 DELAY_MS_MAX = 30 * 24 * HOUR_MS
 ACK_TIMEOUT_MS = 20_000
+REDELIVERY_FIRST_MS = 1_000
 
 
 def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: tuple[RouteSettings, ...]) -> Settings:
@@ -27,6 +29,7 @@ def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: t
     queue_rows_max, batch_messages_max = chance.choice([(16, 3), (1_000_000, 3), (1_000_000, 8192)])
     window_ms = chance.choice([1_000, 10_000, 60_000, 60_000, 60_000, 600_000])
     return Settings(
+        listen=listen_settings(chance),
         message=MessageSettings(delay_ms_max=DELAY_MS_MAX),
         storage=StorageSettings(
             data_dir="/data",
@@ -36,6 +39,7 @@ def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: t
             message_log_segment_bytes=chance.choice([8, 32, 256]) * 1024,
             message_log_retention_ms=chance.choice([1_000, HOUR_MS]),
             retention_ms=chance.choice([600_000, 2 * HOUR_MS, 24 * HOUR_MS]),
+            clock_hold_ms=chance.choice([1_000, 120_000, 1_800_000]),
             open_files_max=chance.choice([16, 256]),
             inline_sync_bytes_max=chance.choice([0, 64 * 1024]),
             warm_ahead_bytes=chance.choice([0, 4096, 16384]),
@@ -63,10 +67,27 @@ def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: t
             segment_bytes=chance.choice([32, 256]) * 1024,
             ack_timeout_ms=ACK_TIMEOUT_MS,
             cache_bytes_max=chance.choice([4, 1024]) * 1024,
+            redelivery_first_ms=REDELIVERY_FIRST_MS,
+            redelivery_cap_ms=chance.choice([1_000, 30_000]),
+            # None, some or all of them have room on disk; the others are redelivered from their place.
+            redelivery_bytes_max=chance.choice([0, 2_000, 1 << 30]),
         ),
         groups=groups,
         routes=routes,
         shutdown_timeout_ms=10_000,
+    )
+
+
+def listen_settings(chance: Random) -> ListenSettings:
+    """What connections may hold: in half of the seeds less than one large request or reply."""
+    if chance.random() < 0.5:
+        return ListenSettings()
+    return ListenSettings(
+        memory_bytes_max=chance.choice([8, 64, 1024]) * 1024,
+        memory_bytes_each=chance.choice([1, 64]) * 1024,
+        unsent_bytes_max=chance.choice([1, 4096]),
+        unsent_timeout_ms=chance.choice([1_000, 2_000]),
+        idle_frame_timeout_ms=chance.choice([3_000, 30_000]),
     )
 
 

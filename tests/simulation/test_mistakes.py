@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from delayserver.intake import Intake
-from tests.simulation.mistakes import MISTAKES, Change, made
+from delayserver.receive.intake import Intake
+from tests.simulation import world
+from tests.simulation.mistakes import MISTAKES, Change, lost_files_forgotten, made
 from tests.simulation.run import run_seed
 
 SEEDS_MAX = 40
@@ -24,6 +25,12 @@ def _noticed(mistake: Callable[[], list[Change]], seed: int) -> bool:
     with made(mistake):
         failure = run_seed(seed).failure
     return bool(failure) and not run_seed(seed).failure
+
+
+def test_files_that_are_forgotten_when_they_are_cut_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few seeds cut files, so here all of them do."""
+    monkeypatch.setattr(world, "CUTTING_SHARE", 1.0)
+    assert any(_noticed(lost_files_forgotten, seed) for seed in range(SEEDS_MAX))
 
 
 def test_a_bug_that_a_handler_answers_as_an_internal_error_fails_its_seed() -> None:

@@ -10,24 +10,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import trio
-
-from delayserver import (
-    broker_group,
-    broker_service,
-    cancellation,
-    day_tier,
-    disk_pace,
-    dispatcher,
-    housekeeping,
-    message_reader,
-    outcome_recorder,
-    replayer,
-)
-from delayserver.broker import pulls
-from store import window_files
+from delayserver.broker.service import pulls
+from delayserver.dispatch import broker_group, dispatcher, message_reader
+from delayserver.operations import cancellation, consuming, redelivery
+from delayserver.receive import disk_pace
+from delayserver.replay import day_tier, replayer
+from delayserver.state import decided
+from delayserver.upkeep import housekeeping
+from store.logs import window_files
 from tests.simulation.clocks import SimulatedTime
 
 T = TypeVar("T")
@@ -40,41 +32,48 @@ _THRESHOLDS = (
     (disk_pace, "INLINE_SYNC_US_MAX", 0),
     # Slices of work between which others have their turn.
     (day_tier, "DRAIN_ROWS", 3),
+    # Then days with more messages than this are split into minutes, also where all of it is overdue.
+    (day_tier, "WHOLE_ROWS_MAX", 2),
     (replayer, "ROUND_ROWS_MAX", 5),
     (housekeeping, "WINDOWS_AT_ONCE", 2),
-    (broker_service, "EXPIRED_AT_ONCE", 2),
-    (broker_service, "LARGE_ROWS", 2),
+    (redelivery, "EXPIRED_AT_ONCE", 2),
+    (consuming, "LARGE_ROWS", 2),
     (broker_group, "LARGE_ROWS", 2),
     (message_reader, "LARGE_ROWS", 1),
     # What counts as a hot moment: a few messages that are due in the same second.
     (message_reader, "HOT_ROWS_MIN", 2),
     (message_reader, "HOT_ROWS_A_MS", 0),
     (dispatcher, "LARGE_ROWS", 2),
-    (outcome_recorder, "HOT_ROWS", 2),
+    (decided, "HOT_ROWS", 2),
     (pulls, "LARGE_ROWS", 2),
     (window_files, "CREATED_AT_ONCE", 1),
 )
 
 
-@contextmanager
-def simulated_threads(chance: Random, time: SimulatedTime) -> Iterator[None]:
-    """Replace `trio.to_thread.run_sync` and draw the bounds of work while a seed runs."""
+class SimulatedWorkers:
+    """The `Workers` of one host."""
 
-    async def run_sync(work: Callable[..., T], *arguments: Any, **_options: Any) -> T:
-        # trio does not give up a thread when its caller is cancelled, so neither does this.
+    def __init__(self, chance: Random, time: SimulatedTime) -> None:
+        self._chance = chance
+        self._time = time
+
+    async def run(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+        # Threads are not given up when their caller is cancelled, so this is not either; nor is a start that is stopped.
+        chance, time = self._chance, self._time
         await time.sleep_through(chance.choice([0.0, 0.0005, 0.02]) * chance.random())
-        result = work(*arguments)
+        result = work()
         await time.sleep_through(chance.choice([0.0, 0.0005]) * chance.random())
         return result
 
-    real = trio.to_thread.run_sync
+
+@contextmanager
+def drawn_bounds(chance: Random) -> Iterator[None]:
+    """Draw the bounds of work while a seed runs."""
     thresholds = [(module, name, getattr(module, name), small) for module, name, small in _THRESHOLDS]
-    trio.to_thread.run_sync = run_sync  # type: ignore[assignment]
     for module, name, value, small in thresholds:
         setattr(module, name, chance.choice([small, value]))
     try:
         yield
     finally:
-        trio.to_thread.run_sync = real
         for module, name, value, _ in thresholds:
             setattr(module, name, value)

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from functools import partial
 from random import Random
+from typing import Any
 
 import trio
 
-from delayserver.front import BROKER
+from delayserver.dispatch.targets.remote_node import PAUSE_S_MAX
+from delayserver.front.front import BROKER
+from delayserver.front.handlers.status_map import status_map
+from delayserver.operations.server_fence import HOLD_MS
 from tests.simulation import settings as settings_of
-from tests.simulation.actors import REMOTE_SUBJECTS, SUBJECTS, Consumer, Producer, look_up
+from tests.simulation.actors import REMOTE_SUBJECTS, SUBJECTS, TIMES_AT_ONCE, Consumer, Producer, look_up
 from tests.simulation.bounds import Bounds
 from tests.simulation.client import Client, DelayServerError, Lost
 from tests.simulation.clocks import SimulatedTime, WallClock
@@ -17,7 +23,9 @@ from tests.simulation.failures import SimulationFailure
 from tests.simulation.files import check_files
 from tests.simulation.host import Host
 from tests.simulation.model import ACCEPTED, Model, Sent
-from tests.simulation.network import Network, Weather
+from tests.simulation.network import UNREAD_BYTES_MAX, Network, Weather
+from tests.simulation.rude import REQUESTS_MAX, Rude
+from tests.simulation.threads import SimulatedWorkers
 from tests.simulation.timeliness import LATE_US_MAX, Timeliness
 from tests.simulation.trace import Trace
 
@@ -31,10 +39,19 @@ COUNTED_SHARE = 0.3
 CHECKED_SHARE = 0.5
 # Seeds in which bits flip; the others keep the strict balance.
 FLIPPING_SHARE = 0.125
+# Of the others, seeds in which files are cut or go. Without flipped bits their verdict is stricter.
+CUTTING_SHARE = 0.125
+# What may happen to a node until the next fault.
+NODE_FAULTS = (
+    "down", "crash", "slow", "silent", "unreachable", "full", "sync fails", "hung", "hung", "twin", "well", "well",
+)  # fmt: skip
 # The most messages of one request.
 ROWS_AT_ONCE = 40
+# Clients that behave badly at the same time.
+RUDE_MAX = 3
 # How exact the sleeps of a host are: most seeds have coarse ones, and cost half.
 TIMER_US = (1, 100_000, 250_000, 250_000)
+DAY_US = 86_400_000_000
 # How many faults a seed meets, with the work around them: mostly few, so that many worlds are seen, and some long lives.
 EPISODES = (4, 5, 5, 6, 7, 7, 8, 8, 10, 15)
 
@@ -69,13 +86,16 @@ class World:
             groups, routes = settings_of.embedded_only(self.chance)
         settings = settings_of.server_settings(self.chance, groups, routes)
         self.flipping = Random(f"{seed}:damage").random() < FLIPPING_SHARE
+        self.cutting = Random(f"{seed}:cuts")
+        self.cuts = not self.flipping and self.cutting.random() < CUTTING_SHARE
         self.host = Host("server", 1, settings, self.clock, self.network, Random(f"{seed}:host"), self.note)
         for host in (self.host, *self.nodes):
-            host.disk.inline = self.chance.random() < 0.5
+            if self.chance.random() < 0.5:
+                host.workers = SimulatedWorkers(Random(f"{seed}:{host.name}:workers"), time)
             host.clock.granularity_us = self.chance.choice(TIMER_US)
         self.damage = Damage(self.host.disk, Random(f"{seed}:flips"), settings.storage.window_ms, self.note)
         self.host.on_reports = self.damage.check_reports
-        self.model = Model(self.note, self.damage)
+        self.model = Model(self.note, self.damage, self.clock, settings.storage)
         dispatch = settings.dispatch
         self.timely = Timeliness(self.clock, dispatch.deliver_timeout_ms + dispatch.backoff_ms_max, self._well)
         self.model.life = lambda: self.host.lives
@@ -118,9 +138,19 @@ class World:
         ]
         self.checker = Client(self.network, self.host.address, "checker")
         self.looked_late = False
+        # Nodes to which another process with the server's id delivers, or did so a moment ago.
+        self.twins: set[str] = set()
+        # Answers of servers that were not ready, by the stage of their start.
+        self.waits: Counter[str] = Counter()
         self.looks = 0
+        self.days_ahead = 0
         self.audits = Random(f"{seed}:audits")
-        self.bounds = Bounds(ROWS_AT_ONCE * len(self.producers), len(self.producers) + len(self.consumers) + 1)
+        rude = Random(f"{seed}:rude")
+        self.network.unread_bytes_max = rude.choice([UNREAD_BYTES_MAX, 8 * 1024, 1024])
+        self.rude_share = rude.choice([0.0, 0.3, 0.8])
+        self.rude = Rude(self.network, self.host.address, rude, self.note, SUBJECTS, self.groups)
+        clients = len(self.producers) + len(self.consumers) + 1
+        self.bounds = Bounds(ROWS_AT_ONCE * len(self.producers), clients + RUDE_MAX * REQUESTS_MAX)
 
     def _well(self, subject: str) -> bool:
         """Whether nothing keeps a message of this subject from its broker, as far as the world knows."""
@@ -130,10 +160,17 @@ class World:
         network = self.network
         return network.weather == Weather() and not any(
             not node.alive
+            or network.hung_until_s.get(node.address, 0.0) > self.time.now_s
+            or self._is_behind(node)
+            or node.address in self.twins
             or node.disk.capacity_bytes is not None
             or node.address in network.silent | network.unreachable | network.slow_s.keys()
             for node in self.nodes
         )
+
+    def _is_behind(self, node: Host) -> bool:
+        """Whether what is due by the server's clock is not due by the node's, which then refuses it."""
+        return self.clock.now_ms() - node.clock.now_ms() > node.settings.broker.server_clock_ahead_ms_max
 
     def _look_at_bounds(self) -> None:
         self.looks += 1
@@ -164,9 +201,13 @@ class World:
         """Start the server, until it is up: a crash may hit recovery as well."""
         for attempt in range(20):
             self.host.start()
+            if self.host.disk.capacity_bytes is not None:
+                await self._start_on_a_full_disk()
             await self.host.up_or_down()
             if self.host.alive:
                 break
+            if not self.host.died_of:  # stopped while it waited for room
+                continue
             if self.damage.restore(self.host.died_of):
                 continue
             if self.host.died_of != "crash":
@@ -175,6 +216,43 @@ class World:
         else:
             raise SimulationFailure("the server does not come up")
         await self._after_start()
+
+    async def _start_on_a_full_disk(self) -> None:
+        """Let time pass, and ask; then there is room, or somebody stops it before."""
+        chance, host = self.chance, self.host
+        for _ in range(chance.randrange(1, 4)):
+            await self.time.sleep(chance.choice([0.1, 1.0, 3.0]))
+            await self._ask_who_waits()
+            due_ms = self.model.next_due_ms(self.clock.now_ms())
+            if due_ms is not None and chance.random() < 0.5:
+                self._leap(max(due_ms / 1000 - self.clock.now_us() / 1e6, 0))
+                await self.time.sleep(1.0)
+        if not host.alive and chance.random() < 0.3:
+            self.note("fault", "stop while starting")
+            host.stop()
+            await self.time.sleep(0.1)
+        self.note("world", "room on the disk")
+        host.disk.capacity_bytes = None
+        self.timely.fault()
+
+    async def _ask_who_waits(self) -> None:
+        """A server that is not ready answers, and says what it waits for."""
+        host = self.host
+        if host.server is None or host.disk.dead or host.alive:
+            return
+        stage = host.server.readiness.stage
+        try:
+            status = await self.checker.request("status", {}, 5)
+        except DelayServerError as error:
+            self.note("checker", "refused", error=error.name)
+            return
+        except Lost as error:
+            self.note("checker", "no answer", why=str(error))
+            return
+        self.note("checker", "waits", stage=stage.name, reason=status["waits_for"][:40])
+        if not status["ready"] and not status["waits_for"] and not host.server.stopping.is_set():
+            raise SimulationFailure(f"not ready, and it does not say why: {status}")
+        self.waits[stage.name] += 1
 
     async def _after_start(self) -> None:
         """The first questions to a server that came back: who are you, and do you still know everything?"""
@@ -192,8 +270,8 @@ class World:
         server = self.host.server
         if self.damage.flips or self.audits.random() >= COUNTED_SHARE:
             return
-        if server is not None and self.host.alive and not self.host.disk.dead and not server.replayer.lag_bytes:
-            check_files(self.host, server.status.to_map())
+        if server is not None and self.host.alive and not self.host.disk.dead and not server.positions.lag_bytes:
+            check_files(self.host, status_map(server.status.now()))
 
     async def _ask_for_all(self) -> None:
         asked = self.model.asking()
@@ -223,12 +301,18 @@ class World:
             for producer in self.producers:
                 if chance.random() < 0.8:
                     nursery.start_soon(self._requests, producer, chance.randrange(1, 5))
+            if chance.random() < self.rude_share:
+                for _ in range(chance.choice([1, 1, RUDE_MAX])):
+                    nursery.start_soon(self.rude.act)
             nursery.start_soon(self._fault)
             for node in self.nodes:
                 nursery.start_soon(self._node_fault, node)
             await self.time.sleep(chance.choice([0.01, 0.3, 1.5]))
         self._flip(0.25)
         await self._recover()
+        if self.days_ahead:
+            await self._send_where_it_was(self.days_ahead)
+            self.days_ahead = 0
         await self._pass_time()
         await self._recover()
 
@@ -287,6 +371,29 @@ class World:
             self.model.disturbed = True
             host.disk.capacity_bytes = host.disk.used_bytes + room
             self.timely.fault()
+        elif kind < 0.77:
+            await self._far_ahead(chance.choice([1, 3, 10]), chance.choice([3, 12, 12]))
+
+    async def _far_ahead(self, days: int, seconds: int) -> None:
+        """The clock is ahead by days, for seconds; then it is right again, whatever became of the server."""
+        self.note("fault", "clock far ahead", days=days, seconds=seconds)
+        self.model.disturbed = True
+        self.clock.step(days * DAY_US)
+        self.timely.changed()
+        await self.time.sleep(seconds)
+        self.note("fault", "clock right again")
+        self.clock.step(-days * DAY_US)
+        self.timely.changed()
+        self.days_ahead = days
+
+    async def _send_where_it_was(self, days: int) -> None:
+        """Send for the days that a clock far ahead has seen: beside messages that are due there, and for any other time."""
+        from_ms, to_ms = self.clock.now_ms(), self.clock.now_ms() + days * DAY_US // 1000
+        due_ms = {row.due_ms for row in self.model.rows.values() if row.due_ms is not None}
+        known = sorted(time for time in due_ms if from_ms < time < to_ms)
+        times = self.chance.sample(known, min(len(known), 2 * TIMES_AT_ONCE))
+        times += [self.chance.randrange(from_ms, to_ms) for _ in range(TIMES_AT_ONCE)]
+        await self.producers[0].send_within(times)
 
     def _flip(self, share: float) -> None:
         """In some seeds bits flip, while the server is down and while it runs."""
@@ -294,6 +401,13 @@ class World:
             self.model.disturbed = True
             for _ in range(self.chance.choice([1, 1, 3])):
                 self.damage.flip()
+
+    def _cut(self) -> None:
+        """In some seeds files of a server that is down are cut or go."""
+        if self.cuts and self.cutting.random() < 0.5:
+            self.model.disturbed = True
+            for _ in range(self.cutting.choice([1, 1, 3])):
+                self.damage.cut()
 
     def _start_nodes(self) -> None:
         for node in self.nodes:
@@ -307,7 +421,7 @@ class World:
         if chance.random() < 0.5:
             return
         self._heal(node)
-        kind = chance.choice(["down", "crash", "slow", "silent", "unreachable", "full", "sync fails", "well", "well"])
+        kind = chance.choice(NODE_FAULTS)
         self.note("fault", f"{node.name} {kind}")
         self.model.disturbed = True
         self.timely.fault()
@@ -322,16 +436,48 @@ class World:
             network.silent.add(node.address)
         elif kind == "unreachable":
             network.unreachable.add(node.address)
+        elif kind == "hung":
+            until_s = self.time.now_s + chance.choice([0.7, 4.0, 15.0])
+            network.hung_until_s[node.address] = until_s
+            self.time.at(until_s, self.timely.fault)
+        elif kind == "twin":
+            await self._twin(node)
         elif kind == "full":
             node.disk.capacity_bytes = node.disk.used_bytes
         elif kind == "sync fails" and node.synced:
             node.disk.fail_next_sync("broker")
         self._start_nodes()
 
+    async def _twin(self, node: Host) -> None:
+        """For a while another process with the server's id delivers to a node, as on a copy of its data directory. Only to a
+        subject that nobody reads: what its messages would do to those of the server is not to be foreseen."""
+        if node.address in self.twins or not self.model.server_id:
+            return
+        self.twins.add(node.address)
+        client = Client(self.network, node.address, "twin")
+        try:
+            instance = f"{self.chance.getrandbits(64):016x}"
+            who = {"server_id": self.model.server_id, "instance": instance}
+            await client.request("hello", {"versions": [1], **who})
+            await client.request("deliver", twin_delivery(self.model.server_id, node.clock.now_ms()))
+            await self.time.sleep(self.chance.choice([0.1, 2.0, 20.0]))
+        except (Lost, DelayServerError) as error:
+            self.note("twin", "no answer", why=str(error))
+        finally:
+            client.close()
+            # The node waits for it to come back, and then the server for the end of its own pause.
+            away_s = HOLD_MS / 1000 + PAUSE_S_MAX + 1
+            self.time.at(self.time.now_s + away_s, partial(self._forget_twin, node.address))
+
+    def _forget_twin(self, address: str) -> None:
+        self.twins.discard(address)
+        self.timely.fault()
+
     def _heal(self, node: Host) -> None:
         self.network.slow_s.pop(node.address, None)
         self.network.silent.discard(node.address)
         self.network.unreachable.discard(node.address)
+        self.network.hung_until_s.pop(node.address, None)
         node.disk.capacity_bytes = None
         self.timely.fault()
 
@@ -351,9 +497,16 @@ class World:
         if host.died_of.startswith(("CorruptionError", "FormatError")) and not self.damage.restore(host.died_of):
             raise SimulationFailure(f"damage ended the server, instead of what it holds: {host.died_of}")
         if self.chance.random() < 0.5:
-            self._leap(10 ** (self.chance.random() * 5))
+            self._leap(10 ** (self.chance.random() * 5.6))  # up to four days
         self._flip(0.5)
+        self._cut()
+        was_full = host.disk.capacity_bytes is not None
         host.disk.capacity_bytes = None
+        if self.chance.random() < (0.7 if was_full else 0.2):
+            room = self.chance.choice([0, 8, 40]) * 1024
+            self.note("fault", "start on a full disk", room_bytes=room)
+            self.model.disturbed = True
+            host.disk.capacity_bytes = host.disk.used_bytes + room
         self.timely.fault()
         if self.chance.random() < 0.25:
             operations = int(10 ** (self.chance.random() * 2))
@@ -403,6 +556,9 @@ class World:
         for node in self.nodes:
             self._heal(node)
             node.disk.no_more_faults()
+            if self._is_behind(node):
+                self.note("world", f"the clock of {node.name} is set right")
+                node.clock.step(self.clock.now_us() - node.clock.now_us())
         for consumer in self.consumers:
             consumer.careful = True
         await self.time.sleep(1)
@@ -448,6 +604,10 @@ class World:
         for identity, copy in overdue:
             identity.patience -= 1
             if identity.patience < 0 and identity in self.model.open_identities(self.groups):
+                if self.clock.peak_us > self.clock.now_us():
+                    # A lease that ended while the clock was ahead: its messages come again when that time has come.
+                    self._leap((self.clock.peak_us - self.clock.now_us()) / 1e6 + 1)
+                    return
                 self.model.fail("lost: accepted, due, and it does not arrive", copy)
 
     async def _check_late(self) -> None:
@@ -521,6 +681,22 @@ class World:
 
 
 BALANCE = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "pending", "early")
+
+
+def twin_delivery(server_id: str, now_ms: int) -> dict[str, Any]:
+    """The arguments of a `deliver` of one message that nobody reads."""
+    times = {"due_ms": now_ms, "accepted_us": now_ms * 1000, "dispatched_us": now_ms * 1000, "expires_ms": 0}
+    names = {"subjects": ["nobody.reads"], "subject_index": 0, "target_groups": [], "target_group_index": 0}
+    blobs = {"message_ids": b"", "message_id_length": 0, "properties": b"", "properties_length": 0}
+    row = {
+        "count": 1,
+        "sequence": (1 << 48) - 1,
+        "redelivery": 0,
+        "origin_sequence": 0,
+        "bodies": b"t",
+        "body_length": 1,
+    }
+    return {"server_id": server_id, "window_ms": now_ms, "uncertain": False, **times, **names, **blobs, **row}
 
 
 def producer_pause(chance: Random) -> float:

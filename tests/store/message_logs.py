@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from random import Random
 
-from store.batches import MessageBatch
-from store.message_log import MessageLog
+from store.logs.message_log import MessageLog
+from store.records.batches import MessageBatch
 from tests.fakes.disk import PAGE, FakeDisk
 
 DIRECTORY = "/d/message_log"

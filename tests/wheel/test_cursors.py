@@ -32,7 +32,7 @@ def test_the_record_at_the_captured_end_is_the_replayers_and_the_one_below_it_th
 def test_each_source_has_its_own_end_and_one_without_a_file_ends_at_zero() -> None:
     cursors = LoadCursors(MINUTE_MS)
     ticket = cursors.begin_load(0, {"direct": 100})
-    assert ticket.end_offset("day") == 0
+    assert ticket.end_offsets.get("day", 0) == 0
     assert owner(cursors, 0, Key(5, 1), source="day") == [True]
 
 
@@ -54,9 +54,9 @@ def test_after_an_abandoned_load_the_first_captured_end_stands() -> None:
     cursors.abandon_load(cursors.begin_load(0, {"direct": 100}))
     assert owner(cursors, 100, Key(5, 1)) == [True], "it goes on to reach the wheel, so no load may bring it again"
     assert cursors.loaded_limit(0) == KEY_LOWEST
-    assert cursors.partially_loaded() == [0]
+    assert cursors.windows() == [0] and not cursors.is_loaded(0)
     ticket = cursors.begin_load(0, {"direct": 300})
-    assert ticket.end_offset("direct") == 100
+    assert ticket.end_offsets.get("direct", 0) == 100
     cursors.finish_load(ticket)
     assert cursors.is_loaded(0)
 
@@ -70,7 +70,7 @@ def test_an_abandoned_range_can_be_retried_in_smaller_slices() -> None:
     cursors.finish_load(second)
     third = cursors.begin_load(0, {"direct": 300})
     assert [t.to_key for t in (first, second, third)] == [Key(20, 0), Key(50, 0), KEY_HIGHEST]
-    assert [t.end_offset("direct") for t in (first, second, third)] == [100, 100, 300]
+    assert [t.end_offsets.get("direct", 0) for t in (first, second, third)] == [100, 100, 300]
 
 
 def test_evicted_rows_are_a_later_loads_whatever_their_offset() -> None:
@@ -80,7 +80,7 @@ def test_evicted_rows_are_a_later_loads_whatever_their_offset() -> None:
     assert cursors.limit(0) == cursors.loaded_limit(0) == Key(30, 5)
     assert owner(cursors, 500, Key(30, 5), Key(30, 6)) == [True, False]
     again = cursors.begin_load(0, {"direct": 600})
-    assert (again.from_key, again.end_offset("direct")) == (Key(30, 5), 600)
+    assert (again.from_key, again.end_offsets.get("direct", 0)) == (Key(30, 5), 600)
 
 
 def test_a_load_in_flight_loses_the_part_that_is_evicted() -> None:
@@ -115,16 +115,25 @@ def test_evict_after_reaches_the_window_of_the_key_and_all_later_ones() -> None:
     assert cursors.windows() == [0, MINUTE_MS]
 
 
+def test_evict_between_leaves_the_windows_from_a_time_on() -> None:
+    cursors = LoadCursors(MINUTE_MS)
+    for window in (0, MINUTE_MS, 2 * MINUTE_MS, 3 * MINUTE_MS):
+        cursors.finish_load(cursors.begin_load(window, {}))
+    cursors.evict_between(Key(MINUTE_MS + 5, 9), 3 * MINUTE_MS)
+    assert cursors.is_loaded(0) and cursors.is_loaded(3 * MINUTE_MS)
+    assert cursors.loaded_limit(MINUTE_MS) == Key(MINUTE_MS + 5, 9)
+    assert cursors.windows() == [0, MINUTE_MS, 3 * MINUTE_MS]
+
+
 def test_cursors_say_how_far_windows_are_taken_and_loaded() -> None:
     cursors = LoadCursors(MINUTE_MS)
     assert cursors.next_unloaded(MINUTE_MS + 5, 4 * MINUTE_MS) == MINUTE_MS
     tickets = [cursors.begin_load(window, {}) for window in (0, MINUTE_MS)]
     cursors.finish_load(tickets[0])
-    assert cursors.loading_until_ms(5) == 2 * MINUTE_MS
-    assert cursors.loaded_until_ms(5) == MINUTE_MS
+    assert [cursors.limit(window) == KEY_HIGHEST for window in (0, MINUTE_MS)] == [True, True]
+    assert [cursors.is_loaded(window) for window in (0, MINUTE_MS)] == [True, False]
     assert cursors.next_unloaded(0, 4 * MINUTE_MS) == 2 * MINUTE_MS
     assert cursors.next_unloaded(0, 2 * MINUTE_MS) is None
-    assert cursors.partially_loaded() == [MINUTE_MS]
 
 
 def test_a_forgotten_window_is_as_if_never_taken() -> None:
@@ -158,3 +167,15 @@ def test_calls_out_of_turn_are_refused() -> None:
         cursors.begin_load(0, {}, Key(10, 0))
     with pytest.raises(ValueError, match="window_ms"):
         LoadCursors(0)
+
+
+def test_an_eviction_within_a_long_window_takes_the_part_of_it_behind_the_key() -> None:
+    hour_ms = 60 * MINUTE_MS
+    cursors = LoadCursors(MINUTE_MS, lambda due_ms: 0 if due_ms < hour_ms else due_ms // MINUTE_MS * MINUTE_MS)
+    for start in (0, hour_ms):
+        cursors.finish_load(cursors.begin_load(start, {"day": 4096}))
+    cursors.evict_after(Key(hour_ms + 5, 1))
+    assert cursors.is_loaded(0) and not cursors.is_loaded(hour_ms)
+    cursors.evict_after(Key(30 * MINUTE_MS, 9))
+    assert cursors.loaded_limit(0) == Key(30 * MINUTE_MS, 9)
+    assert cursors.is_taken_between(0, MINUTE_MS) and not cursors.is_taken_between(MINUTE_MS, 2 * hour_ms)

@@ -91,7 +91,7 @@ class CursorsMachine(RuleBasedStateMachine):
             row
             for row in self.published
             if row.window_start_ms == window
-            and row.offset < ticket.end_offset(row.source)
+            and row.offset < ticket.end_offsets.get(row.source, 0)
             and ticket.from_key < row.key <= ticket.to_key
         ]
         self.loads[window] = Load(ticket, rows)
@@ -103,6 +103,32 @@ class CursorsMachine(RuleBasedStateMachine):
         covered = self.cursors.covers(load.ticket, *columns(load.rows))
         self.wheel += [row for row, mine in zip(load.rows, covered, strict=True) if mine]
         self.cursors.finish_load(load.ticket)
+
+    @rule()
+    def begin_many_loads_in_one_step(self) -> None:
+        for window in WINDOWS:
+            self.begin_load(window, None)
+
+    @precondition(lambda self: self.loads)
+    @rule()
+    def finish_many_loads_in_one_step(self) -> None:
+        """As the loader does: it asks row by row only where an eviction has taken a part of the ticket."""
+        for load in self.loads.values():
+            covered = self.cursors.covers(load.ticket, *columns(load.rows))
+            if self.cursors.covers_all(load.ticket):
+                assert covered.all()
+            self.wheel += [row for row, mine in zip(load.rows, covered, strict=True) if mine]
+        for load in self.loads.values():
+            self.cursors.finish_load(load.ticket)
+        self.loads.clear()
+
+    @precondition(lambda self: self.loads)
+    @rule()
+    def evict_and_abandon_many_loads_in_one_step(self) -> None:
+        self.evict_after(Key(min(self.loads) - 1, 1 << 62))
+        for load in self.loads.values():
+            self.cursors.abandon_load(load.ticket)
+        self.loads.clear()
 
     @precondition(lambda self: self.loads)
     @rule(data=st.data(), first_rows=st.integers(0, 3))
@@ -124,6 +150,11 @@ class CursorsMachine(RuleBasedStateMachine):
     def evict_after(self, key: Key) -> None:
         self.wheel = [row for row in self.wheel if row.key <= key]
         self.cursors.evict_after(key)
+
+    @rule(key=KEYS, window=st.sampled_from(WINDOWS))
+    def evict_between(self, key: Key, window: int) -> None:
+        self.wheel = [row for row in self.wheel if row.key <= key or row.window_start_ms >= window]
+        self.cursors.evict_between(key, window)
 
     @invariant()
     def each_row_is_in_the_wheel_once_as_far_as_its_range_is_loaded(self) -> None:
@@ -154,8 +185,6 @@ class CursorsMachine(RuleBasedStateMachine):
         for window in WINDOWS:
             assert self.cursors.is_loading(window) == (window in self.loads)
             assert self.cursors.loaded_limit(window) <= self.cursors.limit(window)
-            partly = window in self.cursors.windows() and not self.cursors.is_loaded(window)
-            assert (window in self.cursors.partially_loaded()) == partly
         ready = [w for w in WINDOWS if w not in self.loads and not self.cursors.is_loaded(w)]
         assert self.cursors.next_unloaded(0, 20) == (ready[0] if ready else None)
 

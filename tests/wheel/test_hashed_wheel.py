@@ -235,6 +235,15 @@ def test_evict_drops_what_lies_behind_the_key_and_only_that() -> None:
     assert sequences(wheel.advance(START_MS + 100_000, 10)) == [1, 2]
 
 
+def test_evict_between_drops_what_lies_behind_the_key_and_is_due_before_the_time() -> None:
+    wheel = new_wheel()
+    add(wheel, [START_MS + 5, START_MS + 5, START_MS + 5, START_MS + 60_000, START_MS + 90_000], [1, 2, 3, 4, 0])
+    assert wheel.evict_between(START_MS + 5, 2, START_MS + 60_000) == 1
+    assert wheel.evict_between(START_MS + 5, 2, START_MS + 60_000) == 0, "it is gone"
+    wheel.check_invariants()
+    assert sequences(wheel.advance(START_MS + 100_000, 10)) == [1, 2, 4, 0]
+
+
 def fill(wheel: HashedWheel, due_ms: npt.NDArray[np.int64], sequence: npt.NDArray[np.int64]) -> None:
     for start in range(0, len(due_ms), 16_384):
         rows = slice(start, start + 16_384)

@@ -92,6 +92,13 @@ class AnyBounds(RuleBasedStateMachine):
         assert self.wheel.evict_after(due_ms, sequence) == len(self.model) - kept
         self.model = self.model[:kept]
 
+    @rule(due_ms=TIMES, sequence=st.integers(-1, 2000), until_ms=TIMES)
+    def evict_between(self, due_ms: int, sequence: int, until_ms: int) -> None:
+        gone = [key for key in self.model if key > (due_ms, sequence) and key[0] < until_ms]
+        assert self.wheel.evict_between(due_ms, sequence, until_ms) == len(gone)
+        self.cancelled |= set(gone)
+        self.model = [key for key in self.model if key not in set(gone)]
+
     @rule(due_ms=TIMES)
     def rows_below(self, due_ms: int) -> None:
         found: list[tuple[int, int]] = []

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from delayserver.broker.broker import Broker
 from delayserver.broker.limits import BrokerLimits
-from store.batches import StoredBatch
+from delayserver.broker.service.broker import Broker
+from store.records.batches import StoredBatch
 from tests.fakes.disk import FakeDisk
 
 NOW_US = 1_900_000_000_000_000
@@ -36,7 +36,7 @@ def open_broker(disk: FakeDisk, limits: BrokerLimits = LIMITS, now_us: int = NOW
 def drain(broker: Broker, group: int = GROUP, now_us: int = NOW_US, subject: int = SUBJECT) -> list[int]:
     """Pull and ack everything; the sequences in order."""
     found: list[int] = []
-    while (pulled := broker.pull(subject, group, 7, 1 << 20, now_us)) is not None:
+    while (pulled := broker.pull(subject, group, 7, 1 << 20, now_us, now_us)) is not None:
         assert len(pulled), "what is handed out has messages"
         found += pulled.batch.sequence.tolist()
         assert broker.ack(subject, group, pulled.delivery, now_us).unknown == 0

@@ -39,6 +39,18 @@ def test_what_is_sent_arrives_when_it_is_due_and_not_before(server: Any) -> None
     assert server.run("pull", "arrives", "--group", "g", "--json").out == ""
 
 
+def test_consumer_groups_are_listed_with_their_lag(server: Any) -> None:
+    for body in ("one", "two"):
+        send(server, "listed", body)
+    pull(server, "listed", "--ack")
+    row = server.run("groups", "list", "listed", "--json").row
+    assert (row["subject"], row["group"], row["position"], row["end"], row["lag"]) == ("listed", "g", 1, 2, 1)
+    shown = server.run("groups", "list", "listed").out.splitlines()
+    assert shown[0].split()[:5] == ["SUBJECT", "GROUP", "POSITION", "END", "LAG"]
+    assert shown[1].split()[:5] == ["listed", "g", "1", "2", "1"]
+    assert "no consumer group" in server.run("groups", "list", "nobody's").out
+
+
 def test_a_receipt_names_server_due_time_and_sequence(server: Any) -> None:
     sent = send(server, "named", "hello", "--delay", "1h")
     assert sent["receipt"] == f"{server.server_id}-{sent['due_ms']:012x}-{sent['sequence']:012x}"

@@ -17,8 +17,8 @@ import pytest
 from rich.console import Console
 
 from delayserver.cli.demo import ending_on_signals
-from delayserver.cli.demo_run import Demo, Progress, quantiles
-from delayserver.cli.demo_view import BOUNDS_MS, _panel
+from delayserver.cli.demo.run import Demo, Progress, quantiles
+from delayserver.cli.demo.view import BOUNDS_MS, _panel
 
 
 def test_every_message_of_the_demo_arrives_and_none_early(delayserver: Callable[..., Any]) -> None:

@@ -6,9 +6,20 @@ import json
 
 import pytest
 
-from delayserver.cli.output import body_fields, delivery_record, print_json, visible, visible_block, without_none
+from delayserver.cli.lookup import _record as lookup_record
 from delayserver.cli.status import _rows
-from delayserver.client import Delivery
+from delayserver.cli.terminal.output import (
+    body_fields,
+    delivery_record,
+    print_json,
+    visible,
+    visible_block,
+    without_none,
+)
+from delayserver.client import Delivery, LookupResult
+from delayserver.client.message_calls import lookup_call
+from delayserver.client.messages import ServerInfo
+from delayserver.protocol.limits import DEFAULT_LIMITS
 
 
 def delivery(**changes: object) -> Delivery:
@@ -88,3 +99,14 @@ def test_what_is_wrong_is_shown_unasked() -> None:
         "corruption.0",
         "a file",
     )
+
+
+@pytest.mark.parametrize("unanswered", [None, 2])
+def test_a_lookup_shows_hand_overs_without_an_answer_where_the_server_names_some(unanswered: int | None) -> None:
+    receipt = "00000000000a-000000000001-000000000001"
+    row = {"receipt": receipt, "outcome": "delivered", "attempts": 3}
+    row |= {} if unanswered is None else {"unanswered_elsewhere": unanswered}
+    [found] = lookup_call([receipt]).read({"results": [row]}, ServerInfo("0" * 12, 0, "", "", DEFAULT_LIMITS))
+    assert isinstance(found, LookupResult)
+    assert (found.attempts, found.unanswered_elsewhere) == (3, unanswered)
+    assert lookup_record(receipt, found).get("unanswered_elsewhere") == unanswered

@@ -1,11 +1,14 @@
-"""The fake server as a fixture."""
+"""The fake server, and a client of each kind, as fixtures."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
+from delayserver.client import Client
+from tests.delayserver.client.both import KINDS, Connect, connected
 from tests.delayserver.client.fake_server import FakeServer
 
 
@@ -13,3 +16,16 @@ from tests.delayserver.client.fake_server import FakeServer
 def server() -> Iterator[FakeServer]:
     with FakeServer() as running:
         yield running
+
+
+@pytest.fixture(params=KINDS)
+def connect(request: pytest.FixtureRequest) -> Connect:
+    """Connects a client of each kind to an address, with settings."""
+    return partial(connected, request.param)
+
+
+@pytest.fixture
+def client(server: FakeServer, connect: Connect) -> Iterator[Client]:
+    """A client of each kind, connected to the fake server."""
+    with connect(server.address) as connected:
+        yield connected

@@ -95,6 +95,7 @@ class FakeServer:
     connections: int = 0
     wrong_replies: dict[str, dict[str, Any]] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
+    groups: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._plan: defaultdict[str, deque[Misbehaviour]] = defaultdict(deque)
@@ -217,6 +218,16 @@ class FakeServer:
 
     def _on_status(self, _: dict[str, Any]) -> dict[str, Any]:
         return {"ready": True, "accepted": len(self.messages)}
+
+    def _on_cancel_wait(self, _: dict[str, Any]) -> dict[str, Any]:
+        return {"ended": False}
+
+    def _on_groups(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Two groups a page."""
+        first = (arguments.get("after") or [0, -1])[1] + 1
+        rows = [row for row in self.groups if arguments.get("subject") in (None, row["subject"])]
+        page = rows[first : first + 2]
+        return {"groups": page, "next": [0, first + 1] if len(rows) > first + 2 else None}
 
     def _on_route(self, arguments: dict[str, Any]) -> dict[str, Any]:
         nodes = [{"address": address, "weight": 1} for address in self.nodes or [self.address]]
@@ -384,6 +395,7 @@ class FakeServer:
         properties = pack_ragged([msgpack.packb(m.properties) if m.properties else b"" for m in ready])
         bodies = pack_ragged([m.body for m in ready])
         sequence = pack_column(np.array([m.sequence for m in ready], I64))
+        expires_ms = np.array([m.expires_ms for m in ready], I64)
         return {
             "count": len(ready),
             "subject": arguments["subject"],
@@ -393,6 +405,8 @@ class FakeServer:
             "due_ms": pack_column(np.array([m.due_ms for m in ready], I64)),
             "accepted_us": 1_000,
             "dispatched_us": 2_000,
+            # As an older server: not told where nothing expires.
+            **({"expires_ms": pack_column(expires_ms)} if expires_ms.any() else {}),
             "attempt": 1,
             "message_ids": ids[0],
             "message_id_length": ids[1],
@@ -415,4 +429,6 @@ class FakeServer:
         return {"acked": acked, "unknown": arguments["count"] - acked}
 
     def _on_nack(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return {"nacked": arguments["count"], "unknown": 0}
+        deliveries = unpack_column(arguments["deliveries"], arguments["count"], I64, "deliveries").tolist()
+        expired = len([number for number in deliveries if self.messages[number].expires_ms])
+        return {"nacked": arguments["count"], "unknown": 0} | ({"expired": expired} if expired else {})

@@ -147,13 +147,6 @@ def assert_abandoned(futures: list[Future[SendResult]], server: FakeServer) -> N
     assert server.count("send") == 1
 
 
-def test_what_was_handed_over_before_an_error_of_the_block_is_sent(server: FakeServer) -> None:
-    with Client(server.address) as client, pytest.raises(KeyError), client.batcher("a", linger_ms=60_000) as batcher:
-        future = batcher.send(b"", due_ms=1)
-        raise KeyError
-    assert future.result(timeout=0).due_ms == 1
-
-
 def test_an_error_of_the_block_abandons_in_time_what_a_server_that_hangs_does_not_answer(
     server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -186,23 +179,6 @@ def test_an_error_of_an_asynchronous_block_abandons_in_time_what_is_not_answered
         with pytest.raises(ConnectionLost):
             handle.result()
     assert server.count("send") == 1
-
-
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_what_was_handed_over_before_an_error_of_an_asynchronous_block_is_sent(
-    server: FakeServer, backend: str
-) -> None:
-    handles: list[Handle] = []
-
-    async def main() -> None:
-        async with AsyncClient(server.address) as client:
-            with pytest.raises(KeyError):
-                async with client.batcher("a", linger_ms=60_000) as batcher:
-                    handles.append(await batcher.send(b"", due_ms=1))
-                    raise KeyError
-
-    anyio.run(main, backend=backend)
-    assert handles[0].result().due_ms == 1
 
 
 def test_one_interrupt_ends_a_block_that_waits_for_its_last_answers(server: FakeServer) -> None:

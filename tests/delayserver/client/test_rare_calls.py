@@ -9,114 +9,27 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
-from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle, Message, SendResult
+from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle
 from delayserver.protocol.errors import (
     ConnectionLost,
-    DelayServerError,
     InvalidArgument,
     MessageIdInvalid,
     PropertiesInvalid,
     SubjectInvalid,
-    SubjectsFull,
 )
-from delayserver.protocol.limits import LIST_ITEMS_MAX, Limits
+from delayserver.protocol.limits import LIST_ITEMS_MAX
 from tests.delayserver.cli.conftest import Server, run, serving
-from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late, Stored
+from tests.delayserver.client.fake_server import Fail, FakeServer, Late
 
 
 @pytest.fixture
 def real_server(tmp_path: Path) -> Iterator[Server]:
     with serving(tmp_path / "data") as running:
         yield running
-
-
-def error_of_clock_ms(client: Client | AsyncClient, server: FakeServer) -> float:
-    return abs(client._core.clock.now_ms() - server.now_us() / 1000)
-
-
-def test_a_ping_that_was_retried_does_not_put_the_clock_wrong(server: FakeServer) -> None:
-    server.misbehave("ping", Garbage(b""))
-    with Client(server.address, timeout_s=1) as client:
-        assert error_of_clock_ms(client, server) < 500
-
-
-def test_a_ping_that_waited_for_another_thread_does_not_put_the_clock_wrong(server: FakeServer) -> None:
-    with Client(server.address) as client:
-        server.misbehave("pull", Late(1.0))
-        puller = threading.Thread(target=client.pull, args=("a", "g"))
-        puller.start()
-        time.sleep(0.1)
-        client.ping()
-        puller.join()
-        assert error_of_clock_ms(client, server) < 500
-
-
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_a_ping_of_the_async_client_that_was_retried_does_not_put_the_clock_wrong(
-    server: FakeServer, backend: str
-) -> None:
-    server.misbehave("ping", Garbage(b""))
-
-    async def main() -> None:
-        async with AsyncClient(server.address, timeout_s=1) as client:
-            assert error_of_clock_ms(client, server) < 500
-
-    anyio.run(main, backend=backend)
-
-
-def test_columns_with_a_row_without_an_id_are_not_sent_twice(server: FakeServer) -> None:
-    server.misbehave("send", Drop())
-    with Client(server.address) as client, pytest.raises(ConnectionLost):
-        client.send_columns("a", 1, [b"x", b"y"], message_ids=["m", ""])
-    assert [stored.outcome for stored in server.messages] == ["pending", "pending"]
-
-
-class Forgetful(FakeServer):
-    """Takes messages of `full` while it has room, which is once."""
-
-    def _store(self, subject: str, body: bytes, due_ms: int, **rest: Any) -> Stored:
-        if subject == "full" and any(stored.subject == "full" for stored in self.messages):
-            raise SubjectsFull("no room")
-        return super()._store(subject, body, due_ms, **rest)
-
-
-SENT_TWICE = [Message("a", b"x", due_ms=1), Message("full", b"y", due_ms=1)]
-
-
-def assert_in_doubt(results: list[SendResult | DelayServerError]) -> None:
-    assert isinstance(results[0], SendResult)
-    assert isinstance(results[1], ConnectionLost)
-    assert isinstance(results[1].__cause__, SubjectsFull)
-    assert "another attempt ended with subjects_full" in str(results[1])
-
-
-def test_a_row_that_is_refused_behind_a_lost_answer_may_have_been_taken() -> None:
-    with Forgetful() as server, Client(server.address) as client:
-        server.misbehave("send", Drop())
-        assert_in_doubt(client.send_many(SENT_TWICE))
-        server.messages.clear()
-        server.misbehave("send", Drop())
-        sent = client.send_columns(["a", "full"], 1, [b"x", b"y"], subject_index=[0, 1], message_ids=["m", "n"])
-        assert [(row.index, type(row.error)) for row in sent.rejected] == [(1, ConnectionLost)]
-        # Without a lost answer a refusal is one.
-        (refused,) = client.send_many(SENT_TWICE[1:])
-        assert isinstance(refused, SubjectsFull)
-
-
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_a_row_that_is_refused_behind_a_lost_answer_may_have_been_taken_async(backend: str) -> None:
-    async def main() -> None:
-        with Forgetful() as server:
-            async with AsyncClient(server.address) as client:
-                server.misbehave("send", Drop())
-                assert_in_doubt(await client.send_many(SENT_TWICE))
-
-    anyio.run(main, backend=backend)
 
 
 def status_of_a_fork_that_sends(client: Client) -> int:
@@ -152,52 +65,6 @@ def test_a_forked_process_does_not_share_the_connection(server: FakeServer) -> N
     assert server.connections == 2
 
 
-def test_the_batcher_sends_the_properties_that_were_handed_over(server: FakeServer) -> None:
-    properties: dict[str, str] = {}
-    with Client(server.address) as client, client.batcher("a", linger_ms=1000) as batcher:
-        for number in range(3):
-            properties["number"] = str(number)
-            batcher.send(b"", due_ms=number, properties=properties)
-    assert [stored.properties for stored in server.messages] == [{"number": str(number)} for number in range(3)]
-
-
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_the_async_batcher_sends_the_properties_that_were_handed_over(server: FakeServer, backend: str) -> None:
-    async def main() -> None:
-        properties: dict[str, str] = {}
-        async with AsyncClient(server.address) as client, client.batcher("a", linger_ms=1000) as batcher:
-            for number in range(3):
-                properties["number"] = str(number)
-                await batcher.send(b"", due_ms=number, properties=properties)
-
-    anyio.run(main, backend=backend)
-    assert [stored.properties for stored in server.messages] == [{"number": str(number)} for number in range(3)]
-
-
-def test_a_batch_keeps_the_bounds_of_the_server_also_with_properties() -> None:
-    with FakeServer(limits=Limits(frame_bytes_max=10_000, batch_messages_max=7)) as server:
-        with Client(server.address) as client, client.batcher("a", linger_ms=50) as batcher:
-            futures = [batcher.send(b"", due_ms=number, properties={"p": "x" * 2000}) for number in range(20)]
-            futures += [batcher.send(b"", due_ms=number) for number in range(20, 40)]
-        assert [future.result().due_ms for future in futures] == list(range(40))
-        assert max(request.arguments["count"] for request in server.requests if request.operation == "send") == 7
-
-
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_an_async_batch_keeps_the_bounds_of_the_server_also_with_properties(backend: str) -> None:
-    async def main() -> None:
-        with FakeServer(limits=Limits(frame_bytes_max=10_000, batch_messages_max=7)) as server:
-            async with AsyncClient(server.address) as client, client.batcher("a", linger_ms=50) as batcher:
-                for number in range(20):
-                    await batcher.send(b"", due_ms=number, properties={"p": "x" * 2000})
-                for number in range(20, 40):
-                    await batcher.send(b"", due_ms=number)
-            assert [stored.due_ms for stored in server.messages] == list(range(40))
-            assert max(request.arguments["count"] for request in server.requests if request.operation == "send") == 7
-
-    anyio.run(main, backend=backend)
-
-
 def test_a_batcher_outside_its_block_or_in_a_forked_process_takes_no_message(server: FakeServer) -> None:
     client = Client(server.address)
     with pytest.raises(RuntimeError, match="with block"):
@@ -214,57 +81,15 @@ def test_a_batcher_outside_its_block_or_in_a_forked_process_takes_no_message(ser
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_flush_does_not_wait_for_what_others_hand_over_meanwhile(server: FakeServer) -> None:
-    server.misbehave("send", *[Late(0.02)] * 1_000)
-    stop = threading.Event()
-    with Client(server.address) as client, client.batcher("a") as batcher:
-
-        def send_on() -> None:
-            while not stop.wait(0.001):
-                batcher.send(b"", due_ms=1)
-
-        others = threading.Thread(target=send_on)
-        others.start()
-        batcher.send(b"", due_ms=2)
-        began = time.monotonic()
-        batcher.flush()
-        took = time.monotonic() - began
-        stop.set()
-        others.join()
-    assert took < 10
-
-
-@pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_an_async_flush_does_not_wait_for_what_others_hand_over_meanwhile(server: FakeServer, backend: str) -> None:
-    server.misbehave("send", *[Late(0.02)] * 1_000)
-
-    async def main() -> None:
-        async with AsyncClient(server.address) as client, client.batcher("a") as batcher:
-            async with anyio.create_task_group() as others:
-
-                async def send_on() -> None:
-                    while True:
-                        await batcher.send(b"", due_ms=1)
-                        await anyio.sleep(0.001)
-
-                others.start_soon(send_on)
-                await batcher.send(b"", due_ms=2)
-                with anyio.fail_after(10):
-                    await batcher.flush()
-                others.cancel_scope.cancel()
-
-    anyio.run(main, backend=backend)
-
-
 def test_an_interrupted_flush_leaves_the_lingering_as_it_was(server: FakeServer) -> None:
     server.misbehave("send", Late(2.0))
 
     def interrupt() -> None:
         end_s = time.monotonic() + 20
-        while not batcher._hurry and time.monotonic() < end_s:
+        while not batcher._queue._flushes and time.monotonic() < end_s:
             time.sleep(0.01)
         time.sleep(0.1)
-        if batcher._hurry:  # otherwise it would end the tests
+        if batcher._queue._flushes:  # otherwise it would end the tests
             os.kill(os.getpid(), signal.SIGINT)
 
     with Client(server.address) as client, client.batcher("a", linger_ms=60_000) as batcher:
@@ -274,7 +99,7 @@ def test_an_interrupted_flush_leaves_the_lingering_as_it_was(server: FakeServer)
         with pytest.raises(KeyboardInterrupt):
             batcher.flush()
         interrupter.join()
-        assert not batcher._hurry
+        assert not batcher._queue._flushes
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])

@@ -13,6 +13,7 @@ from delayserver.client import Client
 from delayserver.client.socket_connection import SocketConnection
 from delayserver.protocol.errors import RequestTimedOut
 from delayserver.protocol.frames import encode_request
+from delayserver.protocol.keepalive import IDLE_S
 from tests.delayserver.client.fake_server import FakeServer
 
 SIGNALS_S = 0.05
@@ -59,3 +60,10 @@ def test_signals_harm_no_large_frame(server: FakeServer) -> None:
 def test_a_timeout_longer_than_a_poll_can_wait_is_none(server: FakeServer) -> None:
     with Client(server.address, timeout_s=1e9) as client:
         assert client.ping() > 0
+
+
+def test_a_connection_asks_after_a_silent_server(mute: socket.socket) -> None:
+    connection = SocketConnection(mute.getsockname(), 5.0)
+    assert connection._socket.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert connection._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == IDLE_S
+    connection.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import dataclass
 
 import anyio
@@ -109,3 +111,24 @@ def test_a_hello_tells_the_clock_anew(server: FakeServer) -> None:
         server.misbehave("hello", Late(0.3))
         client.hello()
         assert client._core.clock.now_ms() < server.now_us() // 1000 + 600_000
+
+
+def test_a_clock_that_another_thread_forgets_while_it_is_read_is_learned_again() -> None:
+    def elapsed_us() -> int:
+        clock.forget()
+        return 1_000
+
+    clock = ServerClock(elapsed_us)
+    clock.learn(server_us=5_000, sent_us=0)
+    assert [clock.stale, clock.stale] == [False, True]
+
+
+def test_a_ping_that_waited_for_another_thread_does_not_put_the_clock_wrong(server: FakeServer) -> None:
+    with Client(server.address) as client:
+        server.misbehave("pull", Late(1.0))
+        puller = threading.Thread(target=client.pull, args=("a", "g"))
+        puller.start()
+        time.sleep(0.1)
+        client.ping()
+        puller.join()
+        assert abs(client._core.clock.now_ms() - server.now_us() / 1000) < 500

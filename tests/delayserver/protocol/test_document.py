@@ -1,63 +1,188 @@
-"""PROTOCOL.md: its bytes are frames of this protocol and mean what the page says."""
+"""PROTOCOL.md: its bytes are the test vectors, its client runs as it stands, and its tables are what the code does."""
 
 from __future__ import annotations
 
-import pathlib
+import json
 import re
+import subprocess
+import sys
+from functools import reduce
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from delayserver.client.messages import ServerInfo
 from delayserver.client.pull_calls import ack_call
 from delayserver.client.send_calls import SendColumns, send_columns_call
-from delayserver.protocol.errors import NotReady
+from delayserver.config.settings import Settings
+from delayserver.protocol.errors import ERRORS
 from delayserver.protocol.frames import FrameDecoder, decode_reply, decode_request
-from delayserver.protocol.limits import Limits
-from delayserver.protocol.receipts import parse_receipt
+from delayserver.protocol.keepalive import IDLE_S, INTERVAL_S, PROBES
+from delayserver.protocol.limits import LIST_ITEMS_MAX, Limits
+from delayserver.protocol.operations import OPERATIONS
+from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
+from tests.delayserver.cli.conftest import serve
+from tests.delayserver.protocol import vectors
 
-TEXT = (pathlib.Path(__file__).parents[3] / "PROTOCOL.md").read_text()
-FRAMES = {name: bytes.fromhex(dump) for name, dump in re.findall(r"```hex (.+?)\n(.*?)```", TEXT, re.DOTALL)}
-SERVER_ID, DUE_MS = "5f3a9c0d2b71", 1_800_000_000_000
+TEXT = vectors.PAGE.read_text()
+FRAMES = {frame["name"]: frame["hex"] for frame in json.loads(vectors.VECTORS.read_text())["frames"]}
+DUMPS = re.findall(r"```hex (.+?)\n(.*?)```", TEXT, re.DOTALL)
+VALUES = re.findall(r"```value (.+?)\n(.*?)```", TEXT, re.DOTALL)
+EXPLAINED = re.findall(r"```bytes (.+?)\n(.*?)```", TEXT, re.DOTALL)
+MADE_BY_CLIENTS = {"connection_lost", "timed_out", "unknown_error"}
+CLIENT_SECONDS_MAX = 60
+WORDS_MAX = 25
+
+
+def section(title: str) -> str:
+    """A part of the page, from its heading to the next one of the same level."""
+    level = title.partition(" ")[0]
+    _, _, rest = TEXT.partition(f"\n{title}\n")
+    assert rest, f"there is no section {title!r}"
+    return re.split(rf"\n{level} ", rest, maxsplit=1)[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all table rows, without heads."""
+    found = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in found if not set("".join(row)) <= set("-: ")]
 
 
 def payload(name: str) -> bytes:
-    [only] = FrameDecoder().feed(FRAMES[name])
+    [only] = FrameDecoder().feed(bytes.fromhex(FRAMES[name]))
     return bytes(only)
 
 
-@pytest.mark.parametrize("name", FRAMES)
-def test_every_dump_is_one_whole_frame_of_its_operation(name: str) -> None:
-    operation, kind = name.split(maxsplit=1)[0], name.rsplit(maxsplit=1)[-1]
-    if kind == "request":
-        assert decode_request(payload(name)).operation == operation
-    else:
-        assert decode_reply(payload(name)).id > 0
+@pytest.mark.parametrize(("name", "dump"), DUMPS)
+def test_every_dump_is_a_vector(name: str, dump: str) -> None:
+    assert dump == vectors.dump_of(FRAMES[name]), "run python -m tests.delayserver.protocol.vectors"
 
 
-def test_the_replies_say_what_the_page_says() -> None:
-    hello = decode_reply(payload("hello reply")).result
-    assert hello is not None
-    assert hello["server_id"] == SERVER_ID
-    assert Limits.from_map(hello["limits"]) == Limits()
-    assert type(decode_reply(payload("error reply")).error) is NotReady
-    sent = decode_reply(payload("send reply")).result
-    assert sent is not None
-    receipt = parse_receipt(sent["results"][0]["receipt"])
-    assert (receipt.server_id, receipt.due_ms, receipt.sequence) == (SERVER_ID, DUE_MS, 42)
-    assert str(receipt) in TEXT
+@pytest.mark.parametrize(("name", "value"), VALUES)
+def test_every_value_is_that_of_its_vector(name: str, value: str) -> None:
+    assert value == vectors.value_of(name), "run python -m tests.delayserver.protocol.vectors"
 
 
-def test_the_client_draws_and_reads_the_columns_of_the_page() -> None:
-    due_ms = [DUE_MS, DUE_MS + 5, DUE_MS + 1]
+def test_every_dump_is_told_in_words_too() -> None:
+    assert {name for name, _ in DUMPS} <= {name for name, _ in VALUES}
+
+
+@pytest.mark.parametrize(("name", "lines"), EXPLAINED)
+def test_every_explained_frame_is_a_vector(name: str, lines: str) -> None:
+    assert "".join([line[:48] for line in lines.splitlines()]).replace(" ", "") == FRAMES[name]
+    quoted = re.findall(r'"([^"]+)"', "".join([line[48:] for line in lines.splitlines()]))
+    value = json.dumps(vectors.to_json((vectors.REQUESTS | vectors.REPLIES)[name]))
+    assert all(f'"{text}"' in value for text in quoted)
+
+
+def test_the_client_of_the_page_sends_pulls_and_acks_one_message(tmp_path: Path) -> None:
+    [program] = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)
+    script = tmp_path / "client.py"
+    script.write_text(program)
+    server = serve(tmp_path / "data")
+    try:
+        done = subprocess.run(
+            [sys.executable, str(script), server.address],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=CLIENT_SECONDS_MAX,
+        )
+    finally:
+        server.stop()
+    assert done.returncode == 0, done.stderr
+    sent, pulled, acked = done.stdout.splitlines()
+    assert f"'receipt': '{server.server_id}-" in sent
+    assert pulled.startswith("pulled b'hi' ")
+    assert acked == "acked {'acked': 1, 'unknown': 0}"
+
+
+def test_the_clients_draw_and_read_the_columns_of_the_page() -> None:
+    due_ms = vectors.DUE_COLUMN.tolist()
     call = send_columns_call(SendColumns("orders", due_ms, [b"a", b"bb", b"ccc"]))
     assert call.arguments == decode_request(payload("send columns request")).arguments
     result = decode_reply(payload("send columns reply")).result
     assert result is not None
-    sent = call.read(result, ServerInfo(SERVER_ID, 1, "server", "", Limits()))
+    sent = call.read(result, ServerInfo(vectors.SERVER_ID, 1, "server", "", Limits()))
     assert (sent.sequence.tolist(), sent.due_ms.tolist()) == ([43, 44, 45], due_ms)
-    assert ack_call("orders", "billing", [7]).arguments == decode_request(payload("ack request")).arguments
+    acked = ack_call("orders", "billing", [vectors.DELIVERY])
+    assert acked.arguments == decode_request(payload("ack request")).arguments
 
 
-def test_the_defaults_of_the_page_are_those_of_the_code() -> None:
+def test_every_operation_has_a_section() -> None:
+    headings = {name for line in TEXT.splitlines() if line.startswith("### ") for name in re.findall(r"`(\w+)`", line)}
+    assert headings == OPERATIONS
+
+
+def test_the_bounds_of_the_page_are_those_of_the_code() -> None:
+    told = {row[0].strip("`"): row[1] for row in rows(section("## 9 Bounds")) if row[1].replace(",", "").isdigit()}
     for name, value in Limits().to_map().items():
-        assert f"| `{name}` | {value:,} |" in TEXT
+        assert told[name] == f"{value:,}"
+    assert f"| items of one array or map of a request | | {LIST_ITEMS_MAX:,} |" in TEXT
+    assert f"{IDLE_S} s, then every {INTERVAL_S} s, {PROBES} probes" in TEXT
+
+
+def default_of(setting: str) -> Any:
+    return reduce(getattr, setting.split("."), Settings())
+
+
+def test_the_settings_of_the_page_are_there_and_have_the_values_that_it_tells() -> None:
+    folders = "listen|message|storage|wheel|dispatch|broker"
+    for setting in set(re.findall(rf"`((?:{folders})\.\w+)`", TEXT)):
+        if setting in ("storage.retired_windows_ahead", "storage.oldest_due_ms"):  # of `status`
+            continue
+        default_of(setting)
+    for row in rows(section("## 9 Bounds")):
+        cell = row[2] if row[0].startswith("`") else row[1]
+        value = row[1] if row[0].startswith("`") else row[2]
+        settings = re.findall(r"`(\w+\.\w+)`", cell)
+        values = [int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", value)]
+        assert [default_of(setting) for setting in settings] == values[: len(settings)], row
+
+
+def test_the_table_of_errors_is_that_of_the_code() -> None:
+    told = {row[0].strip("`"): row for row in rows(section("## 10 Errors")) if row[0].startswith("`")}
+    assert told.keys() == ERRORS.keys() - MADE_BY_CLIENTS
+    for name, (_, fault, what, again) in told.items():
+        assert again.startswith("yes") == ERRORS[name].retriable, name
+        assert fault in ("client", "operator", "server", "nobody")
+        assert what
+
+
+def test_the_table_of_outcomes_is_that_of_the_code() -> None:
+    told = {row[1].strip("`"): row[0] for row in rows(section("### Outcomes")) if row[0].isdigit()}
+    assert told == {label: str(int(Outcome[label.upper()])) for label in OUTCOME_LABELS}
+
+
+def test_every_link_of_the_page_leads_somewhere() -> None:
+    headings = [line.lstrip("# ") for line in TEXT.splitlines() if line.startswith("#")]
+    anchors = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    for target in re.findall(r"\]\(([^)]+)\)", TEXT):
+        if target.startswith("#"):
+            assert target[1:] in anchors
+        elif not target.startswith("https://"):
+            assert (vectors.ROOT / target).exists()
+
+
+def sentences(text: str) -> list[str]:
+    """All sentences outside of blocks of code: of paragraphs, list items and table cells."""
+    blocks = [""]
+    for line in re.sub(r"```.*?```", "", text, flags=re.DOTALL).splitlines():
+        if line.startswith("|"):
+            blocks += [*line.strip("|").split("|"), ""]
+        elif not line.strip() or re.match(r"\s*(\*|\d+\.) |#", line):
+            blocks += [line]
+        else:
+            blocks[-1] += f" {line.strip()}"
+    return [sentence for block in blocks for sentence in re.split(r"(?<=[.?]) +", block)]
+
+
+def words(sentence: str) -> int:
+    """A list of names in code counts as one word, a link as its text."""
+    named = re.sub(r"`[^`]*`(\s*,?\s*`[^`]*`)*", "x", re.sub(r"\]\([^)]*\)", "]", sentence))
+    return len(re.findall(r"\S*\w\S*", named))
+
+
+def test_a_sentence_has_at_most_25_words() -> None:
+    assert [sentence for sentence in sentences(TEXT) if words(sentence) > WORDS_MAX] == []

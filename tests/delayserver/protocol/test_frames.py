@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import struct
+import tracemalloc
 from itertools import pairwise
 from typing import Any
 
@@ -16,12 +18,14 @@ from delayserver.protocol.errors import (
     DelayServerError,
     FrameTooLarge,
     MalformedFrame,
+    MalformedRequest,
     QueueFull,
     UnknownError,
     make_error,
 )
 from delayserver.protocol.frames import (
     FrameDecoder,
+    RowsReply,
     decode_reply,
     decode_request,
     encode_bulk_reply,
@@ -30,6 +34,7 @@ from delayserver.protocol.frames import (
     encode_frame,
     encode_reply,
     encode_request,
+    peek_operation,
 )
 from delayserver.protocol.limits import LIST_ITEMS_MAX
 
@@ -141,10 +146,7 @@ BAD_PAYLOADS = {
     "negative id": b"\x93\xff\xa1a\x80",
     "id true": b"\x93\xc3\xa1a\x80",
     "id 2^63": b"\x93\xcf\x80\0\0\0\0\0\0\0\xa1a\x80",
-    "operation as bytes": b"\x93\x01\xc4\x01a\x80",
-    "arguments nil": b"\x93\x01\xa1a\xc0",
     "integer key": b"\x93\x01\xa1a\x81\x01\x01",
-    "bytes key": b"\x93\x01\xa1a\x81\xc4\x01a\x01",
     "array key": b"\x93\x01\xa1a\x81\x91\x01\x01",
     "extension": b"\x93\x01\xa1a\x81\xa1k\xd4\x05\x00",
     "empty extension": b"\x93\x01\xa1a\x81\xa1k\xc7\x00\x05",
@@ -179,6 +181,51 @@ def test_a_list_too_long_is_an_error_of_its_own_request() -> None:
     assert len(decode_request(frame[4:]).arguments["receipts"]) == LIST_ITEMS_MAX
 
 
+def nested_maps(count: int) -> bytes:
+    """A request whose arguments hold this many empty maps, in lists of 1,000 within each other's neighbours."""
+    rows = b"".join([b"\xdc\x03\xe8" + b"\x80" * 1000 for _ in range(count // 1000)])
+    return b"\x93\x07\xa4send\x81\xa1k\xdc" + struct.pack(">H", count // 1000) + rows
+
+
+@pytest.mark.parametrize("items", [3_000_000, 16_000_000])
+def test_a_frame_of_empty_maps_is_refused_at_the_bound_and_costs_little(items: int) -> None:
+    payload = nested_maps(items)
+    tracemalloc.start()
+    with pytest.raises(BatchTooLarge, match="more than 262144 items") as caught:
+        decode_request(payload)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert caught.value.request_id == 7
+    assert peak < 64 << 20
+
+
+def test_the_bound_on_items_counts_all_arrays_and_maps_of_a_request() -> None:
+    arguments = {"rows": [{"a": 1, "b": [1, 2, 3]} for _ in range(1000)], "blob": bytes(20_000)}
+    # The request and its arguments hold 3 + 2 items; the list 1,000; each map 2 and its list 3; and each of them is one.
+    items = (3 + 1) + (2 + 1) + (1000 + 1) + 1000 * (2 + 1 + 3 + 1)
+    payload = encode_request(5, "send", arguments)[4:]
+    assert decode_request(payload, items).arguments == arguments
+    with pytest.raises(BatchTooLarge):
+        decode_request(payload, items - 1)
+
+
+@pytest.mark.parametrize("payload", [b"\x93\x05\xc4\x01a\x80", b"\x93\x05\xa1a\xc0", b"\x93\x05\xa1a\x81\xc4\x01a\x01"])
+def test_what_is_wrong_inside_a_request_is_told_with_its_id(payload: bytes) -> None:
+    with pytest.raises(MalformedRequest) as caught:
+        decode_request(payload)
+    assert caught.value.request_id == 5
+
+
+def test_the_reasons_of_a_malformed_frame_are_told_in_the_protocols_words() -> None:
+    reasons = set()
+    for name, payload in BAD_PAYLOADS.items():
+        with pytest.raises(MalformedFrame) as caught:
+            decode_request(payload)
+        assert not re.search("unpack|codec|strict|hook|max_|None", caught.value.message), name
+        reasons.add(caught.value.message.rpartition(": ")[2])
+    assert len(reasons) > 8
+
+
 @settings(max_examples=300)
 @given(st.binary(max_size=200))
 def test_random_bytes_raise_nothing_but_named_errors(data: bytes) -> None:
@@ -205,3 +252,23 @@ def test_mutated_requests_raise_nothing_but_named_errors(
         decode_request(bytes(payload[: len(payload) - cut_bytes]))
     except DelayServerError:
         pass
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
+def test_a_reply_that_is_encoded_row_by_row_is_the_same_reply(count: int) -> None:
+    rows = [{"receipt": f"r{number}", "outcome": "pending"} for number in range(count)]
+    reply = RowsReply(7)
+    for row in rows:
+        reply.add(row)
+    assert reply.frame() == encode_reply(7, {"results": rows})
+
+
+@given(st.integers(1, 2**63 - 1), st.sampled_from(["lookup", "window_complete"]), st.binary(max_size=100))
+def test_the_operation_is_known_before_a_request_is_decoded(number: int, operation: str, rest: bytes) -> None:
+    payload = encode_request(number, operation, {"rest": rest})[4:]
+    assert peek_operation(payload) == peek_operation(memoryview(payload)) == operation
+
+
+@given(st.binary(max_size=80) | values.map(msgpack.packb))
+def test_what_is_no_request_has_no_operation_or_is_refused_later(payload: bytes) -> None:
+    assert type(peek_operation(payload)) is str

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import google_crc32c
 
-from store.record import HEADER_BYTES, RECORD_MAGIC, decode_header
+from store.records.record import HEADER_BYTES, RECORD_MAGIC, decode_header
 
 Damage = Callable[[Path], None]
 FIRST_RECORD = 64
@@ -85,6 +85,16 @@ def cut_at(part: str) -> Damage:
 def cut_before_last_record(path: Path) -> None:
     """The file ends exactly behind a whole record, as if the last one had never been."""
     path.write_bytes(path.read_bytes()[: records(path)[-1][0]])
+
+
+def cut_to_header(path: Path) -> None:
+    """Nothing is left but the file header."""
+    path.write_bytes(path.read_bytes()[:64])
+
+
+def cut_to_nothing(path: Path) -> None:
+    """An empty file."""
+    path.write_bytes(b"")
 
 
 def append_torn(path: Path) -> None:

@@ -12,19 +12,20 @@ import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.run_blocks import RunBlocks
+from delayserver.broker.queues.run_blocks import RunBlocks
 from delayserver.cli import main
 from delayserver.client import Client
-from store.batches import RunBatch
-from store.filesystem import RealFileSystem
-from store.ledger import Ledger
-from store.windows import DAY_MS
+from store.disk.filesystem import RealFileSystem
+from store.logs.windows import DAY_MS
+from store.records.batches import RunBatch
+from store.tables.ledger import Ledger
 
 ROOT = Path(__file__).parents[3]
 SECONDS_MAX = 60
@@ -216,7 +217,7 @@ def fill(client: Client, made: Made) -> None:
     made.receipts["moved_to"] = moved.new_receipt
     made.accepted += 1
     deliveries = client.pull("orders", "workers", 5, 5)
-    client.nack("orders", "workers", [deliveries[0].delivery])
+    client.nack("orders", "workers", [deliveries[0].delivery], timedelta(0))
     client.ack("orders", "workers", [delivery.delivery for delivery in deliveries[1:]])
 
 

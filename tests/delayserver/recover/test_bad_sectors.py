@@ -8,20 +8,19 @@ from random import Random
 
 import pytest
 
-from delayserver.recover.capture import capture
-from delayserver.recover.check import Check, Checked, check_directory
-from delayserver.recover.due_range import Range
-from delayserver.recover.findings import CORRUPT, TORN, Findings
-from delayserver.recover.quarantine import write_quarantine
-from delayserver.recover.record_scan import RecordScan
-from delayserver.recover.repair import apply_repair
-from delayserver.recover.repair_plan import plan_repair
-from delayserver.recover.sectors import bytes_before_bad_sector
-from store.scan import Scan, ScanReport
+from delayserver.recover.checking.check import Check, Checked, check_directory
+from delayserver.recover.mending.mender import carry_out
+from delayserver.recover.mending.quarantine import write_quarantine
+from delayserver.recover.mending.repair_plan import plan_repair
+from delayserver.recover.reading.capture import capture
+from delayserver.recover.reading.due_range import Range
+from delayserver.recover.reading.findings import CORRUPT, TORN, Findings
+from store.records.fast_reader import FastReader, bytes_before_bad_sector
+from store.records.scan import Scan, ScanReport
 from tests.delayserver.recover.damaging import FIRST_RECORD
 from tests.delayserver.recover.directories import Made
-from tests.delayserver.recover.test_record_scan import START, log_of, messages, mixed
 from tests.fakes.disk import FakeDisk, FakeFile
+from tests.store.records.test_fast_reader import START, log_of, messages, mixed
 
 SECTOR = 512
 
@@ -72,7 +71,7 @@ def test_a_bad_sector_is_a_finding_and_what_else_is_wrong_is_found_beside_it(sto
             disk.unreadable[path] = [(start, start + 8)]
             disk.flip_bit("/data/sequences", 24)
             found = {finding.file: finding for finding in checked(disk).findings if finding.kind in (CORRUPT, TORN)}
-            assert found[path].offset == start and "cannot read" in found[path].detail
+            assert found[path].offset == start and "cannot be read" in found[path].detail
             assert found["/data/sequences"].kind == CORRUPT
 
 
@@ -106,7 +105,7 @@ def test_a_repair_of_what_cannot_be_read_leaves_a_sound_file(stopped: Made, star
         disk = loaded(stopped)
         disk.unreadable[path] = [(start, start + 8)]
         taken = capture(disk, "/data", Findings())
-        apply_repair(taken, plan_repair(taken))
+        carry_out(taken, plan_repair(taken))
         taken.close()
         disk.unreadable.clear()  # what was written anew lies elsewhere, and what was overwritten can be read
         left = [finding for finding in checked(disk).findings if finding.file == path and finding.kind == CORRUPT]
@@ -122,7 +121,7 @@ def test_a_repair_moves_what_cannot_be_read_behind_the_end_aside(stopped: Made) 
     file.close()
     disk.unreadable[path] = [(end, end + SECTOR)]
     taken = capture(disk, "/data", Findings())
-    apply_repair(taken, plan_repair(taken))
+    carry_out(taken, plan_repair(taken))
     taken.close()
     assert disk.size(path) == end
     [aside] = disk.files("/data/quarantine/")
@@ -135,7 +134,7 @@ def test_a_repair_moves_a_small_file_that_cannot_be_read_aside(stopped: Made, na
     disk = loaded(stopped)
     disk.unreadable[f"/data/{name}"] = [(0, SECTOR)]
     taken = capture(disk, "/data", Findings())
-    apply_repair(taken, plan_repair(taken))
+    carry_out(taken, plan_repair(taken))
     taken.close()
     assert not disk.exists(f"/data/{name}")
 
@@ -144,7 +143,7 @@ def test_a_repair_moves_a_small_file_that_cannot_be_read_aside(stopped: Made, na
 
 
 def scanned(file: FakeFile, size: int) -> tuple[list[int], ScanReport]:
-    scan = RecordScan(file, START, size)
+    scan = FastReader(file, START, size)
     return [offset for records in scan for offset in records.offsets.tolist()], scan.report
 
 
@@ -228,7 +227,7 @@ def test_columns_that_cannot_be_read_are_told_with_their_header() -> None:
     disk.unreadable["/d/f"] = [(START + 1024, START + 1032)]
     path = write_quarantine(disk, "/d", disk.open("/d/f", write=False), START, len(content), "why")
     first, second = json.loads(disk.content(path).partition(b"\n")[0])["records"]
-    assert "cannot read" in first["columns"] and (first["rows"], second["columns"]) == (300, "whole")
+    assert "cannot be read" in first["columns"] and (first["rows"], second["columns"]) == (300, "whole")
 
 
 def test_a_range_that_can_be_read_names_nothing() -> None:

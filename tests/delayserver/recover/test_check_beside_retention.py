@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from delayserver.client import Client
-from delayserver.recover import capture as capturing
-from delayserver.recover.capture import Capture, capture
-from delayserver.recover.check import Check, Checked
-from delayserver.recover.due_range import Range
-from delayserver.recover.findings import Findings
-from store.batches import LedgerBatch
-from store.filesystem import RealFile, RealFileSystem
-from store.ledger import Ledger
-from store.schedule_log import ScheduleKey, Source
-from store.windows import window_of
+from delayserver.recover.checking.check import Check, Checked
+from delayserver.recover.reading import capture as capturing
+from delayserver.recover.reading.capture import Capture, capture
+from delayserver.recover.reading.due_range import Range
+from delayserver.recover.reading.findings import Findings
+from store.disk.filesystem import RealFile, RealFileSystem
+from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.windows import window_of
+from store.records.batches import LedgerBatch
+from store.tables.ledger import Ledger
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy
 
 

@@ -364,6 +364,27 @@ def test_swapped_files_are_misplaced_and_get_their_names_back(stopped: Made, tmp
     assert (after.code, after.last["findings"]) == (0, [])
 
 
+@pytest.mark.parametrize("log", ["schedule_log", "dispatch_log"])
+def test_a_day_and_a_minute_that_changed_places_get_their_names_back(stopped: Made, tmp_path: Path, log: str) -> None:
+    made = copy(stopped, tmp_path / "data")
+    minute, day = files(made.path)[f"{log} minute"], files(made.path)[f"{log} day"]
+    damaging.swap(minute, day)
+    assert in_process("check", str(made.path), "--json").kinds() == ["misplaced"]
+    done = in_process("repair", str(made.path), "--yes")
+    assert done.code == 0, done.out
+    after = in_process("check", str(made.path), "--json")
+    assert (after.code, after.last["findings"], after.last["accepted"]) == (0, [], stopped.accepted)
+
+
+def test_a_minute_under_the_name_of_a_day_is_told_where_it_may_belong(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    minute, day = files(made.path)["schedule_log minute"], files(made.path)["schedule_log day"]
+    day.write_bytes(minute.read_bytes())  # twice, and its own place is taken
+    done = in_process("repair", str(made.path), "--yes")
+    assert done.code == 1
+    assert "the files of that minute are there already" in done.out + done.err
+
+
 def test_every_bit_of_a_file_header_is_guarded(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     path = files(made.path)["schedule_log minute"]

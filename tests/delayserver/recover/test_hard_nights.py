@@ -9,17 +9,17 @@ from typing import NoReturn
 import pytest
 
 from delayserver.client import Client
-from delayserver.recover import repair
-from delayserver.recover.capture import capture
-from delayserver.recover.check import Check, check_directory, whole_windows
-from delayserver.recover.findings import Findings
-from delayserver.recover.rebuild import apply_rebuild
-from delayserver.recover.rebuild_plan import plan_rebuild
-from store import identity
+from delayserver.recover.checking.check import Check, check_directory, whole_windows
+from delayserver.recover.mending import mender
+from delayserver.recover.mending.mender import carry_out
+from delayserver.recover.mending.rebuild_plan import plan_rebuild
+from delayserver.recover.reading.capture import capture
+from delayserver.recover.reading.findings import Findings
+from store.disk.filesystem import RealFileSystem
 from store.errors import StoreError
-from store.filesystem import RealFileSystem
-from store.schedule_key import ScheduleKey, ScheduleLayout, Source
-from store.windows import DAY_MS
+from store.logs.schedule_key import ScheduleKey, ScheduleLayout, Source
+from store.logs.windows import DAY_MS
+from store.tables import identity
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
 from tests.delayserver.recover.test_corruption_table import files
@@ -58,7 +58,7 @@ def rebuild(disk: FakeDisk) -> None:
     taken = capture(disk, "/data", findings)
     plan = plan_rebuild(taken, findings)
     assert not plan.refusals
-    apply_rebuild(taken, plan)
+    carry_out(taken, plan)
     taken.close()
 
 
@@ -75,7 +75,7 @@ def test_an_interrupted_repair_keeps_the_proof_that_damage_is_no_torn_end(
     expected = pending_of(other)
     assert expected
     with monkeypatch.context() as patch:
-        patch.setattr(repair, "write_quarantine", ends_here)
+        patch.setattr(mender, "write_quarantine", ends_here)
         assert in_process("repair", str(made.path), "--yes").code == 1
     if then == "repair":
         assert in_process("repair", str(made.path), "--yes").code == 0

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from delayserver.recover.balance import ACCEPTED, Balance
-from delayserver.recover.capture import capture
-from delayserver.recover.copies import mark_copies
-from delayserver.recover.due_range import Range
-from delayserver.recover.findings import Findings
-from delayserver.recover.log_check import LogCheck
-from delayserver.recover.outcome_rows import OutcomeRows
-from delayserver.recover.rebuild import Restore
-from delayserver.recover.units import Units
-from store.batches import I64, CancelBatch, MessageBatch
-from store.file_header import FILE_HEADER_BYTES
-from store.filesystem import RealFileSystem
-from store.id_index import hash_ids
-from store.message_log import MessageLog
-from store.schedule_log import ScheduleKey, ScheduleLog, Source
+from delayserver.recover.checking.cancel_check import CancelLots
+from delayserver.recover.checking.log_check import LogCheck
+from delayserver.recover.mending.copies import mark_copies
+from delayserver.recover.mending.marks import Marks
+from delayserver.recover.mending.restore import Restore
+from delayserver.recover.reading.balance import ACCEPTED, Balance
+from delayserver.recover.reading.capture import capture
+from delayserver.recover.reading.due_range import Range
+from delayserver.recover.reading.file_read import Reader
+from delayserver.recover.reading.findings import Findings
+from delayserver.recover.reading.outcome_rows import OutcomeRows
+from delayserver.recover.reading.units import Units
+from store.disk.filesystem import RealFileSystem
+from store.logs.message_log import MessageLog
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.records.batches import I64, CancelBatch, MessageBatch
+from store.records.file_header import FILE_HEADER_BYTES
+from store.records.id_hash import hash_ids
 from tests.delayserver.recover.directories import Made, copy, in_process
 
 MIB = 1 << 20
@@ -67,19 +71,13 @@ def named(ids: dict[int, bytes]) -> MessageBatch:
 def settled(made: Made, cancels_max: int) -> list[tuple[I64, I64, I64]]:
     """What a pass over the log hands on, with everything counted as replayed."""
     taken = capture(RealFileSystem(), str(made.path), Findings())
-    taken.checkpoint = type(taken.checkpoint)(taken.server_id, replay_offset=1 << 62)
-    lots: list[tuple[I64, I64, I64]] = []
-
-    def settle(sequence: I64, due_ms: I64, offset: I64) -> None:
-        lots.append((sequence, due_ms, offset))
-
-    log = LogCheck(
-        taken, Units(taken), OutcomeRows.empty(), Range(), Findings(), lambda _bytes: None,
-        settle=settle, cancels_max=cancels_max,
-    )  # fmt: skip
+    taken = replace(taken, checkpoint=type(taken.checkpoint)(taken.server_id, replay_offset=1 << 62))
+    found: list[tuple[I64, I64, I64]] = []
+    lots = CancelLots(lambda *cancels: found.append(cancels), cancels_max)
+    log = LogCheck(Reader(taken), Units(taken), OutcomeRows.empty(), Range(), cancels=lots)
     log.run()
     taken.close()
-    return lots
+    return found
 
 
 def test_cancels_are_looked_up_a_bounded_number_at_a_time_and_each_once(stopped: Made, tmp_path: Path) -> None:
@@ -98,12 +96,10 @@ def test_a_pass_over_many_cancels_holds_a_lot_of_them_and_no_more(stopped: Made,
     log_cancels(made, 1_200_000, 40_000)
     peaks = []
     taken = capture(RealFileSystem(), str(made.path), Findings())
-    taken.checkpoint = type(taken.checkpoint)(taken.server_id, replay_offset=1 << 62)
+    taken = replace(taken, checkpoint=type(taken.checkpoint)(taken.server_id, replay_offset=1 << 62))
     for cancels_max in (1 << 16, 1 << 22):
-        log = LogCheck(
-            taken, Units(taken), OutcomeRows.empty(), Range(), Findings(), lambda _bytes: None,
-            settle=lambda _sequence, _due_ms, _offset: None, cancels_max=cancels_max,
-        )  # fmt: skip
+        lots = CancelLots(lambda *_cancels: None, cancels_max)
+        log = LogCheck(Reader(taken), Units(taken), OutcomeRows.empty(), Range(), cancels=lots)
         tracemalloc.start()
         log.run()
         peaks.append(tracemalloc.get_traced_memory()[1])
@@ -125,15 +121,15 @@ def test_a_rebuild_holds_some_of_the_messages_that_it_restores(stopped: Made, tm
     due_ms = int(time.time() * 1000) // 60_000 * 60_000 + 20 * 60_000
     log_messages(made, due_ms, records=64, rows=32, body=b"x" * 16_384)  # 34 MB for one minute
     taken = capture(RealFileSystem(), str(made.path), Findings())
-    taken.checkpoint = type(taken.checkpoint)(taken.server_id, replay_offset=1 << 62)
-    restore = Restore(taken, lambda _text: None)
+    taken = replace(taken, checkpoint=type(taken.checkpoint)(taken.server_id, replay_offset=1 << 62))
+    restore = Restore(taken, Marks(taken), lambda _text: None)
     tracemalloc.start()
     restore.run([due_ms * 2])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     schedule = ScheduleLog(RealFileSystem(), f"{made.path}/schedule_log", taken.server_id, taken.window_ms)
     key = ScheduleKey(due_ms, Source.DIRECT)
-    schedule.recover(key)
+    schedule.recover_all({})
     assert sum(len(batch) for _, batch in schedule.batches(key)) == 64 * 32
     taken.close()
     schedule.close()

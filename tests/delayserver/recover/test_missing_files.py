@@ -8,17 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from delayserver.recover.capture import capture
-from delayserver.recover.findings import Findings
-from store import checkpoint as checkpoint_file
-from store.batches import LedgerBatch
-from store.dispatch_log import DispatchKey
-from store.filesystem import RealFileSystem
-from store.ledger import Ledger
-from store.message_log import MessageLog
-from store.schedule_log import ScheduleKey, Source
-from store.windows import window_of
-from tests.delayserver.recover.directories import Made, copy, in_process
+from delayserver.client import Client
+from delayserver.protocol.outcomes import Outcome
+from delayserver.recover.reading.capture import capture
+from delayserver.recover.reading.findings import Findings
+from store.disk.filesystem import RealFileSystem
+from store.logs.dispatch_log import DispatchKey
+from store.logs.message_log import MessageLog
+from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.windows import window_of
+from store.records.batches import LedgerBatch
+from store.tables import checkpoint as checkpoint_file
+from store.tables.ledger import Ledger
+from tests.delayserver.recover import damaging
+from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
+from tests.delayserver.recover.test_corruption_table import files
 
 LONG_AGO = ("--from", "2020-01-01T00:00Z", "--to", "2020-01-02T00:00Z")
 EVERYTHING = ("--from", "2020-01-01T00:00Z", "--to", "2100-01-01T00:00Z")
@@ -92,3 +96,50 @@ def test_files_that_went_with_their_window_are_not_missed(made: Made) -> None:
         path.unlink()
     assert in_process("pending", str(made.path), "--json").code == 0
     assert in_process("redispatch", str(made.path), *EVERYTHING, "--dry-run").code == 0
+
+
+CUTS = {
+    "missing": damaging.remove,
+    "cut to the header": damaging.cut_to_header,
+    "cut to nothing": damaging.cut_to_nothing,
+}
+
+
+@pytest.mark.parametrize("cut", CUTS)
+@pytest.mark.parametrize("kind", ["dispatch_log minute", "schedule_log minute", "schedule_log day"])
+def test_what_a_start_holds_back_is_named_by_every_check_until_a_rebuild(
+    stopped: Made, tmp_path: Path, kind: str, cut: str
+) -> None:
+    made = copy(stopped, tmp_path / "data")
+    path = files(made.path)[kind]
+    CUTS[cut](path)
+    for _ in range(2):
+        with ServerProcess(made.path, *SMALL) as server, Client(server.address) as client:
+            assert any(str(path) in text for text in client.status()["corruption"])
+            if kind != "schedule_log minute":
+                assert client.lookup(made.receipts["cancelled"]).outcome == Outcome.CANCELLED
+            server.stop()
+        checked = in_process("check", str(made.path), "--json")
+        assert checked.code == 1 and "missing" in checked.kinds()
+        assert str(path) in {finding["file"] for finding in checked.last["findings"]}
+        assert in_process("repair", str(made.path), "--yes").code == 0
+    assert in_process("pending", str(made.path)).code == 1, "it names what hides messages"
+    done = in_process("rebuild", str(made.path), "--yes")
+    assert done.code == 0 and ("lost for good" in done.out) == (kind == "dispatch_log minute")
+    after = in_process("check", str(made.path), "--json")
+    assert (after.code, after.kinds(), after.last["accepted"]) == (0, [], made.accepted), after.last["findings"]
+    with ServerProcess(made.path, *SMALL) as server, Client(server.address) as client:
+        assert client.status()["corruption"] == []
+        assert client.lookup(made.receipts["cancelled"]).outcome == Outcome.CANCELLED
+        server.stop()
+
+
+def test_a_start_restores_cancels_of_a_day_and_holds_nothing_back(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    files(made.path)["dispatch_log day"].unlink()
+    with ServerProcess(made.path, *SMALL) as server, Client(server.address) as client:
+        assert client.lookup(made.receipts["far_cancelled"]).outcome == Outcome.CANCELLED
+        assert client.cancel(made.receipts["far"]).outcome == Outcome.CANCELLED
+        server.stop()
+    after = in_process("check", str(made.path), "--json")
+    assert (after.code, after.kinds()) == (0, []), after.last["findings"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from delayserver.recover import capture
+from delayserver.recover.reading import capture
 from tests.delayserver.recover.directories import Made, copy, in_process
 
 

@@ -6,15 +6,16 @@ from pathlib import Path
 
 import numpy as np
 
-from delayserver.recover.capture import capture
-from delayserver.recover.due_range import Range
-from delayserver.recover.findings import Findings
-from delayserver.recover.log_check import NOTHING_KEPT, LogCheck
-from delayserver.recover.outcome_rows import OutcomeRows
-from delayserver.recover.units import Units
-from store.batches import MessageBatch, NameBatch
-from store.filesystem import RealFileSystem
-from store.message_log import MessageLog
+from delayserver.recover.checking.log_check import NOTHING_KEPT, LogCheck
+from delayserver.recover.reading.capture import capture
+from delayserver.recover.reading.due_range import Range
+from delayserver.recover.reading.file_read import Reader
+from delayserver.recover.reading.findings import Findings
+from delayserver.recover.reading.outcome_rows import OutcomeRows
+from delayserver.recover.reading.units import Units
+from store.disk.filesystem import RealFileSystem
+from store.logs.message_log import MessageLog
+from store.records.batches import MessageBatch, NameBatch
 from tests.delayserver.recover.directories import Made, copy
 
 
@@ -34,7 +35,7 @@ def test_a_placeholder_at_the_end_of_a_segment_hides_only_what_lies_before_the_n
     assert len(list((made.path / "message_log").iterdir())) > 2
     log.close()
     taken = capture(RealFileSystem(), str(made.path), Findings())
-    check = LogCheck(taken, Units(taken), OutcomeRows.empty(), Range(), Findings(), lambda _bytes: None)
+    check = LogCheck(Reader(taken), Units(taken), OutcomeRows.empty(), Range())
     check.run()
     taken.close()
     assert check.gaps == [(1001, 2000), (2001, NOTHING_KEPT)]

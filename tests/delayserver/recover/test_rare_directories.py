@@ -10,27 +10,27 @@ import numpy as np
 import pytest
 import trio
 
-from delayserver import day_tier
-from delayserver.recover import rebuild
-from delayserver.recover.balance import Balance
-from delayserver.recover.cancel_check import cancels_without_outcome
-from delayserver.recover.capture import capture
-from delayserver.recover.check import Check, check_directory, whole_windows
-from delayserver.recover.due_range import Range
-from delayserver.recover.export import ACCEPTED_FILE, DISPATCHED_FILE, Export
-from delayserver.recover.file_read import FileRead
-from delayserver.recover.findings import Findings
-from delayserver.recover.outcome_rows import OutcomeRows
-from delayserver.recover.records import Records
-from delayserver.recover.repair_plan import plan_repair
-from delayserver.recover.repairing import carry_out
-from store.batches import MessageBatch
+from delayserver.recover.checking.cancel_check import cancels_without_outcome
+from delayserver.recover.checking.check import Check, check_directory, whole_windows
+from delayserver.recover.mending import restore
+from delayserver.recover.mending.mender import carry_out
+from delayserver.recover.mending.repair_plan import plan_repair
+from delayserver.recover.reading.balance import Balance
+from delayserver.recover.reading.capture import capture
+from delayserver.recover.reading.due_range import Range
+from delayserver.recover.reading.file_read import FileRead
+from delayserver.recover.reading.findings import Findings
+from delayserver.recover.reading.outcome_rows import OutcomeRows
+from delayserver.recover.telling.export import ACCEPTED_FILE, DISPATCHED_FILE, Export
+from delayserver.replay import day_tier
+from store.disk.filesystem import RealFileSystem
 from store.errors import DiskFullError
-from store.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader
-from store.filesystem import RealFileSystem
-from store.record import decode_header, encode_record
-from store.scan import Scan, ScanReport
-from store.windows import DAY_MS
+from store.logs.windows import DAY_MS
+from store.records.batches import MessageBatch
+from store.records.file_header import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader
+from store.records.record import decode_header, encode_record
+from store.records.records import Records
+from store.records.scan import Scan, ScanReport
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.directories import Made, copy, in_process
 from tests.delayserver.recover.test_corruption_table import files
@@ -228,9 +228,9 @@ def test_a_rebuild_that_fills_the_disk_gives_the_space_back(
         raise DiskFullError("no space is left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(rebuild, "write_file", full)
+        patch.setattr(restore, "write_file", full)
         assert in_process("rebuild", str(made.path), "--yes").code == 1
-    assert not (made.path / rebuild.SIDE_FOLDER).exists()
+    assert not (made.path / restore.SIDE_FOLDER).exists()
     assert in_process("rebuild", str(made.path), "--yes").code == 0
     assert in_process("check", str(made.path)).code == 0
 
@@ -317,9 +317,9 @@ def test_cancels_of_many_windows_of_a_day_read_its_file_once(stopped: Made, monk
     read: list[str] = []
     opened = FileRead.records
 
-    def note(self: FileRead) -> Iterator[Records]:
+    def note(self: FileRead, *, blobs: bool = True) -> Iterator[Records]:
         read.append(self.path)
-        return opened(self)
+        return opened(self, blobs=blobs)
 
     monkeypatch.setattr(FileRead, "records", note)
     absent = cancels_without_outcome(taken, sequence, due_ms, OutcomeRows.empty())

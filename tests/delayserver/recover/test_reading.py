@@ -111,8 +111,21 @@ def test_every_file_of_a_directory_can_be_dumped(stopped: Made) -> None:
             assert in_process("dump", str(path), "--json") == done
             seen.add(done.rows[0].get("kind"))
     assert {"identity", "sequences", "checkpoint", "days", "names", "ledger", "broker store", "broker progress"} <= seen
-    assert {"message_log", "schedule_log", "dispatch_log", "lock", "reserve", "broker checkpoint"} <= seen
+    assert {"message_log", "schedule_log", "dispatch_log", "lock", "reserve", "broker checkpoint", "kept room"} <= seen
     assert in_process("dump", str(stopped.path / "identity"), "--json").rows[0]["role"] == "server"
+
+
+@pytest.mark.parametrize(("content", "kind"), [(bytes(5_000), "kept room"), (b"sequ", "unfinished replacement")])
+@pytest.mark.parametrize("name", ["checkpoint.tmp", "sequences.tmp"])
+def test_a_dump_tells_room_that_is_kept_from_a_replacement_that_a_crash_interrupted(
+    tmp_path: Path, name: str, content: bytes, kind: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content)
+    done = in_process("dump", str(path))
+    assert (done.code, done.rows) == (0, [{"file": str(path), "kind": kind, "bytes": len(content)}])
+    foreign = path.rename(tmp_path / "letter.tmp")
+    assert in_process("dump", str(foreign)).code == 2
 
 
 def test_a_foreign_file_is_not_dumped(tmp_path: Path) -> None:

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from delayserver.recover import survey
-from delayserver.recover.capture import Capture, capture
-from delayserver.recover.due_range import Range
-from delayserver.recover.export import ACCEPTED_FILE, DISPATCHED_FILE, Export
-from delayserver.recover.findings import Findings
-from delayserver.recover.pending import Pending
-from delayserver.recover.window_check import Visited
-from store.batches import LedgerBatch
-from store.filesystem import File, RealFileSystem
-from store.ledger import Ledger
+from delayserver.recover.checking import survey
+from delayserver.recover.checking.window_check import Visited
+from delayserver.recover.reading.capture import Capture, capture
+from delayserver.recover.reading.due_range import Range
+from delayserver.recover.reading.findings import Findings
+from delayserver.recover.telling.export import ACCEPTED_FILE, DISPATCHED_FILE, Export
+from delayserver.recover.telling.pending import Pending
+from store.disk.filesystem import File, RealFileSystem
+from store.records.batches import LedgerBatch
+from store.tables.ledger import Ledger
 from tests.delayserver.recover.directories import Made, copy, in_process
 from tests.delayserver.recover.test_missing_files import files_of_window, start_of
 

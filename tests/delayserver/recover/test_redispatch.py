@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from delayserver.client import Client
-from store.record import HEADER_BYTES, decode_header
+from store.records.record import HEADER_BYTES, decode_header
 from tests.delayserver.recover.damaging import flip, records
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process, recover
 
@@ -63,6 +63,24 @@ def test_a_broker_that_lost_its_data_gets_everything_again(stopped: Made, tmp_pa
         assert (len(ids), len(set(ids))) == (300, 300)
         server.stop()
     assert in_process("check", str(made.path)).code == 0
+
+
+def test_a_running_server_with_a_secret_delivers_again_for_who_has_its_configuration(
+    stopped: Made, tmp_path: Path
+) -> None:
+    made, config = copy(stopped, tmp_path / "data"), tmp_path / "delayserver.toml"
+    config.write_text('[listen]\nserver_secret = "at least sixteen characters"\n')
+    other = tmp_path / "other.toml"
+    other.write_text('[listen]\nserver_secret = "sixteen other characters"\n')
+    with ServerProcess(made.path, "--config", str(config), *SMALL) as server:
+        asked = ("redispatch", "--server", server.address, *EVERYTHING, "--dry-run", "--json")
+        for wrong in ((), ("--config", str(other))):
+            done = recover(*asked, *wrong)
+            assert done.code and "server_not_proven" in done.err and "server_secret" in done.err
+        done = recover(*asked, "--config", str(config))
+        assert (done.code, done.rows[0]["messages"]) == (0, 300)
+        server.stop()
+    assert in_process("redispatch", str(made.path), *EVERYTHING, "--config", str(config), "--dry-run").code == 2
 
 
 @pytest.fixture(scope="module")

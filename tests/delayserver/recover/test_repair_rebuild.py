@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from delayserver.client import Client
+from store.disk.filesystem import RealFileSystem
 from store.errors import DiskFullError
-from store.filesystem import RealFileSystem
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process, recover
 from tests.delayserver.recover.test_corruption_table import files

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from delayserver.client import Client
-from store.days import DayTable
-from store.filesystem import RealFileSystem
-from store.schedule_log import ScheduleKey, ScheduleLog, Source
-from store.windows import DAY_MS, window_starts
+from store.disk.filesystem import RealFileSystem
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.windows import DAY_MS, window_starts
+from store.tables.days import DayTable
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
 
 

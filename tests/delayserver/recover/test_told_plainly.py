@@ -10,13 +10,17 @@ from typing import Any
 
 import pytest
 
-from delayserver.recover import export, redispatching
-from delayserver.recover.whole_rows import read_blobs
-from delayserver.units import format_instant
-from store import checkpoint
+from delayserver.config.units import format_instant
+from delayserver.recover.checking.whole_rows import read_blobs
+from delayserver.recover.mending import redispatching
+from delayserver.recover.telling import export
+from store.disk.filesystem import RealFileSystem
 from store.errors import CorruptionError, DiskFullError
-from store.filesystem import RealFileSystem
-from store.message_log import MessageLog
+from store.logs.message_log import MessageLog
+from store.records.batches import LedgerBatch
+from store.tables import checkpoint
+from store.tables.identity import DataDirectory
+from store.tables.ledger import Ledger
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.damaging import records
 from tests.delayserver.recover.directories import SMALL, Done, Made, ServerProcess, copy, in_process
@@ -101,11 +105,26 @@ def test_a_minute_and_a_day_that_bear_each_others_names_get_their_own(
     assert in_process("check", str(made.path)).code == 0
 
 
-def test_which_file_of_its_minute_a_schedule_file_is_its_header_does_not_tell(stopped: Made, tmp_path: Path) -> None:
+def test_a_minute_under_the_name_of_a_day_is_the_file_of_its_minute_that_is_not_in_its_place(
+    stopped: Made, tmp_path: Path
+) -> None:
     made = copy(stopped, tmp_path / "data")
     path = minute(made, "schedule_log")
     path.rename(path.with_name("day.log"))
-    [line] = ends_with(in_process("repair", str(made.path), "--yes"), 1)
+    ends_with(in_process("repair", str(made.path), "--yes"), 0)
+    assert path.exists() and not path.with_name("day.log").exists()
+    assert in_process("check", str(made.path)).code == 0
+
+
+def test_which_file_of_its_minute_a_schedule_file_is_may_be_for_the_operator_to_say(
+    stopped: Made, tmp_path: Path
+) -> None:
+    made = copy(stopped, tmp_path / "data")
+    path = minute(made, "schedule_log")
+    path.rename(path.with_name("day.log"))
+    (made.path / "checkpoint").unlink()
+    (made.path / "days").unlink()
+    line = next(line for line in in_process("repair", str(made.path), "--yes").out.splitlines() if "day.log" in line)
     assert "left as it is" in line and str(path) in line and str(path).replace("direct", "day") in line
     assert path.with_name("day.log").exists()
 
@@ -203,7 +222,7 @@ def test_a_body_that_the_disk_cannot_read_hides_no_evidence(
             raise CorruptionError(path, 4096, "the disk cannot read here: Input/output error")
         return read_blobs(taken, path, *arguments)
 
-    monkeypatch.setattr("delayserver.recover.trace.read_blobs", unreadable)
+    monkeypatch.setattr("delayserver.recover.telling.trace.read_blobs", unreadable)
     done = in_process("trace", str(stopped.path), "--receipt", stopped.receipts["delivered"], "--json")
     assert done.code == 0
     assert done.last["state"] == "delivered"
@@ -300,3 +319,20 @@ def test_repair_keeps_what_there_is_and_says_where_the_file_ended(aged: Made, tm
     lines = ends_with(in_process("repair", str(made.path), "--yes"), 0)
     assert any(f"of bytes {size} to {2 * size} nothing is left" in line for line in lines)
     assert not (made.path / "quarantine").exists()
+
+
+def test_check_names_retired_windows_of_the_future(stopped: Made, tmp_path: Path) -> None:
+    made = copy(stopped, tmp_path / "data")
+    assert not any("of the future" in line for line in ends_with(in_process("check", str(made.path)), 0))
+    identity = DataDirectory.open(RealFileSystem(), str(made.path), random_server_id=lambda: 0)
+    ledger = Ledger.open(RealFileSystem(), str(made.path), identity.server_id)
+    starts = [4_000_000_000_000 // 60_000 * 60_000 + minutes * 60_000 for minutes in (0, 7)]
+    for start in starts:
+        ledger.append(LedgerBatch.filled(1, subject=1, start_ms=start))
+    ledger.close()
+    identity.close()
+    lines = ends_with(in_process("check", str(made.path)), 0)
+    (told,) = [line for line in lines if "retired windows of the future: 2, from 2096-10-02T07:06" in line]
+    assert "are refused (--json names them)" in told
+    found = in_process("check", str(made.path), "--json").last
+    assert (found["clean"], found["retired_ahead"], found["retired_ahead_ms"]) == (True, 2, starts)

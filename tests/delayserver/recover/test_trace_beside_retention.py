@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from delayserver.recover import trace
-from delayserver.recover.capture import Capture, capture
-from delayserver.recover.findings import Findings
-from store.batches import LedgerBatch
-from store.filesystem import File, RealFileSystem
-from store.ledger import Ledger
-from store.windows import window_of
+from delayserver.recover.reading.capture import Capture, capture
+from delayserver.recover.reading.findings import Findings
+from delayserver.recover.telling import trace
+from store.disk.filesystem import File, RealFileSystem
+from store.logs.windows import window_of
+from store.records.batches import LedgerBatch
+from store.tables.ledger import Ledger
 from tests.delayserver.recover.directories import Made, copy
 
 

@@ -7,15 +7,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from delayserver.recover.capture import Capture, capture
-from delayserver.recover.findings import Findings
-from delayserver.recover.repair import write_file
-from delayserver.recover.whole_rows import RowsAt, readable_rows
-from delayserver.recover.window_check import Rows, Visited
-from store.batches import MessageBatch
-from store.file_header import FILE_SCHEDULE, FileHeader
-from store.filesystem import RealFileSystem
-from store.schedule_log import ScheduleKey, Source
+from delayserver.recover.checking.whole_rows import RowsAt, readable_rows
+from delayserver.recover.checking.window_check import Rows, Visited
+from delayserver.recover.mending.rewriting import write_file
+from delayserver.recover.reading.capture import Capture, capture
+from delayserver.recover.reading.file_read import Reader
+from delayserver.recover.reading.findings import Findings
+from store.disk.filesystem import RealFileSystem
+from store.logs.schedule_log import ScheduleKey, Source
+from store.records.batches import MessageBatch
+from store.records.file_header import FILE_SCHEDULE, FileHeader
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.directories import Made, copy
 
@@ -81,3 +82,14 @@ def test_damage_that_hides_a_row_is_told(taken: Capture) -> None:
     damaging.flip(path, blob)
     assert [batch.sequence.tolist() for batch in readable_rows(taken, at, hidden)] == [[15], [24]]
     assert [finding.offset for finding in hidden] == [start]
+
+
+def test_what_is_mended_is_read_from_the_file_that_stands_there_now(taken: Capture) -> None:
+    """A capture holds files of before; `rebuild` may have replaced one of them."""
+    path, header = taken.schedule_path(KEY), FileHeader(FILE_SCHEDULE, taken.server_id, START_MS, taken.window_ms)
+    taken.hold(path)
+    size = write_file(taken.fs, path, header, [record(77)])
+    [(_, batch)] = Reader(taken).batches(path, size)
+    assert isinstance(batch, MessageBatch)
+    assert batch.sequence.tolist() == record(77).sequence.tolist()
+    taken.close()

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from delayserver.recover.capture import capture
-from delayserver.recover.findings import Findings
+from delayserver.recover.reading.capture import capture
+from delayserver.recover.reading.findings import Findings
 from tests.fakes.host import Host, faked_settings
 
 Boot = Callable[..., Host]

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from delayserver.protocol.outcomes import Outcome
-from store import checkpoint as checkpoint_file
-from store.batches import CancelBatch, LedgerBatch, MessageBatch, OutcomeBatch
-from store.checkpoint import Checkpoint
-from store.dispatch_log import DispatchKey, DispatchLog
-from store.filesystem import RealFileSystem
-from store.identity import DataDirectory
-from store.ledger import Ledger
-from store.message_log import MessageLog
-from store.names import BROKER_GROUP, SUBJECT, Names
-from store.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.disk.filesystem import RealFileSystem
+from store.logs.dispatch_log import DispatchKey, DispatchLog
+from store.logs.message_log import MessageLog
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.records.batches import CancelBatch, LedgerBatch, MessageBatch, OutcomeBatch
+from store.records.redelivery import ATTEMPTS
+from store.tables import checkpoint as checkpoint_file
+from store.tables.checkpoint import Checkpoint
+from store.tables.identity import DataDirectory
+from store.tables.ledger import Ledger
+from store.tables.names import BROKER_GROUP, SUBJECT, Names
 
 WINDOW_MS = 60_000
 START_MS = 1_767_225_600_000  # 2026-01-01T00:00Z
@@ -29,6 +30,7 @@ class HandMade:
     """`messages` go to message_log, those of them in `scheduled` to schedule_log too, and behind them `unreplayed` ones, to
     which the replay of the checkpoint has not come; `cancels` are control records of them. `outcomes` are rows of (sequence,
     outcome, lateness in microseconds), `coarse` such rows in the file of the day, which `start_ms` must be the start of.
+    `unanswered` has the hand-overs to other nodes without an answer, by sequence; `retries` are internal.
     Message n is due n milliseconds after `start_ms`."""
 
     path: Path
@@ -41,6 +43,8 @@ class HandMade:
     cancels: list[int] = field(default_factory=list)
     outcomes: list[tuple[int, Outcome, int]] = field(default_factory=list)
     coarse: list[tuple[int, Outcome, int]] = field(default_factory=list)
+    unanswered: dict[int, int] = field(default_factory=dict)
+    retries: list[int] = field(default_factory=list)
     retired: dict[str, int] = field(default_factory=dict)
 
     def write(self) -> str:
@@ -109,6 +113,7 @@ class HandMade:
             settled_us=due_ms * 1000 + late_us + 1,
             subject=self._subject,
             broker_group=group,
-            attempts=1,
+            attempts=int(ATTEMPTS.pack(np.array([1]), np.array([self.unanswered.get(sequence, 0)]))[0]),
+            redelivery=int(sequence in self.retries),
             outcome=int(outcome),
         )

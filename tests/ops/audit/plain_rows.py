@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from delayserver.protocol.outcomes import Outcome
-from store.filesystem import RealFileSystem
-from store.segment import FILE_DISPATCH, FILE_STORE, Segment
+from store.disk.filesystem import RealFileSystem
+from store.records.segment import FILE_DISPATCH, FILE_STORE, Segment
 
 
 @dataclass(frozen=True)

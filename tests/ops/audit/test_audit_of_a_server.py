@@ -21,15 +21,15 @@ from tests.ops.audit.needs_spark import require_pyspark
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
 require_pyspark()
 
+from delayserver.config.units import format_duration  # noqa: E402
 from delayserver.protocol.receipts import parse_receipt  # noqa: E402
-from delayserver.units import format_duration  # noqa: E402
 from ops.audit.audit import Audit  # noqa: E402 - behind the check that Spark is there
 from ops.audit.command import report  # noqa: E402
 from ops.audit.completeness import CompletenessQuestion  # noqa: E402
 from ops.audit.latency import LatencyQuestion, LatencyReport, instant  # noqa: E402
 from ops.audit.latency_cells import ATTEMPTS_MAX  # noqa: E402
 from ops.audit.log_frames import Range  # noqa: E402
-from store.filesystem import RealFileSystem  # noqa: E402
+from store.disk.filesystem import RealFileSystem  # noqa: E402
 from tests.ops.audit.browser import Browser  # noqa: E402
 from tests.ops.audit.plain_rows import OutcomeRow, StoreRecord, outcome_rows, store_records  # noqa: E402
 from tests.ops.audit.quick_spark import quick_session  # noqa: E402

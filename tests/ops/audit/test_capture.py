@@ -13,11 +13,11 @@ from ops.audit.audit import Audit  # noqa: E402 - behind the check that Spark is
 from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG, capture, capture_all  # noqa: E402
 from ops.audit.completeness import Evidence  # noqa: E402
 from ops.audit.log_frames import Range  # noqa: E402
-from store.batches import LedgerBatch, MessageBatch  # noqa: E402
-from store.file_header import FILE_HEADER_BYTES  # noqa: E402
-from store.filesystem import RealFile, RealFileSystem  # noqa: E402
-from store.ledger import Ledger  # noqa: E402
-from store.schedule_log import ScheduleKey, ScheduleLog, Source  # noqa: E402
+from store.disk.filesystem import RealFile, RealFileSystem  # noqa: E402
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source  # noqa: E402
+from store.records.batches import LedgerBatch, MessageBatch  # noqa: E402
+from store.records.file_header import FILE_HEADER_BYTES  # noqa: E402
+from store.tables.ledger import Ledger  # noqa: E402
 from tests.ops.audit.hand_made import START_MS, WINDOW_MS, HandMade  # noqa: E402
 
 

@@ -16,6 +16,8 @@ from delayserver.protocol.outcomes import Outcome  # noqa: E402 - behind the che
 from ops.audit.grouping import Table, concatenated  # noqa: E402
 from ops.audit.histogram import Bucket, bound_us, buckets_of, points_of  # noqa: E402
 from ops.audit.latency_cells import BY, MINUTE, OUTCOME, STAGE, SUBJECT, TROUBLE, WHOLE, CellCounter  # noqa: E402
+from ops.audit.latency_totals import LatencyTotals  # noqa: E402
+from store.records.redelivery import ATTEMPTS  # noqa: E402
 
 WIDE = 1 << 61
 
@@ -82,3 +84,19 @@ def test_cells_count_each_row_once_by_each_thing_that_is_asked() -> None:
     assert set(cells[MINUTE]["minute_ms"].tolist()) == {60_000, 120_000}
     assert set(cells[BY]["hour_ms"].tolist()) == {0} and set(cells[BY]["broker_group"].tolist()) == {2}
     assert [cells[TROUBLE][name].tolist() for name in ("count", "retried", "attempts_max")] == [[1], [1], [3]]
+
+
+def test_cells_count_messages_with_unanswered_hand_overs_to_other_nodes_apart_from_attempts() -> None:
+    counter = CellCounter(250, ())
+    packed = ATTEMPTS.pack(np.array([1, 2, 1, 2]), np.array([0, 1, 255, 3]))
+    counter.add(_rows(attempts=packed))
+    counter.add(_rows(attempts=packed[1:2], redelivery=[1]))
+    cells = {kind: table.columns() for kind, table in counter.cells().items()}
+    outcome = cells[OUTCOME]
+    assert outcome["attempts"].tolist() == [1, 2, 2], "the number alone"
+    assert outcome["internal"].tolist() == [False, False, True]
+    assert outcome["count"].tolist() == [2, 2, 1] and outcome["maybe_twice"].tolist() == [1, 2, 1]
+    rows = [{name: column[row].item() for name, column in outcome.items()} for row in range(3)]
+    assert LatencyTotals([], rows, [], [], []).attempts() == {
+        "maybe_twice": 3, "by_count": {"1": 2, "2": 2}, "retried": 2,
+    }  # fmt: skip

@@ -19,7 +19,7 @@ require_pyspark()
 import pyspark  # noqa: E402 - behind the check that Spark is there
 
 from ops.audit.bench_data import write_directory  # noqa: E402
-from store.filesystem import RealFileSystem  # noqa: E402
+from store.disk.filesystem import RealFileSystem  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 ROWS = 3000
@@ -37,7 +37,7 @@ from ops.audit.audit import Audit
 from ops.audit.latency import LatencyQuestion
 from ops.audit.log_frames import Range
 from ops.audit.session import start_session
-from store.filesystem import RealFileSystem
+from store.disk.filesystem import RealFileSystem
 
 def where(_rows):
     import ops.audit.part_reader

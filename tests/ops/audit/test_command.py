@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from ops.audit.boundaries import cut_points
 from ops.audit.command import report
 from ops.audit.failures import reason_of
-from store.filesystem import RealFileSystem
+from store.disk.filesystem import RealFileSystem
 
 ROOT = Path(__file__).parents[3]
 

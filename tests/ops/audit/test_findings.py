@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from ops.audit.command import report  # noqa: E402
 from ops.audit.completeness import CompletenessQuestion  # noqa: E402
 from ops.audit.latency import LatencyQuestion  # noqa: E402
 from ops.audit.log_frames import Range  # noqa: E402
+from store.disk.filesystem import RealFileSystem  # noqa: E402
 from store.errors import FormatError  # noqa: E402
-from store.filesystem import RealFileSystem  # noqa: E402
 from tests.ops.audit.hand_made import START_MS, HandMade  # noqa: E402
 from tests.ops.audit.quick_spark import quick_session  # noqa: E402
 
@@ -113,6 +114,38 @@ def test_a_damaged_checkpoint_is_a_finding(spark: Any, tmp_path: Path) -> None:
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
     assert [row["file"] for row in _balance(spark, path)["corrupt"]] == [str(checkpoint)]
     assert report.main(["completeness", path, "--json"], standalone_mode=False) == 1
+
+
+def test_both_reports_count_messages_that_may_have_been_delivered_twice(
+    spark: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = HandMade(
+        tmp_path / "data",
+        messages=[1, 2, 3, 4, 5],
+        scheduled=[1, 2, 3, 4, 5],
+        outcomes=[
+            *[(sequence, Outcome.DELIVERED, 900) for sequence in (1, 2, 3, 4)],
+            (5, Outcome.CANCELLED, 0),
+        ],
+        unanswered={2: 1, 3: 255, 4: 1, 5: 1},
+        retries=[4],  # a redelivery to one consumer group, which is no message of its own
+    ).write()
+    found, late = _balance(spark, path), _latency(spark, path)
+    assert (found["maybe_twice"], late["attempts"]["maybe_twice"]) == (2, 2)
+    assert [row["maybe_twice"] for row in (*found["by_subject"], *found["by_hour"], *found["by_server"])] == [2, 2, 2]
+    assert (found["duplicated"], late["attempts"]["by_count"]) == (0, {"1": 3})
+    assert report.main(["completeness", path], standalone_mode=False) == 0, "it is no finding"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if line.startswith("maybe_twice")] == [["maybe_twice", "2"]]
+    report.main(["latency", path], standalone_mode=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines if line.startswith("maybe twice")] == [["maybe", "twice", "2"]]
+    report.main(["completeness", path, "--json"], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["maybe_twice"] == 2
+    page = tmp_path / "report.html"
+    report.main(["completeness", path, "--out", str(page)], standalone_mode=False)
+    for figure in ("completeness.maybe_twice", "latency.attempts.maybe_twice"):
+        assert f'<dd data-figure="{figure}">2</dd>' in page.read_text(), figure
 
 
 def test_servers_are_told_apart_though_their_sequences_are_the_same(spark: Any, tmp_path: Path) -> None:

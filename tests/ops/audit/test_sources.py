@@ -16,7 +16,7 @@ require_pyspark()
 from delayserver.protocol.outcomes import Outcome  # noqa: E402 - behind the check that Spark is there
 from ops.audit.bench_data import SUBJECTS, write_directory  # noqa: E402
 from ops.audit.capture import DISPATCH_LOG, capture  # noqa: E402
-from store.filesystem import RealFileSystem  # noqa: E402
+from store.disk.filesystem import RealFileSystem  # noqa: E402
 from tests.ops.audit.hand_made import START_MS, HandMade  # noqa: E402
 from tests.ops.audit.quick_spark import quick_session  # noqa: E402
 

@@ -12,11 +12,11 @@ require_pyspark()
 from ops.audit.audit import Audit  # noqa: E402 - behind the check that Spark is there
 from ops.audit.capture import DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG  # noqa: E402
 from ops.audit.log_frames import Range  # noqa: E402
-from store import checkpoint as checkpoint_file  # noqa: E402
-from store.batches import MessageBatch  # noqa: E402
-from store.checkpoint import Checkpoint  # noqa: E402
-from store.filesystem import RealFileSystem  # noqa: E402
-from store.schedule_log import ScheduleKey, ScheduleLog, Source  # noqa: E402
+from store.disk.filesystem import RealFileSystem  # noqa: E402
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source  # noqa: E402
+from store.records.batches import MessageBatch  # noqa: E402
+from store.tables import checkpoint as checkpoint_file  # noqa: E402
+from store.tables.checkpoint import Checkpoint  # noqa: E402
 from tests.ops.audit.hand_made import START_MS, HandMade  # noqa: E402
 
 

@@ -37,6 +37,10 @@ NAMES = [
     "restart-10m",
     "cancel",
     "isolation",
+    "isolation-backlog",
+    "after-downtime-3d",
+    "after-downtime-1y",
+    "fairness",
 ]
 
 

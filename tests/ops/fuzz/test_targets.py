@@ -10,8 +10,8 @@ from ops.fuzz import records, wire
 from ops.fuzz.session import Session
 from ops.fuzz.target import Garbage, Target
 from ops.fuzz.targets import TARGETS
-from store.file_header import FILE_MESSAGE_LOG, FileHeader
-from store.record import BATCHES, encode_record
+from store.records.file_header import FILE_MESSAGE_LOG, FileHeader
+from store.records.record import BATCHES, encode_record
 
 Changes = list[tuple[int, int]]
 changes = st.lists(st.tuples(st.integers(0, 1 << 16), st.integers(0, 255)), min_size=1, max_size=6)

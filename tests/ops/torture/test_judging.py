@@ -43,7 +43,7 @@ def record() -> Record:
 def server(tmp_path: Path) -> Iterator[TorturedServer]:
     config = tmp_path / "delayserver.toml"
     config.write_text(CONFIG)
-    made = TorturedServer(str(tmp_path), str(config))
+    made = TorturedServer(str(tmp_path), str(config), str(tmp_path / "data"))
     try:
         made.start()
         yield made
@@ -58,6 +58,16 @@ def test_an_error_that_speaks_of_a_fault_is_a_violation_even_of_a_server_that_st
 ) -> None:
     record.stopping()
     record.failed(error("at all"))
+    assert len(record.violations) == 1
+
+
+def test_where_the_power_fails_the_disk_may_hide_what_is_asked_for_until_the_next_start(record: Record) -> None:
+    record.power_fails()
+    record.failed(MessageDamaged("its disk is gone"))
+    assert record.violations == []
+    record.crashed()
+    record.stopping()
+    record.failed(MessageDamaged("behind the power cut"))
     assert len(record.violations) == 1
 
 
@@ -108,7 +118,7 @@ def test_a_drain_that_leaves_a_backlog_is_a_violation(server: TorturedServer) ->
         consumer = Consumer(record, server.address, random.Random(1))
         drain(record, consumer, 2)
         consumer.client.close()
-    assert record.violations == ["nothing more came, with 0 pending and a backlog of 1"]
+    assert record.violations == ["nothing more came, with 0 pending and a lag of 1"]
 
 
 def test_a_load_that_finishes_leaves_nothing_leased_and_the_drain_ends(server: TorturedServer) -> None:

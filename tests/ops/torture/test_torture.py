@@ -15,7 +15,10 @@ import pytest
 from delayserver.client import Delivery
 from delayserver.protocol.outcomes import Outcome
 from ops.torture.harness import Plan, StateRefused, Torture
+from ops.torture.power import FILE_SYSTEMS, PowerDisk, why_not
 from ops.torture.record import Fate, Instance, Record
+from store.disk.filesystem import RealFileSystem, read_whole
+from store.errors import DiskError, SyncFailedError
 
 ROOT = Path(__file__).parents[3]
 NOW_US = 1_800_000_000_000_000
@@ -256,3 +259,45 @@ def test_a_derived_id_is_that_of_the_first_instance(record: Record) -> None:
 def test_a_cancel_of_an_accepted_message_answered_unknown_is_a_violation(record: Record) -> None:
     record.ended(record.sent[1], Outcome.UNKNOWN)
     assert "was answered unknown" in record.violations[0]
+
+
+def test_a_server_whose_disk_loses_power_again_and_again_keeps_every_promise(tmp_path: Path) -> None:
+    if missing := why_not("ext4"):
+        pytest.skip(missing)
+    command = [sys.executable, "-m", "ops.torture", "--cuts", "3", "--seed", str(os.getpid())]
+    command += ["--directory", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    report = json.loads(done.stdout)
+    assert (report["power"], report["kills"], report["lost"], report["early"]) == ("ext4", 3, 0, 0)
+    assert report["accepted"] > 50 and report["arrived"] > 50
+
+
+@pytest.mark.parametrize("kind", FILE_SYSTEMS)
+def test_a_disk_that_loses_power_keeps_what_was_synced_and_nothing_else(kind: str, tmp_path: Path) -> None:
+    if missing := why_not(kind):
+        pytest.skip(missing)
+    disk = PowerDisk(str(tmp_path), kind)
+    disk.make()
+    try:
+        fs = RealFileSystem()
+        synced, unsynced = (fs.open(f"{disk.mount}/{name}", create=True) for name in ("synced", "unsynced"))
+        synced.pwrite(0, [b"old"])
+        synced.datasync()
+        fs.sync_directory(disk.mount)
+        synced.pwrite(0, [b"new"])
+        unsynced.pwrite(0, [b"gone"])
+        disk.cut()
+        with pytest.raises(SyncFailedError):
+            synced.datasync()
+        with pytest.raises(DiskError, match="Input/output error"):
+            fs.open(f"{disk.mount}/none", create=True)
+        with pytest.raises(DiskError, match="Input/output error"):
+            synced.pwrite(0, [b"x"])
+        for file in (synced, unsynced):
+            file.close()
+        disk.restore()
+        assert read_whole(fs, f"{disk.mount}/synced") == b"old"
+        assert not fs.exists(f"{disk.mount}/unsynced") or fs.size(f"{disk.mount}/unsynced") == 0
+    finally:
+        disk.clean_up()

@@ -1,0 +1,1 @@
+"""What changes the state of the broker: arrivals, pulls, acks, redeliveries, retention."""

@@ -1,0 +1,162 @@
+"""Preparing a delivered batch: runs by queue, and which of its rows are here already. Columns in, columns out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.broker.queues.queue import QueueKey
+from delayserver.broker.queues.windows import Window, by_window
+from store.records.batches import I64, U8, U32, StoredBatch
+from store.records.redelivery import REDELIVERY
+
+STORED, DUPLICATE, REFUSED = 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """Answer of `deliver`: `outcome` (u8[n]) is 1 stored, 2 here already, 3 refused; `arrived` names the queues that
+    have something new. The rows are durable once the broker's `synced_offset` has reached `end`."""
+
+    outcome: U8
+    arrived: list[QueueKey]
+    end: int
+
+    @property
+    def no_room(self) -> bool:
+        """Whether nothing of it is stored, for want of space."""
+        return bool((self.outcome == REFUSED).all())
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRun:
+    """Consecutive rows of one queue in a batch."""
+
+    key: QueueKey
+    row_start: int
+    row_count: int
+
+
+def grouped(batch: StoredBatch) -> tuple[StoredBatch, list[QueueRun]]:
+    """The batch with the rows of each (subject, target group) together, and one run for each of them."""
+    if _constant(batch.subject) and _constant(batch.target_group):
+        return batch, grouped_columns(batch.subject, batch.target_group)
+    keys = batch.subject.astype(np.int64) << 32 | batch.target_group
+    if bool((keys[1:] < keys[:-1]).any()):
+        batch = batch.take(np.argsort(keys, kind="stable"))
+    return batch, grouped_columns(batch.subject, batch.target_group)
+
+
+def grouped_columns(subject: U32, target_group: U32) -> list[QueueRun]:
+    """The runs of two columns whose equal pairs stand together."""
+    count = len(subject)
+    if _constant(subject) and _constant(target_group):
+        return [QueueRun((int(subject[0]), int(target_group[0])), 0, count)]
+    keys = subject.astype(np.int64) << 32 | target_group
+    starts = np.concatenate(([0], np.flatnonzero(np.diff(keys)) + 1))
+    counts = np.diff(np.append(starts, count))
+    return [
+        QueueRun((key >> 32, key & 0xFFFF_FFFF), start, rows)
+        for key, start, rows in zip(keys[starts].tolist(), starts.tolist(), counts.tolist(), strict=True)
+    ]
+
+
+def positions_of(runs: list[QueueRun], firsts: list[int]) -> I64:
+    """The position of every row, when the first row of each run gets the position in `firsts`."""
+    if len(runs) == 1:
+        return np.arange(firsts[0], firsts[0] + runs[0].row_count, dtype=np.int64)
+    counts = np.array([run.row_count for run in runs], np.int64)
+    starts = np.array([run.row_start for run in runs], np.int64)
+    shifts = np.array(firsts, np.int64) - starts
+    return np.repeat(shifts, counts) + np.arange(int(counts.sum()), dtype=np.int64)
+
+
+def _constant(column: NDArray[Any]) -> bool:
+    return column.strides == (0,) or bool((column == column[0]).all())
+
+
+def delivery_keys(sequence: I64, redelivery: NDArray[np.uint32]) -> I64:
+    """(sequence, redelivery) as one number; sequences stay below 2^47 for four years at a million a second."""
+    keys: I64 = (sequence << 16) | REDELIVERY.number(redelivery).astype(np.int64)
+    return keys
+
+
+class KnownKeys:
+    """Keys of open windows that are being checked, so that a thousand uncertain batches read the store once."""
+
+    def __init__(self, rows_max: int) -> None:
+        self._rows_max = rows_max
+        self._windows: dict[Window, list[I64]] = {}
+
+    def add(self, batch: StoredBatch) -> None:
+        """Note newly stored rows of windows that are being checked."""
+        if not self._windows:
+            return
+        for window, rows in by_window(batch.server_id, batch.window_ms):
+            parts = self._windows.get(window)
+            if parts is not None:
+                keys = delivery_keys(batch.sequence, batch.redelivery)
+                parts.append(keys if rows is None else keys[rows])
+        self._bound()
+
+    def forget(self, window: Window) -> None:
+        """The window is complete."""
+        self._windows.pop(window, None)
+
+    def present(self, window: Window, keys: I64, stored: Iterable[I64]) -> NDArray[np.bool_]:
+        """Which of `keys` are stored: bool[n]. `stored` reads the window's keys, if they are not known yet."""
+        parts = self._windows.get(window)
+        if parts is None:
+            return self._read(window, keys, stored)
+        if len(parts) > 16:
+            parts[:] = [np.sort(np.concatenate(parts))]
+        found = np.zeros(len(keys), bool)
+        for part in parts:
+            found |= _contains(part, keys)
+        return found
+
+    def _read(self, window: Window, keys: I64, stored: Iterable[I64]) -> NDArray[np.bool_]:
+        """Check against the store, and remember what was read unless the window is larger than the bound."""
+        found = np.zeros(len(keys), bool)
+        parts: list[I64] = []
+        rows = 0
+        for part in stored:
+            found |= _contains(part, keys)
+            rows += len(part)
+            if rows <= self._rows_max:
+                parts.append(part)
+            else:
+                parts.clear()
+        if rows <= self._rows_max:
+            self._windows[window] = parts
+            self._bound()
+        return found
+
+    def _bound(self) -> None:
+        """Forget whole windows, the oldest first, beyond the bound; they are read again when asked for."""
+        while sum([len(part) for parts in self._windows.values() for part in parts]) > self._rows_max:
+            del self._windows[next(iter(self._windows))]
+
+
+def _contains(part: I64, keys: I64) -> NDArray[np.bool_]:
+    if len(part) <= 4 * len(keys) or bool((np.diff(part) < 0).any()):
+        return np.isin(keys, part)
+    places = np.minimum(np.searchsorted(part, keys), len(part) - 1)
+    found: NDArray[np.bool_] = part[places] == keys
+    return found
+
+
+def window_keys(records: Iterator[dict[str, NDArray[Any]]], window: Window) -> Iterator[I64]:
+    """The keys of the records that belong to a window."""
+    for columns in records:
+        if int(columns["server_id"][0]) != window[0]:
+            continue
+        mine = columns["window_ms"] == window[1]
+        if bool(mine.all()):
+            yield delivery_keys(columns["sequence"], columns["redelivery"])
+        elif bool(mine.any()):
+            yield delivery_keys(columns["sequence"][mine], columns["redelivery"][mine])

@@ -1,0 +1,80 @@
+"""What each consumer group has before it: one row a group, some of them at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayserver.broker.actions.state import BrokerState
+from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
+from delayserver.broker.queues.queue import ConsumeQueue
+
+# Behind every group of a subject.
+_CODE_MAX = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRow:
+    """One consumer group of one subject. Subject and group are codes of the names table.
+
+    `position`: everything before it is acked. `end`: where the next message of the subject goes. `lag`: messages that are
+    not acked, redeliveries included; `leased`, `retrying` and `waiting_in_place` are some of those, the last ones to be
+    redelivered from their place. `expired`: what expired before the group acked it. `redelivery_bytes`: what the group's
+    redeliveries keep on disk. `oldest_ms`: when the oldest message that is not acked was due, None where there is none or
+    its record is damaged.
+    """
+
+    subject: int
+    group: int
+    position: int
+    end: int
+    lag: int
+    leased: int
+    retrying: int
+    expired: int
+    waiting_in_place: int
+    redelivery_bytes: int
+    oldest_ms: int | None
+
+
+def group_keys(state: BrokerState, after: GroupKey, subject: int, count_max: int) -> list[GroupKey]:
+    """The first keys behind `after`, in the order of the codes; with a `subject` that is not 0, of that one only."""
+    if subject:
+        low, high = max(after, (subject, 0)), (subject, _CODE_MAX)
+    else:
+        low, high = after, (_CODE_MAX, 0)
+    keys = state.groups.irange(low, high, inclusive=(False, False))
+    return [key for _, key in zip(range(count_max), keys, strict=False)]
+
+
+def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
+    """What a group has before it; None where it is gone. Reads one stored record, for `oldest_ms`."""
+    group: ConsumerGroup | None = state.groups.get(key)
+    if group is None:
+        return None
+    main, retry = state.queues.get((key[0], 0)), state.queues.get(key)
+    return GroupRow(
+        *key,
+        position=group.main.committed,
+        end=main.end if main else group.main.committed,
+        lag=_lag(main, group.main) + _lag(retry, group.retry),
+        leased=group.main.leased() + group.retry.leased(),
+        retrying=group.main.retrying.count() + group.retry.retrying.count(),
+        expired=group.expired,
+        waiting_in_place=group.main.in_place() + group.retry.in_place(),
+        redelivery_bytes=group.redelivery_bytes,
+        oldest_ms=_oldest_ms(state, key[0], group.main),
+    )
+
+
+def _lag(queue: ConsumeQueue | None, cursor: Cursor) -> int:
+    """Not acked: leased or never handed out."""
+    return 0 if queue is None else max(0, queue.end - cursor.committed - cursor.acked.count())
+
+
+def _oldest_ms(state: BrokerState, subject: int, cursor: Cursor) -> int | None:
+    queue = state.queues.get((subject, 0))
+    if queue is None or cursor.committed >= queue.end:
+        return None
+    run = state.run_at((subject, 0), cursor.committed)
+    batch = state.read(run)
+    return None if batch is None else int(batch.due_ms[run.row_start + cursor.committed - run.position])

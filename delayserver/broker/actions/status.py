@@ -1,0 +1,21 @@
+"""What the broker tells about itself, in a time that does not grow with its subjects and groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delayserver.broker.actions.state import BrokerState
+
+
+def broker_status(state: BrokerState) -> dict[str, Any]:
+    """Numbers of the store, the queues and the groups. What each group has before it is told by `group_rows`."""
+    return {
+        "store_bytes": state.store.end - state.store.first,
+        "cache_bytes": state.store.cache_bytes,
+        "open_windows": len(state.windows.extents),
+        "damaged_messages": state.damaged_messages,
+        "damages": len(state.damages),
+        "queues": len(state.queues),
+        "groups": len(state.groups),
+        "groups_max": state.limits.groups_max,
+    }

@@ -1,0 +1,159 @@
+"""The progress log: what consumer groups acked, durable before it is answered.
+
+One file of `ProgressBatch` records. A row never reaches the disk before the messages it speaks of are synced: rows wait
+in memory until the sync that covers them has synced the store. When the file is long it is replaced by a snapshot.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from store.disk.filesystem import FileSystem
+from store.records.batches import ProgressBatch
+from store.records.segment import (
+    FILE_HEADER_BYTES,
+    FILE_PROGRESS,
+    Damage,
+    FileHeader,
+    ScanReport,
+    Segment,
+    is_unfinished,
+)
+
+ACKED, SEEN, UNTIL, IN_PLACE, KEPT = 0, 1, 2, 3, 4
+# The most that `times` of a row can say.
+TIMES_MAX = (1 << 32) - 1
+# Rows of one record of a snapshot: small enough for one step of memory.
+_SNAPSHOT_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressRow:
+    """One row, as `ProgressBatch` explains."""
+
+    change: int
+    subject: int
+    group: int
+    retry: bool
+    start: int
+    stop: int
+    times: int = 0
+
+
+class ProgressRows:
+    """Rows gathered as fixed-width numbers (56 bytes each)."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values = array("q")
+
+    def __len__(self) -> int:
+        return len(self._values) // 7
+
+    def add(self, change: int, subject: int, group: int, retry: bool, start: int, stop: int, times: int = 0) -> None:
+        """Add a row at the end."""
+        self._values.extend((start, stop, subject, group, times, retry, change))
+
+    def put_before(self, rows: ProgressRows) -> None:
+        """Put rows that could not be written back in front."""
+        self._values = rows._values + self._values
+
+    def batches(self) -> list[ProgressBatch]:
+        """The rows as batches of bounded length."""
+        values = np.array(self._values, np.int64).reshape(-1, 7)
+        names = ("start", "stop", "subject", "consumer_group", "times", "retry", "change")
+        return [
+            ProgressBatch.filled(len(part), **{name: part[:, index] for index, name in enumerate(names)})
+            for part in (values[at : at + _SNAPSHOT_ROWS] for at in range(0, len(values), _SNAPSHOT_ROWS))
+        ]
+
+
+@dataclass(slots=True)
+class ProgressSync:
+    """Rows of one sync; `snapshot` replaces the file. `run` may happen in a thread, after the store was synced."""
+
+    log: ProgressLog
+    rows: ProgressRows
+    snapshot: bool
+
+    def run(self) -> None:
+        """Raises DiskFullError (the rows may be put back), SyncFailedError (final)."""
+        if self.snapshot:
+            self.log.replace(self.rows)
+        elif len(self.rows):
+            self.log.append(self.rows)
+
+
+class ProgressLog:
+    """Append rows durably, replace the file, read all rows. One call at a time."""
+
+    def __init__(self, fs: FileSystem, path: str, server_id: int, segment: Segment) -> None:
+        self._fs = fs
+        self._path = path
+        self._header = FileHeader(FILE_PROGRESS, server_id, 0)
+        self._segment = segment
+        self.snapshot_bytes = segment.end
+        self.damages: list[Damage] = []
+
+    @classmethod
+    def open(cls, fs: FileSystem, path: str, server_id: int) -> ProgressLog:
+        """Open or create; a torn tail is cut off."""
+        damages: list[Damage] = []
+        if not fs.exists(path) or is_unfinished(fs, path):
+            segment = Segment.create(fs, path, FileHeader(FILE_PROGRESS, server_id, 0))
+        else:
+            segment = Segment.open(fs, path, FILE_PROGRESS, server_id)
+            segment.recover(damages=damages)
+        log = cls(fs, path, server_id, segment)
+        log.damages = damages
+        return log
+
+    @property
+    def length_bytes(self) -> int:
+        """Length of the file."""
+        return self._segment.end
+
+    def rows(self) -> Iterator[ProgressRow]:
+        """All rows in order."""
+        for _, batch in self._segment.records(report=ScanReport(FILE_HEADER_BYTES)):
+            if isinstance(batch, ProgressBatch):
+                yield from _rows(batch)
+
+    def append(self, rows: ProgressRows) -> None:
+        """Write and sync. Raises DiskFullError (nothing written), SyncFailedError (final)."""
+        self._segment.append_all(rows.batches())
+        self._segment.sync()
+
+    def replace(self, rows: ProgressRows) -> None:
+        """Put a snapshot in the place of the file; a crash leaves the old or the new one, whole."""
+        temporary = self._path + ".tmp"
+        self._fs.remove(temporary)  # what a crash left of an earlier attempt
+        segment = Segment.create(self._fs, temporary, self._header)
+        try:
+            if len(rows):
+                segment.append_all(rows.batches())
+                segment.sync()
+            self._fs.replace(temporary, self._path)
+            self._fs.sync_directory(self._path.rsplit("/", 1)[0])
+        except BaseException:
+            segment.close()
+            raise
+        self._segment.close()
+        segment.path = self._path
+        self._segment = segment
+        self.snapshot_bytes = segment.end
+
+    def close(self) -> None:
+        """Close the file."""
+        self._segment.close()
+
+
+def _rows(batch: ProgressBatch) -> Iterator[ProgressRow]:
+    columns = (batch.change, batch.subject, batch.consumer_group, batch.retry, batch.start, batch.stop, batch.times)
+    for change, subject, group, retry, start, stop, times in zip(*[c.tolist() for c in columns], strict=True):
+        yield ProgressRow(change, subject, group, bool(retry), start, stop, times)

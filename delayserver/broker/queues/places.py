@@ -1,0 +1,183 @@
+"""Ranges of a consume queue that are redelivered in their place: without a record in the delay pipeline.
+
+A range waits for its time, is ready, or is leased again. Pure, in positions; a handful of arrays, 41 bytes a range.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.broker.queues.ranges import Range
+from store.records.batches import I64
+
+WAITING, READY, LEASED = 0, 1, 2
+
+
+class Place(NamedTuple):
+    """Positions [start, stop). `times`: how often they were handed out from here, a present lease included.
+
+    `until_us`, of the clock of leases: a waiting range is not handed out before, a lease ends then. `until_ms`: the same
+    by the wall clock, for the log of a range that waits; otherwise 0.
+    """
+
+    start: int
+    stop: int
+    times: int
+    state: int
+    until_us: int = 0
+    until_ms: int = 0
+
+
+class Places:
+    """Disjoint ranges in ascending order; neighbours that are alike are one range."""
+
+    __slots__ = ("_starts", "_state", "_stops", "_times", "_until_ms", "_until_us")
+
+    def __init__(self) -> None:
+        self._starts = array("q")
+        self._stops = array("q")
+        self._times = array("q")
+        self._state = array("b")
+        self._until_us = array("q")
+        self._until_ms = array("q")
+
+    def __len__(self) -> int:
+        """Number of ranges."""
+        return len(self._starts)
+
+    def __iter__(self) -> Iterator[Place]:
+        return map(self._place, range(len(self._starts)))
+
+    def _place(self, index: int) -> Place:
+        return Place(
+            self._starts[index],
+            self._stops[index],
+            self._times[index],
+            self._state[index],
+            self._until_us[index],
+            self._until_ms[index],
+        )
+
+    @property
+    def stop(self) -> int:
+        """The position behind the last range, 0 without any."""
+        return self._stops[-1] if self._stops else 0
+
+    def count(self, *states: int) -> int:
+        """Positions in these states. O(ranges)."""
+        if not self._starts:
+            return 0
+        wanted = np.isin(np.array(self._state, np.int8), states)
+        return int((np.array(self._stops, np.int64) - np.array(self._starts, np.int64))[wanted].sum())
+
+    def parts(self, start: int, stop: int) -> list[Place]:
+        """The ranges within [start, stop), cut to it."""
+        first, last = self._overlap(start, stop)
+        return [
+            place._replace(start=max(place.start, start), stop=min(place.stop, stop))
+            for place in map(self._place, range(first, last))
+        ]
+
+    def _overlap(self, start: int, stop: int) -> tuple[int, int]:
+        """Indices of the ranges that share a position with [start, stop)."""
+        first = bisect_right(self._stops, start)
+        return first, max(first, bisect_left(self._starts, stop))
+
+    def put(self, place: Place) -> None:
+        """Set a range, in the place of whatever stood there."""
+        if place.start >= place.stop:
+            return
+        self.remove(place.start, place.stop)
+        first = last = bisect_left(self._starts, place.start)
+        alike = place[2:]
+        if first and self._stops[first - 1] == place.start and self._place(first - 1)[2:] == alike:
+            first -= 1
+            place = place._replace(start=self._starts[first])
+        if last < len(self._starts) and self._starts[last] == place.stop and self._place(last)[2:] == alike:
+            place = place._replace(stop=self._stops[last])
+            last += 1
+        self._splice(first, last, [place])
+
+    def remove(self, start: int, stop: int) -> None:
+        """Take [start, stop) out."""
+        first, last = self._overlap(start, stop)
+        if start >= stop or first == last:
+            return
+        left, right = self._place(first), self._place(last - 1)
+        kept = [left._replace(stop=min(left.stop, start)), right._replace(start=max(right.start, stop))]
+        self._splice(first, last, [place for place in kept if place.start < place.stop])
+
+    def _splice(self, first: int, last: int, places: list[Place]) -> None:
+        self._starts[first:last] = array("q", [place.start for place in places])
+        self._stops[first:last] = array("q", [place.stop for place in places])
+        self._times[first:last] = array("q", [place.times for place in places])
+        self._state[first:last] = array("b", [place.state for place in places])
+        self._until_us[first:last] = array("q", [place.until_us for place in places])
+        self._until_ms[first:last] = array("q", [place.until_ms for place in places])
+
+    def release(self, now_us: int) -> bool:
+        """Ranges whose time has come are ready; whether there were any."""
+        due = self._waiting() & (np.array(self._until_us, np.int64) <= now_us)
+        if not due.any():
+            return False
+        for index in np.flatnonzero(due).tolist():
+            self._state[index], self._until_us[index], self._until_ms[index] = READY, 0, 0
+        self._join()
+        return True
+
+    def _join(self) -> None:
+        """Make one range of neighbours that are alike."""
+        columns = (self._starts, self._stops, self._times, self._state, self._until_us, self._until_ms)
+        starts, stops, *rest = [np.array(column) for column in columns]
+        apart = starts[1:] != stops[:-1]
+        for values in rest:
+            apart |= values[1:] != values[:-1]
+        kept, last = np.append(True, apart), np.append(apart, True)
+        joined = [starts[kept], stops[last], *[values[kept] for values in rest]]
+        for column, values in zip(columns, joined, strict=True):
+            del column[:]
+            column.frombytes(values.tobytes())
+
+    def first_ready(self) -> Place | None:
+        """The ready range with the lowest positions."""
+        index = self._state.tobytes().find(READY)
+        return None if index < 0 else self._place(index)
+
+    def next_until_us(self) -> int | None:
+        """When the first waiting range is ready."""
+        until_us = np.array(self._until_us, np.int64)[self._waiting()]
+        return int(until_us.min()) if len(until_us) else None
+
+    def _waiting(self) -> NDArray[np.bool_]:
+        waiting: NDArray[np.bool_] = np.array(self._state, np.int8) == WAITING
+        return waiting
+
+    def overlay(self, start: int, times: I64) -> None:
+        """Write into `times`, of the positions from `start` on, how often each was handed out before a present lease."""
+        for place in self.parts(start, start + len(times)):
+            times[place.start - start : place.stop - start] = place.times - (place.state == LEASED)
+
+    def missing(self, start: int, stop: int) -> list[Range]:
+        """The parts of [start, stop) in no range."""
+        gaps: list[Range] = []
+        for place in self.parts(start, stop):
+            if place.start > start:
+                gaps.append((start, place.start))
+            start = place.stop
+        return [*gaps, (start, stop)] if start < stop else gaps
+
+    def check_invariants(self) -> None:
+        """Ascending, disjoint, not empty, known states, and alike neighbours are one."""
+        places = list(self)
+        assert all(place.start < place.stop and place.state in (WAITING, READY, LEASED) for place in places)
+        for left, right in pairwise(places):
+            assert left.stop <= right.start, "ranges overlap"
+        columns = (self._starts, self._stops, self._times, self._state, self._until_us, self._until_ms)
+        assert len({len(column) for column in columns}) == 1, "columns of different lengths"

@@ -1,0 +1,170 @@
+"""The consume queue of one (subject, target group): positions that count up from 0, and where their messages stand.
+
+Its index rows are *runs*: `row_count` messages from `position` on stand in the stored record at `store_offset`, from
+row `row_start` on. The newest runs are in memory as arrays of fixed-width numbers, older ones in blocks on disk.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass
+
+import numpy as np
+
+from delayserver.broker.queues.run_blocks import RunBlocks
+from store.errors import DiskFullError
+from store.records.batches import RunBatch
+
+QueueKey = tuple[int, int]
+"""(subject code, target group code); target group 0 is the queue for all groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Messages that stand together: `position` is the first one's."""
+
+    position: int
+    store_offset: int
+    row_start: int
+    row_count: int
+
+
+@dataclass(slots=True)
+class SpilledBlock:
+    """A block on disk: its first position, the store offsets of its first and last run, its own offset."""
+
+    position: int
+    store_offset_first: int
+    store_offset_last: int
+    block_offset: int
+
+
+class ConsumeQueue:
+    """Append runs at the end, find the run of a position, spill and retire from the front."""
+
+    __slots__ = ("_counts", "_offsets", "_positions", "_rows", "blocks", "end", "first")
+
+    def __init__(self, first: int = 0, end: int = 0) -> None:
+        self.first = first
+        self.end = end
+        self.blocks: list[SpilledBlock] = []
+        self._positions = array("q")
+        self._offsets = array("q")
+        self._rows = array("I")
+        self._counts = array("I")
+
+    @property
+    def runs_in_memory(self) -> int:
+        """Index rows held in memory, 24 bytes each."""
+        return len(self._positions)
+
+    def append(self, store_offset: int, row_start: int, row_count: int) -> int:
+        """Add a run at the end; returns its first position."""
+        position = self.end
+        self._positions.append(position)
+        self._offsets.append(store_offset)
+        self._rows.append(row_start)
+        self._counts.append(row_count)
+        self.end = position + row_count
+        return position
+
+    def run_at(self, position: int, blocks: RunBlocks) -> Run:
+        """The run that holds `position` (first <= position < end), whole. Raises CorruptionError for a bad block."""
+        assert self.first <= position < self.end, f"position {position} outside {self.first} to {self.end}"
+        index = bisect_right(self._positions, position) - 1
+        if index >= 0:
+            return Run(self._positions[index], self._offsets[index], self._rows[index], self._counts[index])
+        runs = blocks.read(self.block_at(position)[0].block_offset)
+        row = int(np.searchsorted(runs.position, position, side="right")) - 1
+        return Run(
+            int(runs.position[row]), int(runs.store_offset[row]), int(runs.row_start[row]), int(runs.row_count[row])
+        )
+
+    def store_offset_of(self, position: int) -> int | None:
+        """The lowest store offset that positions from `position` on need; None if there are none.
+
+        Of a spilled block it is that of its first run, so that no block is read to decide about retention.
+        """
+        if position >= self.end:
+            return None
+        index = bisect_right(self._positions, position) - 1
+        if index >= 0:
+            return self._offsets[index]
+        return self.block_at(position)[0].store_offset_first
+
+    def block_at(self, position: int) -> tuple[SpilledBlock, int]:
+        """The block on disk that holds a position below those in memory, and the position behind its last one."""
+        following = bisect_right(self.blocks, position, key=_position)
+        if following < len(self.blocks):
+            return self.blocks[following - 1], self.blocks[following].position
+        return self.blocks[following - 1], self._positions[0] if self._positions else self.end
+
+    def spill_above(self, runs_max: int, blocks: RunBlocks) -> int:
+        """Move the older half to disk if there are more than `runs_max` in memory; returns how many moved.
+
+        A full disk leaves them in memory: their messages are stored, and to refuse is the business of later ones.
+        """
+        if len(self._positions) <= runs_max:
+            return 0
+        try:
+            return self.spill((runs_max + 1) // 2, blocks)
+        except DiskFullError:
+            return 0
+
+    def spill(self, count: int, blocks: RunBlocks) -> int:
+        """Move the oldest `count` runs from memory to disk; returns how many.
+
+        Raises DiskFullError (nothing moved), StoreError."""
+        count = min(count, len(self._positions))
+        if count == 0:
+            return 0
+        batch = RunBatch.filled(
+            count,
+            position=np.array(self._positions[:count], np.int64),
+            store_offset=np.array(self._offsets[:count], np.int64),
+            row_start=np.array(self._rows[:count], np.uint32),
+            row_count=np.array(self._counts[:count], np.uint32),
+        )
+        block_offset = blocks.append(batch)
+        self.blocks.append(SpilledBlock(self._positions[0], self._offsets[0], self._offsets[count - 1], block_offset))
+        self._drop_memory(count)
+        return count
+
+    def retire(self, below: int) -> None:
+        """Forget runs whose stored record lies below a store offset; `first` moves up."""
+        gone = [block for block in self.blocks if block.store_offset_last < below]
+        del self.blocks[: len(gone)]
+        if not self.blocks:
+            self._drop_memory(bisect_left(self._offsets, below))
+            self.first = self._positions[0] if self._positions else self.end
+        elif gone:
+            self.first = self.blocks[0].position
+
+    def _drop_memory(self, count: int) -> None:
+        for column in (self._positions, self._offsets, self._rows, self._counts):
+            del column[:count]
+
+    def memory_runs(self) -> tuple[array[int], array[int], array[int], array[int]]:
+        """The arrays of the runs in memory (position, store offset, row start, row count), for the checkpoint."""
+        return self._positions, self._offsets, self._rows, self._counts
+
+    def restore_runs(self, positions: array[int], offsets: array[int], rows: array[int], counts: array[int]) -> None:
+        """Take the arrays of a checkpoint."""
+        self._positions, self._offsets, self._rows, self._counts = positions, offsets, rows, counts
+
+    def check_invariants(self) -> None:
+        """Runs are back to back from the first block to the end."""
+        expected = self._positions[0] if self._positions else self.end
+        for position, count in zip(self._positions, self._counts, strict=True):
+            assert position == expected and count > 0, "a gap between runs"
+            expected = position + count
+        assert expected == self.end, "the runs do not reach the end"
+        firsts = [block.position for block in self.blocks]
+        assert firsts == sorted(firsts), "blocks out of order"
+        assert self.first <= self.end
+        assert list(self._offsets) == sorted(self._offsets), "store offsets fall"
+
+
+def _position(block: SpilledBlock) -> int:
+    return block.position

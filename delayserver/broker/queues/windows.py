@@ -1,0 +1,99 @@
+"""Which stored records hold deliveries of which schedule window: how a repeated hand-off is recognised.
+
+Pure. A server hands off window by window; while a window is open, an attempt whose result the server does not know may
+come again, and the keys (sequence, redelivery) of that window tell what is here already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.records.batches import I64
+
+Window = tuple[int, int]
+"""(server id, window_ms)"""
+
+
+@dataclass(slots=True)
+class Extent:
+    """Records between two store offsets (`stop` not included) with the smallest and largest sequence in them."""
+
+    start: int
+    stop: int
+    sequence_min: int
+    sequence_max: int
+
+
+def by_window(server_id: I64, window_ms: I64) -> list[tuple[Window, NDArray[np.intp] | None]]:
+    """The windows of the rows of one record, and which rows each has; None: all of them, which is nearly always so."""
+    server = int(server_id[0])
+    first = int(window_ms[0])
+    if bool((window_ms == first).all()):
+        return [((server, first), None)]
+    order = np.argsort(window_ms, kind="stable")
+    starts = window_ms[order]
+    cuts = np.flatnonzero(starts[1:] != starts[:-1]) + 1
+    return [((server, int(window_ms[rows[0]])), rows) for rows in np.split(order, cuts)]
+
+
+@dataclass(slots=True)
+class WindowTable:
+    """Extents per open window, ascending. Merging neighbours keeps each list below `extents_max`."""
+
+    extents_max: int
+    extents: dict[Window, list[Extent]] = field(default_factory=dict)
+
+    def add_record(self, start: int, stop: int, server_id: I64, window_ms: I64, sequence: I64) -> None:
+        """Note a stored record, which may have rows of several windows of one server."""
+        for window, rows in by_window(server_id, window_ms):
+            mine = sequence if rows is None else sequence[rows]
+            self.add(window, Extent(start, stop, int(mine.min()), int(mine.max())))
+
+    def add(self, window: Window, extent: Extent) -> None:
+        """Note a stored record of a window."""
+        places = self.extents.setdefault(window, [])
+        assert not places or places[-1].stop <= extent.start, "store offsets only grow"
+        if places and places[-1].stop == extent.start:
+            # Back to back, as when only one window is being delivered: one extent as long as its keys are dense enough
+            # is as good as many, because a check reads it once and remembers the keys.
+            _merge(places[-1], extent)
+            return
+        places.append(extent)
+        if len(places) > self.extents_max:
+            self.extents[window] = _merge_pairs(places)
+
+    def of(self, window: Window) -> list[Extent]:
+        """The extents of a window, none if nothing of it is here."""
+        return self.extents.get(window, [])
+
+    def complete(self, window: Window) -> None:
+        """Forget a window: its server will not hand anything of it off again."""
+        self.extents.pop(window, None)
+
+    def retire(self, below: int) -> None:
+        """Forget what lies below a store offset that was given back."""
+        for window in list(self.extents):
+            kept = [extent for extent in self.extents[window] if extent.stop > below]
+            if kept:
+                self.extents[window] = kept
+            else:
+                del self.extents[window]
+
+    def lowest(self) -> int | None:
+        """The lowest store offset that an open window needs."""
+        return min([places[0].start for places in self.extents.values()], default=None)
+
+
+def _merge(into: Extent, other: Extent) -> None:
+    into.stop = other.stop
+    into.sequence_min = min(into.sequence_min, other.sequence_min)
+    into.sequence_max = max(into.sequence_max, other.sequence_max)
+
+
+def _merge_pairs(places: list[Extent]) -> list[Extent]:
+    for even, odd in zip(places[::2], places[1::2], strict=False):
+        _merge(even, odd)
+    return places[::2]

@@ -1,0 +1,1 @@
+"""The broker as one object, its commit, its waiting pulls, its start."""

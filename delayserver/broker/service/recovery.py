@@ -1,0 +1,206 @@
+"""Opening the broker's files after a stop or a crash: checkpoint, then the store behind it, then the progress log.
+
+1. The checkpoint gives the queues as of a store offset; without one they are made from the whole store.
+2. A torn tail of the store is cut off; the columns behind the offset give the rest of the queues and windows.
+3. The progress log gives what each group acked. What was leased is deliverable again.
+"""
+
+from __future__ import annotations
+
+from delayserver.broker.actions.delivering import grouped_columns
+from delayserver.broker.actions.state import BrokerState
+from delayserver.broker.files.checkpoint import BrokerCheckpoint, decode_checkpoint
+from delayserver.broker.files.progress import ACKED, IN_PLACE, KEPT, SEEN, UNTIL, ProgressLog, ProgressRow
+from delayserver.broker.files.store import BrokerStore, StoredColumns
+from delayserver.broker.limits import NACK_DELAY_MS_MAX, BrokerLimits
+from delayserver.broker.queues.groups import ConsumerGroup, Cursor
+from delayserver.broker.queues.places import READY, WAITING, Place
+from delayserver.broker.queues.queue import ConsumeQueue, QueueKey
+from delayserver.broker.queues.run_blocks import RunBlocks
+from delayserver.broker.queues.windows import WindowTable
+from delayserver.broker.room import Room
+from store.disk.filesystem import FileSystem, read_twice, read_whole
+from store.errors import CorruptionError
+from store.records.record import HEADER_BYTES
+from store.records.segment import FILE_HEADER_BYTES
+
+
+def recover_broker(
+    fs: FileSystem, directory: str, server_id: int, limits: BrokerLimits, now_us: int, lease_us: int, room: Room
+) -> BrokerState:
+    """Open or create. Raises FormatError for files of another server, CorruptionError where files are missing without which
+    messages would silently be lost or come again, StoreError where the disk fails."""
+    fs.make_directory(directory)
+    _refuse_lost_files(fs, directory)
+    checkpoint = _read_checkpoint(fs, f"{directory}/checkpoint", server_id)
+    # A lost checkpoint must not bring an epoch back that old delivery ids still carry; the time will not.
+    epoch = checkpoint.epoch + 1 if checkpoint else now_us // 1_000_000
+    store = BrokerStore.open(fs, f"{directory}/store", server_id, limits, checkpoint.store_offset if checkpoint else 0)
+    complete = checkpoint is not None
+    if checkpoint is None or checkpoint.store_offset > store.end:
+        checkpoint = BrokerCheckpoint(server_id)
+    state = BrokerState(
+        fs,
+        directory,
+        server_id,
+        epoch,
+        limits,
+        store,
+        RunBlocks.open(fs, f"{directory}/queue", server_id, limits, checkpoint.blocks_offset),
+        ProgressLog.open(fs, f"{directory}/progress.log", server_id),
+        checkpoint.queues,
+        WindowTable(limits.window_extents_max, checkpoint.windows),
+        checkpoint.segment_newest_us,
+        room,
+    )
+    state.damages += [f"{found.path}: {found.damage.detail}" for found in store.damages]
+    state.damages += [f"{directory}/progress.log: {damage.detail}" for damage in state.progress.damages]
+    _scan(state, checkpoint.store_offset)
+    # What came behind the checkpoint is younger than it says, nobody knows by how much; and the clock may be behind now.
+    now_us = max([now_us, *state.segment_newest_us.values()])
+    state.segment_newest_us = {
+        base: state.segment_newest_us.get(base, now_us) if end <= checkpoint.store_offset else now_us
+        for base, end, _ in store.segments()
+    }
+    _read_progress(state, now_us, lease_us, complete=complete)
+    state.recovered_ends = {key: queue.end for key, queue in state.queues.items()}
+    return state
+
+
+def _refuse_lost_files(fs: FileSystem, directory: str) -> None:
+    """The store and the progress log are there before the first checkpoint, and before a message or an ack. Whether to go
+    on without one of them is for a person to say, by one of the steps in the error."""
+    store, progress, checkpoint = f"{directory}/store", f"{directory}/progress.log", f"{directory}/checkpoint"
+    has_store = any(name.endswith(".log") for name in fs.listdir(store))
+    has_progress = fs.exists(progress)
+    if not has_store and (fs.exists(checkpoint) or (has_progress and fs.size(progress) > FILE_HEADER_BYTES)):
+        detail = (
+            "the store is missing, and with it all that was delivered and not consumed yet. Put it back; or remove "
+            f"all of {directory}, start with an empty broker, and let `delayserver recover redispatch` deliver again"
+        )
+        raise CorruptionError(store, 0, detail)
+    if not has_progress and (fs.exists(checkpoint) or _has_messages(fs, store)):
+        detail = (
+            "the progress log is missing, and with it what every consumer group has acked. Put it back; or make an empty "
+            "file of this name: then every group gets once more all that the store keeps"
+        )
+        raise CorruptionError(progress, 0, detail)
+
+
+def _has_messages(fs: FileSystem, store: str) -> bool:
+    names = sorted(name for name in fs.listdir(store) if name.endswith(".log"))
+    if len(names) != 1:
+        return len(names) > 1
+    file = fs.open(f"{store}/{names[0]}", write=False)
+    try:
+        return any(read_twice(file, FILE_HEADER_BYTES, HEADER_BYTES))
+    finally:
+        file.close()
+
+
+def _read_checkpoint(fs: FileSystem, path: str, server_id: int) -> BrokerCheckpoint | None:
+    try:
+        return decode_checkpoint(read_whole(fs, path), server_id)
+    except FileNotFoundError:
+        return None
+
+
+def _scan(state: BrokerState, offset: int) -> None:
+    """Bring queues and windows from a store offset to its end; what retention gave back meanwhile leaves them."""
+    store = state.store
+    for queue in state.queues.values():
+        queue.retire(store.first)
+    state.windows.retire(store.first)
+    for record in store.readable_columns(offset, store.end, state.damages.append):
+        _add_record(state, record)
+
+
+def _add_record(state: BrokerState, record: StoredColumns) -> None:
+    columns = record.columns
+    state.windows.add_record(
+        record.offset, record.stop, columns["server_id"], columns["window_ms"], columns["sequence"]
+    )
+    for run in grouped_columns(columns["subject"], columns["target_group"]):
+        position = int(columns["position"][run.row_start])
+        queue = state.queues.get(run.key)
+        if queue is None:
+            queue = state.queues[run.key] = ConsumeQueue(position, position)
+        if position > queue.end:
+            # Damage swallowed what stood between. A run that cannot be read stands for it, so that pulls report it.
+            queue.append(record.offset, run.row_start, position - queue.end)
+        if position == queue.end:
+            queue.append(record.offset, run.row_start, run.row_count)
+        queue.spill_above(state.limits.queue_runs_max, state.blocks)
+
+
+def _read_progress(state: BrokerState, now_us: int, lease_us: int, *, complete: bool) -> None:
+    """`complete`: a checkpoint names all queues, also those whose messages were given back."""
+    lost: dict[QueueKey, int] = {}
+    until_ms = 0
+    for row in state.progress.rows():
+        if row.change == UNTIL:
+            until_ms = row.stop
+        elif row.change == IN_PLACE:
+            # A wall clock that was set back makes nobody wait for longer than a nack can ask for.
+            rest_us = min(until_ms * 1000 - now_us, NACK_DELAY_MS_MAX * 1000)
+            waits = (WAITING, lease_us + rest_us, until_ms) if rest_us > 0 else (READY, 0, 0)
+            _group(state, row).cursor(row.retry).restore(Place(row.start, row.stop, row.times, *waits))
+            until_ms = 0
+        else:
+            _apply(state, row, lost)
+    if complete:
+        for (subject, target), stop in lost.items():
+            state.damaged(
+                f"acked up to {stop} of subject {subject}, group {target}, and nothing of it is stored: messages are missing"
+            )
+    for (subject, group), consumer_group in state.groups.items():
+        if consumer_group.redelivery_bytes:
+            state.kept((subject, group)).forget(now_us // 1000)
+        for cursor, target in ((consumer_group.main, 0), (consumer_group.retry, group)):
+            queue = state.queues.get((subject, target))
+            if queue is not None:
+                cursor.skip_to(queue.first)
+            cursor.restart(queue.end if queue else 0)
+            deadline_us = cursor.next_deadline_us()
+            if deadline_us is not None:
+                state.deadlines.note((subject, group), deadline_us)
+
+
+def _group(state: BrokerState, row: ProgressRow) -> ConsumerGroup:
+    """The group of a row, made if it is the first one of it."""
+    key = (row.subject, row.group)
+    group: ConsumerGroup | None = state.groups.get(key)
+    if group is None:
+        firsts = [queue.first if (queue := state.queues.get((row.subject, target))) else 0 for target in (0, row.group)]
+        group = state.groups[key] = ConsumerGroup(Cursor(firsts[0]), Cursor(firsts[1]))
+    return group
+
+
+def _apply(state: BrokerState, row: ProgressRow, lost: dict[QueueKey, int]) -> None:
+    group = _group(state, row)
+    cursor = group.cursor(row.retry)
+    if row.change == SEEN:
+        cursor.seen_stop, cursor.seen_times = row.stop, row.times
+    elif row.change == KEPT:
+        state.kept((row.subject, row.group)).add(row.start, row.stop)
+    if row.change != ACKED:
+        return
+    group.count_expired(row.times)
+    queue = _queue_of(state, (row.subject, row.group if row.retry else 0), row.stop, lost)
+    if queue is not None:
+        if row.stop > queue.end:
+            state.progress_ahead = True
+            state.damages.append(f"acked up to {row.stop}, stored up to {queue.end}: durable messages are missing")
+        cursor.ack(row.start, row.stop, queue.end)
+
+
+def _queue_of(state: BrokerState, key: QueueKey, stop: int, lost: dict[QueueKey, int]) -> ConsumeQueue | None:
+    """The queue of a row. One of which nothing is stored any more (and no checkpoint tells) goes on where acks end,
+    so that no position is used twice; it is noted in `lost`."""
+    queue = state.queues.get(key)
+    if queue is None and stop > 0:
+        queue = state.queues[key] = ConsumeQueue(stop, stop)
+        lost[key] = stop
+    elif queue is not None and queue.first == queue.end < stop:
+        queue.first = queue.end = lost[key] = stop
+    return queue

@@ -1,0 +1,92 @@
+"""What the recovery commands share: arguments, times, and the progress bar."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from delayserver.cli.terminal.failures import FAILED
+from delayserver.cli.terminal.options import INSTANT
+from delayserver.cli.terminal.output import visible
+
+if TYPE_CHECKING:
+    from delayserver.recover.reading.findings import Finding
+
+DAMAGES_SHOWN: Final = 16
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+directory = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+yes = click.option("--yes", is_flag=True, help="Do not ask.")
+dry_run = click.option("--dry-run", is_flag=True, help="Only show what would change.")
+
+
+def time_range(command: Command) -> Command:
+    """``--from`` and ``--to``, as from_ms and to_ms: due times."""
+    start = click.option(
+        "--from", "from_ms", type=INSTANT, metavar="TIME", help="Due at or after this time (ISO 8601)."
+    )
+    end = click.option("--to", "to_ms", type=INSTANT, metavar="TIME", help="Due before this time.")
+    return start(end(command))
+
+
+def check_range(from_ms: int | None, to_ms: int | None) -> None:
+    """Refuse a range that ends before it starts. Raises `click.UsageError`."""
+    if from_ms is not None and to_ms is not None and to_ms <= from_ms:
+        raise click.UsageError("--to must lie behind --from")
+
+
+@contextmanager
+def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
+    """A function (bytes done, bytes in all) that moves a bar on a terminal, and does nothing elsewhere."""
+    if sys.stderr is None or not sys.stderr.isatty():  # None: closed by whoever started us
+        yield lambda _done, _total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=max(total, done))
+
+
+@contextmanager
+def usage_of_directory() -> Iterator[None]:
+    """A directory that is none of ours is wrong usage, not a finding."""
+    from store.errors import FormatError
+
+    try:
+        yield
+    except FormatError as error:
+        raise click.UsageError(str(error)) from error
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Ask before something is changed; without a terminal only --yes is an answer. Raises `click.Abort`, UsageError."""
+    if yes:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise click.UsageError("nothing was changed: say --yes (there is no terminal to ask on)")
+    click.confirm(question, abort=True, err=True)
+
+
+def tell_unread(unread: Sequence[Finding]) -> None:
+    """Name the damage that hides messages or outcomes from a reading. Raises `click.exceptions.Exit`: it is not whole."""
+    for finding in unread[:DAMAGES_SHOWN]:
+        click.echo(visible(f"{finding.kind}  {finding.file} at {finding.offset}: {finding.detail}"), err=True)
+    if len(unread) > DAMAGES_SHOWN:
+        rest = len(unread) - DAMAGES_SHOWN
+        click.echo(f"{rest:,} more are not shown: `delayserver recover check` lists all", err=True)
+    if unread:
+        raise click.exceptions.Exit(FAILED)

@@ -1,0 +1,124 @@
+"""`delayserver recover pending`: what is not delivered yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from delayserver.cli.recover import options as shared
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import print_json, visible
+
+if TYPE_CHECKING:
+    from delayserver.recover.reading.capture import Capture
+    from delayserver.recover.telling.pending import Pending
+    from store.records.batches import MessageBatch
+
+# Minutes with a bar of their own; more than that are told in larger steps.
+BARS_MAX = 40
+BAR_COLUMNS = 40
+
+
+@click.command
+@shared.directory
+@shared.time_range
+@click.option("--subject", metavar="NAME", help="Only messages of this subject.")
+@click.option("--list", "as_list", is_flag=True, help="The messages themselves, one a line.")
+@click.option("--bodies", is_flag=True, help="With --list: their bodies too.")
+@options.as_json
+def pending(
+    directory: str,
+    from_ms: int | None,
+    to_ms: int | None,
+    subject: str | None,
+    as_list: bool,
+    bodies: bool,
+    as_json: bool,
+) -> None:
+    """Count the messages of DIR that were accepted and have no outcome, by the minute in which they are due.
+
+    Times are of the local zone. Works beside a running server. Damage and missing files that hide messages or outcomes are
+    named; then the exit code is 1.
+    """
+    shared.check_range(from_ms, to_ms)
+    if bodies and not as_list:
+        raise click.UsageError("--bodies belongs to --list")
+    from delayserver.recover.checking.survey import hiding
+    from delayserver.recover.reading.capture import capture
+    from delayserver.recover.reading.due_range import Range
+    from delayserver.recover.reading.findings import Findings
+    from delayserver.recover.telling.pending import Pending
+    from store.disk.filesystem import RealFileSystem
+
+    with shared.usage_of_directory():
+        unread = Findings()
+        taken = capture(RealFileSystem(), directory, unread)
+    try:
+        found = Pending(taken, Range(from_ms or 0, to_ms or 1 << 62), subject)
+        if as_list:
+            found.run(lambda batch: _print_messages(taken, batch, bodies, as_json))
+        else:
+            with shared.progress_bar("counting") as progress:
+                done = 0
+
+                def advance(count: int) -> None:
+                    nonlocal done
+                    done += count
+                    progress(done, 0)
+
+                found.run(None, advance)
+            _print_json(taken, found) if as_json else _print_text(taken, found)
+    finally:
+        taken.close()
+    shared.tell_unread([*hiding(unread), *found.unread])
+
+
+def _print_messages(taken: Capture, batch: MessageBatch, bodies: bool, as_json: bool) -> None:
+    from delayserver.config.units import format_instant
+    from delayserver.recover.telling.pending import message_maps
+
+    for record in message_maps(taken, batch, bodies=bodies):
+        if as_json:
+            print_json(record)
+        else:
+            words = [
+                record["receipt"],
+                f"due {format_instant(record['due_ms'])}",
+                record["subject"],
+                record["message_id"],
+            ]
+            click.echo(visible("  ".join(words + ([record["body"]] if bodies else []))))
+
+
+def _print_json(taken: Capture, found: Pending) -> None:
+    for start, count in sorted(found.minutes.items()):
+        print_json({"start_ms": start, "pending": count})
+    for subject, count in sorted(found.subjects.items(), key=lambda item: -item[1]):
+        print_json({"subject": taken.subject_name(subject), "pending": count})
+    print_json({"pending": found.messages})
+
+
+def _print_text(taken: Capture, found: Pending) -> None:
+    from rich.console import Console
+
+    from delayserver.config.units import format_instant
+
+    terminal = Console().is_terminal
+    steps = _steps(sorted(found.minutes.items()), BARS_MAX if terminal else len(found.minutes))
+    most = max([count for *_, count in steps], default=1)
+    for start, end, count in steps:
+        until = "" if end == start else f" to {format_instant(end)[11:16]}"
+        until = until if format_instant(start)[:10] == format_instant(end)[:10] else f" to {format_instant(end)[:16]}"
+        bar = "  " + "█" * max(1, round(count / most * BAR_COLUMNS)) if terminal else ""
+        click.echo(f"{format_instant(start)[:16]}{until}  {count:>12,}{bar}")
+    for subject, count in sorted(found.subjects.items(), key=lambda item: -item[1])[:BARS_MAX]:
+        click.echo(f"subject {visible(taken.subject_name(subject))}: {count:,}")
+    click.echo(f"{found.messages:,} pending")
+
+
+def _steps(minutes: list[tuple[int, int]], steps_max: int) -> list[tuple[int, int, int]]:
+    """(first minute, last minute, messages), as many as fit on a screen; nothing is left out."""
+    size = -(-len(minutes) // max(steps_max, 1)) or 1
+    parts = [minutes[place : place + size] for place in range(0, len(minutes), size)]
+    return [(part[0][0], part[-1][0], sum([count for _, count in part])) for part in parts]

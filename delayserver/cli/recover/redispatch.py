@@ -1,0 +1,209 @@
+"""`delayserver recover redispatch`: deliver a range again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from delayserver.cli.recover import options as shared
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.failures import FAILED
+from delayserver.cli.terminal.output import print_json
+
+if TYPE_CHECKING:
+    from delayserver.client import Client
+    from delayserver.recover.reading.redispatching import Unread
+
+OUTCOMES = ("delivered", "expired", "dead_lettered")
+
+
+class Done(NamedTuple):
+    """How many messages are delivered again, what could not be read, and (of a DIR) how many of those asked for wait for the
+    next start already and are not counted."""
+
+    messages: int
+    unread: Unread
+    waiting: int = 0
+
+
+@click.command
+@click.argument("directory", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False))
+@shared.time_range
+@click.option("--subject", metavar="NAME", help="Only messages of this subject.")
+@click.option(
+    "--outcome",
+    "outcomes",
+    multiple=True,
+    type=click.Choice(OUTCOMES),
+    default=["delivered"],
+    show_default=True,
+    help="What became of them so far; may be repeated.",
+)
+@click.option("--server", type=options.ADDRESS, metavar="HOST:PORT", help="A running server, instead of DIR.")
+@click.option(
+    "--config",
+    type=click.Path(exists=True, dir_okay=False),
+    metavar="FILE",
+    help="With --server: the configuration whose listen.server_secret proves that you may.",
+)
+@shared.dry_run
+@shared.yes
+@options.as_json
+def redispatch(
+    directory: str | None,
+    from_ms: int | None,
+    to_ms: int | None,
+    subject: str | None,
+    outcomes: tuple[str, ...],
+    server: str | None,
+    config: str | None,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Deliver messages again that are due in a range and have an outcome already, for brokers that lost data.
+
+    With DIR the server must be stopped, and the deliveries begin at its next start; with --server a running one does it
+    now. Where that one has a listen.server_secret, name its configuration with --config; without one it takes this from its
+    own host alone. Message ids stay the same, so consumers that are idempotent by id notice nothing. What was cancelled is
+    never delivered. Begin with --dry-run. Interrupted, it can be run again on a DIR: what waits for the next start already
+    is left out. What damage hides (with DIR, a missing file too) is named and counted, the rest is delivered; then the exit
+    code is 1. A dry run does not read the bytes of messages, so it notices less.
+    """
+    if (directory is None) == (server is None):
+        raise click.UsageError("name either a DIR (the server is stopped) or a running server with --server HOST:PORT")
+    if config is not None and server is None:
+        raise click.UsageError("--config goes with --server: a DIR asks for no proof")
+    if from_ms is None or to_ms is None:
+        raise click.UsageError("say which: --from and --to, the due times of the messages to deliver again")
+    shared.check_range(from_ms, to_ms)
+    if server is not None:
+        arguments: dict[str, Any] = {"from_ms": from_ms, "to_ms": to_ms, "outcomes": list(outcomes)}
+        if subject is not None:
+            arguments["subject"] = subject
+        secret = _secret(config)
+        with options.connect(server) as client:
+            _prove(client, secret)
+            done = _slices(client, arguments | {"dry_run": True})
+            if not dry_run and done.messages:
+                shared.confirm(f"Deliver {done.messages:,} messages again?", yes)
+                done = _slices(client, arguments)
+    else:
+        assert directory is not None
+        done = _offline(directory, from_ms, to_ms, subject, outcomes, dry_run, yes)
+    _report(done, dry_run=dry_run, online=server is not None, as_json=as_json)
+
+
+def _report(done: Done, *, dry_run: bool, online: bool, as_json: bool) -> None:
+    """Exit code 1 where messages could not be read: what was asked for is not done."""
+    unread = done.unread.to_map()
+    if as_json:
+        waiting = {} if online else {"waiting": done.waiting}
+        print_json({"messages": done.messages, "dry_run": dry_run, **waiting, **unread})
+    else:
+        would = "would be" if dry_run else "are" if online else "will be"
+        when = "" if online else " at the next start of the server"
+        click.echo(f"{done.messages:,} messages {would} delivered again{when}")
+        if done.waiting:
+            click.echo(f"{done.waiting:,} more wait for that start already, as an earlier redispatch left them")
+        if done.unread.messages:
+            click.echo(f"{done.unread.messages:,} more could not be read:")
+        for damage in unread["damages"]:
+            click.echo(f"  {damage['file']}: corrupt at offset {damage['offset']}: {damage['detail']}")
+    if done.unread.messages:
+        raise click.exceptions.Exit(FAILED)
+
+
+def _secret(config: str | None) -> str:
+    from delayserver.config.toml_file import ConfigError, load_settings
+
+    try:
+        return load_settings(config).listen.server_secret if config is not None else ""
+    except ConfigError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _prove(client: Client, secret: str) -> None:
+    """Prove the secret, if there is one and the server asks for a proof; it holds for this connection."""
+    if not secret:
+        return
+    from delayserver.client.core import Call
+    from delayserver.protocol.operations import PROVE
+    from delayserver.protocol.proof import make_proof
+
+    def ask(arguments: dict[str, Any]) -> dict[str, Any]:
+        call: Call[dict[str, Any]] = Call(PROVE, arguments, lambda result, _server: result, repeatable=False)
+        return client._run(call)
+
+    challenge = ask({})["challenge"]
+    if challenge:
+        ask({"proof": make_proof(secret, challenge)})
+
+
+def _slices(client: Client, arguments: dict[str, Any]) -> Done:
+    """Request after request, until the server says that there is no more."""
+    from delayserver.client.core import Call
+    from delayserver.protocol.operations import REDISPATCH
+    from delayserver.recover.reading.redispatching import Unread
+
+    unread = Unread()
+    count, after = 0, None
+    while True:
+        request = arguments | ({"after": after} if after is not None else {})
+        # A slice must not be sent twice: after a lost reply the operator looks first.
+        call: Call[dict[str, Any]] = Call(REDISPATCH, request, lambda result, _server: result, repeatable=False)
+        reply = client._run(call)
+        count += int(reply["messages"])
+        unread.count(int(reply["unreadable"]))
+        for damage in reply["damages"]:
+            unread.add(damage["file"], damage["offset"], damage["detail"])
+        after = reply["next"]
+        if after is None:
+            return Done(count, unread)
+
+
+def _offline(
+    directory: str, from_ms: int, to_ms: int, subject: str | None, outcomes: tuple[str, ...], dry_run: bool, yes: bool
+) -> Done:
+    from contextlib import nullcontext
+
+    from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL
+    from delayserver.recover.mending.mender import locked
+    from delayserver.recover.mending.redispatching import OfflineRedispatch
+    from delayserver.recover.reading.capture import capture
+    from delayserver.recover.reading.findings import Findings
+    from delayserver.recover.reading.redispatching import Wanted
+    from delayserver.runtime.clock import SystemClock
+    from store.disk.filesystem import RealFileSystem
+    from store.tables.names import SUBJECT
+
+    fs = RealFileSystem()
+    with shared.usage_of_directory(), nullcontext() if dry_run else locked(fs, directory.rstrip("/")):
+        taken = capture(fs, directory, Findings())
+        try:
+            code = 0
+            if subject is not None:
+                code = taken.names.code(SUBJECT, subject) if taken.names is not None else 0
+                if not code:
+                    raise click.UsageError(f"no message of the subject {subject!r} was ever accepted here")
+            wanted = Wanted(from_ms, to_ms, code, tuple(int(OUTCOMES_BY_LABEL[label]) for label in outcomes))
+            counted = OfflineRedispatch(taken, wanted, SystemClock())
+            counted.count()
+            if dry_run or not counted.messages:
+                return Done(counted.messages, counted.unread, counted.waiting)
+            shared.confirm(f"Deliver {counted.messages:,} messages again at the next start?", yes)
+            work = OfflineRedispatch(taken, wanted, SystemClock())
+            try:
+                work.run()
+            except BaseException:
+                if work.appended:
+                    click.echo(
+                        f"{work.appended:,} of {work.messages:,} messages will be delivered again at the next start of the "
+                        "server; run it again for the others",
+                        err=True,
+                    )
+                raise
+            return Done(work.messages, work.unread, work.waiting)
+        finally:
+            taken.close()

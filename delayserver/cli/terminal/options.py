@@ -1,0 +1,119 @@
+"""Options that several commands share, and the types of their values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from delayserver.config.units import parse_address, parse_duration_ms, parse_instant_ms
+from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT
+
+if TYPE_CHECKING:
+    from delayserver.client import Client
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class ParsedText(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic only in newer versions of click
+    """An option value read by one of the functions of `units`; what they refuse is a usage error."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The parsed value. Fails with the reason that the function gave."""
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def _checked_address(text: str) -> str:
+    parse_address(text)
+    return text.strip()
+
+
+def _expiry(text: str) -> tuple[bool, int]:
+    """(relative, milliseconds): a duration counts from the due time, an instant stands for itself."""
+    try:
+        return True, parse_duration_ms(text)
+    except ValueError:
+        pass
+    try:
+        return False, parse_instant_ms(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; or a duration from the due time on, such as 10s, 5m or 3d") from None
+
+
+DURATION: Final = ParsedText("duration", parse_duration_ms)
+INSTANT: Final = ParsedText("time", parse_instant_ms)
+ADDRESS: Final = ParsedText("host:port", _checked_address)
+EXPIRY: Final = ParsedText("duration|time", _expiry)
+
+as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+
+server = click.option(
+    "--server",
+    type=ADDRESS,
+    default=f"{DEFAULT_HOST}:{DEFAULT_PORT}",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where the server listens.",
+)
+
+
+def due_options(command: Command) -> Command:
+    """``--delay`` and ``--at``, as delay_ms and at_ms."""
+    delay = click.option(
+        "--delay", "delay_ms", type=DURATION, metavar="DURATION", help="Due after this: 10s, 5m, 2h, 3d, 1h30m."
+    )
+    at = click.option(
+        "--at", "at_ms", type=INSTANT, metavar="TIME", help="Due at this time: ISO 8601 with zone, 2027-03-03T09:00Z."
+    )
+    return delay(at(command))
+
+
+def check_due(delay_ms: int | None, at_ms: int | None, *, required: bool) -> None:
+    """Refuse both, and neither where one is needed. Raises `click.UsageError`."""
+    if delay_ms is not None and at_ms is not None:
+        raise click.UsageError("give --delay or --at, not both")
+    if required and delay_ms is None and at_ms is None:
+        raise click.UsageError("say when: --delay 10s, or --at 2027-03-03T09:00Z (--delay 0s for now)")
+
+
+@contextmanager
+def connect(address: str) -> Iterator[Client]:
+    """A connected client. Raises `click.ClickException` with the address and what to do if no server answers there."""
+    from delayserver.client import Client
+    from delayserver.protocol.errors import ConnectionLost, RequestTimedOut, UnknownOperation
+
+    # One attempt: a person who waits for the prompt rather hears at once that nothing is there.
+    probe = Client(address, retries=0)
+    try:
+        probe.connect()
+    except ConnectionLost as error:
+        raise click.ClickException(
+            f"no server answers at {address} ({error.message}): start one with `delayserver serve`, "
+            f"or name another with --server HOST:PORT"
+        ) from None
+    except RequestTimedOut:
+        raise click.ClickException(
+            f"something listens at {address}, but does not answer: another program's port, or a server that hangs"
+        ) from None
+    finally:
+        probe.close()
+    with Client(address) as client:
+        try:
+            yield client
+        except UnknownOperation:
+            if client.status().get("role") != "broker":
+                raise
+            raise click.ClickException(
+                f"{address} is a broker node, which only hands messages out: name the server with --server HOST:PORT"
+            ) from None

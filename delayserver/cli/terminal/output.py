@@ -1,0 +1,96 @@
+"""What commands print: JSON objects, one a line, or text for people. Field names are those of the protocol."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+import json
+import re
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+if TYPE_CHECKING:
+    from delayserver.client.messages import Delivery
+    from delayserver.protocol.errors import DelayServerError
+
+
+_CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
+_CONTROLS_OF_A_BLOCK: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# JSON itself escapes those below U+0020 alone.
+_CONTROLS_OF_JSON: Final = re.compile("[\x7f-\x9f]")
+
+
+def print_json(record: Mapping[str, Any]) -> None:
+    """One JSON object on one line, flushed, so that a reader at the other end of a pipe sees it now. It is ASCII where
+    stdout is not UTF-8.
+    """
+    text = json.dumps(record, ensure_ascii=not _stdout_is_utf8(), separators=(",", ":"), default=_as_text)
+    click.echo(_CONTROLS_OF_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def _stdout_is_utf8() -> bool:
+    encoding = getattr(sys.stdout, "encoding", None)  # stdout may be closed
+    return encoding is not None and codecs.lookup(encoding).name == "utf-8"
+
+
+def visible(text: str) -> str:
+    """Text for one line, control characters as \\x1b: what somebody sent must neither steer the terminal of who reads it
+    nor look like a line of ours."""
+    return _CONTROLS.sub(_escape, text)
+
+
+def visible_block(text: str) -> str:
+    """The same for text that stands by itself: its lines and tabs stay."""
+    return _CONTROLS_OF_A_BLOCK.sub(_escape, text)
+
+
+def _escape(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}"
+
+
+def without_none(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that are known."""
+    return {name: value for name, value in record.items() if value is not None}
+
+
+def error_record(receipt: str, error: DelayServerError) -> dict[str, Any]:
+    """One refused item among others."""
+    return {"receipt": receipt, "error": error.name, "message": error.message}
+
+
+def delivery_record(delivery: Delivery) -> dict[str, Any]:
+    """A pulled message. Recorded times are milliseconds with microsecond fractions; ``body_encoding`` stands beside a
+    body that is not UTF-8.
+    """
+    first_possible_us = max(delivery.due_ms * 1000, delivery.accepted_us)
+    record: dict[str, Any] = {
+        "message_id": delivery.message_id,
+        "subject": delivery.subject,
+        "sequence": delivery.sequence,
+        "server_id": delivery.server_id,
+        "due_ms": delivery.due_ms,
+        "accepted_ms": delivery.accepted_us / 1000,
+        "dispatched_ms": delivery.dispatched_us / 1000,
+        "lateness_ms": (delivery.dispatched_us - first_possible_us) / 1000,
+        "expires_ms": delivery.expires_ms,
+        "attempt": delivery.attempt,
+        "delivery": delivery.delivery,
+    }
+    if delivery.properties:
+        record["properties"] = delivery.properties
+    return record | body_fields(delivery.body)
+
+
+def body_fields(body: bytes) -> dict[str, str]:
+    """``body`` as text, or in base64 with ``body_encoding`` where it is not UTF-8."""
+    try:
+        return {"body": body.decode()}
+    except UnicodeDecodeError:
+        return {"body": base64.b64encode(body).decode(), "body_encoding": "base64"}
+
+
+def _as_text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

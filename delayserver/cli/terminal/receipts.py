@@ -1,0 +1,67 @@
+"""Commands about messages by receipt: how they take the receipts, in batches, and print an answer for each."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from delayserver.cli.terminal.failures import FAILED
+from delayserver.cli.terminal.output import error_record, print_json
+from delayserver.protocol.errors import DelayServerError
+
+if TYPE_CHECKING:
+    from delayserver.client import Client
+
+Result = TypeVar("Result")
+
+BATCH_MAX: Final = 1_000
+"""Receipts of one request: a thousand answers are on the screen at once. Fewer where the server takes no more."""
+
+argument = click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
+
+
+def answer_each(
+    client: Client,
+    receipts: Sequence[str],
+    ask: Callable[[Sequence[str]], Sequence[Result | DelayServerError]],
+    record_of: Callable[[str, Result], dict[str, Any]],
+    line_of: Callable[[dict[str, Any]], str],
+    as_json: bool,
+) -> int:
+    """Ask about all receipts (`-`: those on stdin) and print each answer; the exit code is 1 if one was refused."""
+    code = 0
+    remaining = _expand(receipts)
+    batch_max = min(BATCH_MAX, client.hello().limits.batch_messages_max)
+    while batch := list(islice(remaining, batch_max)):
+        for receipt, answer in zip(batch, ask(batch), strict=True):
+            if isinstance(answer, DelayServerError):
+                code = FAILED
+                record = error_record(receipt, answer)
+                line = f"{receipt}  {answer}"
+            else:
+                record = record_of(receipt, answer)
+                line = line_of(record)
+            if as_json:
+                print_json(record)
+            else:
+                click.echo(line, err=isinstance(answer, DelayServerError))
+    return code
+
+
+def _expand(receipts: Iterable[str]) -> Iterable[str]:
+    # No receipt holds a byte that is not UTF-8: what does is refused by itself, with its neighbours answered.
+    for receipt in receipts:
+        if receipt == "-":
+            if sys.stdin is None:
+                raise click.UsageError("the receipts `-` are read from stdin, and stdin is closed")
+            if isinstance(sys.stdin, io.TextIOWrapper):
+                sys.stdin.reconfigure(errors="replace")
+            yield from (line.strip() for line in sys.stdin if line.strip())
+        else:
+            # Arguments hold such bytes as surrogates.
+            yield receipt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

@@ -1,0 +1,317 @@
+"""The operations of the asynchronous client.
+
+`async_operations.py` is written by hand. `python -m ops.blocking_client` makes `blocking_operations.py` from it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from delayserver.client import message_calls, pull_calls, send_calls
+from delayserver.client.async_batching import AsyncBatcher, AsyncSender
+from delayserver.client.core import Call, ClientCore, parse_address
+from delayserver.client.message_calls import Target
+from delayserver.client.messages import (
+    AckResult,
+    CancelResult,
+    ColumnsSent,
+    Delivery,
+    LookupResult,
+    Message,
+    NackResult,
+    RescheduleResult,
+    Route,
+    SendResult,
+    ServerInfo,
+    Status,
+)
+from delayserver.client.pull_calls import Deliveries
+from delayserver.client.pulled import PulledColumns
+from delayserver.client.retries import RetryPolicy
+from delayserver.client.send_calls import Integers, SendColumns
+from delayserver.client.timing import resolve_due_ms
+from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.limits import Limits
+
+T = TypeVar("T")
+
+
+class AsyncOperations(ABC):
+    """The operations of a server, as methods. `AsyncClient` adds the connection, the attempts and the closing."""
+
+    def __init__(self, address: str, client_name: str, retries: int) -> None:
+        self._host_and_port = parse_address(address)
+        self._core = ClientCore(client_name)
+        self._retries = RetryPolicy(retries)
+
+    @abstractmethod
+    async def _run(self, call: Call[T], close_count: int | None = None) -> T:
+        """The result of a call, after as many attempts as it needs. With a ``close_count`` it raises `ConnectionLost`
+        if the client was closed after `_close_count` had that value.
+        """
+
+    @property
+    @abstractmethod
+    def _close_count(self) -> int:
+        """How often the client was closed."""
+
+    @abstractmethod
+    def _batching_client(self) -> AsyncSender:
+        """The client over which a batcher sends."""
+
+    # --- about the server
+
+    async def connect(self) -> ServerInfo:
+        """The server's identity and limits. Connects if not connected, as every call does."""
+        if self._core.server is None:
+            await self.ping()  # Any call connects. A ping also makes the clock exact.
+        assert self._core.server is not None
+        return self._core.server
+
+    async def hello(self) -> ServerInfo:
+        """Ask who the server is. The client also learns its clock."""
+        return await self._run(self._core.hello())
+
+    async def ping(self) -> int:
+        """The server's time in microseconds. The client also learns its clock."""
+        return await self._run(self._core.ping())
+
+    @property
+    def limits(self) -> Limits:
+        """The server's limits; the defaults before the first connection."""
+        return self._core.limits
+
+    async def status(self) -> Status:
+        """The server's status map."""
+        return await self._run(message_calls.status_call())
+
+    async def route(self, *, group: str | None = None, subject: str | None = None) -> Route:
+        """The nodes of a broker group, or of the group that a subject routes to."""
+        dialled_host = self._host_and_port[0]
+        return await self._run(message_calls.route_call(group=group, subject=subject, dialled_host=dialled_host))
+
+    async def resolve_due_ms(
+        self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
+    ) -> int:
+        """The absolute due time of exactly one of the four, by the server's clock."""
+        if delay_ms is not None or delay is not None:
+            await self._learn_clock()
+        return resolve_due_ms(self._core.clock, due_ms, delay_ms, at, delay)
+
+    async def _learn_clock(self) -> None:
+        """Make the server's clock fit to resolve a delay: learn it, unless it was learned exactly and lately."""
+        while self._core.clock.stale:
+            await self.ping()
+
+    # --- send
+
+    async def send(
+        self,
+        subject: str,
+        body: bytes | str,
+        *,
+        due_ms: int | None = None,
+        delay_ms: int | None = None,
+        at: datetime | None = None,
+        delay: timedelta | None = None,
+        message_id: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        expires_ms: int | None = None,
+    ) -> SendResult:
+        """Send one message, due at ``due_ms``, ``at``, or after ``delay_ms`` or ``delay`` by the server's clock.
+
+        The message is durable on return. The client resolves a delay once, before the first attempt.
+        A message without a ``message_id`` gets a random one (UUID 4) if the client has ``retries``. By it the server
+        recognises a retry after a lost reply, and does not deliver the message twice. With ``retries=0`` the server
+        makes the id.
+        """
+        due_ms = await self.resolve_due_ms(due_ms, delay_ms, at, delay)
+        if message_id is None and self._retries.retries:
+            message_id = send_calls.new_message_id()
+        return await self._run(
+            send_calls.send_call(
+                subject, body, due_ms, message_id=message_id, properties=properties, expires_ms=expires_ms
+            )
+        )
+
+    async def send_many(self, messages: Sequence[Message]) -> list[SendResult | DelayServerError]:
+        """Send up to ``batch_messages_max`` messages in one frame: a result or an error for each, in order.
+
+        A refused message does not fail its neighbours and is not retried here. Ids are made as by `send`.
+        """
+        if not messages:
+            return []
+        if any(m.delay_ms is not None or m.delay is not None for m in messages):
+            await self._learn_clock()
+        make_ids = self._retries.retries > 0
+        return await self._run(send_calls.send_many_call(messages, self._core.clock, make_ids=make_ids))
+
+    async def send_columns(
+        self,
+        subjects: str | Sequence[str],
+        due_ms: Integers | None = None,
+        bodies: bytes | Sequence[bytes] = (),
+        *,
+        delay_ms: Integers | None = None,
+        body_length: Integers | None = None,
+        subject_index: Integers | None = None,
+        message_ids: Sequence[str] | None = None,
+        properties: Sequence[Mapping[str, str] | None] | None = None,
+        expires_ms: Integers | None = None,
+        count: int | None = None,
+    ) -> ColumnsSent:
+        """Send arrays: the fast way. ``due_ms`` (or ``delay_ms``) is i64[n] or one integer, ``bodies`` a list or one
+        blob with ``body_length``.
+
+        ``subjects`` is one subject, or a list with ``subject_index`` u32[n]. The client makes no ids here. Without
+        ``message_ids`` the server could not recognise a duplicate, so a lost reply is not retried: it raises
+        `ConnectionLost`.
+        """
+        if delay_ms is not None:
+            await self._learn_clock()
+        columns = SendColumns(
+            subjects=subjects,
+            due_ms=send_calls.resolve_due_column(self._core.clock, due_ms, delay_ms),
+            bodies=bodies,
+            body_length=body_length,
+            subject_index=subject_index,
+            message_ids=message_ids,
+            properties=properties,
+            expires_ms=expires_ms,
+            count=count,
+        )
+        return await self._run(send_calls.send_columns_call(columns))
+
+    def batcher(
+        self,
+        subject: str | None = None,
+        *,
+        batch_messages_max: int = 1000,
+        linger_ms: int = 5,
+        pending_messages_max: int = 100_000,
+    ) -> AsyncBatcher:
+        """Send in the background, in batches; see `AsyncBatcher`."""
+        return AsyncBatcher(
+            self._batching_client(),
+            subject,
+            batch_messages_max=batch_messages_max,
+            linger_ms=linger_ms,
+            pending_messages_max=pending_messages_max,
+        )
+
+    # --- about messages
+
+    async def cancel(self, target: Target) -> CancelResult:
+        """Cancel one message by receipt or `MessageKey`. The cancel is durable on return."""
+        return message_calls.only_row(await self.cancel_many([target]))
+
+    async def cancel_many(self, targets: Sequence[Target]) -> list[CancelResult | DelayServerError]:
+        """Cancel many, all by receipt or all by `MessageKey`: a result or an error for each, in order."""
+        return await self._run(message_calls.cancel_call(targets)) if targets else []
+
+    async def cancel_columns(self, due_ms: ArrayLike, sequence: ArrayLike) -> NDArray[np.uint8]:
+        """Cancel many by due time and sequence (i64[n] each); gives `Outcome` codes, u8[n]."""
+        return await self._run(message_calls.cancel_columns_call(due_ms, sequence))
+
+    async def reschedule(
+        self,
+        target: Target,
+        *,
+        due_ms: int | None = None,
+        delay_ms: int | None = None,
+        at: datetime | None = None,
+        delay: timedelta | None = None,
+        body: bytes | str | None = None,
+        properties: Mapping[str, str] | None = None,
+        expires_ms: int | None = None,
+    ) -> RescheduleResult:
+        """Move a message to another due time in one atomic step. Fields that are not given stay as they are.
+        ``delay_ms=0`` delivers it now.
+
+        Not retried once its request has left: after `ConnectionLost` ask `lookup` what became of it.
+        """
+        new_due_ms = await self.resolve_due_ms(due_ms, delay_ms, at, delay)
+        return await self._run(message_calls.reschedule_call(target, new_due_ms, body, properties, expires_ms))
+
+    async def lookup(self, target: Target) -> LookupResult:
+        """The fate of one message, by receipt or `MessageKey`."""
+        return message_calls.only_row(await self.lookup_many([target]))
+
+    async def lookup_many(self, targets: Sequence[Target]) -> list[LookupResult | DelayServerError]:
+        """The fate of many messages: a result or an error for each, in order."""
+        return await self._run(message_calls.lookup_call(targets)) if targets else []
+
+    # --- consume
+
+    async def pull(
+        self,
+        subject: str,
+        group: str,
+        max_messages: int = 100,
+        wait_s: float = 0.0,
+        *,
+        ack_timeout_s: float | None = None,
+        ack: Deliveries | None = None,
+    ) -> list[Delivery]:
+        """Up to ``max_messages`` deliveries; waits up to ``wait_s`` for the first. See `pull_columns`."""
+        pulled = await self.pull_columns(subject, group, max_messages, wait_s, ack_timeout_s=ack_timeout_s, ack=ack)
+        return pulled.deliveries()
+
+    async def pull_columns(
+        self,
+        subject: str,
+        group: str,
+        max_messages: int = 1000,
+        wait_s: float = 0.0,
+        *,
+        ack_timeout_s: float | None = None,
+        max_bytes: int | None = None,
+        ack: Deliveries | None = None,
+    ) -> PulledColumns:
+        """Deliveries as columns. ``ack`` settles earlier ones in the same round trip.
+
+        A delivery that is not acked within ``ack_timeout_s`` (default: the server's) comes again. The client splits a
+        ``wait_s`` beyond the server's bound into several requests.
+        """
+        ack_timeout_ms = None if ack_timeout_s is None else round(ack_timeout_s * 1000)
+        wait_ms = round(wait_s * 1000)
+        close_count = self._close_count
+        await self.connect()  # Before it the server's bound of a wait is not known.
+        while True:
+            part_ms = min(wait_ms, self._core.limits.wait_ms_max)
+            wait_ms -= part_ms
+            call = pull_calls.pull_call(
+                subject,
+                group,
+                max_messages=max_messages,
+                wait_ms=part_ms,
+                ack_timeout_ms=ack_timeout_ms,
+                max_bytes=max_bytes,
+                ack=ack,
+            )
+            pulled = await self._run(call, close_count)
+            if pulled.count or wait_ms <= 0:
+                return pulled
+            ack = None
+
+    async def ack(self, subject: str, group: str, deliveries: Deliveries) -> AckResult:
+        """Settle deliveries. The result is durable at their node when this returns.
+
+        Deliveries counted as ``acked`` do not come again. Of those counted as ``unknown`` some were settled before; the
+        others come again, because their ack timeout is over. After an error the result is unknown, and all may come again.
+        An ack settles a delivery, not its message: after a crash another node may have the message too, and
+        ``redispatch`` delivers it again. So consume idempotently, by ``message_id``.
+        """
+        return await self._run(pull_calls.ack_call(subject, group, deliveries))
+
+    async def nack(
+        self, subject: str, group: str, deliveries: Deliveries, delay: timedelta | None = None
+    ) -> NackResult:
+        """Hand deliveries back. They come again after ``delay``, or without one after the server's growing pauses."""
+        return await self._run(pull_calls.nack_call(subject, group, deliveries, delay))

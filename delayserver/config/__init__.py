@@ -1,0 +1,1 @@
+"""Settings: what they are, and how a TOML file, the environment and options give them."""

@@ -1,0 +1,262 @@
+"""Settings from a TOML file and from flags. Every key is checked here and refused by its full name; nothing is ignored.
+
+The keys, their types and defaults are the dataclasses of `settings.py`, so a new setting needs no line here unless its
+values are bounded otherwise than "a whole number of at least 1". The environment is not read.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import ipaddress
+import tomllib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final, get_args, get_origin, get_type_hints
+
+from delayserver.config.settings import Settings
+from delayserver.config.units import parse_address, parse_duration_ms, parse_size_bytes
+from store.logs.windows import check_window_ms
+
+DAY_MS: Final = 86_400_000
+U32_MAX: Final = 2**32 - 1
+I64_MAX: Final = 2**63 - 1
+NAMES_SHOWN_MAX: Final = 20
+
+CHOICES: Final = {"storage.durability": ("sync", "os")}
+
+ZERO_ALLOWED: Final = frozenset(
+    {
+        "listen.port",  # any free port
+        "storage.message_log_retention_ms",
+        "storage.retention_ms",
+        "storage.inline_sync_bytes_max",
+        "storage.warm_ahead_bytes",
+        "storage.free_bytes_min",
+        "storage.dispatch_reserve_bytes",
+        "dispatch.dead_letter_attempts",  # never
+        "dispatch.outcome_flush_ms",
+        "broker.cache_bytes_max",
+        "broker.redelivery_first_ms",
+        "broker.redelivery_bytes_max",  # all of them wait in their place
+        "broker.retention_ms",
+        "shutdown_timeout_ms",
+    }
+)
+
+EMPTY_ALLOWED: Final = frozenset({"listen.server_secret"})  # none
+
+SERVER_SECRET_LENGTH_MIN: Final = 16
+
+MAXIMA: Final = {
+    "listen.port": 65_535,
+    "listen.frame_bytes_max": U32_MAX,  # the frame's length is a u32
+    "message.body_bytes_max": U32_MAX,  # so are the length columns
+    "message.subject_bytes_max": 255,  # the protocol's bound
+    "message.message_id_bytes_max": 255,
+    "storage.window_ms": DAY_MS,
+    "broker.redelivery_cap_ms": 30 * DAY_MS,
+}
+
+
+class ConfigError(Exception):
+    """The operator's file or flag holds something that cannot be; the message names the key and what it accepts."""
+
+
+def load_settings(path: str | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
+    """Settings from the defaults, then the file, then ``flags`` (full key → value as TOML would hold it).
+
+    Raises `ConfigError`.
+    """
+    origin = path or "command line"
+    tree = _read_file(path) if path is not None else {}
+    try:
+        settings: Settings = _read_table(Settings, tree, "")
+        origin = "command line"
+        for key, value in (flags or {}).items():
+            settings = _with_flag(settings, key, value)
+        origin = path or origin
+        check_settings(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{origin}: {error}") from None
+    return settings
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """``storage.window_ms=30s`` as key and TOML value; a bare word counts as text. Raises `ConfigError`."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"{text!r} is no setting: write KEY=VALUE, such as storage.durability=os")
+    try:
+        return key.strip(), tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def check_settings(settings: Settings) -> None:
+    """Refuse values that are fine alone and wrong together. Raises `ConfigError`."""
+    group_names = [group.name for group in settings.groups]
+    for name in group_names:
+        if group_names.count(name) > 1:
+            raise ConfigError(f"groups.name: {name!r} is defined twice, every group needs a name of its own")
+    for route in settings.routes:
+        for name in route.groups:
+            if name not in group_names and settings.routes == Settings().routes:
+                raise ConfigError(f"groups without routes: the default route leads to {name!r}, write [[routes]] too")
+            if name not in group_names:
+                raise ConfigError(f"routes.groups: unknown group {name!r}{_nearest(name, group_names)}")
+    for smaller, larger in (
+        ("dispatch.backoff_ms_min", "dispatch.backoff_ms_max"),
+        ("broker.redelivery_first_ms", "broker.redelivery_cap_ms"),
+        ("message.body_bytes_max", "listen.frame_bytes_max"),
+        ("message.properties_bytes_max", "listen.frame_bytes_max"),
+        ("listen.frame_bytes_max", "storage.gather_bytes_max"),
+        ("wheel.slice_rows", "wheel.rows_max"),
+        ("dispatch.batch_messages_max", "dispatch.queue_rows_max"),
+    ):
+        if _value_of(settings, smaller) > _value_of(settings, larger):
+            raise ConfigError(
+                f"{smaller} = {_value_of(settings, smaller)} is above {larger} = {_value_of(settings, larger)}: "
+                f"lower the one or raise the other"
+            )
+    try:
+        check_window_ms(settings.storage.window_ms)
+    except ValueError as error:
+        raise ConfigError(f"storage.{error}") from error
+
+
+def keys_of(kind: type = Settings, prefix: str = "") -> list[str]:
+    """Full names of all keys, in the order of the dataclasses: ``listen.port``, ``groups.nodes.weight``…"""
+    keys: list[str] = []
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        inner = _table_type(hints[field.name])
+        keys += keys_of(inner, f"{prefix}{field.name}.") if inner else [prefix + field.name]
+    return keys
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(Path(path).read_bytes().decode())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+
+
+def _read_table(kind: type, table: object, prefix: str) -> Any:
+    if not isinstance(table, dict):
+        raise ConfigError(f"{prefix.rstrip('.')}: expected a table, not {_shown(table)}")
+    hints = get_type_hints(kind)
+    for name in table:
+        if name not in hints:
+            known = [key.removeprefix(prefix).partition(".")[0] for key in keys_of(kind, prefix)]
+            raise ConfigError(f"unknown key {prefix + name!r}{_nearest(name, known, prefix)}")
+    return kind(**{name: _read_value(hints[name], value, prefix + name) for name, value in table.items()})
+
+
+def _read_value(hint: Any, value: object, key: str) -> Any:
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _read_table(hint, value, key + ".")
+    if get_origin(hint) is tuple:
+        return _read_list(get_args(hint)[0], value, key)
+    return _read_integer(value, key) if hint is int else _read_text(value, key)
+
+
+def _read_list(item: Any, value: object, key: str) -> tuple[Any, ...]:
+    if not isinstance(value, list) or not value:
+        raise ConfigError(f"{key}: expected a list with at least one entry, not {_shown(value)}")
+    if item is str:
+        return tuple(_read_text(entry, key) for entry in value)
+    # A bare address stands for a node of weight 1.
+    tables = [{"address": entry} if key == "groups.nodes" and isinstance(entry, str) else entry for entry in value]
+    return tuple(_read_table(item, table, key + ".") for table in tables)
+
+
+def _read_integer(value: object, key: str) -> int:
+    parse, expected = _unit_of(key)
+    if isinstance(value, str) and parse is not None:
+        try:
+            value = parse(value)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from None
+    if type(value) is not int:
+        raise ConfigError(f"{key}: expected {expected}, not {_shown(value)}")
+    minimum, maximum = (0 if key in ZERO_ALLOWED else 1), MAXIMA.get(key, I64_MAX)
+    if not minimum <= value <= maximum:
+        bounds = f"from {minimum} to {maximum}" if maximum < I64_MAX else f"of at least {minimum}"
+        raise ConfigError(f"{key}: expected {expected} {bounds}, not {value}")
+    return value
+
+
+def _read_text(value: object, key: str) -> str:
+    if value == "" and key in EMPTY_ALLOWED:
+        return ""
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{key}: expected a text that is not empty, not {_shown(value)}")
+    choices = CHOICES.get(key)
+    if choices is not None and value not in choices:
+        listed = " or ".join(repr(choice) for choice in choices)
+        raise ConfigError(f"{key}: expected {listed}, not {value!r}{_nearest(value, choices).partition('; known')[0]}")
+    if key == "groups.nodes.address" and value != "embedded":
+        try:
+            parse_address(value)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}, or 'embedded' for the broker in this server") from None
+    if key == "listen.server_secret" and len(value) < SERVER_SECRET_LENGTH_MIN:
+        raise ConfigError(
+            f"{key}: expected at least {SERVER_SECRET_LENGTH_MIN} characters, not {len(value)}: "
+            "who listens can try short ones in turn"
+        )
+    if key == "listen.server_networks":
+        try:
+            ipaddress.ip_network(value)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}; write networks such as '10.1.0.0/16'") from None
+    return value
+
+
+def _unit_of(key: str) -> tuple[Callable[[str], int] | None, str]:
+    words = key.rpartition(".")[2].split("_")
+    if "ms" in words:
+        return parse_duration_ms, "milliseconds as a whole number, or a duration such as '90s' or '2h',"
+    if "bytes" in words:
+        return parse_size_bytes, "bytes as a whole number, or a size such as '64MiB',"
+    return None, "a whole number"
+
+
+def _with_flag(settings: Settings, key: str, value: object) -> Settings:
+    known = [name for name in keys_of() if not name.startswith(("groups.", "routes."))]
+    if key not in known:
+        hint = " (groups and routes are set in the file)" if key.startswith(("groups", "routes")) else ""
+        raise ConfigError(f"unknown key {key!r}{hint or _nearest(key, known)}")
+    section, _, name = key.rpartition(".")
+    part: Any = getattr(settings, section) if section else settings
+    changed = dataclasses.replace(part, **{name: _read_value(get_type_hints(type(part))[name], value, key)})
+    return dataclasses.replace(settings, **{section: changed}) if section else changed
+
+
+def _table_type(hint: Any) -> type | None:
+    inner = get_args(hint)[0] if get_origin(hint) is tuple else hint
+    return inner if isinstance(inner, type) and dataclasses.is_dataclass(inner) else None
+
+
+def _value_of(settings: Settings, key: str) -> int:
+    value: Any = settings
+    for name in key.split("."):
+        value = getattr(value, name)
+    number: int = value
+    return number
+
+
+def _nearest(name: str, known: list[str] | tuple[str, ...], prefix: str = "") -> str:
+    matches = difflib.get_close_matches(name, known, n=1)
+    if matches:
+        return f", did you mean {prefix + matches[0]!r}?"
+    # Of all keys only the sections: a line with sixty names helps nobody.
+    names = known if prefix or len(known) <= NAMES_SHOWN_MAX else [key.partition(".")[0] for key in known]
+    return f"; known are: {', '.join(dict.fromkeys(prefix + key for key in names))}"
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:64]

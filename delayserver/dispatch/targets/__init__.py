@@ -1,0 +1,1 @@
+"""One file for each kind of target that a group delivers to."""

@@ -1,0 +1,43 @@
+"""The broker of this process as a node of a broker group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.dispatch.broker_node import DeliveryError
+from store.errors import DiskFullError
+from store.records.batches import StoredBatch
+
+# The address by which a configuration names this node.
+EMBEDDED: Final = "embedded"
+
+
+class EmbeddedNode:
+    """Hands over within the process: a batch is stored in this step, and `delivered` is said after the broker's sync."""
+
+    address = EMBEDDED
+    problem = ""
+
+    def __init__(self, broker: LocalBroker, server_id: int) -> None:
+        self._broker = broker
+        self._server_id = server_id
+
+    async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
+        """See `Broker.deliver` of the nodes. Raises DeliveryError."""
+        try:
+            delivered = self._broker.deliver(batch, uncertain=uncertain)
+            if delivered.no_room:
+                raise DeliveryError("the broker's disk is full", known=True)
+            await self._broker.commit.stored(delivered.end)
+        except DiskFullError as error:
+            raise DeliveryError(str(error), known=False) from error
+        return delivered.outcome
+
+    async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
+        """Forget the keys of these windows. It cannot fail."""
+        self._broker.core.window_complete(self._server_id, windows_ms())

@@ -1,0 +1,1 @@
+"""Accepts connections: frames come in, operations are called, replies go out."""

@@ -1,0 +1,41 @@
+"""`cancel`, by receipts, by ids or in columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delayserver.front.connection import Connection
+from delayserver.front.handlers.reading import MessageReader
+from delayserver.front.handlers.results import reply_results
+from delayserver.operations.cancel import Cancel
+from delayserver.protocol.arguments import one_form
+from delayserver.protocol.cancel_reply import encode_cancel_reply
+from delayserver.protocol.columns import pack_column
+from delayserver.protocol.frames import Request
+from delayserver.protocol.outcomes import OUTCOME_LABELS
+
+
+class CancelHandlers:
+    """Requests that cancel messages."""
+
+    def __init__(self, cancel: Cancel, reader: MessageReader, server_id: str) -> None:
+        self._cancel = cancel
+        self._reader = reader
+        self._server_id = server_id
+
+    async def cancel(self, connection: Connection, request: Request) -> dict[str, Any] | None:
+        """Outcomes in the form in which the messages are named."""
+        arguments = request.arguments
+        form = one_form(arguments, ("receipts", "messages", "count"))
+        if form == "count":
+            numbers = self._reader.numbers(arguments, "due_ms")
+            return {"outcome": pack_column(await self._cancel.by_number(*numbers))}
+        work = connection.work()
+        cancelled = await self._cancel.by_name(await self._reader.given(arguments, form, work), work)
+        named, outcome = cancelled.named, cancelled.outcome
+        if not named.errors and named.receipts is not None:
+            connection.reply(encode_cancel_reply(request.id, named.receipts, outcome))
+            return None
+        fields = [{"outcome": OUTCOME_LABELS[code]} for code in outcome.tolist()]
+        await reply_results(connection, request.id, self._server_id, named, fields, work)
+        return None

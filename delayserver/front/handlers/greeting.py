@@ -1,0 +1,55 @@
+"""`hello` and `prove`: who is on either side of the connection."""
+
+from __future__ import annotations
+
+from delayserver.front.connection import Connection
+from delayserver.operations.identity import Identity
+from delayserver.operations.servers import Servers
+from delayserver.protocol.arguments import shown
+from delayserver.protocol.errors import UnsupportedVersion
+from delayserver.protocol.frames import Request, encode_reply
+from delayserver.protocol.limits import Limits
+from delayserver.protocol.operations import PROTOCOL_VERSION, SUPPORTED_VERSIONS
+from delayserver.runtime.clock import Clock
+
+
+class GreetingHandlers:
+    """Requests at the beginning of a connection."""
+
+    def __init__(self, identity: Identity, limits: Limits, servers: Servers, clock: Clock) -> None:
+        self._identity = identity
+        self._limits = limits
+        self._servers = servers
+        self._clock = clock
+
+    def hello(self, connection: Connection, request: Request) -> None:
+        """Agree on a version; say who, when and within which limits."""
+        arguments = request.arguments
+        versions = arguments.get("versions")
+        if type(versions) is not list or not set(SUPPORTED_VERSIONS) & {v for v in versions if type(v) is int}:
+            raise UnsupportedVersion(
+                f"this server speaks {list(SUPPORTED_VERSIONS)}, the client gives {shown(versions)}"
+            )
+        instance, server_id = arguments.get("instance"), arguments.get("server_id")
+        if instance is not None or server_id is not None:
+            self._servers.hello(connection.peer, instance, server_id)
+        identity = self._identity
+        reply = {
+            "version": PROTOCOL_VERSION,
+            "server_id": identity.server_id,
+            "server_us": self._clock.now_us(),
+            "role": identity.role,
+            "software": f"delayserver {identity.version}",
+            "limits": self._limits.to_map(),
+        }
+        connection.reply(encode_reply(request.id, reply))
+
+    def prove(self, connection: Connection, request: Request) -> None:
+        """Without `proof` it gives a challenge, with it the peer is taken for a server."""
+        proof = request.arguments.get("proof")
+        if proof is None:
+            reply = {"challenge": self._servers.challenge(connection.peer)}
+        else:
+            self._servers.prove(connection.peer, proof)
+            reply = {}
+        connection.reply(encode_reply(request.id, reply))

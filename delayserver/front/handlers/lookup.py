@@ -1,0 +1,85 @@
+"""`lookup`, by receipts, by ids or in columns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from delayserver.front.connection import Connection
+from delayserver.front.handlers.reading import MessageReader, rejected_rows
+from delayserver.front.handlers.results import reply_results
+from delayserver.operations.lookup import Lookup
+from delayserver.operations.message_states import Found
+from delayserver.protocol.arguments import one_form
+from delayserver.protocol.columns import U8, pack_column
+from delayserver.protocol.errors import error_to_map
+from delayserver.protocol.frames import Request, encode_reply
+from delayserver.protocol.outcomes import Outcome
+from delayserver.protocol.receipts import format_receipt
+from delayserver.runtime.fair_turns import Work
+
+_COLUMNS = ("dispatched_us", "attempts", "original_sequence", "rescheduled_sequence", "rescheduled_due_ms")
+
+
+class LookupHandlers:
+    """Requests that ask what became of messages. Rows are made when the client has room for them."""
+
+    def __init__(self, lookup: Lookup, reader: MessageReader, server_id: str) -> None:
+        self._lookup = lookup
+        self._reader = reader
+        self._server_id = server_id
+
+    async def lookup(self, connection: Connection, request: Request) -> None:
+        """States in the form in which the messages are named."""
+        work = connection.work()
+        form = one_form(request.arguments, ("receipts", "messages", "count"))
+        if form == "count":
+            await self._lookup_columns(connection, request, work)
+            return
+        looked_up = await self._lookup.by_name(await self._reader.given(request.arguments, form, work), work)
+        named = looked_up.named
+        await connection.room()
+        fields = []
+        for place, found in enumerate(looked_up.found):
+            await work.items()
+            fields.append(self._fields(found, int(named.sequence[place]), int(named.due_ms[place])))
+        await reply_results(connection, request.id, self._server_id, named, fields, work)
+
+    async def _lookup_columns(self, connection: Connection, request: Request, work: Work) -> None:
+        numbers = self._reader.numbers(request.arguments, "due_ms")
+        found = await self._lookup.by_number(*numbers, work)
+        await connection.room()
+        rows = []
+        for each, own in zip(found, numbers.sequence.tolist(), strict=True):
+            await work.items()
+            original = each.message if each.message != own else 0
+            rows.append((each.outcome, each.dispatched_us, each.attempts, original, *each.replaced_by))
+        columns = [np.array(column, np.int64) for column in zip(*rows, strict=True)]
+        errors = [(place, each.error) for place, each in enumerate(found) if each.error is not None]
+        reply: dict[str, Any] = {"outcome": pack_column(columns[0], U8)}
+        reply |= {name: pack_column(column) for name, column in zip(_COLUMNS, columns[1:], strict=True)}
+        connection.reply(encode_reply(request.id, reply | {"rejected": rejected_rows(errors)}))
+
+    def _fields(self, found: Found, sequence: int, due_ms: int) -> dict[str, Any]:
+        """The fields of a row that are known, behind the receipt."""
+        if found.error is not None:
+            return error_to_map(found.error)
+        known = {
+            "subject": found.subject,
+            "dispatched_us": found.dispatched_us,
+            "attempts": found.attempts,
+            "unanswered_elsewhere": found.unanswered_elsewhere,
+            "broker_group": found.broker_group,
+        }
+        fields: dict[str, Any] = {"outcome": found.outcome.label} | {
+            name: value for name, value in known.items() if value
+        }
+        if found.outcome != Outcome.UNKNOWN:
+            fields["due_ms"] = due_ms
+        if found.message and found.message != sequence:
+            fields["original_receipt"] = format_receipt(self._server_id, due_ms, found.message)
+        new_sequence, new_due_ms = found.replaced_by
+        if new_sequence:
+            fields["rescheduled_to"] = format_receipt(self._server_id, new_due_ms, new_sequence)
+        return fields

@@ -1,0 +1,108 @@
+"""Arguments that several operations share: messages by receipts, by names or by numbers, and columns of due times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.operations.named_messages import Given, GivenItems, GivenName, GivenReceipts
+from delayserver.protocol.arguments import integer, invalid, shown
+from delayserver.protocol.columns import I64, unpack_column
+from delayserver.protocol.errors import BatchTooLarge, DelayServerError, ForeignReceipt, InvalidArgument
+from delayserver.protocol.message_columns import DueColumn
+from delayserver.runtime.fair_turns import Work
+
+_NAME = "name a message by a map of subject, message_id and due_ms (message_due_ms to reschedule it)"
+
+
+class Numbers(NamedTuple):
+    """Messages by their sequences and due times, i64[n] each."""
+
+    sequence: NDArray[np.int64]
+    due_ms: NDArray[np.int64]
+
+
+class MessageReader:
+    """Reads which messages a request is about. At most `items_max` of them."""
+
+    def __init__(self, server_id: str, items_max: int) -> None:
+        self._server_id = server_id
+        self._items_max = items_max
+
+    def count(self, arguments: Mapping[str, Any]) -> int:
+        """The count of a request in columns. Raises InvalidArgument, BatchTooLarge."""
+        count = integer(arguments, "count", 1, 1 << 31)
+        self._bound(count)
+        return count
+
+    def numbers(self, arguments: Mapping[str, Any], due_name: str) -> Numbers:
+        """Messages of this server in columns. Raises InvalidArgument, BatchTooLarge, ForeignReceipt."""
+        count = self.count(arguments)
+        server = arguments.get("server_id")
+        if server is not None and server != self._server_id:
+            if type(server) is not str:
+                raise invalid("server_id", "the text that hello gives", server)
+            raise ForeignReceipt(f"these are messages of server {shown(server)}; this one is {self._server_id}")
+        sequence = unpack_column(arguments.get("sequence"), count, I64, "sequence")
+        return Numbers(sequence, _sane(unpack_column(arguments.get(due_name), count, I64, due_name)))
+
+    def items(self, arguments: Mapping[str, Any], form: str) -> list[Any]:
+        """The list of items that makes this form of a request. Raises InvalidArgument, BatchTooLarge."""
+        items = arguments[form]
+        if type(items) is not list or not items:
+            raise invalid(form, "a list of at least one item", items)
+        self._bound(len(items))
+        return items
+
+    async def given(self, arguments: Mapping[str, Any], form: str, work: Work) -> Given:
+        """The messages of a request by `receipts` or by `messages`. Raises InvalidArgument, BatchTooLarge."""
+        items = self.items(arguments, form)
+        if form == "receipts":
+            return GivenReceipts(items)
+        given = GivenItems(len(items))
+        for place, item in enumerate(items):
+            await work.items()
+            if type(item) is dict:
+                put_name(given, place, item, "due_ms")
+            else:
+                given.errors[place] = InvalidArgument(_NAME)
+        return given
+
+    def _bound(self, count: int) -> None:
+        if count > self._items_max:
+            raise BatchTooLarge(f"{count} items; at most {self._items_max} in one request")
+
+
+def put_name(given: GivenItems, place: int, item: dict[str, Any], due_name: str) -> None:
+    """Enter the name of an item, or the error where it has none: without an id nobody can know whether there is such a
+    message, and that is no answer `unknown`."""
+    due_ms, message_id = item.get(due_name), item.get("message_id")
+    if type(due_ms) is int and message_id is not None:
+        given.names[place] = GivenName(item.get("subject"), message_id, due_ms)
+    else:
+        given.errors[place] = InvalidArgument(_NAME)
+
+
+def read_due(arguments: Mapping[str, Any], count: int) -> DueColumn:
+    """The due times of a request in columns. Raises InvalidArgument."""
+    due, delay = arguments.get("due_ms"), arguments.get("delay_ms")
+    if due is not None:
+        if delay is not None:
+            raise InvalidArgument("give either due_ms or delay_ms, not both")
+        return DueColumn(unpack_column(due, count, I64, "due_ms"), are_delays=False)
+    if delay is None:
+        raise InvalidArgument("due_ms and delay_ms are missing; give one of them")
+    return DueColumn(unpack_column(delay, count, I64, "delay_ms"), are_delays=True)
+
+
+def rejected_rows(errors: Iterable[tuple[int, DelayServerError]]) -> list[list[Any]]:
+    """The refused rows of a request in columns: place, name, message and pause."""
+    return [[place, error.name, error.message, error.retry_after_ms] for place, error in errors]
+
+
+def _sane(due_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Due times no message can have become 0, so that no window is looked for beyond the calendar."""
+    return np.where((due_ms >= 0) & (due_ms < 1 << 47), due_ms, 0)

@@ -1,0 +1,33 @@
+"""The reply that has one row for each item of a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delayserver.front.connection import Connection
+from delayserver.operations.named_messages import NamedMessages
+from delayserver.protocol.errors import error_to_map
+from delayserver.protocol.frames import RowsReply
+from delayserver.protocol.receipts import format_receipt
+from delayserver.runtime.fair_turns import Work
+
+
+async def reply_results(
+    connection: Connection,
+    request_id: int,
+    server_id: str,
+    named: NamedMessages,
+    fields: list[dict[str, Any]],
+    work: Work,
+) -> None:
+    """Reply in the order of the request: the receipt, then what is known, or the item's error."""
+    results = RowsReply(request_id)
+    for place, (sequence, due_ms) in enumerate(zip(named.sequence.tolist(), named.due_ms.tolist(), strict=True)):
+        await work.items()
+        if place in named.errors:
+            results.add(error_to_map(named.errors[place]))
+        else:
+            given = named.receipts
+            receipt = given[place] if given is not None else format_receipt(server_id, due_ms, sequence)
+            results.add({"receipt": receipt} | fields[place])
+    connection.when_room(lambda: connection.reply(results.frame()))

@@ -1,0 +1,79 @@
+"""Which handler answers which operation."""
+
+from __future__ import annotations
+
+from delayserver.config.settings import Settings
+from delayserver.front.connection import QuickHandler, SlowHandler
+from delayserver.front.handlers.cancel import CancelHandlers
+from delayserver.front.handlers.consuming import ConsumingHandlers
+from delayserver.front.handlers.delivering import DeliveringHandlers
+from delayserver.front.handlers.greeting import GreetingHandlers
+from delayserver.front.handlers.looking import LookingHandlers
+from delayserver.front.handlers.lookup import LookupHandlers
+from delayserver.front.handlers.reading import MessageReader
+from delayserver.front.handlers.redispatch import RedispatchHandlers
+from delayserver.front.handlers.reschedule import RescheduleHandlers
+from delayserver.front.handlers.send import SendHandlers
+from delayserver.operations.operations import DelayOperations, Operations
+from delayserver.protocol import operations as names_of
+from delayserver.protocol.limits import Limits
+from delayserver.runtime.clock import Clock
+
+
+class HandlerTable:
+    """The handlers by the names of their operations: `quick` ones reply in the step of the request, `slow` ones are
+    awaited."""
+
+    def __init__(self, operations: Operations, settings: Settings, clock: Clock) -> None:
+        limits = limits_of(settings)
+        greeting = GreetingHandlers(operations.identity, limits, operations.servers, clock)
+        looking = LookingHandlers(operations.status, operations.routing)
+        consuming = ConsumingHandlers(operations.consuming, settings.broker)
+        delivering = DeliveringHandlers(operations.delivering, operations.servers)
+        self.quick: dict[str, QuickHandler] = {
+            names_of.HELLO: greeting.hello,
+            names_of.PROVE: greeting.prove,
+            names_of.STATUS: looking.status,
+            names_of.ROUTE: looking.route,
+            names_of.CANCEL_WAIT: consuming.cancel_wait,
+            names_of.WINDOW_COMPLETE: delivering.window_complete,
+        }
+        self.slow: dict[str, SlowHandler] = {
+            names_of.PULL: consuming.pull,
+            names_of.ACK: consuming.ack,
+            names_of.NACK: consuming.nack,
+            names_of.GROUPS: consuming.groups,
+            names_of.DELIVER: delivering.deliver,
+        }
+        if operations.delay is not None:
+            self._add_delay(operations, operations.delay, limits)
+
+    def _add_delay(self, operations: Operations, delay: DelayOperations, limits: Limits) -> None:
+        server_id = operations.identity.server_id
+        reader = MessageReader(server_id, limits.batch_messages_max)
+        self.quick[names_of.SEND] = SendHandlers(delay.send, limits.batch_messages_max).send
+        self.slow |= {
+            names_of.CANCEL: CancelHandlers(delay.cancel, reader, server_id).cancel,
+            names_of.RESCHEDULE: RescheduleHandlers(delay.reschedule, reader, server_id).reschedule,
+            names_of.LOOKUP: LookupHandlers(delay.lookup, reader, server_id).lookup,
+            names_of.REDISPATCH: RedispatchHandlers(delay.redispatch, operations.servers).redispatch,
+        }
+
+
+def limits_of(settings: Settings) -> Limits:
+    """What `hello` tells clients."""
+    message, listen, broker = settings.message, settings.listen, settings.broker
+    return Limits(
+        frame_bytes_max=listen.frame_bytes_max,
+        frame_items_max=listen.frame_items_max,
+        batch_messages_max=message.batch_messages_max,
+        body_bytes_max=message.body_bytes_max,
+        subject_bytes_max=message.subject_bytes_max,
+        message_id_bytes_max=message.message_id_bytes_max,
+        properties_bytes_max=message.properties_bytes_max,
+        delay_ms_max=message.delay_ms_max,
+        subjects_max=message.subjects_max,
+        groups_max=broker.groups_max,
+        pull_messages_max=broker.pull_messages_max,
+        wait_ms_max=broker.wait_ms_max,
+    )

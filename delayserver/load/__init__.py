@@ -1,0 +1,1 @@
+"""schedule_log comes into memory, ahead of time and within bounds."""

@@ -1,0 +1,1 @@
+"""Byte streams: accepted sockets, connections to other servers."""

@@ -1,0 +1,248 @@
+"""The door to the network: what a connection needs of a byte stream, and its real form on a TCP socket.
+
+Bytes that arrive are pushed: `feed` hands them to a callback, so that one task can read many sockets in one step.
+Sending never waits: `send_now` takes what fits into the kernel's buffer, the connection keeps the rest and its bound.
+The simulation has another form of it, so the server runs unchanged on a network that splits, delays and drops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import socket
+import struct
+import termios
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import trio
+
+from delayserver.net.socket_hub import SocketHub
+from delayserver.protocol.keepalive import keep_alive
+
+# One read: large enough that a frame of 1,000 messages takes one call, small enough to allocate without thought.
+RECEIVE_BYTES = 256 * 1024
+# And a node that does not even acknowledge bytes, after this long. Else the kernel sends them again for a quarter of an
+# hour, ever more rarely, while a new connection would reach the node. Not for clients: they may read late.
+UNACKNOWLEDGED_MS_MAX = 20_000
+
+
+Received = Callable[[bytes], None]
+
+
+class Transport(Protocol):
+    """One byte stream with a peer."""
+
+    peer: str
+
+    async def feed(self, received: Received) -> None:
+        """Hand over what arrives, never empty, until the end of the stream. Raises OSError when the connection broke or
+        was closed here, and what `received` raises, after which nothing more is read."""
+
+    def send_now(self, data: bytes | memoryview) -> int:
+        """Hand over what can be taken without waiting; returns the bytes taken. Raises OSError."""
+
+    async def wait_writable(self) -> None:
+        """Wait until `send_now` can take something again."""
+
+    def unacknowledged_bytes(self) -> int:
+        """What `send_now` took and the peer has not received yet: how a slow reader is told from one that does not read."""
+
+    def pause(self) -> None:
+        """Hand over nothing more of what arrives until `resume`. `feed` returns when the peer closes meanwhile."""
+
+    def resume(self) -> None:
+        """Go on handing over; never within this call."""
+
+    def close(self) -> None:
+        """Close both directions; idempotent. A task that waits in `feed` gets an OSError or the end."""
+
+
+class Listener(Protocol):
+    """Accepts streams."""
+
+    address: tuple[str, int]
+
+    async def accept(self) -> Transport:
+        """The next connection."""
+
+    async def run(self, begin_step: Callable[[], int], end_step: Callable[[], bool]) -> None:
+        """Read what was accepted, until cancelled; the two enclose what is read in one step of the event loop. The first
+        says how many bytes are read at most of one connection, where that can be chosen."""
+
+    def close(self) -> None:
+        """Stop listening; idempotent."""
+
+
+Connect = Callable[[str], Awaitable[Transport]]
+
+
+class SocketTransport:
+    """A `Transport` on a connected TCP socket, read by the task that feeds."""
+
+    __slots__ = ("_reading", "_socket", "peer")
+
+    def __init__(self, connected: socket.socket, peer: str) -> None:
+        connected.setblocking(False)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(connected)
+        self._socket = connected
+        self._reading = trio.Event()
+        self._reading.set()
+        self.peer = peer
+
+    async def feed(self, received: Received) -> None:
+        while True:
+            if not self._reading.is_set():
+                await self._reading.wait()
+            try:
+                await trio.lowlevel.wait_readable(self._socket)
+                data = self._socket.recv(RECEIVE_BYTES)
+            except BlockingIOError:
+                continue
+            except (trio.ClosedResourceError, ValueError) as error:
+                raise ConnectionResetError("closed here") from error
+            if not data:
+                return
+            received(data)
+
+    def send_now(self, data: bytes | memoryview) -> int:
+        try:
+            return self._socket.send(data)
+        except BlockingIOError:
+            return 0
+
+    async def wait_writable(self) -> None:
+        try:
+            await trio.lowlevel.wait_writable(self._socket)
+        except (trio.ClosedResourceError, ValueError) as error:
+            raise ConnectionResetError("closed here") from error
+
+    def unacknowledged_bytes(self) -> int:
+        if self._socket.fileno() < 0:
+            return 0
+        (count,) = struct.unpack("i", fcntl.ioctl(self._socket, termios.TIOCOUTQ, bytes(4)))
+        return int(count)
+
+    def pause(self) -> None:
+        self._reading = trio.Event()
+
+    def resume(self) -> None:
+        self._reading.set()
+
+    def close(self) -> None:
+        self._reading.set()
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            with contextlib.suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+
+
+class HubTransport(SocketTransport):
+    """A `Transport` on an accepted TCP socket, read by its listener's hub together with the others."""
+
+    __slots__ = ("_ended", "_error", "_hub", "_received")
+
+    def __init__(self, connected: socket.socket, peer: str, hub: SocketHub) -> None:
+        super().__init__(connected, peer)
+        self._hub = hub
+        self._ended = trio.Event()
+        self._error: Exception | None = None
+        self._received: Received = _nobody
+
+    async def feed(self, received: Received) -> None:
+        if not self._ended.is_set():
+            self._received = received
+            self._hub.add(self._socket.fileno(), self._read)
+            try:
+                await self._ended.wait()
+            finally:
+                self._hub.remove(self._socket.fileno())
+        error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error
+            finally:
+                del error  # an error whose frame names it waits for the collector
+
+    def _read(self) -> None:
+        try:
+            data = self._socket.recv(self._hub.read_bytes)
+            if data:
+                self._received(data)
+                return
+        except BlockingIOError:
+            return
+        except Exception as error:  # noqa: BLE001 - raised where `feed` waits; the hub reads on for the others
+            self._error = error
+        self._end()
+
+    def pause(self) -> None:
+        if not self._ended.is_set():
+            self._hub.pause(self._socket.fileno(), self._end)
+
+    def resume(self) -> None:
+        if not self._ended.is_set():
+            self._hub.resume(self._socket.fileno(), self._read)
+
+    def _end(self) -> None:
+        self._hub.remove(self._socket.fileno())
+        self._received = _nobody  # the connection knows its transport: without this both would wait for the collector
+        self._ended.set()
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            if not self._ended.is_set():
+                self._error = ConnectionResetError("closed here")
+                self._end()
+            super().close()
+
+
+def _nobody(_data: bytes) -> None:
+    """Receives for a stream that has ended."""
+
+
+class SocketListener:
+    """A `Listener` on TCP."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self._hub = SocketHub()
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._socket = socket.create_server((host, port), family=family, backlog=1024, reuse_port=False)
+        self._socket.setblocking(False)
+        name = self._socket.getsockname()
+        self.address = (str(name[0]), int(name[1]))
+
+    async def accept(self) -> Transport:
+        while True:
+            await trio.lowlevel.wait_readable(self._socket)
+            try:
+                connected, name = self._socket.accept()
+            except BlockingIOError:
+                continue
+            return HubTransport(connected, f"{name[0]}:{name[1]}", self._hub)
+
+    async def run(self, begin_step: Callable[[], int], end_step: Callable[[], bool]) -> None:
+        try:
+            await self._hub.run(begin_step, end_step)
+        finally:
+            self._hub.close()
+
+    def close(self) -> None:
+        if self._socket.fileno() >= 0:
+            trio.lowlevel.notify_closing(self._socket)
+            self._socket.close()
+
+
+async def connect_socket(address: str) -> Transport:
+    """Connect to HOST:PORT. Raises OSError."""
+    host, _, port = address.rpartition(":")
+    try:
+        stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
+    except UnicodeError as error:
+        raise OSError(f"{host!r:.80} is no name of a host") from error
+    # Taken over from trio's stream: this door speaks to the socket itself.
+    inner = socket.socket(fileno=stream.socket.detach())
+    inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
+    return SocketTransport(inner, address)

@@ -1,0 +1,44 @@
+"""The operation `cancel`, of messages by their numbers or by what the client calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from delayserver.operations.cancellation import Cancellation
+from delayserver.operations.named_messages import Given, NamedMessages, Naming
+from delayserver.protocol.outcomes import Outcome
+from delayserver.runtime.fair_turns import Work
+from store.records.batches import I64, U8
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """The messages that were named, and their outcome codes u8[n]. An item with an error in `named` has no outcome."""
+
+    named: NamedMessages
+    outcome: U8
+
+
+class Cancel:
+    """Cancels messages. Every answer is durable when it is given."""
+
+    def __init__(self, naming: Naming, cancellation: Cancellation) -> None:
+        self._naming = naming
+        self._cancellation = cancellation
+
+    async def by_number(self, sequence: I64, due_ms: I64) -> U8:
+        """Outcome codes u8[n] of messages by sequence and due time, i64[n] each. Raises the named error of the commit."""
+        return await self._cancellation.cancel(sequence, due_ms)
+
+    async def by_name(self, given: Given, work: Work) -> Cancelled:
+        """A name that stands for another message by now, after a reschedule, cancels that one. Raises the named error of
+        the commit."""
+        named = await self._naming.find(given, work)
+        outcome = await self._cancellation.cancel(named.sequence, named.due_ms)
+        again = np.flatnonzero(outcome == int(Outcome.ALREADY_CANCELLED))
+        while len(again := await self._naming.replaced(named, again)):
+            outcome[again] = await self._cancellation.cancel(named.sequence[again], named.due_ms[again])
+            again = again[outcome[again] == int(Outcome.ALREADY_CANCELLED)]
+        return Cancelled(named, outcome)

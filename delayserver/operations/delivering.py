@@ -1,0 +1,194 @@
+"""The operations of other servers on the broker of this process: `deliver` and `window_complete`."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass
+
+import numpy as np
+
+from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.operations.servers import Peer, Servers
+from delayserver.protocol.columns import Ragged
+from delayserver.protocol.errors import DiskFull, InvalidArgument, NotDue, StorageFailed
+from delayserver.protocol.outcomes import DeliverOutcome
+from delayserver.receive.group_commit import GroupCommit
+from delayserver.receive.intake import Intake
+from delayserver.runtime.clock import Clock
+from store.errors import DiskFullError, StoreError
+from store.records.batches import I64, U8, U32, StoredBatch
+from store.tables.names import CONSUMER_GROUP, SUBJECT
+
+# The code of a name that a delivery brings and this node does not take.
+NOT_TAKEN = 0xFFFF_FFFF
+# Sequences have 48 bits: a receipt has twelve hex digits for one, and a key of the broker's store room for no more.
+SEQUENCE_MAX = (1 << 48) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class NameColumn:
+    """The names of n messages: `names`, and which of them each message has (`index` u32[n])."""
+
+    names: list[str]
+    index: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """n messages of one window of a server, n at least 1, as columns.
+
+    `redelivery` u32[n] is packed as the store keeps it. `uncertain`: some of them may be here already."""
+
+    server_id: int
+    window_ms: int
+    uncertain: bool
+    sequence: I64
+    due_ms: I64
+    accepted_us: I64
+    dispatched_us: I64
+    expires_ms: I64
+    origin_sequence: I64
+    redelivery: U32
+    subjects: NameColumn
+    target_groups: NameColumn
+    """Index 0 is no group in particular; the names count from 1."""
+    ids: Ragged
+    properties: Ragged
+    bodies: Ragged
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """What became of each message, `DeliverOutcome` codes u8[n], on disk. `contested`: another process claims the server id
+    as well."""
+
+    outcome: U8
+    contested: bool
+
+
+class Delivering:
+    """Takes what other servers deliver to this node."""
+
+    def __init__(
+        self,
+        broker: LocalBroker,
+        servers: Servers,
+        intake: Intake,
+        pipeline: GroupCommit,
+        clock_ahead_ms_max: int,
+        clock: Clock,
+    ) -> None:
+        """`pipeline` ends the server where the store fails. What is due later than `clock_ahead_ms_max` from now is refused:
+        one of the two clocks is wrong."""
+        self._broker = broker
+        self._servers = servers
+        self._intake = intake
+        self._pipeline = pipeline
+        self._clock_ahead_ms_max = clock_ahead_ms_max
+        self._clock = clock
+
+    def deliver(self, peer: Peer, delivery: Delivery) -> Awaitable[Stored]:
+        """Store at once, in the order of the calls; the awaitable returns when it is durable.
+
+        Raises ServerNotProven, InvalidArgument and NotDue before any name is stored; Superseded, DuplicateServerId,
+        DiskFull, StorageFailed."""
+        self._servers.check(peer)
+        _check_sequences(delivery)
+        self._check_due(delivery.due_ms)
+        batch = self._batch(delivery)
+        contested = self._servers.admit(peer, delivery.server_id)
+        outcome = np.full(len(batch), int(DeliverOutcome.REFUSED), np.uint8)
+        taken = np.flatnonzero((batch.subject != NOT_TAKEN) & (batch.target_group != NOT_TAKEN))
+        if not len(taken):
+            return self._durable(Stored(outcome, contested), self._broker.core.synced_offset)
+        if len(taken) < len(outcome):
+            batch = batch.take(taken)
+        try:
+            delivered = self._broker.deliver(batch, uncertain=delivery.uncertain)
+        except DiskFullError as error:
+            raise DiskFull(str(error), retry_after_ms=1000) from error
+        except StoreError as error:  # as where the deliveries are this server's own: it ends, and a restart recovers
+            failed = StorageFailed(str(error))
+            self._pipeline.storage_failed(failed)
+            raise failed from error
+        if delivered.no_room:
+            raise DiskFull("there is no room for any of it", retry_after_ms=1000)
+        outcome[taken] = delivered.outcome
+        return self._durable(Stored(outcome, contested), delivered.end)
+
+    async def _durable(self, stored: Stored, end: int) -> Stored:
+        try:
+            await self._broker.commit.stored(end)
+        except StoreError as error:
+            # Also for want of space: it is stored, seen by consumers and may yet be synced, so nobody may call it refused.
+            raise StorageFailed(str(error)) from error
+        return stored
+
+    def window_complete(self, peer: Peer, server_id: int, windows_ms: list[int]) -> None:
+        """Forget the keys of these windows, at once: what the server delivers behind it belongs to a window that was opened
+        again. Raises ServerNotProven, InvalidArgument, Superseded, DuplicateServerId."""
+        self._servers.admit(peer, server_id)
+        self._broker.core.window_complete(server_id, windows_ms)
+
+    # -- checking
+
+    def _check_due(self, due_ms: I64) -> None:
+        """Before 1970 nothing is due; what is due far ahead would be early here. Raises InvalidArgument, NotDue."""
+        if int(due_ms.min()) < 0:
+            raise InvalidArgument(f"due_ms must be a time in milliseconds since 1970, not {int(due_ms.min())}")
+        maximum = self._clock_ahead_ms_max
+        ahead_ms = int(due_ms.max()) - self._clock.now_ms()
+        if ahead_ms > maximum:
+            raise NotDue(
+                f"due_ms lies {ahead_ms} ms ahead of this node's clock, and {maximum} ms are allowed: "
+                "set the clock that is wrong",
+                retry_after_ms=min(ahead_ms - maximum, 60_000),
+            )
+
+    def _batch(self, delivery: Delivery) -> StoredBatch:
+        """The messages with this node's codes."""
+        return StoredBatch.filled(
+            len(delivery),
+            sequence=delivery.sequence,
+            due_ms=delivery.due_ms,
+            accepted_us=delivery.accepted_us,
+            dispatched_us=delivery.dispatched_us,
+            expires_ms=delivery.expires_ms,
+            origin_sequence=delivery.origin_sequence,
+            server_id=delivery.server_id,
+            window_ms=delivery.window_ms,
+            subject=self._codes(SUBJECT, delivery.subjects.names)[delivery.subjects.index],
+            target_group=np.concatenate(
+                [np.zeros(1, np.uint32), self._codes(CONSUMER_GROUP, delivery.target_groups.names)]
+            )[delivery.target_groups.index],
+            redelivery=delivery.redelivery,
+            ids_length=delivery.ids.lengths,
+            properties_length=delivery.properties.lengths,
+            bodies_length=delivery.bodies.lengths,
+            ids=delivery.ids.blob,
+            properties=delivery.properties.blob,
+            bodies=delivery.bodies.blob,
+        )
+
+    def _codes(self, kind: int, names: list[str]) -> U32:
+        """Codes u32[n], NOT_TAKEN for a name that is refused or has no room: the others are not to wait for it. All new ones
+        share one sync, for it is waited for on the event loop."""
+        valid = [place for place, name in enumerate(names) if self._intake.is_subject(name)]
+        found = self._intake.intern(kind, [names[place] for place in valid], fitting=True)
+        codes = np.full(len(names), NOT_TAKEN, np.uint32)
+        codes[valid] = np.where(found == 0, np.uint32(NOT_TAKEN), found)
+        return codes
+
+
+def _check_sequences(delivery: Delivery) -> None:
+    for name, column, lowest in (
+        ("sequence", delivery.sequence, 1),
+        ("origin_sequence", delivery.origin_sequence, 0),
+    ):
+        low, high = int(column.min()), int(column.max())
+        if low < lowest or high > SEQUENCE_MAX:
+            bad = low if low < lowest else high
+            raise InvalidArgument(f"{name} must be from {lowest} to 2^48 - 1, not {bad}")

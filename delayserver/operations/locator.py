@@ -1,0 +1,221 @@
+"""Finds accepted messages in schedule_log by receipt or by id. Reads files, decides nothing; may run in a thread.
+
+Damage is reported and read around; what it may hide is told apart from what was never there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.runtime.runtime import Runtime
+from store.errors import CorruptionError, FormatError
+from store.logs.schedule_log import Found, ScheduleKey, ScheduleLog, Source
+from store.logs.windows import day_of, day_starts, window_of, window_starts
+from store.records.batches import I64, U32, MessageBatch
+from store.records.message_name import MessageName
+from store.records.scan import Damage
+from store.tables.days import DayTable
+
+Rows = NDArray[np.intp]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """For n messages asked: `found` bool[n], the `message` each stands for (its own sequence, or that of the original
+    it is a copy of; i64[n]) and its subject code u32[n]. Zeros where not found. `hidden` bool[n]: not found, and damage
+    of a file may be the reason."""
+
+    found: NDArray[np.bool_]
+    message: I64
+    subject: U32
+    hidden: NDArray[np.bool_]
+
+    def first(self, count: int) -> Located:
+        """The first `count` of them."""
+        return Located(*[column[:count] for column in self._columns()])
+
+    def put(self, rows: NDArray[np.intp], found: Located) -> None:
+        """Take over what was found of some rows elsewhere."""
+        for mine, theirs in zip(self._columns(), found._columns(), strict=True):
+            mine[rows] = theirs
+
+    def _columns(self) -> tuple[NDArray[Any], ...]:
+        return self.found, self.message, self.subject, self.hidden
+
+
+@dataclass(frozen=True, slots=True)
+class LocatedNames:
+    """The messages that names stand for, by name: their `sequence`, or the damage (told already) that may hide one; neither
+    where there is none."""
+
+    sequence: dict[MessageName, int]
+    hidden: dict[MessageName, CorruptionError]
+
+
+class Locator:
+    """Looks into all files that may hold a message."""
+
+    def __init__(self, schedule: ScheduleLog, days: DayTable, window_ms: int, runtime: Runtime) -> None:
+        self._schedule = schedule
+        self._days = days
+        self._window_ms = window_ms
+        self._damage = runtime.damage
+
+    def _files(self, start_ms: int) -> list[ScheduleKey]:
+        """Files that may hold messages of a window, the likeliest first."""
+        files = [
+            ScheduleKey(start_ms, Source.DIRECT),
+            ScheduleKey(start_ms, Source.FROM_DAY),
+            ScheduleKey(day_of(start_ms), Source.DAY),
+        ]
+        return [file for file in files if file in self._schedule or self._schedule.hiding(file) is not None]
+
+    def locate(self, sequence: I64, due_ms: I64) -> Located:
+        """Messages by sequence and due time (both must agree). Internal records are nobody's to find."""
+        while True:
+            version = self._days.version
+            located = self._locate(sequence, due_ms)
+            # The file of a day may have gone meanwhile, on the event loop, and its rows to minutes looked into before.
+            if version == self._days.version or bool(located.found.all()):
+                return located
+
+    def _locate(self, sequence: I64, due_ms: I64) -> Located:
+        count = len(sequence)
+        found = np.zeros(count, dtype=bool)
+        message = np.zeros(count, dtype=np.int64)
+        subject = np.zeros(count, dtype=np.uint32)
+        hidden = np.zeros(count, dtype=bool)
+        for _, rows, hit, right in self._hits(sequence, due_ms):
+            if hit is None:
+                hidden[rows] = True
+                continue
+            hidden[rows] |= hit.hidden
+            place = rows[right]
+            found[place] = True
+            copies = hit.duplicate_of[right]
+            message[place] = np.where(copies != 0, copies, sequence[place])
+            subject[place] = hit.subject[right]
+        return Located(found, message, subject, hidden & ~found)
+
+    def _hits(self, sequence: I64, due_ms: I64) -> Iterator[tuple[ScheduleKey, Rows, Found | None, Mask]]:
+        """The files that may hold these messages: each with the places that it was asked for, its rows (None where nothing
+        of it can be read) and which of those are the messages, with the right due time."""
+        starts = window_starts(due_ms, self._window_ms)
+        coarse = self._days.in_day_files(due_ms)
+        # All rows of a coarse or whole day are in one file: asked for together, whatever their minutes.
+        units = starts if coarse is None else np.where(coarse, day_starts(due_ms), starts)
+        for unit in np.unique(units).tolist():
+            rows = np.flatnonzero(units == unit)
+            for file in self._files(unit):
+                hit = self._find(file, sequence[rows])
+                if hit is None:
+                    yield file, rows, None, np.zeros(len(rows), dtype=bool)
+                    continue
+                right = hit.mask & (hit.due_ms == due_ms[rows]) & (hit.origin_sequence == 0)
+                yield file, rows, hit, right
+                rows = rows[~right]
+                if not len(rows):
+                    break
+
+    def _find(self, file: ScheduleKey, sequence: I64) -> Found | None:
+        """The rows of a file, or None where nothing of it can be read."""
+        try:
+            hit = self._schedule.find(file, sequence)
+        except KeyError:  # it went while it was looked at: by retention, or with a day that is drained
+            return self._schedule.find(file, sequence)
+        except (CorruptionError, FormatError) as error:
+            self._told(error)
+            return None
+        for damage in hit.damages:
+            self._damaged(file, damage)
+        return hit
+
+    def _damaged(self, file: ScheduleKey, damage: Damage) -> CorruptionError:
+        return self._told(damage.error(self._schedule.path(file)))
+
+    def _told(self, error: CorruptionError | FormatError) -> CorruptionError:
+        if isinstance(error, FormatError):
+            error = CorruptionError(error.path, 0, error.detail)
+        self._damage.report(error)
+        return error
+
+    def rows_near(self, due_ms: Iterable[int]) -> int:
+        """How many rows a search for ids at these times looks through."""
+        files = {file for due in due_ms for file in self._files(window_of(due, self._window_ms))}
+        return sum([self._schedule.rows(file) for file in files])
+
+    def by_ids(self, names: Iterable[MessageName]) -> LocatedNames:
+        """The messages with these ids. Scans the columns of each file that may hold some of them once.
+
+        A reschedule that keeps the due time leaves the cancelled message there as well: the last one is the one that lives.
+        """
+        rest = list(dict.fromkeys(names))
+        sequence: dict[MessageName, int] = {}
+        while True:
+            version = self._days.version
+            located = self._by_ids(rest)
+            sequence |= located.sequence
+            rest = [name for name in rest if name not in sequence]
+            if not rest or version == self._days.version:  # as in `locate`
+                return LocatedNames(sequence, {name: located.hidden[name] for name in rest if name in located.hidden})
+
+    def _by_ids(self, names: Iterable[MessageName]) -> LocatedNames:
+        wanted: dict[ScheduleKey, list[MessageName]] = {}
+        for name in names:
+            for file in self._files(window_of(name.due_ms, self._window_ms)):
+                wanted.setdefault(file, []).append(name)
+        last: dict[MessageName, int] = {}
+        hidden: dict[MessageName, CorruptionError] = {}
+        for file, theirs in wanted.items():
+            damages: list[Damage] = []
+            lost = self._schedule.hiding(file)
+            if lost is not None:
+                hidden |= dict.fromkeys(theirs, self._told(lost))
+            try:
+                found = self._schedule.find_ids(file, theirs, damages)
+            except KeyError:  # as in `_find`
+                continue
+            except (CorruptionError, FormatError) as error:
+                hidden |= dict.fromkeys(theirs, self._told(error))
+                continue
+            for name, sequence in found.last.items():
+                last[name] = max(sequence, last.get(name, 0))
+            for damage in damages:
+                hidden |= dict.fromkeys(theirs, self._damaged(file, damage))
+            for name, damage in found.hidden.items():
+                hidden[name] = self._damaged(file, damage)
+        return LocatedNames(last, hidden)
+
+    def read_first(self, sequence: I64, due_ms: I64, bytes_max: int) -> tuple[int, MessageBatch]:
+        """The first of n messages whose bytes are about `bytes_max` together, at least one: how many they are, and those
+        of them that could be read, whole, in any order. Damage is told and read around."""
+        while True:
+            version = self._days.version
+            size, places = np.zeros(len(sequence), dtype=np.int64), []
+            for file, rows, hit, right in self._hits(sequence, due_ms):
+                if hit is not None:
+                    size[rows[right]] = hit.index.blob_bytes()[right]
+                    places.append((file, rows[right]))
+            count = max(int(np.searchsorted(np.cumsum(size), bytes_max, side="right")), 1)
+            parts = [self._read(file, sequence[rows[rows < count]]) for file, rows in places]
+            if version == self._days.version:  # as in `locate`
+                return count, MessageBatch.concatenate(parts) if parts else MessageBatch.filled(0)
+
+    def _read(self, file: ScheduleKey, sequence: I64) -> MessageBatch:
+        damages: list[Damage] = []
+        try:
+            rows = self._schedule.read_rows(file, sequence, damages=damages)
+        except KeyError:  # as in `_find`
+            return MessageBatch.filled(0)
+        except (CorruptionError, FormatError) as error:
+            self._told(error)
+            return MessageBatch.filled(0)
+        for damage in damages:
+            self._damaged(file, damage)
+        return rows

@@ -1,0 +1,52 @@
+"""The operation `lookup`, of messages by their numbers or by what the client calls them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.operations.message_states import Found, MessageStates
+from delayserver.operations.named_messages import Given, NamedMessages, Naming
+from delayserver.protocol.outcomes import Outcome
+from delayserver.runtime.fair_turns import Work
+from store.records.batches import I64
+
+
+@dataclass(frozen=True, slots=True)
+class LookedUp:
+    """The messages that were named, and what became of each. An item with an error in `named` has no state."""
+
+    named: NamedMessages
+    found: list[Found]
+
+
+class Lookup:
+    """Tells what became of messages."""
+
+    def __init__(self, naming: Naming, states: MessageStates) -> None:
+        self._naming = naming
+        self._states = states
+
+    async def by_number(self, sequence: I64, due_ms: I64, work: Work) -> list[Found]:
+        """The states of messages by sequence and due time, i64[n] each."""
+        found = await self._states.find(sequence, due_ms, work)
+        return await self._states.with_rows(found, due_ms.tolist(), work)
+
+    async def by_name(self, given: Given, work: Work) -> LookedUp:
+        """A name that stands for another message by now, after a reschedule, tells of that one."""
+        named = await self._naming.find(given, work)
+        found = await self._states.find(named.sequence, named.due_ms, work)
+        again = _cancelled(found, np.arange(len(found)))
+        while len(again := await self._naming.replaced(named, again)):
+            others = await self._states.find(named.sequence[again], named.due_ms[again], work)
+            for place, other in zip(again.tolist(), others, strict=True):
+                found[place] = other
+            again = _cancelled(found, again)
+        return LookedUp(named, await self._states.with_rows(found, named.due_ms.tolist(), work))
+
+
+def _cancelled(found: list[Found], places: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Those of some places where a cancelled message was found."""
+    return places[[found[place].outcome == Outcome.CANCELLED for place in places.tolist()]]

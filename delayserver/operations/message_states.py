@@ -1,0 +1,209 @@
+"""What became of messages, by their numbers. Looks at durable outcomes first, then at what is in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.dispatch.broker_group import BrokerGroup
+from delayserver.operations.cancellation import Cancellation
+from delayserver.protocol.errors import MessageDamaged
+from delayserver.protocol.outcomes import Outcome
+from delayserver.runtime.fair_turns import Work
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.decided import Decided
+from delayserver.state.membership import is_member
+from delayserver.state.retired import Retired
+from store.errors import CorruptionError, FormatError
+from store.logs.dispatch_log import DispatchKey, DispatchLog
+from store.logs.windows import window_starts
+from store.records.batches import I64, U8, U32, OutcomeBatch
+from store.records.redelivery import ATTEMPTS
+from store.records.scan import Damage
+from store.tables.names import Names
+from wheel.keys import groups
+
+Mask = NDArray[np.bool_]
+
+# So many messages are looked for together, and the rows that wait in memory gone through once for all of them.
+MESSAGES_AT_ONCE = 1024
+# What a window costs besides its messages, in items.
+WINDOW_ITEMS = 16
+TOO_LATE = int(Outcome.TOO_LATE)
+# A larger file of outcomes is read in a thread.
+INLINE_READ_BYTES_MAX = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One answer. `message` is the sequence of the original; 0 where nothing was found, with an `error` if damage may
+    hide it."""
+
+    outcome: Outcome
+    message: int = 0
+    subject: str = ""
+    dispatched_us: int = 0
+    attempts: int = 0
+    unanswered_elsewhere: int = 0
+    broker_group: str = ""
+    replaced_by: tuple[int, int] = (0, 0)
+    """Sequence and due time of the message that a reschedule put in its place, or zeros."""
+    has_row: bool = False
+    error: MessageDamaged | None = None
+
+
+class MessageStates:
+    """Message → state."""
+
+    def __init__(
+        self,
+        cancellation: Cancellation,
+        decided: Decided,
+        dispatch: DispatchLog,
+        groups: list[BrokerGroup],
+        retired: Retired,
+        names: Names,
+        window_ms: int,
+        runtime: Runtime,
+    ) -> None:
+        self._cancellation = cancellation
+        self._decided = decided
+        self._dispatch = dispatch
+        self._groups = groups
+        self._retired = retired
+        self._names = names
+        self._damage = runtime.damage
+        self._window_ms = window_ms
+        self._workers = runtime.workers
+
+    async def find(self, sequence: I64, due_ms: I64, work: Work) -> list[Found]:
+        """The states of n messages by the numbers of their receipts, some at a time: others run in between."""
+        found: list[Found] = []
+        for start in range(0, len(sequence), MESSAGES_AT_ONCE):
+            some = slice(start, start + MESSAGES_AT_ONCE)
+            found += await self._find(sequence[some], due_ms[some], work)
+        return found
+
+    async def _find(self, sequence: I64, due_ms: I64, work: Work) -> list[Found]:
+        located = await self._cancellation.locate(sequence, due_ms)
+        message, own = located.message, located.found & (located.message == sequence)
+        # All of one moment, since it is a look at every row that waits. What has no outcome later had none at that moment.
+        waiting = self._in_memory(message, due_ms)
+        code, retired = np.zeros(len(sequence), dtype=np.uint8), np.zeros(len(sequence), dtype=bool)
+        starts = window_starts(due_ms, self._window_ms)
+        order = np.argsort(starts, kind="stable")
+        for start, begin, end in groups(starts[order]):
+            rows = order[begin:end]
+            mine = rows[own[rows]]
+            if len(mine):
+                code[mine] = await self._outcomes(start, message[mine])
+            retired[rows] = self._retired.are(start, sequence[rows])
+            await work.items(WINDOW_ITEMS)
+        has_row = own & (code != 0) & (code != TOO_LATE)
+        await self._cancellation.durable(message[has_row], code[has_row])
+        outcome = np.full(len(sequence), int(Outcome.UNKNOWN), dtype=np.uint8)
+        outcome[located.found] = int(Outcome.DEDUPLICATED)
+        outcome[own] = waiting[own]
+        outcome[has_row] = code[has_row]
+        # One that was found, since then.
+        gone = retired & (code == 0) & (own | ~located.found)
+        outcome[gone] = int(Outcome.RETIRED)
+        message[gone] = 0
+        return await self._found(outcome, message, located.subject, has_row, located.hidden & ~retired, work)
+
+    async def _found(
+        self, outcome: U8, message: I64, subject: U32, has_row: Mask, hidden: Mask, work: Work
+    ) -> list[Found]:
+        found = []
+        columns = [column.tolist() for column in (outcome, message, subject, has_row, hidden)]
+        for code, sequence, subject_code, decided, damaged in zip(*columns, strict=True):
+            await work.items()
+            error = MessageDamaged("the part of the schedule file that may hold it is damaged") if damaged else None
+            name = self._names.name(subject_code) if sequence else ""
+            found.append(Found(Outcome(code), sequence, name, has_row=decided, error=error))
+        return found
+
+    async def _outcomes(self, start_ms: int, message: I64) -> U8:
+        """Codes u8[n] of messages of one window, 0 where there is no outcome, TOO_LATE where the file does not tell. What
+        is being cancelled is waited for."""
+        code = np.zeros(len(message), dtype=np.uint8)
+        rest = np.arange(len(message))
+        while True:
+            key = self._decided.key_of(start_ms)
+            try:
+                async with self._decided.pinned(key) as index:
+                    free = self._decided.holds.not_held(message[rest])
+                    code[rest[free]] = self._decided.outcome_of(key, index, message[rest[free]])
+            except CorruptionError:  # reported; of most of them nobody knows what became of them
+                code[rest] = await self._decided.told(key, message[rest])
+                return code
+            rest = rest[~free]
+            if not len(rest):
+                return code
+            await self._decided.holds.wait_released()
+
+    def _in_memory(self, message: I64, due_ms: I64) -> U8:
+        """One step: what is known of n messages without an outcome, codes u8[n]."""
+        state = np.full(len(message), int(Outcome.PENDING), dtype=np.uint8)
+        for group in self._groups:
+            state[group.queue.retries(due_ms, message)] = int(Outcome.RETRYING)
+        for group in self._groups:
+            for place in np.flatnonzero(is_member(message, group.in_flight())).tolist():
+                if group.attempts(int(message[place]), int(due_ms[place])):
+                    state[place] = int(Outcome.IN_FLIGHT)
+        return state
+
+    async def with_rows(self, found: Sequence[Found], due_ms: Sequence[int], work: Work) -> list[Found]:
+        """The same answers, and what their outcome rows say: when and by which group they were dispatched. A file is read
+        once for all of them."""
+        wanted: dict[DispatchKey, list[int]] = {}
+        for each, due in zip(found, due_ms, strict=True):
+            if each.has_row:
+                wanted.setdefault(self._decided.key_of(due), []).append(each.message)
+        # From the files, or from what is about to be written: looked at first, since it goes from here to there.
+        batches = self._decided.unwritten()
+        for key, messages in wanted.items():
+            await work.items(WINDOW_ITEMS)
+            batches.append(await self._written(key, np.array(messages, dtype=np.int64)))
+        asked = np.array([message for messages in wanted.values() for message in messages], dtype=np.int64)
+        rows: dict[int, tuple[OutcomeBatch, int]] = {}
+        for batch in batches:
+            await work.items(WINDOW_ITEMS)
+            for row in np.flatnonzero(np.isin(batch.sequence, asked)).tolist():
+                rows.setdefault(int(batch.sequence[row]), (batch, row))
+        answers = []
+        for each in found:
+            await work.items()
+            answers.append(self._with_row(each, *rows[each.message]) if each.has_row and each.message in rows else each)
+        return answers
+
+    def _with_row(self, found: Found, batch: OutcomeBatch, row: int) -> Found:
+        group, attempts = int(batch.broker_group[row]), batch.attempts[row : row + 1]
+        return replace(
+            found,
+            dispatched_us=int(batch.dispatched_us[row]),
+            attempts=int(ATTEMPTS.number(attempts)[0]),
+            unanswered_elsewhere=int(ATTEMPTS.unanswered(attempts)[0]),
+            broker_group=self._names.name(group) if group else "",
+            replaced_by=(int(batch.replaced_by_sequence[row]), int(batch.replaced_by_due_ms[row])),
+        )
+
+    async def _written(self, key: DispatchKey, messages: I64) -> OutcomeBatch:
+        """Rows of a file, as far as they can be read: their codes are in memory, so the answer stands without them."""
+        damages: list[Damage] = []
+        read = partial(self._dispatch.rows_of, key, messages, damages)
+        try:
+            large = key in self._dispatch and self._dispatch.end(key) > INLINE_READ_BYTES_MAX
+            written = await self._workers.run(read) if large else read()
+        except KeyError:  # retired, or moved with its day
+            return OutcomeBatch.filled(0)
+        except (CorruptionError, FormatError) as error:
+            self._damage.report(CorruptionError(error.path, 0, error.detail))
+            return OutcomeBatch.filled(0)
+        for damage in damages:
+            self._damage.report(damage.error(self._dispatch.path(key)))
+        return written

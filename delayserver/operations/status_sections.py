@@ -1,0 +1,385 @@
+"""The sections of `status`: for each the value that tells it, and a reader that knows the few parts it is about.
+
+The fields of the values have the names that PROTOCOL.md describes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from delayserver.broker.service.broker import Broker
+from delayserver.config.settings import Settings
+from delayserver.dispatch.broker_group import BrokerGroup
+from delayserver.load.loader import Loader
+from delayserver.operations.consuming import Consuming
+from delayserver.operations.identity import Identity
+from delayserver.operations.servers import Servers
+from delayserver.protocol.errors import DuplicateServerId
+from delayserver.protocol.outcomes import Outcome
+from delayserver.receive.group_commit import GroupCommit
+from delayserver.runtime.believable_clock import BelievableClock
+from delayserver.runtime.clock import Clock
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.balance import Balance
+from delayserver.state.decided import Decided
+from delayserver.state.group_wheels import GroupWheels
+from delayserver.state.latency import LatencyHistogram
+from delayserver.state.positions import Positions
+from delayserver.state.readiness import Readiness
+from delayserver.state.window_book import WindowBook
+from delayserver.upkeep.checkpointing import Checkpointing
+from delayserver.upkeep.housekeeping import Housekeeping
+from delayserver.upkeep.retention import Retention
+from store.logs.dispatch_log import DispatchLog
+from store.logs.schedule_log import ScheduleLog
+from store.tables.names import SUBJECT, Names
+
+# A reply lists the first so many sentences about damage. Those behind them mostly have the same cause.
+DAMAGES_TOLD_MAX = 100
+
+
+# -- the process
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """Who answers, and whether it serves."""
+
+    ready: bool
+    waits_for: str
+    role: str
+    server_id: str
+    version: str
+    uptime_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClockStatus:
+    """The clock by which messages are delivered, and the one by which files are removed."""
+
+    server_us: int
+    believable_us: int
+    steps: int
+    step_last_ms: int
+
+
+class ProcessReader:
+    """Reads how far the start has come, and the clock."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        readiness: Readiness,
+        believable: BelievableClock,
+        housekeeping: Housekeeping,
+        clock: Clock,
+    ) -> None:
+        self._identity = identity
+        self._readiness = readiness
+        self._believable = believable
+        self._housekeeping = housekeeping
+        self._clock = clock
+        self._started_us = clock.monotonic_us()
+
+    def process(self) -> ProcessStatus:
+        """The section of this moment."""
+        return ProcessStatus(
+            ready=self._readiness.serves,
+            waits_for=self._readiness.reason,
+            role=self._identity.role,
+            server_id=self._identity.server_id,
+            version=self._identity.version,
+            uptime_s=(self._clock.monotonic_us() - self._started_us) // 1_000_000,
+        )
+
+    def clock(self) -> ClockStatus:
+        """The section of this moment."""
+        return ClockStatus(
+            server_us=self._clock.now_us(),
+            believable_us=self._believable.now_us(),
+            steps=self._housekeeping.clock_steps,
+            step_last_ms=self._housekeeping.clock_step_last_ms,
+        )
+
+
+# -- the balance
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceStatus:
+    """Accepted messages by what became of them, and how late they were handed over. `pending` has no outcome on disk."""
+
+    accepted: int
+    delivered: int
+    cancelled: int
+    dead_lettered: int
+    expired: int
+    deduplicated: int
+    pending: int
+    early: int
+    lateness_ms: dict[str, float]
+
+
+class BalanceReader:
+    """Counts messages by rule 3."""
+
+    def __init__(self, balance: Balance, decided: Decided, lateness: LatencyHistogram) -> None:
+        self._balance = balance
+        self._decided = decided
+        self._lateness = lateness
+
+    def read(self) -> BalanceStatus:
+        """The balance of this moment."""
+        totals = self._decided.durable_totals.tolist()
+        ends = {
+            "delivered": totals[Outcome.DELIVERED],
+            "cancelled": totals[Outcome.CANCELLED],
+            "dead_lettered": totals[Outcome.DEAD_LETTERED],
+            "expired": totals[Outcome.EXPIRED],
+            "deduplicated": totals[Outcome.DEDUPLICATED],
+        }
+        accepted = self._balance.accepted
+        return BalanceStatus(
+            accepted=accepted,
+            **ends,
+            pending=accepted - sum(ends.values()),
+            early=self._lateness.early,
+            lateness_ms=self._lateness.summary_ms(),
+        )
+
+
+# -- the storage
+
+
+@dataclass(frozen=True, slots=True)
+class DiskStatus:
+    """The disk and the files on it."""
+
+    durability: str
+    disk_free_bytes: int
+    disk_low: bool
+    disk_errors: int
+    disk_error_last: str
+    open_files: int
+    subjects: int
+    subjects_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressStatus:
+    """How far the stages have come that write files."""
+
+    replay_lag_bytes: int
+    group_commits: int
+    commit_us_max: int
+    checkpoints: int
+    outcomes_waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class WindowsStatus:
+    """The windows that are kept, and those that lack outcomes."""
+
+    oldest_due_ms: int
+    retired_windows_ahead: int
+    oldest_incomplete_window_ms: int | None
+    incomplete_windows: int
+
+
+class DiskReader:
+    """Reads the disk and the open files. `damage` is what it has met so far."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        schedule: ScheduleLog,
+        dispatch: DispatchLog,
+        names: Names,
+        housekeeping: Housekeeping,
+        runtime: Runtime,
+    ) -> None:
+        self._settings = settings
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._names = names
+        self._housekeeping = housekeeping
+        self.damage = runtime.damage
+
+    def read(self) -> DiskStatus:
+        """The section of this moment."""
+        return DiskStatus(
+            durability=self._settings.storage.durability,
+            disk_free_bytes=self._housekeeping.free_bytes,
+            disk_low=self._housekeeping.disk_low,
+            disk_errors=self.damage.refused,
+            disk_error_last=self.damage.refused_last,
+            open_files=self._schedule.open_file_count() + self._dispatch.open_file_count(),
+            subjects=self._names.count(SUBJECT),
+            subjects_max=self._settings.message.subjects_max,
+        )
+
+
+class ProgressReader:
+    """Reads the stages."""
+
+    def __init__(
+        self, commit: GroupCommit, positions: Positions, decided: Decided, checkpointing: Checkpointing
+    ) -> None:
+        self._commit = commit
+        self._positions = positions
+        self._decided = decided
+        self._checkpointing = checkpointing
+
+    def read(self) -> ProgressStatus:
+        """The section of this moment."""
+        return ProgressStatus(
+            replay_lag_bytes=self._positions.lag_bytes,
+            group_commits=self._commit.groups,
+            commit_us_max=self._commit.sync_us_max,
+            checkpoints=self._checkpointing.written,
+            outcomes_waiting=self._decided.rows_waiting,
+        )
+
+
+class WindowsReader:
+    """Reads the book of windows, and what retention has closed."""
+
+    def __init__(self, book: WindowBook, retention: Retention, clock: Clock) -> None:
+        self._book = book
+        self._retention = retention
+        self._clock = clock
+
+    def read(self) -> WindowsStatus:
+        """The section of this moment."""
+        return WindowsStatus(
+            oldest_due_ms=self._retention.oldest_due_ms(),
+            retired_windows_ahead=self._retention.closed.count_from(self._clock.now_ms()),
+            oldest_incomplete_window_ms=self._book.oldest_incomplete_ms,
+            incomplete_windows=len(self._book),
+        )
+
+
+# -- deliveries
+
+
+@dataclass(frozen=True, slots=True)
+class WheelStatus:
+    """Messages in memory that are not due yet."""
+
+    rows: int
+    bytes: int
+    next_due_ms: int | None
+    loads: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One node of a broker group."""
+
+    address: str
+    weight: int
+    circuit: str
+    failures: int
+    last_error: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class GroupStatus:
+    """One broker group."""
+
+    waiting: int
+    in_flight: int
+    delivered: int
+    attempts_failed: int
+    duplicates_suppressed: int
+    failed_over: int
+    uncertain_failovers: int
+    maybe_delivered_twice: int
+    dropped_from_memory: int
+    nodes: list[NodeStatus]
+
+
+class DeliveryReader:
+    """Reads the wheel and the broker groups."""
+
+    def __init__(self, wheel: GroupWheels, loader: Loader, groups: Sequence[BrokerGroup]) -> None:
+        self._wheel = wheel
+        self._loader = loader
+        self._groups = groups
+
+    def wheel(self) -> WheelStatus:
+        """The section of this moment."""
+        wheel, loader = self._wheel, self._loader
+        return WheelStatus(len(wheel), wheel.nbytes, wheel.next_due_ms(), loader.loads, loader.evictions)
+
+    def groups(self) -> dict[str, GroupStatus]:
+        """The groups by their names."""
+        return {group.name: _group(group) for group in self._groups}
+
+    def duplicates(self) -> list[str]:
+        """One sentence for each node that another process with this server's id delivers to, as the nodes say."""
+        nodes = {node.broker.address: node.broker for group in self._groups for node in group.nodes}
+        return [
+            f"another process with the id of this server delivers to {address}: stop one of the two"
+            for address, broker in nodes.items()
+            if broker.problem == DuplicateServerId.error
+        ]
+
+
+def _group(group: BrokerGroup) -> GroupStatus:
+    counters = group.counters
+    return GroupStatus(
+        waiting=len(group.queue),
+        in_flight=group.rows_in_flight,
+        delivered=counters.delivered,
+        attempts_failed=counters.attempts_failed,
+        duplicates_suppressed=counters.duplicates_suppressed,
+        failed_over=counters.failed_over,
+        uncertain_failovers=counters.uncertain_failovers,
+        maybe_delivered_twice=counters.maybe_delivered_twice,
+        dropped_from_memory=counters.dropped_from_memory,
+        nodes=[
+            NodeStatus(
+                address=node.broker.address,
+                weight=node.weight,
+                circuit="open" if node.open_circuit else "closed",
+                failures=node.failures_total,
+                last_error=node.last_error,
+                problem=node.broker.problem,
+            )
+            for node in group.nodes
+        ],
+    )
+
+
+# -- the broker
+
+
+class BrokerReader:
+    """Reads the broker of this process, its consumers, and the servers that deliver to it."""
+
+    def __init__(self, broker: Broker, consuming: Consuming, servers: Servers) -> None:
+        self._broker = broker
+        self._consuming = consuming
+        self._servers = servers
+
+    def read(self) -> dict[str, Any]:
+        """The counts that the broker keeps of itself, and beside them those of its consumers."""
+        return self._broker.status() | {
+            "waiting_pulls": self._consuming.waiting_pulls,
+            "given_back": self._consuming.given_back,
+            "damages": self._broker.damages[:DAMAGES_TOLD_MAX],
+            "duplicate_servers": self._servers.duplicates(),
+        }
+
+    def duplicates(self) -> list[str]:
+        """One sentence for each server id with which two processes deliver to this one now."""
+        return [
+            f"two processes with the server id {found['server_id']} deliver to this one: stop one of the two"
+            for found in self._servers.duplicates()
+            if found["now"]
+        ]

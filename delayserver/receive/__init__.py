@@ -1,0 +1,1 @@
+"""A checked message becomes durable in message_log and is acknowledged."""

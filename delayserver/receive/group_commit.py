@@ -1,0 +1,375 @@
+"""The group commit: everything that must be in message_log before it is answered goes through here, many at a time.
+
+While one group is written and synced the next one gathers. A small group is synced on the event loop while the disk is
+quick, because a hop to a worker thread costs as much as such a sync; a large one in a thread. Nothing downstream sees a
+record before its sync, and a failed sync is final: all who wait are told, and the server stops.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import trio
+
+from delayserver.config.settings import StorageSettings
+from delayserver.protocol.errors import (
+    DelayServerError,
+    DiskFull,
+    NotReady,
+    QueueFull,
+    ShuttingDown,
+    StorageFailed,
+    copied,
+)
+from delayserver.receive.disk_pace import DiskPace
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.balance import Balance
+from delayserver.state.log_queue import LogQueue
+from delayserver.state.positions import Positions
+from store.errors import DiskFullError, StoreError
+from store.logs.message_log import LogEntry, MessageLog
+from store.records.batches import I64, CancelBatch, MessageBatch
+from store.records.columns import ColumnBatch
+from store.records.message_rows import ROWS_MAX, MessageRows, Row, to_batch
+from store.tables.identity import SequenceReservation
+
+# What one row or one item costs in memory beside its bytes, for the bound on what may gather.
+ROW_OVERHEAD_BYTES = 120
+
+Done = Callable[["Committed | DelayServerError"], None]
+# Told the first sequence of its rows.
+RowsDone = Callable[[int | DelayServerError], None]
+
+
+class Committed(NamedTuple):
+    """A durable batch: its rows have the sequences from `first_sequence` on, and were accepted at `accepted_us`."""
+
+    first_sequence: int
+    accepted_us: int
+    batch: MessageBatch | CancelBatch
+
+
+class _Group:
+    """What is committed together: the rows of many sends, which become one record, and batches of one record each."""
+
+    __slots__ = ("accepted_us", "batches", "dones", "first_sequence", "rows", "rows_dones", "size_bytes")
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        # How many of the rows are whose, in order.
+        self.rows_dones: list[tuple[int, RowsDone]] = []
+        self.batches: list[MessageBatch | CancelBatch] = []
+        self.dones: list[Done] = []
+        self.size_bytes = 0
+        # Set when the group is numbered. The sequence is that of the rows, which come first in the log.
+        self.first_sequence = 0
+        self.accepted_us = 0
+
+    def tell(self, entries: list[LogEntry]) -> None:
+        """Tell all who wait that their item is durable; `entries` are the records of the group."""
+        sequence = self.first_sequence
+        for count, rows_done in self.rows_dones:
+            rows_done(sequence)
+            sequence += count
+        if self.dones:
+            for done, (_, _, batch) in zip(self.dones, entries[-len(self.dones) :], strict=True):
+                assert isinstance(batch, MessageBatch | CancelBatch)
+                first = int(batch.sequence[0]) if isinstance(batch, MessageBatch) else 0
+                done(Committed(first, self.accepted_us, batch))
+
+    def fail(self, error: DelayServerError) -> None:
+        """Tell all who wait."""
+        for _, rows_done in self.rows_dones:
+            rows_done(error)
+        for done in self.dones:
+            done(error)
+
+
+class GroupCommit:
+    """Gathers items, commits them in groups, tells each when it is durable or why it is not."""
+
+    def __init__(
+        self,
+        log: MessageLog,
+        sequences: SequenceReservation,
+        settings: StorageSettings,
+        positions: Positions,
+        queue: LogQueue,
+        balance: Balance,
+        runtime: Runtime,
+    ) -> None:
+        self._log = log
+        self._sequences = sequences
+        self._workers = runtime.workers
+        self._settings = settings
+        self._clock = runtime.clock
+        self._positions = positions
+        self._queue = queue
+        self._balance = balance
+        self._gathered: deque[_Group] = deque()
+        self._gathered_bytes = 0
+        self._committing: _Group | None = None
+        self._work = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+        self.refusal: DelayServerError | None = None
+        self._in_step = False
+        self.groups = 0
+        self.sync_us_max = 0
+        self._pace = DiskPace()
+
+    # -- handing in
+
+    def submit_rows(self, rows: list[Row], done: RowsDone) -> None:
+        """Commit at least one row; `done` is called on the event loop, after the sync. Raises a named error if not taken."""
+        size = ROW_OVERHEAD_BYTES * len(rows)
+        for _, _, _, message_id, properties, body in rows:
+            size += len(message_id) + len(properties) + len(body)
+        group = self._take(size)
+        group.rows += rows
+        group.rows_dones.append((len(rows), done))
+
+    def submit(self, batch: MessageBatch | CancelBatch, done: Done) -> None:
+        """Commit a batch as one record (all or nothing, also across a crash); sequences are given here."""
+        size = ROW_OVERHEAD_BYTES * len(batch)
+        if isinstance(batch, MessageBatch):
+            size += len(batch.bodies) + len(batch.properties) + len(batch.ids)
+        group = self._take(size)
+        group.batches.append(batch)
+        group.dones.append(done)
+
+    async def commit(self, batch: MessageBatch | CancelBatch) -> Committed:
+        """`submit` and wait. Raises the named error if it could not be made durable."""
+        results: list[Committed | DelayServerError] = []
+        ready = trio.Event()
+
+        def done(result: Committed | DelayServerError) -> None:
+            results.append(result)
+            ready.set()
+
+        self.submit(batch, done)
+        with trio.CancelScope(shield=True):  # what is handed in is decided by the disk, not by a caller that left
+            await ready.wait()
+        result = results.pop()
+        if isinstance(result, DelayServerError):
+            try:
+                raise copied(result)  # one that others of the group are told as well
+            finally:
+                del result
+        return result
+
+    def _take(self, size_bytes: int) -> _Group:
+        """The group for an item of this size, which is taken with that."""
+        if self.refusal is not None:
+            raise copied(self.refusal)
+        gathered = self._gathered
+        if gathered and self._gathered_bytes + size_bytes > self._settings.gather_bytes_max:
+            raise QueueFull("too many sends wait for the disk", retry_after_ms=50)
+        if not gathered or gathered[-1].size_bytes + size_bytes > self._settings.group_bytes_max:
+            gathered.append(_Group())
+        group = gathered[-1]
+        group.size_bytes += size_bytes
+        self._gathered_bytes += size_bytes
+        if not self._in_step:
+            self._work.set()
+        return group
+
+    def gathered_due_ms(self) -> Iterator[I64]:
+        """The due times i64[n] of all that was taken and is not in the log yet, in parts."""
+        for group in [*([self._committing] if self._committing else []), *self._gathered]:
+            yield np.fromiter([row[0] for row in group.rows], np.int64, len(group.rows))
+            yield from [batch.due_ms for batch in group.batches if isinstance(batch, MessageBatch)]
+
+    def begin_step(self) -> None:
+        """What is handed in from here to `end_step`, which follows without a pause, is one group."""
+        self._in_step = True
+
+    def end_step(self) -> bool:
+        """Commit what was read in this step, where that is quick: whoever is ready is in the group, so nothing is gained
+        by another pass of the event loop. False where something is left for `run`."""
+        self._in_step = False
+        if not self._gathered:
+            return True
+        small = self._gathered_bytes <= self._settings.inline_sync_bytes_max
+        if self._work.is_set() or not small or self._lagging() or not self._idle.is_set() or not self._pace.quick:
+            self._work.set()
+            return False
+        group = self._next_group()
+        try:
+            entries = self._write(self._number(group), group.size_bytes)
+        except StoreError as error:
+            self._refused(group, error)
+            self._work.set()
+            return False
+        self._committed(group, entries)
+        return True
+
+    def _lagging(self) -> bool:
+        return self._positions.lag_bytes > self._settings.replay_lag_bytes_max
+
+    async def _lag_over(self) -> None:
+        while self._lagging():
+            bound = self._positions.durable.value - self._settings.replay_lag_bytes_max
+            await self._positions.replayed.reached(bound)
+
+    def refuse(self, error: NotReady) -> None:
+        """Take nothing before `accept`: what is in the log already has no room in schedule_log yet."""
+        if self.refusal is None:
+            self.refusal = error
+
+    def accept(self) -> None:
+        """Take what comes, unless something else than a start is in the way."""
+        if isinstance(self.refusal, NotReady):
+            self.refusal = None
+
+    def storage_failed(self, error: StorageFailed) -> None:
+        """A sync elsewhere failed for good: refuse everything from now on, and let `run` end the server."""
+        self.refusal = error
+        self._work.set()
+
+    # -- committing
+
+    async def run(self) -> None:
+        """Commit groups until cancelled. Raises StoreError when a sync failed: the server must stop."""
+        try:
+            await self._run()
+        finally:
+            # Who waits for an answer is shielded: without one a server that must stop would hang.
+            if self.refusal is None:
+                self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
+            if self._committing is not None:
+                self._committing.fail(StorageFailed("the server stopped before it knew; look the message up"))
+                self._committing = None
+            self._fail_gathered(self.refusal)
+
+    async def _run(self) -> None:
+        while True:
+            if not self._gathered:
+                self._idle.set()
+                self._work = trio.Event()
+                await self._work.wait()
+                self._idle = trio.Event()
+                self._stop_if_failed()
+                continue  # it may have been woken for that alone
+            await self._lag_over()
+            self._committing = self._next_group()
+            await self._commit_group(self._committing)
+            self._committing = None
+            if self._gathered:
+                await trio.lowlevel.checkpoint()  # a group synced inline never waited: let the readers go first
+            self._stop_if_failed()
+
+    def _stop_if_failed(self) -> None:
+        if isinstance(self.refusal, StorageFailed):
+            raise StoreError(self.refusal.message)
+
+    def _next_group(self) -> _Group:
+        group = self._gathered.popleft()
+        self._gathered_bytes -= group.size_bytes
+        return group
+
+    async def _commit_group(self, group: _Group) -> None:
+        try:
+            batches, size = self._number(group), group.size_bytes
+            if size <= self._settings.inline_sync_bytes_max and self._pace.quick:
+                entries = self._write(batches, size)
+            else:
+                entries = await self._workers.run(partial(self._write, batches, size))
+        except StoreError as error:
+            self._refused(group, error)
+        else:
+            self._committed(group, entries)
+
+    def _refused(self, group: _Group, error: StoreError) -> None:
+        if isinstance(error, DiskFullError):
+            group.fail(DiskFull(str(error), retry_after_ms=1000))
+            return
+        # Final: whatever gathered meanwhile and whatever comes later is told the same.
+        self.refusal = StorageFailed(str(error))
+        group.fail(self.refusal)
+        self._fail_gathered(self.refusal)
+
+    def _fail_gathered(self, error: DelayServerError) -> None:
+        while self._gathered:
+            self._next_group().fail(error)
+
+    def _committed(self, group: _Group, entries: list[LogEntry]) -> None:
+        self.groups += 1
+        for entry in entries:
+            written = entry.batch
+            if type(written) is MessageRows:
+                self._positions.accepted_sequence.advance(written.last_sequence)
+                self._balance.commit(len(written))
+            elif isinstance(written, MessageBatch):
+                self._positions.accepted_sequence.advance(int(written.sequence[-1]))
+                self._balance.commit(len(written) - int(np.count_nonzero(written.origin_sequence)))
+        # Answers first: the clients go on while the rest of this step is done.
+        group.tell(entries)
+        self._positions.durable.advance(entries[-1].end)
+        self._queue.put(entries)
+
+    def _took(self, duration_us: int, size_bytes: int) -> None:
+        self.sync_us_max = max(self.sync_us_max, duration_us)
+        if size_bytes <= self._settings.inline_sync_bytes_max:
+            self._pace.took(duration_us)
+
+    def _number(self, group: _Group) -> list[ColumnBatch | MessageRows]:
+        """Give out sequences in the order of the records. May have to reserve some, on a disk that is full: StoreError."""
+        now_us = group.accepted_us = self._clock.now_us()
+        numbered: list[ColumnBatch | MessageRows] = []
+        if group.rows:
+            group.first_sequence = self._sequences.take(len(group.rows))
+            rows = MessageRows(group.rows, group.first_sequence, now_us)
+            numbered.append(rows if len(group.rows) <= ROWS_MAX else to_batch([rows]))
+        for batch in group.batches:
+            if isinstance(batch, MessageBatch):
+                first = self._sequences.take(len(batch))
+                sequence = np.arange(first, first + len(batch), dtype=np.int64)
+                numbered.append(batch.with_columns(sequence=sequence, accepted_us=now_us))
+            else:
+                numbered.append(batch)
+        return numbered
+
+    def _write(self, batches: Sequence[ColumnBatch | MessageRows], size_bytes: int) -> list[LogEntry]:
+        """Append and make durable; called on the event loop or in a thread, never twice at the same time."""
+        if self._sequences.needs_extension():
+            self._sequences.extend()
+        started_us = self._clock.monotonic_us()
+        if self._settings.durability == "sync":
+            entries = self._log.append_durably(batches)
+        else:
+            entries = self._log.append(batches)
+            self._log.assume_synced()  # durability "os": the page cache counts
+        self._log.require_name()
+        self._took(self._clock.monotonic_us() - started_us, size_bytes)
+        return entries
+
+    # -- around
+
+    async def warm(self) -> None:
+        """Overwrite space ahead of the tail while nothing is to be committed. Raises SyncFailedError."""
+        while self._settings.warm_ahead_bytes:
+            following = self._positions.durable.value + 1
+            step = None
+            if self._idle.is_set():
+                try:
+                    step = self._log.warm_ahead(self._settings.warm_ahead_bytes)
+                except DiskFullError:
+                    await self._clock.sleep_ms(1000)
+            if step is not None:
+                await self._workers.run(partial(self._log.sync_warm, step))
+                self._log.use_warm(step)
+            else:
+                await self._positions.durable.reached(following)  # an idle server does not poll
+            await self._clock.sleep_ms(20)
+
+    async def stop(self) -> None:
+        """Refuse what is new, and wait until what was taken is durable and answered."""
+        if self.refusal is None:
+            self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
+        while self._gathered or not self._idle.is_set():  # what was taken in this pass has not begun yet
+            await self._idle.wait()

@@ -1,0 +1,433 @@
+"""Turns `send` requests into columns that may be committed, row by row checked; refuses by name what may not.
+
+No I/O and no waiting, but for the table of names, which syncs a new subject before it gives out its code.
+A bad row never fails its neighbours: it is answered with its error, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from delayserver.config.settings import MessageSettings
+from delayserver.config.units import format_duration, format_utc
+from delayserver.protocol.arguments import invalid, shown
+from delayserver.protocol.columns import U32, Ragged
+from delayserver.protocol.errors import (
+    BatchTooLarge,
+    DelayServerError,
+    DiskFull,
+    GroupsFull,
+    InvalidArgument,
+    MessageIdInvalid,
+    MessageTooLarge,
+    PropertiesInvalid,
+    StorageFailed,
+    SubjectInvalid,
+    SubjectsFull,
+    TooFar,
+    TooOld,
+    kept,
+)
+from delayserver.protocol.message_columns import DueColumn, MessageColumns
+from delayserver.protocol.receipts import DERIVED_ID_CHARACTERS, DIGITS, is_derived_id
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.closed_windows import ClosedWindows
+from store.errors import DiskFullError, StoreError, TableFullError
+from store.records.batches import MessageBatch
+from store.records.columns import constant_column
+from store.records.id_hash import hash_ids
+from store.records.message_rows import Row
+from store.tables.names import SUBJECT, Names
+
+_MAP_TYPES = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why row `index` of a request was refused."""
+
+    index: int
+    error: DelayServerError
+
+
+class Intake:
+    """Checks sends against the settings and the clock."""
+
+    def __init__(
+        self,
+        settings: MessageSettings,
+        server_id: str,
+        names: Names,
+        oldest_due_ms: Callable[[], int],
+        closed: ClosedWindows,
+        storage_failed: Callable[[StorageFailed], None],
+        runtime: Runtime,
+    ) -> None:
+        """`server_id` has twelve hex digits: ids that begin with them name messages which have none of their own.
+
+        Due times before `oldest_due_ms()` are refused, and later ones whose window is `closed`.
+        `storage_failed` is called where a name could not be stored: the server has to stop."""
+        self._settings = settings
+        self._names = names
+        self._clock = runtime.clock
+        self._oldest_due_ms = oldest_due_ms
+        self._closed = closed
+        self._storage_failed = storage_failed
+        # Within this millisecond these due times may be accepted without another look; any other is looked at.
+        self._asked_ms = -1
+        self._asked_changes = -1
+        self._surely_ms = range(0)
+        # Subjects that consumers wait for and no message has had yet.
+        self._awaited: dict[str, trio.Event] = {}
+        self._server_id = server_id
+
+    # -- rows
+
+    def rows(self, messages: object) -> tuple[list[Row], list[Rejection]]:
+        """Check messages in row form; the accepted ones, in order. Raises InvalidArgument and BatchTooLarge for the whole
+        request."""
+        if type(messages) is not list or not messages:
+            raise invalid("messages", "a list of at least one map", messages)
+        if len(messages) > self._settings.batch_messages_max:
+            raise BatchTooLarge(f"{len(messages)} messages; at most {self._settings.batch_messages_max} in one send")
+        now_us = self._clock.now_us()
+        now_ms = now_us // 1000
+        if now_ms != self._asked_ms or self._closed.changes != self._asked_changes:
+            self._asked_ms, self._asked_changes = now_ms, self._closed.changes
+            self._surely_ms = range(
+                max(self._oldest_due_ms(), self._closed.until_ms), now_ms + self._settings.delay_ms_max
+            )
+        if len(messages) > 1:
+            self._make_known([message.get("subject") for message in messages if type(message) is dict])
+        rows: list[Row] = []
+        rejections: list[Rejection] = []
+        for message in messages:
+            try:
+                rows.append(self._row(message, now_us))
+            except DelayServerError as error:
+                rejections.append(Rejection(len(rows) + len(rejections), kept(error)))
+        return rows, rejections
+
+    def _row(self, message: object, now_us: int) -> Row:
+        if type(message) is not dict:
+            raise InvalidArgument("a message must be a map")
+        get = message.get
+        due_ms, delay_ms = get("due_ms"), get("delay_ms")
+        if type(due_ms) is not int or delay_ms is not None or due_ms not in self._surely_ms:
+            due_ms = self._due(due_ms, delay_ms, now_us)
+        body = self.body(get("body"))
+        expires_ms = get("expires_ms")
+        expires_ms = 0 if expires_ms is None else self.expires(expires_ms)
+        message_id, properties = get("message_id"), get("properties")
+        return (
+            due_ms,
+            self.subject(get("subject")),
+            expires_ms,
+            b"" if message_id is None else self.own_id(message_id),
+            b"" if properties is None else self.properties(properties),
+            body,
+        )
+
+    def body(self, body: object) -> bytes:
+        """The bytes of a body. Raises InvalidArgument, MessageTooLarge."""
+        data = body.encode() if type(body) is str else body
+        if type(data) is not bytes:
+            raise invalid("body", "bytes or text", body)
+        if len(data) > self._settings.body_bytes_max:
+            raise MessageTooLarge(f"body has {len(data)} bytes; at most {self._settings.body_bytes_max}")
+        return data
+
+    def expires(self, expires_ms: object) -> int:
+        """When a message expires, 0 for never. Raises InvalidArgument."""
+        if type(expires_ms) is not int or not 0 <= expires_ms < 1 << 62:
+            raise invalid("expires_ms", "a time in milliseconds since 1970, or 0 for never", expires_ms)
+        return expires_ms
+
+    def due(self, due_ms: object, delay_ms: object) -> int:
+        """Resolve and check the due time of one message. Raises InvalidArgument, TooOld, TooFar."""
+        return self._due(due_ms, delay_ms, self._clock.now_us())
+
+    def _due(self, due_ms: object, delay_ms: object, now_us: int) -> int:
+        if due_ms is None:
+            if delay_ms is None:
+                raise InvalidArgument("due_ms and delay_ms are missing; give one of them")
+            if type(delay_ms) is not int or delay_ms < 0:
+                raise invalid("delay_ms", "an integer of milliseconds, 0 or more", delay_ms)
+            if delay_ms > self._settings.delay_ms_max:
+                raise _delay_too_far(delay_ms, self._settings.delay_ms_max)
+            due: int = (now_us + 999) // 1000 + delay_ms
+        elif type(due_ms) is not int:
+            raise invalid("due_ms", "an integer of milliseconds since 1970", due_ms)
+        elif delay_ms is not None:
+            raise InvalidArgument("give either due_ms or delay_ms, not both")
+        else:
+            due = due_ms
+        oldest_ms = self._oldest_due_ms()
+        if due < oldest_ms:
+            raise _too_old(due, _text(oldest_ms))
+        if due < self._closed.until_ms and self._closed.holds(due):
+            raise _retired(due, *self._closed.window(due))
+        latest_ms = (now_us + 999) // 1000 + self._settings.delay_ms_max
+        if due > latest_ms:
+            raise _too_far(due, _text(latest_ms), self._settings.delay_ms_max)
+        return due
+
+    def refused_due(self, due_ms: NDArray[np.int64]) -> dict[int, DelayServerError]:
+        """Which of n due times that were accepted before are refused now, by place: a request may have waited."""
+        refused: dict[int, DelayServerError] = {}
+        self._check_due(due_ms, self._clock.now_us(), refused)
+        return refused
+
+    def subject(self, subject: object) -> int:
+        """The code of a subject, interned if it is new. Raises SubjectInvalid and what `intern` raises."""
+        if type(subject) is str:
+            code = self._names.code(SUBJECT, subject)
+            if code:
+                return code
+        return int(self.intern(SUBJECT, [self.check_subject(subject)])[0])
+
+    def _make_known(self, subjects: Iterable[object]) -> None:
+        """Give all new subjects among these their codes with one sync, which everybody waits for; what is refused, or finds
+        no room, is refused in its own row."""
+        names = dict.fromkeys([subject for subject in subjects if type(subject) is str])
+        new = [name for name in names if not self._names.code(SUBJECT, name) and self.is_subject(name)]
+        if len(new) > 1:
+            with suppress(DiskFull):
+                self.intern(SUBJECT, new, fitting=True)
+
+    def is_subject(self, subject: object) -> bool:
+        """Whether `check_subject` takes it."""
+        try:
+            self.check_subject(subject)
+        except SubjectInvalid:
+            return False
+        return True
+
+    def intern(self, kind: int, names: list[str], *, fitting: bool = False) -> NDArray[np.uint32]:
+        """The codes u32[n] of names, with `fitting` 0 where the table has no room. Raises SubjectsFull, DiskFull, and
+        StorageFailed, after which the server stops."""
+        try:
+            codes = self._names.intern(kind, names, fitting=fitting)
+        except TableFullError as error:
+            raise (SubjectsFull if kind == SUBJECT else GroupsFull)(str(error)) from error
+        except DiskFullError as error:
+            raise DiskFull(str(error), retry_after_ms=1000) from error
+        except StoreError as error:
+            failed = StorageFailed(str(error))
+            self._storage_failed(failed)
+            raise failed from error
+
+        if kind == SUBJECT and self._awaited:
+            for name in self._awaited.keys() & set(names):
+                self._awaited.pop(name).set()
+        return codes
+
+    async def first_message(self, subject: str, wait_ms: int) -> int:
+        """The code of a subject that was never seen: waits for its first message. 0 where none came in time. Nothing is
+        stored for the name meanwhile."""
+        event = self._awaited.setdefault(subject, trio.Event())
+        try:
+            with trio.move_on_after(wait_ms / 1000):
+                await event.wait()
+        finally:
+            if not event.statistics().tasks_waiting:
+                self._awaited.pop(subject, None)
+        return self._names.code(SUBJECT, subject)
+
+    def check_subject(self, subject: object, what: str = "subject") -> str:
+        """A subject, or the name of a consumer group (`what`). Raises SubjectInvalid."""
+        if type(subject) is not str or not subject:
+            raise SubjectInvalid(f"a {what} is a text of at least one character, not {shown(subject)}")
+        if len(subject.encode()) > self._settings.subject_bytes_max:
+            raise SubjectInvalid(f"a {what} has at most {self._settings.subject_bytes_max} bytes of UTF-8")
+        if not subject.isprintable():
+            raise SubjectInvalid(f"a {what} is printable: it has no control, format or unassigned characters")
+        return subject
+
+    def message_id(self, message_id: object) -> bytes:
+        """The bytes of a client's id; empty if none is given. Raises MessageIdInvalid."""
+        if message_id is None:
+            return b""
+        if type(message_id) is not str or not message_id:
+            raise MessageIdInvalid(f"a message_id is a text of at least one character, not {shown(message_id)}")
+        data = message_id.encode()
+        if len(data) > self._settings.message_id_bytes_max:
+            raise MessageIdInvalid(f"a message_id has at most {self._settings.message_id_bytes_max} bytes of UTF-8")
+        return data
+
+    def own_id(self, message_id: object) -> bytes:
+        """`message_id` of what is sent: not of the form that names messages without one. Raises MessageIdInvalid."""
+        data = self.message_id(message_id)
+        if len(data) == DERIVED_ID_CHARACTERS and is_derived_id(data, self._server_id):
+            raise MessageIdInvalid("message_ids of this form are this server's, for messages that are sent without one")
+        return data
+
+    def properties(self, properties: object) -> bytes:
+        """The msgpack map of the properties; empty if there are none. Raises PropertiesInvalid."""
+        if properties is None or properties == {}:
+            return b""
+        if type(properties) is not dict or not all(type(part) is str for item in properties.items() for part in item):
+            raise PropertiesInvalid("properties is a map from text to text")
+        data: bytes = msgpack.packb(properties)
+        if len(data) > self._settings.properties_bytes_max:
+            raise PropertiesInvalid(f"properties have at most {self._settings.properties_bytes_max} bytes as msgpack")
+        return data
+
+    # -- columns
+
+    def columns(self, messages: MessageColumns) -> tuple[MessageBatch | None, list[Rejection]]:
+        """Check messages in column form; None if no row is left. Raises named errors for the whole request."""
+        bodies = messages.bodies
+        bad: dict[int, DelayServerError] = {}
+        due_ms = self.due_column(messages.due, bad)
+        maximum = self._settings.body_bytes_max
+        _mark(
+            bad,
+            bodies.lengths > maximum,
+            lambda i: MessageTooLarge(f"body has {bodies.lengths[i]} bytes; at most {maximum}"),
+        )
+        count = len(due_ms)
+        columns: dict[str, Any] = {
+            "due_ms": due_ms,
+            "bodies": bodies.blob,
+            "bodies_length": bodies.lengths,
+            "subject": self._subject_column(messages, count, bad),
+        }
+        # Ids that were meant and not taken would cost the sender, without a word, that a repeated send is one message.
+        if messages.ids is not None:
+            columns |= self._id_columns(messages.ids, bad)
+        if messages.properties is not None:
+            columns |= self._properties_columns(messages.properties, bad)
+        if messages.expires_ms is not None:
+            _mark(bad, messages.expires_ms < 0, lambda _: InvalidArgument("expires_ms must be 0 or more"))
+            columns["expires_ms"] = messages.expires_ms
+        batch = MessageBatch.filled(count, **columns)
+        if not bad:
+            return batch, []
+        rejections = [Rejection(index, bad[index]) for index in sorted(bad)]
+        keep = np.ones(count, dtype=bool)
+        keep[list(bad)] = False
+        rest = np.flatnonzero(keep)
+        return (batch.take(rest) if len(rest) else None), rejections
+
+    def due_column(self, due: DueColumn, bad: dict[int, DelayServerError]) -> NDArray[np.int64]:
+        """The due times i64[n] of a column of them, or of delays; rows that are refused go to `bad`."""
+        now_us = self._clock.now_us()
+        column = due.values
+        if due.are_delays:
+            delays, maximum = due.values, self._settings.delay_ms_max
+            _mark(bad, delays < 0, lambda i: InvalidArgument(f"delay_ms is {delays[i]}; it must be 0 or more"))
+            _mark(bad, delays > maximum, lambda i: _delay_too_far(int(delays[i]), maximum))
+            # Kept from overflowing: what is beyond the maximum is refused already.
+            column = np.minimum(delays, maximum) + (now_us + 999) // 1000
+        self._check_due(column, now_us, bad)
+        return column
+
+    def _check_due(self, column: NDArray[np.int64], now_us: int, bad: dict[int, DelayServerError]) -> None:
+        oldest_ms = self._oldest_due_ms()
+        latest_ms = (now_us + 999) // 1000 + self._settings.delay_ms_max
+        old, far = column < oldest_ms, column > latest_ms
+        if old.any():
+            oldest = _text(oldest_ms)
+            _mark(bad, old, lambda i: _too_old(int(column[i]), oldest))
+        closed = self._closed.held(column)
+        if closed.any():
+            _mark(bad, closed, lambda i: _retired(int(column[i]), *self._closed.window(int(column[i]))))
+        if far.any():
+            latest, maximum_ms = _text(latest_ms), self._settings.delay_ms_max
+            _mark(bad, far, lambda i: _too_far(int(column[i]), latest, maximum_ms))
+
+    def _subject_column(
+        self, messages: MessageColumns, count: int, bad: dict[int, DelayServerError]
+    ) -> NDArray[np.uint32]:
+        subjects, index = messages.subjects, messages.subject_index
+        if index is None:
+            return constant_column(self.subject(subjects[0]), count, U32)
+        self._make_known(subjects)
+        codes = np.zeros(len(subjects), dtype=np.uint32)
+        errors: dict[int, DelayServerError] = {}
+        for place, name in enumerate(subjects):
+            try:
+                codes[place] = self.subject(name)
+            except DelayServerError as error:
+                errors[place] = kept(error)
+        column: NDArray[np.uint32] = codes[index]
+        if errors:
+            _mark(bad, column == 0, lambda i: errors[int(index[i])])
+        return column
+
+    def _id_columns(self, ids: Ragged, bad: dict[int, DelayServerError]) -> dict[str, Any]:
+        if not len(ids.blob):
+            return {}
+        maximum = self._settings.message_id_bytes_max
+        _mark(bad, ids.lengths > maximum, lambda _: MessageIdInvalid(f"a message_id has at most {maximum} bytes"))
+        try:
+            bytes(ids.blob).decode()
+        except UnicodeDecodeError as error:
+            raise MessageIdInvalid(f"message_ids is not UTF-8: {error.reason} at byte {error.start}") from error
+        # The blob as a whole is UTF-8; a row is too if it does not start inside a character.
+        firsts = np.frombuffer(ids.blob, np.uint8)[ids.offsets[:-1][ids.lengths > 0]]
+        if bool(((firsts & 0xC0) == 0x80).any()):
+            raise MessageIdInvalid("message_ids is cut inside a UTF-8 character")
+        likely = np.flatnonzero(ids.lengths == DERIVED_ID_CHARACTERS)
+        likely = likely[np.frombuffer(ids.blob, np.uint8)[ids.offsets[likely] + DIGITS] == ord("-")]
+        for row in likely.tolist():
+            if is_derived_id(bytes(ids.row(row)), self._server_id):
+                bad.setdefault(row, MessageIdInvalid("ids of this form are the server's, for messages without one"))
+        return {"ids": ids.blob, "ids_length": ids.lengths, "id_hash": hash_ids(ids.blob, ids.lengths)}
+
+    def _properties_columns(self, properties: Ragged, bad: dict[int, DelayServerError]) -> dict[str, Any]:
+        maximum = self._settings.properties_bytes_max
+        _mark(bad, properties.lengths > maximum, lambda _: PropertiesInvalid(f"at most {maximum} bytes of properties"))
+        # Properties are opaque to the server but consumers read them as a map: every one is proven to be one.
+        for index in np.flatnonzero(properties.lengths).tolist():
+            try:
+                value = msgpack.unpackb(properties.row(index), max_ext_len=0)
+                valid = type(value) is dict and all(type(v) is str for kv in value.items() for v in kv)
+            except (ValueError, msgpack.UnpackException):
+                valid = False
+            if not valid:
+                bad.setdefault(index, PropertiesInvalid("properties of a row are one msgpack map from text to text"))
+        return {"properties": properties.blob, "properties_length": properties.lengths}
+
+
+def _text(instant_ms: int) -> str:
+    return f"{format_utc(instant_ms)} ({instant_ms})"
+
+
+def _too_old(due_ms: int, oldest: str) -> TooOld:
+    return TooOld(f"due_ms {due_ms} is {format_utc(due_ms)}, before the oldest window kept, which starts at {oldest}")
+
+
+def _retired(due_ms: int, start_ms: int, end_ms: int) -> TooOld:
+    return TooOld(
+        f"due_ms {due_ms} is {format_utc(due_ms)}, and the window from {_text(start_ms)} to {_text(end_ms)} is retired: it "
+        "was delivered, by a clock that was ahead; give a due time outside of it"
+    )
+
+
+def _too_far(due_ms: int, latest: str, delay_ms_max: int) -> TooFar:
+    return TooFar(
+        f"due_ms {due_ms} is {format_utc(due_ms)}, beyond the maximum delay of {format_duration(delay_ms_max)}; the latest "
+        f"due time now is {latest}"
+    )
+
+
+def _delay_too_far(delay_ms: int, delay_ms_max: int) -> TooFar:
+    return TooFar(f"delay_ms is {delay_ms}; the maximum delay is {delay_ms_max} ({format_duration(delay_ms_max)})")
+
+
+def _mark(bad: dict[int, DelayServerError], mask: NDArray[np.bool_], error: Callable[[int], DelayServerError]) -> None:
+    """Note the first error of each row that the mask names. Costs one reduction when there is none."""
+    if mask.any():
+        for index in np.flatnonzero(mask).tolist():
+            if index not in bad:
+                bad[index] = error(index)

@@ -1,0 +1,1 @@
+"""Compares what the files of a data directory say."""

@@ -1,0 +1,1 @@
+"""Repairs, rebuilds, and dispatches again."""

@@ -1,0 +1,1 @@
+"""Reads a data directory, whole or damaged, without changing it."""

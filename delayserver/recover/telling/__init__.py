@@ -1,0 +1,1 @@
+"""Shows messages and records to a person or a program."""

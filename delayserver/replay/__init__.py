@@ -1,0 +1,1 @@
+"""message_log, or a draining day, becomes schedule_log: each message once."""

@@ -1,0 +1,362 @@
+"""Seals days that come near and drains their coarse files into minutes, between rounds of the replayer.
+
+A day that is wholly overdue when its turn comes is not drained, if it is small: it stays whole. The loader reads its file as
+that of one window, since after a downtime 1,440 files for each day would cost more than its messages.
+
+Runs in the replayer's task, so it is the only writer of schedule_log too. Outcomes that messages got while they lay in
+the coarse file (cancels, suppressed copies) move to the minutes when the day is drained; until then the loader and cancel
+ask here for them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+
+import numpy as np
+
+from delayserver.config.settings import StorageSettings
+from delayserver.load.loader import suppressed_outcomes
+from delayserver.replay.deduplication import Deduplication
+from delayserver.replay.placing import Placing, Round
+from delayserver.replay.publisher import Publisher
+from delayserver.runtime.marks import Bell
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.decided import Decided
+from delayserver.state.drains import Drains
+from delayserver.state.positions import Positions
+from delayserver.state.window_book import WindowBook
+from store.errors import CorruptionError, DiskError, DiskFullError, FormatError
+from store.indexes.outcome_index import OutcomeIndex
+from store.indexes.schedule_index import index_rows
+from store.logs.dispatch_log import DispatchKey, DispatchLog
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.windows import DAY_MS, day_of, window_starts
+from store.records.batches import MessageBatch, OutcomeBatch
+from store.records.scan import Damage
+from store.tables.days import DayTable, SealedDay
+from wheel.cursors import LoadCursors
+
+# Rows drained between two rounds of replay: about 30 ms, so that fresh messages are hardly held up.
+DRAIN_ROWS = 1 << 15
+# And of so many minutes: after a downtime each row of a day is of another one, and each minute is a file to make.
+DRAIN_FILES = 16
+# A step drains so many of these pieces, as long as it takes no longer: fresh messages are replayed between two steps.
+PIECES_MAX = 8
+STEP_US_MAX = 20_000
+# A wholly overdue day of up to so many messages stays whole. With more of them its minutes cost less than their messages,
+# and whoever looks up one message should not look through so many.
+WHOLE_ROWS_MAX = 1 << 17
+# A step of the clock or a resume makes a day near at once, and what is overdue then is to leave within a second.
+CHECK_INTERVAL_MS = 500
+
+
+class DayTier:
+    """Coarse days on their way to minutes."""
+
+    def __init__(
+        self,
+        days: DayTable,
+        schedule: ScheduleLog,
+        dispatch: DispatchLog,
+        decided: Decided,
+        drains: Drains,
+        placing: Placing,
+        publisher: Publisher,
+        arrived: Bell,
+        positions: Positions,
+        deduplication: Deduplication,
+        book: WindowBook,
+        cursors: LoadCursors,
+        settings: StorageSettings,
+        runtime: Runtime,
+    ) -> None:
+        """`arrived` wakes the replayer, which takes the steps."""
+        self._book = book
+        self._cursors = cursors
+        self._days = days
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._decided = decided
+        self._overlays = decided.overlays
+        self._drains = drains
+        self._placing = placing
+        self._publisher = publisher
+        self._arrived = arrived
+        # Whether the replayer is to take a step of this between its rounds.
+        self.is_due = False
+        self._positions = positions
+        self._deduplication = deduplication
+        self._workers = runtime.workers
+        self._settings = settings
+        self._clock = runtime.clock
+        # What is read of a day and not drained yet, the day, and the position behind it.
+        self._pieces: deque[MessageBatch] = deque()
+        self._slice_of = 0
+        self._slice_end = 0
+        self._drained_again: set[int] = set()
+        # Days among them whose outcomes the disk refused to give; asked for again.
+        self._refused: set[int] = set()
+        self._damage = runtime.damage
+        self.moved_already = np.zeros(16, dtype=np.int64)
+
+    def fine_until_ms(self) -> int:
+        """Days that start before this are to be fine, by the clock."""
+        return day_of(self._clock.now_ms() + self._settings.fine_horizon_ms) + DAY_MS
+
+    def open(self) -> None:
+        """After a start: read the outcomes of days in between, and count those a crash left in both places. Where it
+        came after the day was drained and before its files were gone, remove them: their rows would count twice."""
+        for key in [key for key in self._schedule.keys() if key.source == Source.DAY]:
+            if self._days.is_drained(key.start_ms):
+                self._remove_day(key.start_ms)
+        for left in [key for key in self._dispatch.keys() if key.coarse and self._days.is_drained(key.start_ms)]:
+            self._remove_day(left.start_ms)
+        for day in self._days.draining():
+            written = self._take_outcomes(day)
+            for start in np.unique(window_starts(written.due_ms, self._settings.window_ms)).tolist():
+                fine = self._fine_outcomes(start)
+                both = np.isin(written.sequence, fine.sequence)
+                self.moved_already += np.bincount(written.outcome[both], minlength=16)
+
+    def outcomes_are_back(self, start_ms: int) -> None:
+        """The outcomes that the file of a day had lost are in the logs again: the day is held back no more."""
+        self._overlays.show(start_ms)
+        self._drains.free(start_ms)
+
+    def _coarse_outcomes(self, start_ms: int) -> OutcomeBatch:
+        return self._dispatch.outcomes(DispatchKey(start_ms, True))
+
+    def _fine_outcomes(self, start_ms: int) -> OutcomeBatch:
+        try:
+            return self._dispatch.outcomes(DispatchKey(start_ms, False))
+        except CorruptionError as error:
+            self._damage.report(error)
+            return OutcomeBatch.filled(0)
+
+    def _take_outcomes(self, day: SealedDay) -> OutcomeBatch:
+        """Remember what messages of a sealed day got; where that is damaged, the day is held back: somebody may have been
+        told that one of them is cancelled."""
+        try:
+            written = self._coarse_outcomes(day.start_ms)
+        except CorruptionError as error:
+            self._overlays.hide(day.start_ms, day.sequence)
+            self._hold(day.start_ms, error)
+            written = self._outcomes_left(day.start_ms)
+        self._overlays.put(day.start_ms, written)
+        return written
+
+    def _outcomes_left(self, start_ms: int) -> OutcomeBatch:
+        """What can be read around damage is true."""
+        with suppress(CorruptionError, FormatError):  # told
+            return self._dispatch.outcomes_left(DispatchKey(start_ms, True))
+        return OutcomeBatch.filled(0)
+
+    def _take_refused(self) -> None:
+        """Ask once more for the outcomes of days that the disk refused when they were sealed."""
+        for day in [day for day in self._days.draining() if day.start_ms in self._refused]:
+            try:
+                self._take_outcomes(day)
+            except DiskError as error:
+                self._damage.report(error)
+                return
+            self._refused.discard(day.start_ms)
+            if self._overlays.is_read(day.start_ms):
+                self._overlays.show(day.start_ms)
+                self._drains.free(day.start_ms)
+
+    def _hold(self, start_ms: int, error: CorruptionError | DiskError) -> None:
+        self._drains.hold(start_ms)
+        self._damage.report(error)
+
+    async def run(self) -> None:
+        """Look now and then whether a day comes near; cancelled from outside."""
+        while True:
+            self._take_refused()
+            if self._drains.drainable() or self.fine_until_ms() > self._days.fine_until_ms:
+                self.is_due = True
+                self._arrived.ring()
+            await self._clock.sleep_ms(CHECK_INTERVAL_MS)
+
+    async def step(self) -> None:
+        """Seal what is near, drain a slice of the earliest sealed day; nothing is due when nothing is left."""
+        try:
+            if self.fine_until_ms() > self._days.fine_until_ms:
+                await self._seal()
+            draining = self._drains.drainable()
+            if draining:
+                await self._drain(draining[0].start_ms)
+            else:
+                self.is_due = False
+        except DiskFullError:
+            # Sealing and draining wait for room; each of their steps can be made again.
+            await self._clock.sleep_ms(200)
+
+    async def _seal(self) -> None:
+        # What was decided so far belongs to the coarse files; nothing coarse is decided outside the replayer's task.
+        await self._decided.all_written()
+        keys = {*self._schedule.keys(), *self._schedule.lost}
+        starts = sorted({key.start_ms for key in keys if key.source == Source.DAY})
+        whole = [start for start in starts if self._may_stay_whole(start)]
+        self._days.seal(self.fine_until_ms(), self._positions.replayed_sequence.value, starts, whole)
+        self._book.refresh([start for start in whole if self._days.is_whole(start)])
+        for day in self._days.draining():
+            if day.start_ms not in self._overlays:
+                try:
+                    self._take_outcomes(day)
+                except DiskError as error:
+                    self._overlays.hide(day.start_ms, day.sequence)
+                    self._refused.add(day.start_ms)
+                    self._hold(day.start_ms, error)
+
+    def _may_stay_whole(self, start_ms: int) -> bool:
+        """Whether a coarse day is overdue as a whole, small, and nothing of it is lost or in memory."""
+        key = ScheduleKey(start_ms, Source.DAY)
+        return (
+            start_ms + DAY_MS <= self._clock.now_ms()
+            and key in self._schedule
+            and self._schedule.hiding(key) is None
+            and not self._dispatch.is_lost(DispatchKey(start_ms, True))
+            and self._schedule.rows(key) <= WHOLE_ROWS_MAX
+            # A minute that was taken while it had no file would hide the rows of the day from every load.
+            and not self._cursors.is_taken_between(start_ms, start_ms + DAY_MS)
+        )
+
+    async def _drain(self, start_ms: int) -> None:
+        key = ScheduleKey(start_ms, Source.DAY)
+        if self._slice_of != start_ms:
+            self._slice_of, self._pieces = start_ms, deque()
+        if not self._pieces:
+            read = partial(self._read, key, self._drains.positions.get(start_ms, 0))
+            try:
+                whole, self._slice_end = await self._workers.run(read)
+            except CorruptionError as error:
+                self._hold(start_ms, error)
+                return
+            if whole is not None:
+                self._pieces += by_windows(whole, self._settings.window_ms, DRAIN_FILES)
+        if self._pieces:
+            began_us = self._clock.monotonic_us()
+            for _ in range(PIECES_MAX):
+                await self._drain_piece(self._pieces[0])
+                self._pieces.popleft()
+                if not self._pieces:
+                    self._drains.positions[start_ms] = self._slice_end
+                    break
+                if self._clock.monotonic_us() - began_us > STEP_US_MAX:
+                    break
+        elif self._all_drained(key):
+            await self._finish(start_ms)
+
+    async def _drain_piece(self, batch: MessageBatch) -> None:
+        done = await self._placing.place_drained(batch)
+        async with AsyncExitStack() as stack:
+            decided: dict[int, OutcomeIndex | None] = {}
+            for start in {placed.key.start_ms for placed in done.placed if self._cursors.is_taken(placed.key.start_ms)}:
+                decided[start] = None
+                with suppress(CorruptionError):  # told; what may be cancelled is not handed over
+                    decided[start] = await stack.enter_async_context(self._decided.pinned(DispatchKey(start, False)))
+            self._publisher.publish_drained(done, decided)
+        await self._record_lost_copies(done)
+        # Now, and not all of them at the end: a round of replay would wait for that.
+        await self._sync([placed.key for placed in done.placed])
+
+    def _all_drained(self, key: ScheduleKey) -> bool:
+        """Whether the minutes have every row of the day. If not, once more from the beginning: damage is met again, and
+        reported, and what a minute lost is put there once more. A day whose file lost messages, or lies under another name,
+        stays open: the operator may bring them back."""
+        hiding = self._schedule.hiding(key)
+        if hiding is not None:
+            self._hold(key.start_ms, hiding)
+            return False
+        drained = sum([self._schedule.rows(minute) for minute in self._minutes(key.start_ms)])
+        missing = self._schedule.rows(key) - drained
+        if missing <= 0:
+            return True
+        if key.start_ms in self._drained_again:
+            detail = f"{missing} messages of the day did not reach their minutes; the file is kept"
+            self._hold(key.start_ms, CorruptionError(self._schedule.path(key), 0, detail))
+        self._drained_again.add(key.start_ms)
+        self._drains.positions.pop(key.start_ms, None)
+        return False
+
+    def _minutes(self, start_ms: int) -> list[ScheduleKey]:
+        keys = self._schedule.keys_between(start_ms, start_ms + DAY_MS)
+        return [key for key in keys if key.source == Source.FROM_DAY]
+
+    async def _record_lost_copies(self, done: Round) -> None:
+        """A crash can lose the outcome row of a suppressed copy; a window that is loaded already does not look again."""
+        for placed in done.placed:
+            copies = np.flatnonzero(placed.batch.duplicate_of)
+            if not len(copies):
+                continue
+            rows = index_rows(placed.batch, placed.appended.blob_start).take(copies)
+            with suppress(CorruptionError):  # reported; as long as the outcomes cannot be read, none is added
+                async with self._decided.pinned(DispatchKey(placed.key.start_ms, False)) as index:
+                    lost = np.flatnonzero(
+                        index.missing(rows.sequence) & self._overlays.not_done(placed.key.start_ms, rows.sequence)
+                    )
+                    self._decided.add(suppressed_outcomes(rows.take(lost), self._clock.now_us()))
+
+    def _read(self, key: ScheduleKey, position: int) -> tuple[MessageBatch | None, int]:
+        batches = []
+        rows = 0
+        if key in self._schedule:
+            damages: list[Damage] = []
+            end = self._schedule.end(key)
+            for header, batch in self._schedule.batches(key, position or None, end, damages=damages):
+                batches.append(batch)
+                rows += len(batch)
+                position = header.end
+                if rows >= DRAIN_ROWS:
+                    break
+            for damage in damages:
+                self._damage.report(damage.error(self._schedule.path(key)))
+        return (MessageBatch.concatenate(batches) if batches else None), position
+
+    async def _finish(self, start_ms: int) -> None:
+        """All rows are in minutes: move the outcomes, sync, and only then say so and remove the day's files."""
+        try:
+            await self._move_outcomes(start_ms)
+        except CorruptionError as error:
+            self._hold(start_ms, error)
+            return
+        await self._sync(self._minutes(start_ms))
+        self._days.drained(start_ms)
+        self._overlays.remove(start_ms)
+        self._drains.positions.pop(start_ms, None)
+        self._deduplication.forget(ScheduleKey(start_ms, Source.DAY))
+        self._remove_day(start_ms)
+
+    async def _sync(self, keys: list[ScheduleKey]) -> None:
+        sync = partial(self._schedule.sync, keys)
+        await self._workers.run(sync)
+
+    def _remove_day(self, start_ms: int) -> None:
+        if ScheduleKey(start_ms, Source.DAY) in self._schedule:
+            self._schedule.remove(ScheduleKey(start_ms, Source.DAY))
+        if DispatchKey(start_ms, True) in self._dispatch:
+            self._dispatch.remove(DispatchKey(start_ms, True))
+            self._decided.forget(DispatchKey(start_ms, True))
+
+    async def _move_outcomes(self, start_ms: int) -> None:
+        written = self._coarse_outcomes(start_ms)
+        starts = window_starts(written.due_ms, self._settings.window_ms)
+        for start in np.unique(starts).tolist():
+            mine = written.take(np.flatnonzero(starts == start))
+            async with self._decided.pinned(DispatchKey(start, False)) as index:
+                self._decided.add(mine.take(np.flatnonzero(index.missing(mine.sequence))), moved=True)
+        if len(written):
+            await self._decided.all_written()
+
+
+def by_windows(batch: MessageBatch, window_ms: int, windows_max: int) -> list[MessageBatch]:
+    """The rows of a batch (in sequence order) in parts of at most `windows_max` windows, the earliest first, each part in
+    sequence order."""
+    starts = window_starts(batch.due_ms, window_ms)
+    distinct = np.unique(starts)
+    if len(distinct) <= windows_max:
+        return [batch]
+    part = np.searchsorted(distinct, starts) // windows_max
+    return [batch.take(np.flatnonzero(part == place)) for place in range(int(part.max()) + 1)]

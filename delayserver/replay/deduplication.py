@@ -1,0 +1,78 @@
+"""Marks copies of messages (same id, subject and due time) as rows are placed, so that each is delivered once.
+
+The smaller sequence is always the original, whatever became of it: an id stays used after delivery, cancel or expiry.
+Runs wherever the replayer places rows; nobody else touches the indexes.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from delayserver.runtime.runtime import Runtime
+from store.errors import CorruptionError
+from store.indexes.id_index import Confirm, IdIndex, StoredIds, confirm_by_bytes, id_keys
+from store.indexes.index_cache import IndexCache
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.window_ids import load_id_index, read_stored_ids
+from store.logs.windows import day_of
+from store.records.batches import I64, MessageBatch
+from store.tables.days import DayTable
+
+# 16 bytes an id: two million ids of windows in use. One that is dropped is read again from the columns of its files.
+INDEX_BYTES_MAX = 32 << 20
+
+
+class Deduplication:
+    """Id indexes by schedule file."""
+
+    def __init__(self, schedule: ScheduleLog, days: DayTable, runtime: Runtime) -> None:
+        self._schedule = schedule
+        self._days = days
+        self._damage = runtime.damage
+        self._indexes = IndexCache(INDEX_BYTES_MAX, self._load)
+
+    def mark(self, key: ScheduleKey, rows: MessageBatch) -> MessageBatch:
+        """The same rows, with `duplicate_of` set where one repeats an earlier message."""
+        if not rows.id_hash.any():
+            return rows
+        keys = id_keys(rows.id_hash, rows.subject, rows.due_ms)
+        internal = rows.origin_sequence != 0
+        if internal.any():
+            keys[internal] = 0
+
+        duplicate_of = np.zeros(len(rows), dtype=np.int64)
+        if key.source == Source.DIRECT and self._days.is_draining(key.start_ms):
+            # The day's earlier messages may not have reached this window's file yet.
+            day = ScheduleKey(day_of(key.start_ms), Source.DAY)
+            duplicate_of = self._indexes.get(day).probe(keys, self._confirm(day, rows))
+            keys[duplicate_of != 0] = 0
+        duplicate_of += self._indexes.get(key).probe_and_add(keys, rows.sequence, self._confirm(key, rows))
+        # A row placed again after a full disk meets itself; a rescheduled one is wanted whatever its id says.
+        duplicate_of[(duplicate_of == rows.sequence) | (rows.replaces_sequence != 0)] = 0
+        return rows.with_columns(duplicate_of=duplicate_of) if duplicate_of.any() else rows
+
+    def _confirm(self, key: ScheduleKey, rows: MessageBatch) -> Confirm:
+        def read(sequences: I64) -> StoredIds:
+            return read_stored_ids(self._schedule, self._files(key), sequences, self._told)
+
+        return confirm_by_bytes(rows, read)
+
+    def _files(self, key: ScheduleKey) -> list[ScheduleKey]:
+        """The files whose messages a new row of this file may repeat."""
+        sources = (Source.DAY,) if key.source == Source.DAY else (Source.DIRECT, Source.FROM_DAY)
+        files = [ScheduleKey(key.start_ms, source) for source in sources]
+        return [file for file in files if file in self._schedule]
+
+    def _load(self, key: ScheduleKey) -> IdIndex:
+        return load_id_index(self._schedule, self._files(key), self._told)
+
+    def _told(self, error: CorruptionError) -> None:
+        self._damage.report(error)
+
+    def drained_into(self, start_ms: int) -> None:
+        """Rows of a drained day were put into this window: its index is to be read again."""
+        self._indexes.forget(ScheduleKey(start_ms, Source.DIRECT))
+
+    def forget(self, key: ScheduleKey) -> None:
+        """The file is retired."""
+        self._indexes.forget(key)

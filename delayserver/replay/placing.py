@@ -1,0 +1,169 @@
+"""Places rows in their schedule files, each behind the high-water mark of its file. The only writer of schedule_log.
+
+Runs in the task of the replayer alone: a round of message_log or of a draining day at a time, in a thread where that pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import trio
+
+from delayserver.config.settings import StorageSettings
+from delayserver.replay.buckets import bucket
+from delayserver.replay.deduplication import Deduplication
+from delayserver.runtime.room_wait import RoomWait
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.positions import Positions
+from delayserver.state.retired import Retired
+from store.disk.filesystem import BLOCK_BYTES
+from store.errors import DiskFullError
+from store.indexes.schedule_index import batch_sums
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.windows import window_starts
+from store.records.batches import CancelBatch, MessageBatch
+from store.records.row_sums import U64
+from store.records.segment import Appended
+from store.tables.days import DayTable
+from wheel.cursors import LoadCursors
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """Rows written to one schedule file."""
+
+    key: ScheduleKey
+    appended: Appended
+    batch: MessageBatch
+    row_sum: U64 | None = None
+    """Of all rows, where they are likely to go straight to the wheel: made in the thread that places them."""
+
+
+@dataclass(slots=True)
+class Round:
+    """What one round of replay did, to be published."""
+
+    end: int
+    last_sequence: int
+    # All messages of the round; copies are marked in `placed` only.
+    messages: MessageBatch | None = None
+    placed: list[Placed] = field(default_factory=list)
+    cancels: list[CancelBatch] = field(default_factory=list)
+    size_bytes: int = 0
+    accepted: int = 0
+    internal: int = 0
+
+
+class Placing:
+    """Rows → schedule files."""
+
+    def __init__(
+        self,
+        schedule: ScheduleLog,
+        days: DayTable,
+        deduplication: Deduplication,
+        retired: Retired,
+        cursors: LoadCursors,
+        positions: Positions,
+        room: RoomWait,
+        settings: StorageSettings,
+        runtime: Runtime,
+        *,
+        count_skipped: bool,
+    ) -> None:
+        """`count_skipped`: whether rows are counted that are in the files already. Not without a checkpoint: then the start
+        counts the files instead."""
+        self._schedule = schedule
+        self._days = days
+        self._deduplication = deduplication
+        self._retired = retired
+        self._cursors = cursors
+        self._positions = positions
+        self._room = room
+        self._workers = runtime.workers
+        self._settings = settings
+        self._clock = runtime.clock
+        self.count_skipped = count_skipped
+        self._backwards = False
+
+    async def run(self, place: Callable[[Round], None], done: Round, *, quick: bool) -> None:
+        """Place in a thread where that pays. A full disk is waited for: what was placed stays in `done`, and the
+        high-water marks of the files let a further attempt go on behind it."""
+        while True:
+            try:
+                if quick:
+                    place(done)
+                else:
+                    with trio.CancelScope(shield=True):
+                        await self._workers.run(partial(place, done))
+            except DiskFullError:
+                self._room.full(self._needed_bytes(done))
+                await self._clock.sleep_ms(self._room.pause_ms)
+            else:
+                self._room.found()
+                return
+
+    def _needed_bytes(self, done: Round) -> int:
+        """About what all that waits for its replay takes on the disk: its bytes, and a block for each file of the round."""
+        windows = (
+            0 if done.messages is None else np.unique(window_starts(done.messages.due_ms, self._settings.window_ms))
+        )
+        return max(self._positions.lag_bytes, done.size_bytes) + np.size(windows) * BLOCK_BYTES
+
+    async def place_drained(self, batch: MessageBatch) -> Round:
+        """Place rows of a sealed day's file into its minutes; for the day tier."""
+        marks, size_bytes = self._positions, len(batch.bodies) + len(batch.properties)
+        done = Round(marks.replayed.value, marks.replayed_sequence.value, size_bytes=size_bytes)
+        await self.run(partial(self.place_batch, batch, source=Source.FROM_DAY), done, quick=False)
+        return done
+
+    def place_batch(self, batch: MessageBatch, done: Round, source: Source) -> None:
+        """Write rows to their files, skipping what is there already."""
+        coarse = self._days.coarse_rows(batch.due_ms, batch.sequence) if source == Source.DIRECT else None
+        parts = [
+            (part.key, rows)
+            for part in bucket(batch, self._settings.window_ms, coarse, source)
+            if len(rows := self._behind_high_water(part.key, part.batch))
+        ]
+        # To and fro: of more files than may be open, those of the end of a round are open at the begin of the next one.
+        self._backwards = not self._backwards
+        if self._backwards:
+            parts.reverse()
+        if source == Source.FROM_DAY:  # not what its minutes had before: that was published, or is a load's
+            self._positions.drained(np.concatenate([np.empty(0, np.int64), *[rows.sequence for _, rows in parts]]))
+        self._schedule.prepare([key for key, _ in parts])
+        for key, rows in parts:
+            if source == Source.DIRECT:
+                marked = self._deduplication.mark(key, rows)
+            else:
+                marked = rows
+                self._deduplication.drained_into(key.start_ms)
+            row_sum = batch_sums(marked) if self._cursors.is_taken(key.start_ms) else None
+            done.placed.append(Placed(key, self._schedule.append(key, marked), marked, row_sum))
+            if not self.count_skipped and source == Source.DIRECT:
+                count_messages(rows, done)
+
+    def _behind_high_water(self, key: ScheduleKey, rows: MessageBatch) -> MessageBatch:
+        """The rows that the file does not have yet."""
+        high_water = self._high_water(key)
+        if int(rows.sequence[0]) > high_water:
+            return rows
+        return rows.slice(int(np.searchsorted(rows.sequence, high_water, side="right")), len(rows))
+
+    def _high_water(self, key: ScheduleKey) -> int:
+        if key.source == Source.DAY and self._days.is_drained(key.start_ms):
+            return 1 << 62  # the minutes have all of it, and the day file may be gone
+        if key.source == Source.DAY and not self._days.is_whole(key.start_ms):
+            return self._schedule.last_sequence(key)
+        # Without the file that retention removed there is no other high-water mark.
+        return max(self._schedule.last_sequence(key), self._retired.up_to(key.start_ms))
+
+
+def count_messages(batch: MessageBatch, done: Round) -> None:
+    """Add the messages and the internal records of a batch to the counts of a round."""
+    internal = int(np.count_nonzero(batch.origin_sequence))
+    done.internal += internal
+    done.accepted += len(batch) - internal

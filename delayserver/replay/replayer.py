@@ -1,0 +1,178 @@
+"""Brings accepted messages from message_log into their schedule files, in order, once each (rule 5).
+
+It takes batches from memory while it keeps up, and reads them from the log when it does not. Placing rows (bucketing,
+encoding, writing) may run in a worker thread; publishing them (counts, cursors, wheel) is one step on the event loop, and
+so is the loader's capture of a file's end: each record has exactly one owner (rule 7). Schedule_log has one writer, so the
+steps of sealing and draining coarse days are taken in this task too, between rounds.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import trio
+
+from delayserver.replay.day_tier import DayTier
+from delayserver.replay.placing import Placing, Round, count_messages
+from delayserver.replay.publisher import Publisher
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.log_queue import LogQueue, due_range
+from delayserver.state.positions import Positions
+from store.errors import CorruptionError
+from store.logs.message_log import LogEntry, MessageLog
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.windows import window_of
+from store.records.batches import CancelBatch, MessageBatch
+from store.records.message_rows import MessageRows, to_batch
+
+# One round: large enough for numpy to shine, small enough that the event loop hears of it within milliseconds.
+ROUND_BYTES_MAX = 4 << 20
+ROUND_ROWS_MAX = 1 << 16
+# Far behind, larger rounds: rows spread over many files then come in fewer, longer records.
+ROUND_BYTES_BEHIND = 16 << 20
+FAR_BEHIND_BYTES = 64 << 20
+ROUND_BYTES_FAR_BEHIND = 32 << 20
+# A round of this many rows is placed on the event loop: a hop to a thread would cost more.
+INLINE_ROWS_MAX = 512
+_Messages = MessageBatch | MessageRows
+
+
+class Replayer:
+    """Source log + position → schedule files."""
+
+    def __init__(
+        self,
+        log: MessageLog,
+        schedule: ScheduleLog,
+        placing: Placing,
+        publisher: Publisher,
+        tier: DayTier,
+        positions: Positions,
+        queue: LogQueue,
+        window_ms: int,
+        runtime: Runtime,
+    ) -> None:
+        """Rounds come from `log` (through `queue` while the replay keeps up) and from `tier`."""
+        self._log = log
+        self._schedule = schedule
+        self._placing = placing
+        self._publisher = publisher
+        self._tier = tier
+        self._positions = positions
+        self._queue = queue
+        self._turns = runtime.turns
+        self._workers = runtime.workers
+        self._window_ms = window_ms
+        self._damage = runtime.damage
+        self.met_damage = False
+
+    # -- rounds
+
+    async def run(self) -> None:
+        """Replay until cancelled."""
+        while True:
+            entries = await self._next_entries()
+            if entries:
+                done = Round(entries[-1].end, self._positions.replayed_sequence.value)
+                quick = self._is_quick(entries)
+                if quick and not any(map(self._queue.is_urgent, entries)):
+                    await self._turns.take()  # a millisecond's work that can wait for what is due now
+                await self._placing.run(partial(self._place, entries), done, quick=quick)
+                self._publisher.publish(done)
+            if self._tier.is_due:
+                await self._tier.step()
+            if not entries and not self._queue and not self._queue.overflowed and not self._tier.is_due:
+                self._queue.arrived.hush()
+                await self._queue.arrived.rung()
+            else:
+                await trio.lowlevel.checkpoint()
+            # Also behind a round: where single sends never pause, each round would have the few that came during the last.
+            if not self._queue.overflowed and not self._tier.is_due:
+                await self._queue.linger()
+
+    async def _next_entries(self) -> list[LogEntry]:
+        if self._queue:
+            return self._queue.take(ROUND_BYTES_MAX, ROUND_ROWS_MAX)
+        if not self._queue.overflowed:
+            return []
+        position, stop = self._positions.replayed.value, self._positions.durable.value
+        if position >= stop:
+            self._queue.caught_up()
+            return []
+        read = partial(self._read, position, stop)
+        entries = await self._workers.run(read)
+        if not entries:
+            self._positions.replayed.advance(stop)  # only the header of a new segment, or damage, lies between
+        return entries
+
+    def _read(self, position: int, stop: int) -> list[LogEntry]:
+        size = ROUND_BYTES_FAR_BEHIND if stop - position > FAR_BEHIND_BYTES else ROUND_BYTES_BEHIND
+        try:
+            return self._log.read(position, stop, size)
+        except CorruptionError as error:
+            self.met_damage = True
+            self._damage.report(error)
+            following = self._log.skip_damage(position)
+            assert following > position
+            return self._read(following, stop) if following < stop else []
+
+    def _is_quick(self, entries: list[LogEntry]) -> bool:
+        """Whether a round may hold the event loop: few rows (cancels and what `repair` filled a range with are not
+        placed), and no file to be made, since that takes two syncs."""
+        if sum([len(entry.batch) for entry in entries if isinstance(entry.batch, _Messages)]) > INLINE_ROWS_MAX:
+            return False
+        for entry in entries:
+            if isinstance(entry.batch, _Messages):
+                first_ms, last_ms = due_range(entry.batch)
+                start = window_of(first_ms, self._window_ms)
+                same = window_of(last_ms, self._window_ms) == start
+                if not same or ScheduleKey(start, Source.DIRECT) not in self._schedule:
+                    return False
+        return True
+
+    def _place(self, entries: list[LogEntry], done: Round) -> None:
+        messages = _columns_of(entries)
+        done.cancels = [entry.batch for entry in entries if isinstance(entry.batch, CancelBatch)]
+        done.size_bytes = entries[-1].end - entries[0].start
+        if messages:
+            batch = MessageBatch.concatenate(messages)
+            if self._placing.count_skipped:
+                done.accepted = done.internal = 0  # a round that met a full disk is placed again
+                count_messages(batch, done)
+            if batch.replaces_sequence.any():
+                done.cancels.append(replaced_messages(batch))
+            done.last_sequence = int(batch.sequence[-1])
+            done.messages = batch
+            self._placing.place_batch(batch, done, Source.DIRECT)
+
+
+def _columns_of(entries: list[LogEntry]) -> list[MessageBatch]:
+    """The messages of a round in columns, those that came as rows folded together as far as they stand side by side."""
+    batches: list[MessageBatch] = []
+    rows: list[MessageRows] = []
+    for entry in entries:
+        if type(entry.batch) is MessageRows:
+            rows.append(entry.batch)
+        elif isinstance(entry.batch, MessageBatch):
+            if rows:
+                batches.append(to_batch(rows))
+                rows = []
+            batches.append(entry.batch)
+    if rows:
+        batches.append(to_batch(rows))
+    return batches
+
+
+def replaced_messages(batch: MessageBatch) -> CancelBatch:
+    """The cancels that lie in rescheduling messages."""
+    rows = np.flatnonzero(batch.replaces_sequence)
+    return CancelBatch.filled(
+        len(rows),
+        sequence=batch.replaces_sequence[rows],
+        due_ms=batch.replaces_due_ms[rows],
+        requested_us=batch.accepted_us[rows],
+        subject=batch.subject[rows],
+        replaced_by_sequence=batch.sequence[rows],
+        replaced_by_due_ms=batch.due_ms[rows],
+    )

@@ -1,0 +1,72 @@
+"""The time by which things are removed for good: the wall clock, once it has shown its time for long enough.
+
+A wall clock may be wrong for seconds: on a machine that starts before its time service does, by a bad time source, by a
+slip of an operator. Deliveries follow the clock at once. A removal cannot be undone, so it waits until the clock has held
+its setting for `hold_ms`. Until then time goes on at the setting that is already believed.
+
+The believable time is the monotonic clock plus the smallest difference of both clocks within the last `hold_ms`. So a
+step forward counts after `hold_ms`, a step back counts at once, and small steps never stop the removers. A start has no
+such history: it goes on from the believable time that the checkpoint knows.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from delayserver.runtime.clock import Clock
+
+# The history keeps the bounds of each of so many parts of `hold_ms`, whatever the number of readings.
+PARTS = 16
+
+
+class BelievableClock:
+    """Reads both clocks whenever it is asked; needs no task of its own. Synchronous, for the event loop."""
+
+    def __init__(self, clock: Clock, hold_ms: int, known_us: int) -> None:
+        """`known_us`: the believable time that the last life stored, 0 if it stored none: then nothing is believed until
+        `hold_ms` have passed."""
+        self._clock = clock
+        self._hold_us = hold_ms * 1000
+        self._part_us = max(self._hold_us // PARTS, 1)
+        # A part of the monotonic time, the smallest and the largest difference in it; ascending by part.
+        self._bounds: deque[tuple[int, int, int]] = deque()
+        self._last_us = known_us - clock.monotonic_us()
+        self._read()
+
+    def now_us(self) -> int:
+        """Microseconds since 1970: a time that has surely come. Never later than the wall clock shows."""
+        return max(self._read() + min([smallest_us for _, smallest_us, _ in self._bounds]), 0)
+
+    def now_ms(self) -> int:
+        """`now_us` in milliseconds, rounded down."""
+        return self.now_us() // 1000
+
+    def latest_us(self) -> int:
+        """Microseconds since 1970: a time that has surely not been passed. Never earlier than the wall clock shows."""
+        return self._read() + max([largest_us for _, _, largest_us in self._bounds])
+
+    def _read(self) -> int:
+        """Take both clocks into the history; returns the monotonic one."""
+        monotonic_us = self._clock.monotonic_us()
+        difference_us = self._clock.now_us() - monotonic_us
+        # Between two readings the clock may have stood either way: the older one ends with the newer.
+        self._note(monotonic_us, self._last_us)
+        self._note(monotonic_us, difference_us)
+        self._last_us = difference_us
+        while (self._bounds[0][0] + 1) * self._part_us <= monotonic_us - self._hold_us:
+            self._bounds.popleft()
+        return monotonic_us
+
+    def _note(self, monotonic_us: int, difference_us: int) -> None:
+        part, smallest_us, largest_us = monotonic_us // self._part_us, difference_us, difference_us
+        if self._bounds and self._bounds[-1][0] == part:
+            _, before_min_us, before_max_us = self._bounds.pop()
+            smallest_us, largest_us = min(smallest_us, before_min_us), max(largest_us, before_max_us)
+        self._bounds.append((part, smallest_us, largest_us))
+
+    def check_invariants(self) -> None:
+        """For tests: the history is in order and bounded."""
+        parts = [part for part, _, _ in self._bounds]
+        assert parts == sorted(set(parts)), "parts ascend"
+        assert 0 < len(parts) <= PARTS + 4, f"{len(parts)} parts"
+        assert all(smallest_us <= largest_us for _, smallest_us, largest_us in self._bounds)

@@ -1,0 +1,89 @@
+"""The one door to time. `Clock` is handed to everything that asks what time it is or waits; nobody else may.
+
+Wall time decides what is due (rule 2), trio's time only decides when to look again. A wait never sleeps longer than
+`LOOK_AGAIN_MS`, so a step of the wall clock or a resume from suspend is noticed within that time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import Protocol
+
+import trio
+
+from delayserver.runtime.fine_timer import FineTimer
+
+# The bound on how late a clock step or a resume is noticed.
+LOOK_AGAIN_MS = 500
+# The last stretch of a wait, which the kernel's timer takes over from the event loop's milliseconds.
+FINE_WAIT_S = 0.004
+
+
+class Clock(Protocol):
+    """Wall-clock time in integers, and waiting."""
+
+    def now_us(self) -> int:
+        """Microseconds since 1970 UTC by the server's clock. It can step in both directions."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970 UTC, rounded down: a message due at X is due when now_ms() >= X."""
+
+    def monotonic_us(self) -> int:
+        """Microseconds that never step; for durations."""
+
+    def wait_s(self, wall_us: int) -> float:
+        """Seconds to wait for a wall time, at most LOOK_AGAIN_MS: a step of the clock is noticed within that."""
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        """Wait by monotonic time."""
+
+    async def sleep_until_us(self, wall_us: int) -> None:
+        """Wait, to the microsecond where the system can, until the wall clock shows `wall_us`, or until LOOK_AGAIN_MS
+        passed: callers look again."""
+
+
+class SystemClock:
+    """The machine's clock."""
+
+    def __init__(self) -> None:
+        # As many as waited at the same time.
+        self._timers: list[FineTimer] = []
+        with contextlib.suppress(OSError):
+            self._timers.append(FineTimer())
+        self._fine = bool(self._timers)
+
+    def now_us(self) -> int:
+        return time.time_ns() // 1000
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic_us(self) -> int:
+        return time.monotonic_ns() // 1000
+
+    async def sleep_ms(self, duration_ms: float) -> None:
+        await trio.sleep(duration_ms / 1000)
+
+    def wait_s(self, wall_us: int) -> float:
+        return min(max(wall_us - self.now_us(), 0), LOOK_AGAIN_MS * 1000) / 1_000_000
+
+    async def sleep_until_us(self, wall_us: int) -> None:
+        wait_s = self.wait_s(wall_us)
+        if not self._fine:
+            await trio.sleep(wait_s)
+            return
+        if wait_s > FINE_WAIT_S:
+            # The event loop's waits end up to a millisecond late, so this one ends before the last stretch.
+            await trio.sleep(wait_s - FINE_WAIT_S)
+            wait_s = self.wait_s(wall_us)
+        if 0 < wait_s <= 2 * FINE_WAIT_S:
+            try:
+                timer = self._timers.pop() if self._timers else FineTimer()
+            except OSError:  # connections took all descriptors: a millisecond later, then
+                await trio.sleep(wait_s)
+                return
+            try:
+                await timer.sleep_us(int(wait_s * 1_000_000))
+            finally:
+                self._timers.append(timer)

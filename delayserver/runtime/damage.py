@@ -1,0 +1,103 @@
+"""What is wrong with the disk, as the server tells it: corruption, bytes that cannot be read, operations that were refused.
+
+Corruption is a fact about bytes: each text is logged once and stays in `status`. A refusal is a fact about a moment, and a
+disk that fails refuses everything: so its lines are few (`LINES_A_MINUTE`), and the others are counted.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+from threading import Lock
+
+from delayserver.protocol.errors import DelayServerError, DiskFull, MessageDamaged, StorageFailed
+from delayserver.runtime.clock import Clock
+from store.errors import CorruptionError, DiskError, DiskFullError, StoreError, UnreadableError
+
+logger = logging.getLogger("delayserver")
+
+# Texts that `status` shows. A reader needs the first ones; a disk that fails as a whole has thousands.
+CORRUPTIONS_MAX = 1000
+UNREADABLE_MAX = 100
+LINES_A_MINUTE = 10
+MINUTE_US = 60_000_000
+
+
+class DamageReport:
+    """Hears of every error of the disk that the server survives. `report` may be called in any thread."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self.corruption: list[str] = []
+        self.unreadable: list[str] = []
+        """One text for each file that the disk could not read since the start."""
+        self.refused = 0
+        """How often the disk refused an operation since the start; `refused_last` is the latest text."""
+        self.refused_last = ""
+        self._unreadable_paths: set[str] = set()
+        self._minute_began_us = 0
+        self._lines: set[tuple[str, str, int]] = set()
+        self._not_logged = 0
+
+    def report(self, error: Exception) -> None:
+        """Take note of an error, and log it where that says something new."""
+        with self._lock:
+            if isinstance(error, UnreadableError):
+                self._note_unreadable(error)
+                self._refused(str(error), (error.path, "read", error.errno))
+            elif isinstance(error, DiskError):
+                self._refused(str(error), (error.path, error.operation, error.errno))
+            else:
+                self._corrupt(str(error))
+
+    def _corrupt(self, text: str) -> None:
+        if text not in self.corruption and len(self.corruption) < CORRUPTIONS_MAX:
+            self.corruption.append(text)
+            logger.error("corruption: %s (run `delayserver recover check` on a copy)", text)
+
+    def _note_unreadable(self, error: UnreadableError) -> None:
+        if error.path not in self._unreadable_paths and len(self.unreadable) < UNREADABLE_MAX:
+            self._unreadable_paths.add(error.path)
+            self.unreadable.append(str(error))
+
+    def _refused(self, text: str, kind: tuple[str, str, int]) -> None:
+        self.refused += 1
+        self.refused_last = text
+        now_us = self._clock.monotonic_us()
+        if now_us - self._minute_began_us >= MINUTE_US:
+            self._minute_began_us = now_us
+            self._lines.clear()
+        if kind in self._lines or len(self._lines) >= LINES_A_MINUTE:
+            self._not_logged += 1
+            return
+        self._lines.add(kind)
+        more = f" ({self._not_logged} more disk errors were not logged)" if self._not_logged else ""
+        self._not_logged = 0
+        logger.error("disk error: %s%s", text, more)
+
+    def check_invariants(self) -> None:
+        """Bounds hold, and no refusal is forgotten."""
+        assert len(self.corruption) <= CORRUPTIONS_MAX
+        assert len(self.unreadable) == len(self._unreadable_paths) <= UNREADABLE_MAX
+        assert len(self._lines) <= LINES_A_MINUTE
+        assert self._not_logged <= self.refused
+
+
+def named(error: StoreError | FileNotFoundError) -> DelayServerError:
+    """The error of the wire for what the store raised while a request was answered."""
+    if isinstance(error, DiskFullError):
+        return DiskFull(str(error), retry_after_ms=1000)
+    if isinstance(error, (DiskError, UnreadableError)):
+        return StorageFailed(str(error), retry_after_ms=1000)
+    if isinstance(error, CorruptionError):
+        return MessageDamaged(str(error))
+    return StorageFailed(str(error))
+
+
+def as_disk_error(error: StoreError | FileNotFoundError) -> StoreError:
+    """The same error; of a file that went while the server used it, a DiskError with its path."""
+    if isinstance(error, StoreError):
+        return error
+    detail = "the file was removed or moved while the server ran; put it back and restart the server"
+    return DiskError(str(error.filename), "open", error.errno or errno.ENOENT, detail)

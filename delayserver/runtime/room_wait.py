@@ -1,0 +1,94 @@
+"""Waiting for room on a full disk: tells the operator what is needed, and what to do. Waits for nothing by itself.
+
+A part that meets a full disk calls `full` at each attempt and `found` when it goes on. The first call is logged at once,
+further ones at most once a minute.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+
+import trio
+
+from delayserver.runtime.clock import Clock
+from store.disk.filesystem import FileSystem
+from store.errors import DiskError
+
+logger = logging.getLogger("delayserver")
+
+# How long a part leaves a full disk alone before its next attempt, and after some of them. An attempt may cost as much as a
+# round of replay.
+PAUSE_MS = 200
+PAUSE_MS_MAX = 1000
+# An operator who looks at the log finds the line within a minute, and a night of it is a few hundred lines.
+AGAIN_US = 60_000_000
+
+
+class RoomWait:
+    """One part that may wait for room."""
+
+    __slots__ = ("_clock", "_fs", "_last_us", "_path", "_what", "blocked", "pause_ms", "text")
+
+    def __init__(self, fs: FileSystem, path: str, what: str, clock: Clock) -> None:
+        """`what` needs the room, for people: "the replay of accepted messages". `path`: the data directory."""
+        self._fs = fs
+        self._path = path
+        self._what = what
+        self._clock = clock
+        self._last_us: int | None = None
+        self.text = ""
+        self.pause_ms = PAUSE_MS
+        # Set while the part waits. A new event stands here when it goes on.
+        self.blocked = trio.Event()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the part waits for room now."""
+        return self.blocked.is_set()
+
+    def full(self, needed_bytes: int) -> None:
+        """The part met a full disk; it needs about `needed_bytes` to go on."""
+        try:
+            free_bytes = self._fs.free_bytes(self._path)
+        except DiskError:
+            free_bytes = 0
+        self.text = f"{self._what} needs about {needed_bytes} bytes on a disk with {free_bytes} bytes free"
+        now_us = self._clock.monotonic_us()
+        if self._last_us is None or now_us - self._last_us >= AGAIN_US:
+            self._last_us = now_us
+            missing = max(needed_bytes - free_bytes, 1)
+            logger.warning(
+                "disk full: %s. Make room for at least %d bytes more on the disk of %s, but delete nothing in that "
+                "directory. Nothing is lost, and the server goes on by itself",
+                self.text,
+                missing,
+                self._path,
+            )
+        if self.waiting:
+            self.pause_ms = min(self.pause_ms * 2, PAUSE_MS_MAX)
+        self.blocked.set()
+
+    def found(self) -> None:
+        """The part goes on."""
+        if self.waiting:
+            logger.warning("the disk has room again: %s goes on", self._what)
+            self.text = ""
+            self.pause_ms = PAUSE_MS
+            self._last_us = None
+            self.blocked = trio.Event()
+
+    async def end_when_blocked(self, wait: Callable[[], Awaitable[None]]) -> None:
+        """Await `wait()`, or return early when the part waits for room."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._cancel_when_blocked, nursery.cancel_scope)
+            await wait()
+            nursery.cancel_scope.cancel()
+
+    async def _cancel_when_blocked(self, scope: trio.CancelScope) -> None:
+        await self.blocked.wait()
+        scope.cancel()
+
+    def check_invariants(self) -> None:
+        """Who waits has told what for."""
+        assert self.waiting == bool(self.text) == (self._last_us is not None)

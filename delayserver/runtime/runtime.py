@@ -1,0 +1,32 @@
+"""`Runtime`: what every part of a server may need from the process it runs in. It is handed to constructors as one."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Self
+
+from delayserver.runtime.chance import system_chance
+from delayserver.runtime.clock import Clock, SystemClock
+from delayserver.runtime.damage import DamageReport
+from delayserver.runtime.turns import Turns
+from delayserver.runtime.workers import ThreadWorkers, Workers
+
+
+@dataclass(frozen=True, slots=True)
+class Runtime:
+    """The doors to time, chance and threads, the turns of large steps, and the report of damage; one for a server."""
+
+    clock: Clock
+    chance: random.Random
+    workers: Workers
+    turns: Turns
+    damage: DamageReport
+
+    @classmethod
+    def on(
+        cls, *, clock: Clock | None = None, chance: random.Random | None = None, workers: Workers | None = None
+    ) -> Self:
+        """With turns and a report of its own. The doors that are not given are those of the system."""
+        clock = clock or SystemClock()
+        return cls(clock, chance or system_chance(), workers or ThreadWorkers(), Turns(clock), DamageReport(clock))

@@ -1,0 +1,1 @@
+"""Builds all parts, owns the nursery, stops cleanly."""

@@ -1,0 +1,741 @@
+"""The one place that builds real parts and starts the tasks. Everything else is handed what it needs.
+
+`DelayServer` opens a data directory, recovers, serves, and stops cleanly; as role `broker` it serves consumers and other
+servers only. One nursery owns all tasks: a crash of one is a crash of the server, never a log line and a silent stop.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+import trio
+
+from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.redelivery import RedeliveryPolicy
+from delayserver.broker.service.broker import Broker
+from delayserver.broker.service.commit import BrokerCommit
+from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.broker.service.pulls import PullService
+from delayserver.config.settings import (
+    DispatchSettings,
+    GroupSettings,
+    Settings,
+    for_broker,
+    for_frames,
+    redelivery_kept_ms,
+)
+from delayserver.dispatch.broker_group import REFUSED_ROWS_MAX, BrokerGroup
+from delayserver.dispatch.broker_node import NodeHealth
+from delayserver.dispatch.dispatcher import Dispatcher, share_of_queue
+from delayserver.dispatch.message_reader import AHEAD_BYTES_MAX, MessageReader
+from delayserver.dispatch.targets.embedded_node import EMBEDDED, EmbeddedNode
+from delayserver.dispatch.targets.remote_node import RemoteNode, ServerIdentity
+from delayserver.front.front import BROKER, SERVER, Front
+from delayserver.front.handlers.table import HandlerTable
+from delayserver.load.loader import Loader
+from delayserver.net.transport import Connect, Listener, connect_socket
+from delayserver.operations.admission import Admission
+from delayserver.operations.cancel import Cancel
+from delayserver.operations.cancellation import Cancellation
+from delayserver.operations.consuming import Consuming
+from delayserver.operations.delivering import Delivering
+from delayserver.operations.identity import Identity
+from delayserver.operations.locator import Locator
+from delayserver.operations.lookup import Lookup
+from delayserver.operations.message_states import MessageStates
+from delayserver.operations.named_messages import Naming
+from delayserver.operations.operations import DelayOperations, Operations
+from delayserver.operations.redelivery import Redelivery
+from delayserver.operations.redispatch import Redispatch
+from delayserver.operations.redispatch_reading import RedispatchReader
+from delayserver.operations.reschedule import Reschedule
+from delayserver.operations.rescheduling import Rescheduling
+from delayserver.operations.routing import Routing
+from delayserver.operations.send import Send
+from delayserver.operations.servers import Servers
+from delayserver.operations.status import Status, StorageReader
+from delayserver.operations.status_sections import (
+    BalanceReader,
+    BrokerReader,
+    DeliveryReader,
+    DiskReader,
+    ProcessReader,
+    ProgressReader,
+    WindowsReader,
+)
+from delayserver.outcomes.outcome_recorder import HOT_MS_MAX, OutcomeRecorder
+from delayserver.receive.group_commit import GroupCommit
+from delayserver.receive.intake import Intake
+from delayserver.replay.day_tier import DayTier
+from delayserver.replay.deduplication import Deduplication
+from delayserver.replay.placing import Placing
+from delayserver.replay.publisher import Publisher
+from delayserver.replay.replayer import Replayer
+from delayserver.runtime.fair_turns import FairTurns
+from delayserver.runtime.room_wait import RoomWait
+from delayserver.runtime.runtime import Runtime
+from delayserver.startup.lost_outcomes import LostOutcomes, cancels_in
+from delayserver.startup.opening import Opened, count_accepted, count_placed, find_lost_broker, open_directory
+from delayserver.startup.orphans import OrphanSearch
+from delayserver.startup.replay_ahead import read_ahead
+from delayserver.state.balance import Balance
+from delayserver.state.connection_memory import ConnectionMemory
+from delayserver.state.connections import Connections
+from delayserver.state.decided import Decided
+from delayserver.state.drains import Drains
+from delayserver.state.group_wheels import GroupWheels
+from delayserver.state.latency import LatencyHistogram
+from delayserver.state.log_queue import LogQueue
+from delayserver.state.positions import Positions
+from delayserver.state.readiness import Readiness, Stage
+from delayserver.state.retired import Retired
+from delayserver.state.routes import Routes
+from delayserver.state.rows import ROW
+from delayserver.state.window_book import WindowBook
+from delayserver.upkeep.checkpointing import Checkpointing
+from delayserver.upkeep.housekeeping import Housekeeping
+from delayserver.upkeep.kept_room import KeptRoom
+from delayserver.upkeep.on_their_way import OnTheirWay
+from delayserver.upkeep.retention import Retention
+from store.disk.filesystem import FileSystem, RealFileSystem
+from store.errors import DiskFullError, StoreError
+from store.tables.names import BROKER_GROUP
+from wheel.cursors import LoadCursors
+from wheel.hashed_wheel import HashedWheel
+
+logger = logging.getLogger("delayserver")
+
+Ready = Callable[[str, int], None]
+
+# One record of a group that shares the event loop: reading it back takes half a millisecond.
+SHARED_READ_AHEAD_BYTES = 128 * 1024
+# A directory that was in use opens in the room that its files have kept. One that is new, or of an older version, needs
+# some blocks.
+OPENING_BYTES = 64 * 1024
+
+
+class DelayServer:
+    """One server on one data directory. `open` recovers, `run` serves until `stop` or cancellation."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        role: str = SERVER,
+        runtime: Runtime | None = None,
+        fs: FileSystem | None = None,
+        connect: Connect = connect_socket,
+    ) -> None:
+        if role == BROKER:
+            # The delay pipeline of a lone broker carries its own redeliveries, to itself.
+            settings = for_broker(settings)
+        self.settings = for_frames(settings)
+        self.role = role
+        self.runtime = runtime or Runtime.on()
+        self.clock, self.turns, self.damage = self.runtime.clock, self.runtime.turns, self.runtime.damage
+        self.fs: FileSystem = fs or RealFileSystem()
+        self._connect = connect
+        path = self.settings.storage.data_dir
+        self.opening_room = RoomWait(self.fs, path, "the start of the server", self.clock)
+        self.replay_room = RoomWait(self.fs, path, "the replay of accepted messages", self.clock)
+        self.readiness = Readiness((self.opening_room, self.replay_room))
+        # Drawn for the life of this process: a node tells two processes with one server id by it.
+        self._instance = f"{self.runtime.chance.getrandbits(64):016x}"
+        self.servers = Servers(self.settings.listen, self.runtime)
+        self.stopping = self.readiness.stopping
+        self._starting = trio.CancelScope()
+        self.is_open = False
+        self._remote: dict[str, RemoteNode] = {}
+        self.address = ("", 0)
+        self.fair_turns = FairTurns(self.turns, self.clock)
+        listen = self.settings.listen
+        memory = ConnectionMemory(listen.memory_bytes_max, listen.memory_bytes_each, listen.unsent_bytes_max)
+        self.connections = Connections(memory)
+        self.front = Front(
+            listen,
+            role,
+            self.readiness,
+            self.connections,
+            self.servers,
+            self.fair_turns,
+            self.runtime,
+        )
+        self.handlers = self.front.handlers
+
+    # -- building
+
+    def open(self) -> None:
+        """Lock and recover the data directory, build all parts; for any thread. Raises StoreError and its kinds: all is
+        closed then, and after a DiskFullError it can be called again."""
+        holder = f"process {os.getpid()} (delayserver {self.role})"
+        self.opened = open_directory(self.fs, self.settings, self.runtime, holder, self.role)
+        try:
+            self._build_storage(self.opened)
+            self._build_dispatch(self.opened)
+            self._build_front(self.opened)
+        except StoreError:
+            self.opened.close()
+            raise
+        self.is_open = True
+
+    def _build_storage(self, opened: Opened) -> None:
+        settings, storage = self.settings, self.settings.storage
+        self.book = WindowBook(opened.schedule, opened.dispatch, opened.days, storage.window_ms)
+        self.book.open()
+        self.retired = Retired(opened.ledger, self.book, self.damage)
+        self.cursors = LoadCursors(storage.window_ms, self.book.start_of)
+        self.positions = Positions(
+            durable=opened.log.synced,
+            accepted_sequence=opened.sequences.next - 1,
+            replayed=opened.checkpoint.replay_offset if not opened.checkpoint_lost else opened.log.first,
+            replayed_sequence=opened.checkpoint.replayed_sequence,
+        )
+        self.log_queue = LogQueue(self.positions, self.clock)
+        self.balance = Balance()
+        self.decided = Decided(
+            opened.dispatch,
+            opened.days,
+            self.positions,
+            settings.dispatch.outcome_rows_max,
+            storage.window_ms,
+            self.runtime,
+        )
+        hot_ms_max = HOT_MS_MAX if len(settings.groups) == 1 else 0
+        self.recorder = OutcomeRecorder(
+            self.decided, opened.dispatch, self.book, settings.dispatch, hot_ms_max, self.runtime
+        )
+        drained = opened.checkpoint.coarse_days
+        positions = dict(zip(drained.start_ms.tolist(), drained.drain_offset.tolist(), strict=True))
+        self.drains = Drains(opened.days, opened.schedule, positions)
+        self.deduplication = Deduplication(opened.schedule, opened.days, self.runtime)
+        self.placing = Placing(
+            opened.schedule,
+            opened.days,
+            self.deduplication,
+            self.retired,
+            self.cursors,
+            self.positions,
+            self.replay_room,
+            storage,
+            self.runtime,
+            count_skipped=not opened.checkpoint_lost,
+        )
+        self.kept_room = KeptRoom(self.fs, opened.directory.path, self.positions, self.drains, storage.free_bytes_min)
+        self.commit = GroupCommit(
+            opened.log, opened.sequences, storage, self.positions, self.log_queue, self.balance, self.runtime
+        )
+        start_ms = self.clock.now_ms() // settings.wheel.tick_ms * settings.wheel.tick_ms
+        codes = opened.names.intern(BROKER_GROUP, [group.name for group in settings.groups]).tolist()
+        self.group_codes = {group.name: code for group, code in zip(settings.groups, codes, strict=True)}
+        self.routes = Routes(settings.routes, self.group_codes, opened.names)
+        wheels, backlog = (
+            {
+                code: HashedWheel(start_ms, settings.wheel.tick_ms, settings.wheel.slots, payload_dtype=ROW)
+                for code in codes
+            }
+            for _ in range(2)
+        )
+        self.wheel = GroupWheels(wheels, backlog, self.routes, start_ms, opened.horizon.earlier)
+        self.loader = Loader(
+            opened.schedule,
+            self.book,
+            self.decided,
+            self.wheel,
+            self.cursors,
+            opened.attempted,
+            self.positions,
+            settings.wheel,
+            storage.window_ms,
+            self.runtime,
+        )
+        self.publisher = Publisher(
+            self.positions,
+            self.balance,
+            self.retired,
+            self.book,
+            self.cursors,
+            self.loader,
+            opened.attempted,
+            self.decided,
+            settings.wheel,
+            self.runtime,
+        )
+        self.tier = DayTier(
+            opened.days,
+            opened.schedule,
+            opened.dispatch,
+            self.decided,
+            self.drains,
+            self.placing,
+            self.publisher,
+            self.log_queue.arrived,
+            self.positions,
+            self.deduplication,
+            self.book,
+            self.cursors,
+            storage,
+            self.runtime,
+        )
+        self.tier.open()
+        self.replayer = Replayer(
+            opened.log,
+            opened.schedule,
+            self.placing,
+            self.publisher,
+            self.tier,
+            self.positions,
+            self.log_queue,
+            storage.window_ms,
+            self.runtime,
+        )
+        for files in (opened.schedule, opened.dispatch):
+            files.tell_damage(self.damage.report)
+        coming = OnTheirWay(self.commit, opened.log, self.positions, storage.window_ms, self.runtime)
+        self.retention = Retention(
+            opened.schedule,
+            opened.dispatch,
+            opened.log,
+            opened.ledger,
+            self.retired,
+            coming,
+            opened.days,
+            self.book,
+            self.cursors,
+            self.positions,
+            self.decided,
+            self.deduplication,
+            storage,
+            opened.believable,
+            self.runtime,
+        )
+        self.retention.finish_interrupted()
+        self._count_totals(opened)
+
+    def _count_totals(self, opened: Opened) -> None:
+        totals = self.retention.retired_totals() - self.tier.moved_already
+        for key in opened.dispatch.keys():
+            totals += opened.dispatch.counts(key)
+        self.decided.count_durable(totals)
+        if opened.checkpoint_lost:
+            self.balance.place(*count_accepted(opened))
+        else:
+            self.balance.place(*[opened.checkpoint.totals.get(name, 0) for name in ("accepted", "internal")])
+
+    def _build_dispatch(self, opened: Opened) -> None:
+        settings = self.settings
+        server_id = opened.directory.server_id
+        limits = settings.broker
+        lost = find_lost_broker(self.fs, opened)
+        if lost is not None:
+            self.damage.report(lost)
+        # Several groups take turns on the event loop: a consumer that lags reads back little in one step.
+        shared = {"read_ahead_bytes": SHARED_READ_AHEAD_BYTES} if len(settings.groups) > 1 else {}
+        self.broker = Broker.open(
+            self.fs,
+            f"{opened.directory.path}/broker",
+            server_id,
+            self.clock.now_us(),
+            BrokerLimits(
+                segment_bytes=limits.segment_bytes,
+                cache_bytes_max=limits.cache_bytes_max,
+                ack_timeout_ms_default=limits.ack_timeout_ms,
+                retention_ms=limits.retention_ms,
+                unconsumed_retention_ms=limits.unconsumed_retention_ms,
+                groups_max=limits.groups_max,
+                waiting_pulls_max=limits.waiting_pulls_max,
+                pull_messages_max=limits.pull_messages_max,
+                redelivery=RedeliveryPolicy(limits.redelivery_first_ms, limits.redelivery_cap_ms),
+                redelivery_bytes_max=limits.redelivery_bytes_max,
+                redelivery_kept_ms=redelivery_kept_ms(settings),
+                **shared,
+            ),
+            self.kept_room,
+            self.clock.monotonic_us(),
+        )
+        self.broker_commit = BrokerCommit(self.broker, opened.believable, self.runtime)
+        self.pulls = PullService(self.broker, self.runtime)
+        self.local_broker = LocalBroker(self.broker, self.broker_commit, self.pulls, self.clock)
+        if len(settings.groups) > 1:
+            self.pulls.turn_rows_max = settings.wheel.shared_slice_rows
+        self.lateness = LatencyHistogram()
+        self.groups = {
+            self.group_codes[group.name]: self._build_group(group, self.group_codes[group.name], opened)
+            for group in settings.groups
+        }
+        self.dispatcher = Dispatcher(
+            self.wheel,
+            self.groups,
+            self.routes,
+            self.loader,
+            self.decided,
+            self.positions,
+            opened.horizon,
+            settings.wheel,
+            self.runtime,
+        )
+        self.checkpointing = Checkpointing(
+            self.fs,
+            f"{opened.directory.path}/checkpoint",
+            server_id,
+            opened.schedule,
+            opened.dispatch,
+            opened.log,
+            self.positions,
+            self.balance,
+            self.decided,
+            self.drains,
+            self.book,
+            opened.horizon,
+            opened.sequences,
+            opened.believable,
+            settings.storage,
+            None if opened.checkpoint_lost else opened.checkpoint,
+            self.runtime,
+        )
+
+    def _build_group(self, group: GroupSettings, code: int, opened: Opened) -> BrokerGroup:
+        server_id = opened.directory.server_id
+        nodes = []
+        for node in group.nodes:
+            if node.address == EMBEDDED:
+                broker: EmbeddedNode | RemoteNode = EmbeddedNode(self.local_broker, server_id)
+            else:
+                # One connection, whichever groups share the node: it refuses what comes over an older one.
+                listen = self.settings.listen
+                identity = ServerIdentity(f"{server_id:012x}", self._instance, listen.server_secret)
+                broker = self._remote.get(node.address) or RemoteNode(
+                    node.address, identity, listen.frame_bytes_max, self._connect, opened.names.name
+                )
+                self._remote[node.address] = broker
+            nodes.append(NodeHealth(broker, node.weight, self.settings.dispatch, self.runtime.chance.random))
+        ahead_bytes_max = AHEAD_BYTES_MAX // len(self.settings.groups)
+        routes = [route.groups for route in self.settings.routes if group.name in route.groups]
+        partners = {name for names in routes for name in names} | {group.name}
+        addresses = {node.address for other in self.settings.groups if other.name in partners for node in other.nodes}
+        built = BrokerGroup(
+            group.name,
+            code,
+            nodes,
+            len(addresses) == 1,
+            MessageReader(opened.schedule, server_id, ahead_bytes_max, self.runtime),
+            self.decided,
+            opened.attempted,
+            self.lateness,
+            min(REFUSED_ROWS_MAX, share_of_queue(self.settings.wheel, len(self.settings.groups)) // 4),
+            self._shared_dispatch(),
+            self.runtime,
+        )
+        return built
+
+    def _shared_dispatch(self) -> DispatchSettings:
+        """Several groups take turns on the event loop: each hands over in small steps."""
+        settings = self.settings
+        if len(settings.groups) == 1:
+            return settings.dispatch
+        rows = min(settings.dispatch.batch_messages_max, settings.wheel.shared_slice_rows)
+        return replace(settings.dispatch, batch_messages_max=rows)
+
+    def _build_front(self, opened: Opened) -> None:
+        settings = self.settings
+        self.intake = Intake(
+            settings.message,
+            f"{opened.directory.server_id:012x}",
+            opened.names,
+            self.retention.oldest_due_ms,
+            self.retention.closed,
+            self.commit.storage_failed,
+            self.runtime,
+        )
+        self.locator = Locator(opened.schedule, opened.days, settings.storage.window_ms, self.runtime)
+        self.cancellation = Cancellation(
+            self.commit,
+            self.positions,
+            self.locator,
+            self.decided,
+            self.wheel,
+            self.loader,
+            list(self.groups.values()),
+            opened.attempted,
+            self.retired,
+            settings.storage.window_ms,
+            self.runtime,
+        )
+        window_ms, groups = settings.storage.window_ms, list(self.groups.values())
+        self.states = MessageStates(
+            self.cancellation,
+            self.decided,
+            opened.dispatch,
+            groups,
+            self.retired,
+            opened.names,
+            window_ms,
+            self.runtime,
+        )
+        self.redelivery = Redelivery(self.local_broker, self.commit, self.kept_room, self.clock)
+        self.consuming = Consuming(
+            self.local_broker, self.redelivery, self.intake, opened.names, settings.broker, self.runtime
+        )
+        self.housekeeping = Housekeeping(
+            self.fs,
+            opened.directory.path,
+            opened.dispatch.reserve,
+            opened.days,
+            self.kept_room,
+            self.book,
+            self.groups,
+            self.dispatcher,
+            settings.storage,
+            self.runtime,
+        )
+        self.identity = Identity(f"{opened.directory.server_id:012x}", self.role)
+        self.status = Status(
+            ProcessReader(self.identity, self.readiness, opened.believable, self.housekeeping, self.clock),
+            BalanceReader(self.balance, self.decided, self.lateness),
+            StorageReader(
+                DiskReader(settings, opened.schedule, opened.dispatch, opened.names, self.housekeeping, self.runtime),
+                ProgressReader(self.commit, self.positions, self.decided, self.checkpointing),
+                WindowsReader(self.book, self.retention, self.clock),
+            ),
+            DeliveryReader(self.wheel, self.loader, list(self.groups.values())),
+            BrokerReader(self.broker, self.consuming, self.servers),
+            self.connections,
+        )
+
+    def _build_operations(self, opened: Opened) -> Operations:
+        """All parts are there, and so is the address."""
+        host, port = self.address
+        return Operations(
+            identity=self.identity,
+            status=self.status,
+            routing=Routing(self.routes, list(self.groups.values()), f"{host}:{port}"),
+            servers=self.servers,
+            consuming=self.consuming,
+            delivering=Delivering(
+                self.local_broker,
+                self.servers,
+                self.intake,
+                self.commit,
+                self.settings.broker.server_clock_ahead_ms_max,
+                self.clock,
+            ),
+            delay=self._build_delay_operations(opened) if self.role == SERVER else None,
+        )
+
+    def _build_delay_operations(self, opened: Opened) -> DelayOperations:
+        server_id, names, intake = self.identity.server_id, opened.names, self.intake
+        admission = Admission(self.readiness, self.housekeeping, self.settings.storage.free_bytes_min)
+        naming = Naming(server_id, intake, self.cancellation, names)
+        rescheduling = Rescheduling(self.cancellation, self.locator, intake, self.runtime)
+        reader = RedispatchReader(opened.schedule, opened.dispatch, self.decided, self.runtime)
+        return DelayOperations(
+            send=Send(server_id, admission, intake, self.commit, names),
+            cancel=Cancel(naming, self.cancellation),
+            reschedule=Reschedule(admission, naming, intake, rescheduling),
+            lookup=Lookup(naming, self.states),
+            redispatch=Redispatch(
+                opened.directory.server_id,
+                opened.schedule,
+                reader,
+                self.commit,
+                names,
+                admission,
+                self.servers,
+                self.book,
+                self.clock,
+            ),
+        )
+
+    # -- running
+
+    async def run(
+        self, listener: Listener, ready: Ready | None = None, *, opened: Callable[[], None] | None = None
+    ) -> None:
+        """Open the data directory (unless `open` did), recover, serve until `stop`. Requests are answered from the first
+        moment on, as `not_ready` until it is. `opened` is called when the directory is open, `ready` when all is served.
+
+        Raises what `open` raises but for a full disk, which is waited for, and StoreError when a sync failed; a restart
+        recovers."""
+        self.address = listener.address
+        failure: StoreError | OSError | None = None
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.front.accept, listener, nursery)
+            with self._starting:
+                try:
+                    await self._open_when_there_is_room()
+                except (StoreError, OSError) as error:  # for the caller as it is, not in a group
+                    failure = error
+                else:
+                    self.operations = self._build_operations(self.opened)
+                    self.front.opened(self.commit, HandlerTable(self.operations, self.settings, self.clock))
+                    if opened is not None:
+                        opened()
+                    await self._start(nursery)
+            if self.readiness.ready:
+                if ready is not None:
+                    ready(*self.address)
+                await self.stopping.wait()
+            if failure is None:
+                listener.close()
+                await self._finish()
+            nursery.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _open_when_there_is_room(self) -> None:
+        while not self.is_open:
+            try:
+                # A stop does not wait for it: it is as safe as a kill, which may come at any moment of a start.
+                await self.runtime.workers.run(self.open, abandon_on_cancel=True)
+            except DiskFullError as error:
+                self.opening_room.full(OPENING_BYTES)
+                logger.info("the start waits for room: %s", error)
+                await self.clock.sleep_ms(self.opening_room.pause_ms)
+        self.opening_room.found()
+
+    async def _start(self, nursery: trio.Nursery) -> None:
+        """Replay, then start all that serves."""
+        self.commit.refuse(self.readiness.refusal())
+        for task in (self.commit.run, self.replayer.run, self.recorder.run, self.local_broker.run, self.redelivery.run):
+            nursery.start_soon(task)
+        for node in self._remote.values():
+            nursery.start_soon(node.run)
+        self._enter(Stage.REPLAYING)
+        found, end = self.positions.accepted_sequence.value, self.positions.durable.value
+        await self.replay_room.end_when_blocked(partial(self.positions.replayed.reached, end))
+        if self.positions.replayed.value < end and self._may_deliver_before_replay():
+            async with trio.open_nursery() as horizon:
+                horizon.start_soon(self.checkpointing.run_horizon)
+                await self._deliver_meanwhile(nursery)
+                await self._recover(found)
+                horizon.cancel_scope.cancel()
+        else:
+            await self._recover(found)
+            self._start_delivering(nursery)
+        for task in (self.commit.warm, self.tier.run, self.checkpointing.run, self.retention.run,
+                     self.housekeeping.tell_nodes):  # fmt: skip
+            nursery.start_soon(task)
+        self.commit.accept()
+        self._enter(Stage.READY)
+
+    def _may_deliver_before_replay(self) -> bool:
+        """Not without a checkpoint: then the files are counted when the replay is complete. Not where a file of outcomes
+        lost some: their cancels are restored when the replay is complete."""
+        lost = self.opened.dispatch.lost.values()
+        return not self.opened.checkpoint_lost and all(loss.searched for loss in lost)
+
+    async def _deliver_meanwhile(self, nursery: trio.Nursery) -> None:
+        """The replay waits for room: deliver what is placed already. Cancels that are not replayed yet are held first."""
+        log, position = self.opened.log, self.opened.checkpoint.replay_offset
+        read = partial(read_ahead, log, max(position, log.first), log.synced)
+        ahead = await self.runtime.workers.run(read, abandon_on_cancel=True)
+        self.decided.holds.hold_at_start(ahead.cancelled)
+        self.balance.found(self.opened.checkpoint.totals.get("accepted", 0) + ahead.accepted)
+        self._start_delivering(nursery)
+        self._enter(Stage.DELIVERING)
+
+    def _start_delivering(self, nursery: trio.Nursery) -> None:
+        for task in (self.loader.run, self.dispatcher.run, self.dispatcher.refill, self.housekeeping.run):
+            nursery.start_soon(task)
+        for group in self.groups.values():
+            nursery.start_soon(group.run)
+
+    def _enter(self, stage: Stage) -> None:
+        self.readiness.enter(stage)
+        self.front.enter(stage)
+
+    async def _recover(self, found: int) -> None:
+        """Replay what the checkpoint does not cover before anything may be loaded, or with its cancels held: a cancel
+        among it must count. `found`: the highest sequence at the start."""
+        await self.positions.replayed.reached(self.positions.durable.value)
+        if not self.opened.checkpoint_lost:
+            self.balance.place(*count_placed(self.opened, self.positions.replayed_sequence.value))
+        # Sequences that a crash left unused must not be waited for.
+        self.positions.replayed_sequence.advance(found)
+        await self._restore_outcomes()
+        await self.publisher.finish_recovery()
+        await self.recorder.flush()
+        search = OrphanSearch(self.opened, self.book, self.settings.storage.window_ms, self.runtime)
+        uncounted = await search.find(self.retired.has, everywhere=self.replayer.met_damage)
+        self.decided.leave_out(uncounted.outcomes)
+        self.balance.place(uncounted.accepted, uncounted.internal)
+        self.balance.found(self.balance.placed)
+        self.decided.holds.release_start()
+        self.book.open()
+        self.loader.wake()
+
+    async def _restore_outcomes(self) -> None:
+        """Take from message_log what dispatch files lost; what nothing tells holds back its window or day."""
+        opened, window_ms = self.opened, self.settings.storage.window_ms
+        lost = LostOutcomes(
+            opened.dispatch, opened.days, self.decided, self.publisher.record_missing_cancels, window_ms
+        )
+        wanted = lost.wanted()
+        if not wanted:
+            return
+        search = partial(cancels_in, opened.log, wanted, window_ms, opened.checkpoint.replay_offset)
+        found = await self.runtime.workers.run(search)
+        for key in await lost.restore(found):
+            if key.coarse:
+                self.tier.outcomes_are_back(key.start_ms)
+
+    # -- stopping
+
+    def stop(self) -> None:
+        """Begin a clean stop; of a server that is not ready yet, end its start."""
+        self.stopping.set()
+        self._starting.cancel()
+
+    async def _finish(self) -> None:
+        """Settle what is in flight, then write a clean end, so that the next start has nothing to recover. Past the bound,
+        or without room, the next start recovers instead."""
+        with trio.move_on_after(self.settings.shutdown_timeout_ms / 1000) as scope:
+            try:
+                await (self._settle() if self.readiness.ready else self._leave())
+            except DiskFullError as error:
+                logger.warning("no room to write a clean end: %s; the next start will recover", error)
+        if scope.cancelled_caught:
+            logger.warning("not everything was settled in time; the next start will recover")
+
+    async def _settle(self) -> None:
+        await self.commit.stop()
+        self.dispatcher.stop()
+        replayed, accepted = self.positions.replayed_sequence, self.positions.accepted_sequence.value
+        await self.replay_room.end_when_blocked(partial(replayed.reached, accepted))
+        await self._settle_attempts()
+        if replayed.value < accepted:
+            raise DiskFullError(self.replay_room.text)
+        await self.checkpointing.write(clean=True)
+        self.handlers.close()
+        self.pulls.close()
+        await self.broker_commit.close()
+        if self._attempts_settled():
+            self.opened.sequences.close_clean()
+
+    async def _leave(self) -> None:
+        """A stop in the middle of a start: there is nothing to write down but what was delivered meanwhile."""
+        logger.warning("stopped before it was ready (%s); the next start begins again", self.readiness.reason)
+        if self.readiness.stage == Stage.DELIVERING:
+            self.dispatcher.stop()
+            await self._settle_attempts()
+
+    async def _settle_attempts(self) -> None:
+        while any(group.running for group in self.groups.values()):
+            await self.clock.sleep_ms(5)
+        await self.recorder.flush()
+        await self.broker_commit.durable()
+
+    def _attempts_settled(self) -> bool:
+        """Whether no attempt has an unknown result; otherwise the next start must take the end for a crash, and ask."""
+        attempted = self.opened.attempted
+        if any(day.start_ms < attempted.due_before_ms for day in self.opened.days.draining()):
+            return False  # what a crash took from its minutes waits in the file of the day
+        return not attempted.any_unknown and not any(True for _ in self.book.incomplete_before(attempted.due_before_ms))
+
+    def close(self) -> None:
+        """Close all files."""
+        if self.is_open:
+            self.opened.close()

@@ -1,0 +1,1 @@
+"""Opens a data directory as the last stop, or the last crash, left it."""

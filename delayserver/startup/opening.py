@@ -1,0 +1,323 @@
+"""Opens a data directory as the last stop left it: clean, killed or damaged. Files only; no tasks, no network.
+
+The steps are numbered in store/FORMAT.md. What is read grows with what was written since the last checkpoint and with the
+number of files, never with the number of pending messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from delayserver.config.settings import Settings
+from delayserver.runtime.believable_clock import BelievableClock
+from delayserver.runtime.chance import random_server_id
+from delayserver.runtime.damage import DamageReport
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.attempt_horizon import AHEAD_MS, AttemptHorizon
+from delayserver.state.attempted import Attempted
+from store.disk.filesystem import FileSystem
+from store.errors import CorruptionError, FormatError
+from store.logs.dispatch_log import DispatchLog
+from store.logs.message_log import MessageLog
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.window_span import find_span_ms
+from store.logs.window_state import FileMark
+from store.logs.windows import DAY_MS, day_of
+from store.records.scan import Damage
+from store.tables import checkpoint as checkpoint_file
+from store.tables.checkpoint import Checkpoint
+from store.tables.checkpoint_marks import (
+    dispatch_losses,
+    dispatch_marks,
+    dispatch_table,
+    lost_table,
+    schedule_losses,
+    schedule_marks,
+    schedule_table,
+)
+from store.tables.days import DayTable
+from store.tables.identity import CLOCK_AHEAD_US, SEQUENCES, DataDirectory, SequenceReservation, read_reservation
+from store.tables.ledger import Ledger
+from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
+
+
+@dataclass(slots=True)
+class Opened:
+    """Everything durable, open."""
+
+    directory: DataDirectory
+    names: Names
+    log: MessageLog
+    schedule: ScheduleLog
+    dispatch: DispatchLog
+    ledger: Ledger
+    days: DayTable
+    sequences: SequenceReservation
+    checkpoint: Checkpoint
+    checkpoint_lost: bool
+    attempted: Attempted
+    horizon: AttemptHorizon
+    believable: BelievableClock
+    damage: DamageReport
+
+    @property
+    def damages(self) -> list[str]:
+        """The corruption that is known, one text each."""
+        return self.damage.corruption
+
+    def close(self) -> None:
+        """Close all files and give the lock back; nothing is synced."""
+        for part in (self.log, self.schedule, self.dispatch, self.ledger, self.names, self.directory):
+            part.close()
+
+
+def open_directory(
+    fs: FileSystem,
+    settings: Settings,
+    runtime: Runtime,
+    holder: str,
+    role: str,
+) -> Opened:
+    """Lock, read, recover; `runtime.damage` hears of what is wrong and can be gone around.
+
+    Raises LockedError, FormatError, CorruptionError (of what cannot be done without), DiskFullError (all is closed, and it
+    can be tried again when there is room), StoreError.
+    """
+    with ExitStack() as stack:
+        opened = _open(stack, fs, settings, runtime, holder, role)
+        stack.pop_all()
+    return opened
+
+
+def _open(
+    stack: ExitStack,
+    fs: FileSystem,
+    settings: Settings,
+    runtime: Runtime,
+    holder: str,
+    role: str,
+) -> Opened:
+    """`stack` closes what was opened where this fails."""
+    clock, damage = runtime.clock, runtime.damage
+    storage = settings.storage
+    path = storage.data_dir.rstrip("/") or "/"
+    directory = DataDirectory.open(
+        fs, path, random_server_id=lambda: random_server_id(runtime.chance), holder=holder, role=role
+    )
+    stack.callback(directory.close)
+    server_id = directory.server_id
+    _refuse_lost_tables(fs, path)
+    names = Names.open(fs, path, server_id, settings.message.subjects_max, settings.broker.groups_max)
+    stack.callback(names.close)
+    checkpoint, lost = _read_checkpoint(fs, path, server_id, damage)
+    _refuse_other_windows(path, find_span_ms(fs, path) or checkpoint.window_ms, storage.window_ms)
+    log = MessageLog.open(
+        fs,
+        f"{path}/message_log",
+        server_id,
+        segment_bytes=storage.message_log_segment_bytes,
+        valid_to=checkpoint.replay_offset,
+    )
+    stack.callback(log.close)
+    ledger = Ledger.open(fs, path, server_id)
+    stack.callback(ledger.close)
+    days = DayTable.open(fs, f"{path}/days", day_of(clock.now_ms() + storage.fine_horizon_ms) + DAY_MS)
+    dispatch_files_max = max(storage.open_files_max // 8, 8)
+    schedule_files_max = storage.open_files_max - dispatch_files_max
+    schedule = ScheduleLog(fs, f"{path}/schedule_log", server_id, storage.window_ms, schedule_files_max)
+    stack.callback(schedule.close)
+    placed = schedule_marks(checkpoint.schedule)
+    # A file may have been removed, as it should be, after the checkpoint that knows it: then it is not missing.
+    schedule.recover_all(
+        {
+            key: mark
+            for key, mark in placed.items()
+            if not _has_gone(days, ledger, key.start_ms, placed, of_day=key.source == Source.DAY)
+        },
+        schedule_losses(checkpoint.lost),
+    )
+    dispatch = DispatchLog(
+        fs,
+        f"{path}/dispatch_log",
+        server_id,
+        storage.window_ms,
+        dispatch_files_max,
+        reserve_bytes=storage.dispatch_reserve_bytes,
+    )
+    stack.callback(dispatch.close)
+    dispatch.recover_all(
+        {
+            key: mark
+            for key, mark in dispatch_marks(checkpoint.dispatch).items()
+            if not _has_gone(days, ledger, key.start_ms, placed, of_day=key.coarse)
+        },
+        dispatch_losses(checkpoint.lost),
+    )
+    _forget_what_is_back(schedule)
+    if schedule.newly_lost or dispatch.newly_lost:
+        checkpoint = _remember_losses(fs, path, checkpoint, schedule, dispatch)
+    dispatch.restore_reserve()
+    above = max([schedule.last_sequence(key) for key in schedule.keys()], default=0)
+    reservation = read_reservation(fs, f"{path}/{SEQUENCES}", server_id)
+    # The latest time of which a checkpoint told. Where it is lost the reservation has a later one; 0: neither tells it.
+    peak_us = checkpoint.written_us or reservation.clock_us
+    if reservation.clean:  # no attempt is unknown: a clock that once ran far ahead need not be remembered
+        peak_us = min(peak_us, clock.now_us())
+    # Before the first checkpoint nothing is attempted, so there is nothing to remember.
+    reserved_us = max(peak_us, clock.now_us() + CLOCK_AHEAD_US) if peak_us else 0
+    sequences = SequenceReservation.open(fs, path, server_id, above=above, clock_us=reserved_us)
+    for path_damages in (log.damages, schedule.damages, dispatch.damages):
+        for found in path_damages:
+            damage.report(found.error())
+    told_before = [schedule.hiding(key) for key in schedule.lost if key not in schedule.newly_lost]
+    told_before += [dispatch.hiding(key) for key in dispatch.lost if key not in dispatch.newly_lost]
+    for hiding in told_before:
+        if hiding is not None:
+            damage.report(hiding)
+    for lost_rows in ledger.damages:
+        damage.report(lost_rows.error(f"{path}/ledger.log"))
+    attempted, horizon = Attempted(0, 0), AttemptHorizon(peak_us)
+    if not sequences.clean and not directory.created:
+        # Where the horizon of the last life is not known, what this one would begin with has to do.
+        latest_ms = max(clock.now_ms(), horizon.due_ms) if peak_us else clock.now_ms() + AHEAD_MS
+        # What was due in this very millisecond may have been attempted in it.
+        attempted = Attempted(latest_ms + 1, sequences.next)
+    # A new directory holds nothing that a wrong clock could remove.
+    known_us = clock.now_us() if directory.created else checkpoint.believable_us
+    return Opened(
+        directory,
+        names,
+        log,
+        schedule,
+        dispatch,
+        ledger,
+        days,
+        sequences,
+        checkpoint,
+        lost,
+        attempted,
+        horizon,
+        BelievableClock(clock, storage.clock_hold_ms, known_us),
+        damage,
+    )
+
+
+def _has_gone(
+    days: DayTable, ledger: Ledger, start_ms: int, placed: Mapping[ScheduleKey, FileMark], *, of_day: bool
+) -> bool:
+    """Whether a file of this window or day was removed as it should be. `placed`: the schedule files of the checkpoint."""
+    if not of_day:
+        return ledger.has(start_ms)
+    if not days.is_whole(start_ms):
+        return days.is_drained(start_ms)
+    if not ledger.has_between(start_ms, start_ms + DAY_MS):
+        return False
+    # It was retired with all of its minutes. After a step of the clock it may have got messages again.
+    mark = placed.get(ScheduleKey(start_ms, Source.DAY))
+    try:
+        return mark is None or mark.last_sequence <= ledger.last_sequence_between(start_ms, start_ms + DAY_MS)
+    except CorruptionError:  # told by the ledger
+        return True
+
+
+def _refuse_lost_tables(fs: FileSystem, path: str) -> None:
+    """Tables that are there before the first record that needs them. Made anew and empty they would give other names to
+    the codes in the logs, and sequences of a sealed day to its minutes once more. Raises CorruptionError."""
+    for table, folder in (("names.log", "message_log"), ("days", "schedule_log")):
+        if not fs.exists(f"{path}/{table}") and fs.listdir(f"{path}/{folder}"):
+            detail = f"the table is missing, but {folder} has files; `delayserver recover rebuild` makes it anew"
+            raise CorruptionError(f"{path}/{table}", 0, detail)
+
+
+def _refuse_other_windows(path: str, found_ms: int, window_ms: int) -> None:
+    """Files of windows of another length would not be found, and their messages not delivered. Raises FormatError."""
+    if found_ms and found_ms != window_ms:
+        raise FormatError(
+            path,
+            f"its windows are {found_ms} ms long, and storage.window_ms is {window_ms} ms: messages would not be found; "
+            "set it back (only an empty directory takes another length)",
+        )
+
+
+def _read_checkpoint(fs: FileSystem, path: str, server_id: int, damage: DamageReport) -> tuple[Checkpoint, bool]:
+    """The checkpoint, or an empty one: then everything is read again, which takes long and loses nothing."""
+    try:
+        found = checkpoint_file.read(fs, f"{path}/checkpoint")
+    except CorruptionError as error:
+        detail = f"{error.detail}; the checkpoint is rebuilt"
+        damage.report(Damage(error.offset, error.offset, detail, error.errno).error(error.path))
+        found = None
+    if found is not None and found.server_id == server_id:
+        return found, False
+    return Checkpoint(server_id=server_id), True
+
+
+def _forget_what_is_back(schedule: ScheduleLog) -> None:
+    """An operator put a lost file back; or a minute lost what its day, whose file is still there, will give it again."""
+    for key in list(schedule.lost):
+        day = ScheduleKey(day_of(key.start_ms), Source.DAY)
+        from_day = key.source == Source.FROM_DAY and day in schedule and day not in schedule.lost
+        if from_day or schedule.has_all_again(key):
+            schedule.forget_loss(key)
+
+
+def _remember_losses(
+    fs: FileSystem, path: str, checkpoint: Checkpoint, schedule: ScheduleLog, dispatch: DispatchLog
+) -> Checkpoint:
+    """Write the checkpoint once more, with what the files lost in place of their marks, before anything is appended to them:
+    a later start could neither see the loss nor count such a file by its old mark. Raises DiskFullError."""
+    lost = lost_table(schedule.lost, dispatch.lost)
+    known = schedule_marks(checkpoint.schedule), dispatch_marks(checkpoint.dispatch)
+    remembered = replace(
+        checkpoint,
+        schedule=schedule_table({key: mark for key, mark in known[0].items() if key not in schedule.lost}),
+        dispatch=dispatch_table({key: mark for key, mark in known[1].items() if key not in dispatch.lost}),
+        clean=False,
+        lost=lost,
+    )
+    checkpoint_file.write(fs, f"{path}/checkpoint", remembered)
+    return remembered
+
+
+def count_accepted(opened: Opened) -> tuple[int, int]:
+    """Accepted messages and internal records in all files, by reading their columns: for a lost checkpoint only."""
+    rows, internal = count_placed(opened, 0)
+    return rows + int(opened.ledger.totals().accepted.sum()), internal
+
+
+def count_placed(opened: Opened, above: int) -> tuple[int, int]:
+    """Messages and internal records in schedule files behind this sequence. Behind the end of message_log there are some
+    only where a loss of power kept these pages and not those (durability `os`), or where its tail is damaged."""
+    schedule, days, ledger = opened.schedule, opened.days, opened.ledger
+    rows = internal = 0
+    for key in schedule.keys():
+        if schedule.last_sequence(key) <= above or (key.source == Source.FROM_DAY and days.is_draining(key.start_ms)):
+            continue  # the day's file still has all of its rows
+        # Damage was reported when the files were taken over; what is in it cannot be counted.
+        columns = schedule.read_columns(key, ("sequence", "origin_sequence"), damages=[])
+        counted = 0
+        if key.source != Source.DAY:
+            counted = ledger.last_sequence(key.start_ms)
+        elif days.is_whole(key.start_ms):
+            counted = ledger.last_sequence_between(key.start_ms, key.start_ms + DAY_MS)
+        origin = columns["origin_sequence"][columns["sequence"] > max(above, counted)]
+        rows += len(origin)
+        internal += int(np.count_nonzero(origin))
+    return rows - internal, internal
+
+
+def find_lost_broker(fs: FileSystem, opened: Opened) -> CorruptionError | None:
+    """What to report where the broker's files are gone: a directory that has had a message or a consumer has had a broker
+    too; that of a new one is made now."""
+    path = f"{opened.directory.path}/broker"
+    if not len(opened.names.codes(SUBJECT)) + len(opened.names.codes(CONSUMER_GROUP)) or fs.listdir(path):
+        return None
+    detail = (
+        "the broker's files are missing; it begins empty: what was delivered and not consumed is lost to consumers "
+        "until `delayserver recover redispatch` delivers it again, and every group starts anew"
+    )
+    return CorruptionError(path, 0, detail)

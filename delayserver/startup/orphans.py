@@ -1,0 +1,223 @@
+"""Outcomes of messages that no schedule file holds any more: a crash or damage took the messages, dispatch_log kept these.
+
+Counts alone would take them for outcomes of the window's other messages, which would then never be loaded. So a start
+compares sequences wherever a window or a coarse day may have lost rows; what a day has is noted for the window that it
+will move to. In the balance neither they nor their messages count. Reads files; may run in a thread.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from delayserver.runtime.runtime import Runtime
+from delayserver.startup.opening import Opened
+from delayserver.state.window_book import WindowBook
+from store.errors import CorruptionError, FormatError
+from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
+from store.logs.message_log import MessageLog
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.windows import day_of, window_starts
+from store.records.batches import I64, MessageBatch, OutcomeBatch
+from store.tables.checkpoint_marks import dispatch_marks, schedule_marks
+
+logger = logging.getLogger("delayserver")
+
+_FINE = (Source.DIRECT, Source.FROM_DAY)
+_READ_BYTES = 4 << 20
+# A day may have millions of outcomes; so many are looked up in its file at a time.
+_FIND_ROWS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """The orphaned outcomes in some files, one a message, by sequence; and which of the files cannot be read at all."""
+
+    outcomes: OutcomeBatch
+    unreadable: set[DispatchKey]
+
+
+def orphans_in(schedule: ScheduleLog, dispatch: DispatchLog, keys: Iterable[DispatchKey], window_ms: int) -> Orphans:
+    """Look through these dispatch files.
+
+    Messages in damaged records count as there as long as the file counts them, so damage alone makes no orphans.
+    """
+    parts = [OutcomeBatch.filled(0)]
+    unreadable = set()
+    for key in keys:
+        try:
+            settled = _one_each(dispatch.outcomes(key, damages=[]))
+            parts.append(
+                _of_day(schedule, key, settled, window_ms) if key.coarse else _of_window(schedule, key, settled)
+            )
+        except (CorruptionError, FormatError):  # told by whoever needs the file
+            unreadable.add(key)
+    # While a day is drained, an outcome may be in its file and in the minute's.
+    return Orphans(_one_each(OutcomeBatch.concatenate(parts)), unreadable)
+
+
+def _one_each(outcomes: OutcomeBatch) -> OutcomeBatch:
+    _, first = np.unique(outcomes.sequence, return_index=True)
+    return outcomes.take(first)
+
+
+def _of_window(schedule: ScheduleLog, key: DispatchKey, settled: OutcomeBatch) -> OutcomeBatch:
+    if not len(settled):
+        return settled
+    files = [ScheduleKey(key.start_ms, source) for source in _FINE]
+    placed = [_sequences(schedule, file) for file in files]
+    counted = sum([schedule.rows(file) for file in files])
+    if sum([len(sequences) for sequences in placed]) > counted:
+        # A record whose bytes were damaged when the file was taken over is not counted, though its columns can be read:
+        # its outcomes stand for nobody either.
+        placed = [_verified(schedule, file) for file in files]
+    unreadable = counted - sum([len(sequences) for sequences in placed])
+    unknown = settled.take(np.flatnonzero(~np.isin(settled.sequence, np.concatenate(placed))))
+    # While a day is drained, the minutes may lack rows that a crash took: they come again from the day's file.
+    unknown = _not_in(schedule, ScheduleKey(day_of(key.start_ms), Source.DAY), unknown)
+    return unknown.slice(min(max(unreadable, 0), len(unknown)), len(unknown))
+
+
+def _of_day(schedule: ScheduleLog, key: DispatchKey, settled: OutcomeBatch, window_ms: int) -> OutcomeBatch:
+    unknown = _not_in(schedule, ScheduleKey(key.start_ms, Source.DAY), settled, hidden=True)
+    starts = window_starts(unknown.due_ms, window_ms)
+    parts = [OutcomeBatch.filled(0)]
+    for start in np.unique(starts).tolist():  # drained already, where the day's file is gone
+        mine = unknown.take(np.flatnonzero(starts == start))
+        parts.append(_not_in(schedule, ScheduleKey(start, Source.FROM_DAY), mine))
+    return OutcomeBatch.concatenate(parts)
+
+
+def _not_in(schedule: ScheduleLog, file: ScheduleKey, outcomes: OutcomeBatch, *, hidden: bool = False) -> OutcomeBatch:
+    """Those whose messages are not in the file; with `hidden` what damage may hide counts as there."""
+    parts = [OutcomeBatch.filled(0)]
+    for first in range(0, len(outcomes), _FIND_ROWS):
+        some = outcomes.slice(first, min(first + _FIND_ROWS, len(outcomes)))
+        found = schedule.find(file, some.sequence)
+        parts.append(some.take(np.flatnonzero(~(found.mask | found.hidden if hidden else found.mask))))
+    return OutcomeBatch.concatenate(parts)
+
+
+def _sequences(schedule: ScheduleLog, key: ScheduleKey) -> I64:
+    sequences: I64 = schedule.read_columns(key, ("sequence",), damages=[])["sequence"]
+    return sequences
+
+
+def _verified(schedule: ScheduleLog, key: ScheduleKey) -> I64:
+    """Of the records that verify as a whole."""
+    parts = [batch.sequence for _, batch in schedule.batches(key, damages=[])]
+    return np.concatenate([np.zeros(0, np.int64), *parts])
+
+
+# -- at a start
+
+
+@dataclass(frozen=True, slots=True)
+class Uncounted:
+    """What a start has to correct in the balance: outcomes to take out of the totals, one a row; messages and internal
+    records to add to what was accepted (negative: to take out)."""
+
+    outcomes: OutcomeBatch
+    accepted: int
+    internal: int
+
+
+class OrphanSearch:
+    """Finds the orphans of a directory that was just opened, once its replay is complete."""
+
+    def __init__(self, opened: Opened, book: WindowBook, window_ms: int, runtime: Runtime) -> None:
+        self._checkpoint = opened.checkpoint
+        self._log = opened.log
+        self._schedule = opened.schedule
+        self._dispatch = opened.dispatch
+        self._days = opened.days
+        self._book = book
+        self._window_ms = window_ms
+        self._workers = runtime.workers
+
+    async def find(self, has_retired: Callable[[int], bool], *, everywhere: bool) -> Uncounted:
+        """Note orphans in the book, since they must not stand for others of their windows, or those would never be loaded;
+        and return what must not count in the balance. `has_retired`: whether the ledger has a window; `everywhere`: look at
+        all windows."""
+        book, table = self._book, self._checkpoint.orphans
+        kept = {} if table is None else dict(zip(table.start_ms.tolist(), table.rows.tolist(), strict=True))
+        book.note_orphans(kept)
+        suspects = book.suspects(
+            schedule_marks(self._checkpoint.schedule),
+            self._doubtful(kept),
+            everywhere=everywhere or table is None or bool(self._log.damages),
+        )
+        found = await self._workers.run(partial(orphans_in, self._schedule, self._dispatch, suspects, self._window_ms))
+        # Of windows that cannot be looked through now, what was known before still holds.
+        unsaid = {start: rows for start, rows in kept.items() if not found.unreadable.isdisjoint(_files_of(start))}
+        starts = self._days.starts_of(found.outcomes.due_ms, self._window_ms)
+        windows, rows = np.unique(starts, return_counts=True)
+        orphans = dict(zip(windows.tolist(), rows.tolist(), strict=True)) | unsaid
+        book.note_orphans(orphans)
+        self._tell(orphans, kept)
+        # What was retired once is counted by the ledger, whatever became of the files.
+        skipped = {start for start in {*kept, *orphans} if start in unsaid or has_retired(start)}
+        outcomes = found.outcomes.take(np.flatnonzero(~np.isin(starts, list(skipped))))
+        if table is None:  # only what the files hold was counted
+            return Uncounted(outcomes, 0, 0)
+        left = [start for start in kept if start not in skipped and self._files_there(start)]
+        return Uncounted(outcomes, *await self._left_out(outcomes, sum([kept[start] for start in left])))
+
+    def _tell(self, orphans: dict[int, int], kept: dict[int, int]) -> None:
+        for start, count in orphans.items():
+            if count != kept.get(start):
+                path = next(map(self._dispatch.path, self._files_there(start)), f"window {start}")
+                logger.error("%s: %d outcomes of messages that no schedule file holds; the window is kept", path, count)
+
+    def _files_there(self, start_ms: int) -> list[DispatchKey]:
+        return [key for key in _files_of(start_ms) if key in self._dispatch]
+
+    def _doubtful(self, kept: dict[int, int]) -> set[DispatchKey]:
+        """Files of windows with damage or orphans, or with outcomes that the checkpoint does not know: their messages may
+        be lost (durability `os`)."""
+        marks, dispatch, schedule = dispatch_marks(self._checkpoint.dispatch), self._dispatch, self._schedule
+        doubtful = {key for key in dispatch.keys() if key not in marks or dispatch.end(key) > marks[key].end}
+        doubtful |= {
+            DispatchKey(key.start_ms, key.source == Source.DAY)
+            for key in [*(damage.key for damage in schedule.damages), *schedule.lost]
+        }
+        return doubtful.union(*map(_files_of, kept))
+
+    async def _left_out(self, orphans: OutcomeBatch, before: int) -> tuple[int, int]:
+        """What to add to accepted messages and internal records, whose outcomes are orphans now; those of `before` outcomes
+        are not in it any more. Messages that came back with their file (an operator found it) are taken in again."""
+        counted = orphans.sequence <= self._checkpoint.replayed_sequence
+        if not counted.all():  # of these, what a loss of power took from message_log too was never counted
+            replayed = await self._workers.run(partial(_sequences_behind, self._log, self._checkpoint.replay_offset))
+            counted |= np.isin(orphans.sequence, replayed)
+        counted_orphans = orphans.take(np.flatnonzero(counted))
+        more = len(counted_orphans) - before
+        added = counted_orphans.slice(len(counted_orphans) - max(more, 0), len(counted_orphans))
+        accepted, internal = count_outcomes(added).sum(axis=1).tolist()
+        return max(-more, 0) - accepted, -internal
+
+
+def _files_of(start_ms: int) -> tuple[DispatchKey, DispatchKey]:
+    """Where outcomes of a window may lie."""
+    return DispatchKey(start_ms, False), DispatchKey(day_of(start_ms), True)
+
+
+def _sequences_behind(log: MessageLog, offset: int) -> I64:
+    """Of the messages in message_log that can be read behind a logical offset."""
+    parts = [np.zeros(0, np.int64)]
+    offset = max(offset, log.first)
+    while offset < log.synced:
+        try:
+            entries = log.read(offset, log.synced, _READ_BYTES)
+        except CorruptionError:
+            offset = log.skip_damage(offset)
+            continue
+        if not entries:
+            break
+        parts += [entry.batch.sequence for entry in entries if isinstance(entry.batch, MessageBatch)]
+        offset = entries[-1].end
+    return np.concatenate(parts)

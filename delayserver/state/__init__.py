@@ -1,0 +1,1 @@
+"""What the server knows in memory. Synchronous; no file, no socket."""

@@ -1,0 +1,65 @@
+"""Which messages may have been delivered without anybody knowing: before a crash, or by an attempt without an answer.
+
+Of attempts since the start every row is remembered here until it is known to be delivered, whether it waits in a queue,
+lies in the wheel again or has left memory. There are no more of them than attempts had rows at once: what failed is
+tried again first.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.state.membership import is_member
+
+I64 = NDArray[np.int64]
+
+
+class Attempted:
+    """Attempts with an unknown result. Before this start: of what was due before `due_before_ms`, and accepted before
+    `sequence_before`."""
+
+    __slots__ = ("_unknown", "due_before_ms", "sequence_before")
+
+    def __init__(self, due_before_ms: int, sequence_before: int) -> None:
+        self.due_before_ms = due_before_ms
+        self.sequence_before = sequence_before
+        # The node and the number of the hand-overs without an answer.
+        self._unknown: dict[int, tuple[int, int]] = {}
+
+    def maybe(self, sequence: I64, due_ms: I64) -> NDArray[np.bool_]:
+        """True where an attempt may have been made before this start, bool[n]. For any thread."""
+        return (due_ms < self.due_before_ms) & (sequence < self.sequence_before)
+
+    def note(self, sequence: I64, rows: NDArray[Any]) -> None:
+        """An attempt with these index rows came to an unknown end."""
+        where = zip(rows["unanswered_node"].tolist(), rows["unanswered"].tolist(), strict=True)
+        self._unknown.update(zip(sequence.tolist(), where, strict=True))
+
+    def settled(self, sequence: I64) -> None:
+        """These are delivered."""
+        if self._unknown:
+            for known in self._unknown.keys() & set(sequence.tolist()):
+                del self._unknown[known]
+
+    def unknown(self, sequence: I64) -> NDArray[np.bool_]:
+        """True where an attempt since this start came to an unknown end, bool[n]. On the event loop only."""
+        if not self._unknown:
+            return np.zeros(len(sequence), dtype=bool)
+        return is_member(sequence, np.fromiter(self._unknown, np.int64, len(self._unknown)))
+
+    def mark(self, sequence: I64, rows: NDArray[Any]) -> None:
+        """Write into index rows that come from disk what is known of their attempts since this start. On the event loop
+        only."""
+        places = np.flatnonzero(self.unknown(sequence))
+        if len(places):
+            where = np.array([self._unknown[one] for one in sequence[places].tolist()], np.int64)
+            rows["uncertain"][places] = 1
+            rows["unanswered_node"][places], rows["unanswered"][places] = where[:, 0], where[:, 1]
+
+    @property
+    def any_unknown(self) -> bool:
+        """Whether an attempt since this start is left unsettled."""
+        return bool(self._unknown)

@@ -1,0 +1,34 @@
+"""The connections of all fronts: how many are open, what they hold in memory, and which errors they were answered."""
+
+from __future__ import annotations
+
+from delayserver.state.connection_memory import ConnectionMemory
+
+
+class Connections:
+    """One for a server. The fronts write it, `status` reads it."""
+
+    __slots__ = ("errors", "memory", "open")
+
+    def __init__(self, memory: ConnectionMemory) -> None:
+        self.memory = memory
+        self.open = 0
+        # Errors that went to clients, by name. The names come from a fixed set.
+        self.errors: dict[str, int] = {}
+
+    def began(self) -> None:
+        """A connection was accepted."""
+        self.open += 1
+
+    def ended(self) -> None:
+        """A connection has ended."""
+        self.open -= 1
+
+    def count_error(self, name: str) -> None:
+        """One more error of this name went to a client."""
+        self.errors[name] = self.errors.get(name, 0) + 1
+
+    def check_invariants(self) -> None:
+        """No connection ends twice, and the memory adds up. For tests."""
+        assert self.open >= 0
+        self.memory.check_invariants()

@@ -1,0 +1,50 @@
+"""How far the sealed days are drained into their minutes. The day tier is the only writer."""
+
+from __future__ import annotations
+
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.tables.days import DayTable, SealedDay
+
+
+class Drains:
+    """By day, the offset in its file up to which its rows are in their minutes; and the days that are held back."""
+
+    __slots__ = ("_days", "_held", "_schedule", "positions")
+
+    def __init__(self, days: DayTable, schedule: ScheduleLog, positions: dict[int, int]) -> None:
+        """`positions`: those of the checkpoint. A crash may have come between the end of a day and the next checkpoint."""
+        self._days = days
+        self._schedule = schedule
+        draining = {day.start_ms for day in days.draining()}
+        self.positions = {start: position for start, position in positions.items() if start in draining}
+        # Days with damage stay draining, their files kept: others go on, and so does what was drained of them.
+        self._held: set[int] = set()
+
+    def hold(self, start_ms: int) -> None:
+        """Drain no more of this day: something of it is damaged."""
+        self._held.add(start_ms)
+
+    def free(self, start_ms: int) -> None:
+        """The day may be drained again."""
+        self._held.discard(start_ms)
+
+    def drainable(self) -> list[SealedDay]:
+        """The sealed days that still have to be drained, and can be, the earliest first."""
+        return [day for day in self._days.draining() if day.start_ms not in self._held]
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the days that are drained now still bring to the files of their minutes."""
+        return sum(
+            [
+                max(self._schedule.end(key) - self.positions.get(key.start_ms, 0), 0)
+                for key in [ScheduleKey(day.start_ms, Source.DAY) for day in self.drainable()]
+                if key in self._schedule
+            ]
+        )
+
+    def check_invariants(self) -> None:
+        """Offsets are those of days that drain."""
+        draining = {day.start_ms for day in self._days.draining()}
+        assert draining >= self.positions.keys()
+        assert all(position > 0 for position in self.positions.values())

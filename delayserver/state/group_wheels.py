@@ -1,0 +1,141 @@
+"""One wheel for each broker group behind one face, so that a hot second of one group does not stand before the others.
+
+A single wheel gives out rows in due order: what is due a millisecond after a million others would wait for all of them.
+For the same reason each group has a second wheel for its backlog: rows that are long overdue when they come. `advance`
+gives a slice of either in turn, so that fresh messages do not wait for what a downtime left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.runtime.marks import Bell
+from delayserver.state.routes import Routes
+from wheel.due_rows import DueRows
+from wheel.hashed_wheel import HashedWheel
+
+I64 = NDArray[np.int64]
+# Rows that come so long after their due time go to the backlog. More than a hot second, whose rows come late but in order.
+BACKLOG_MS = 2_000
+
+
+class GroupWheels:
+    """Rows by the group that their subject is routed to; subjects without a route go to the first group."""
+
+    def __init__(
+        self,
+        wheels: dict[int, HashedWheel],
+        backlog: dict[int, HashedWheel],
+        routes: Routes,
+        now_ms: int,
+        earlier: Bell,
+    ) -> None:
+        """`earlier` is rung when rows are added: one of them may be due before all others."""
+        assert wheels.keys() == backlog.keys()
+        self._wheels = wheels
+        self._backlog = backlog
+        self._both = [*wheels.values(), *backlog.values()]
+        # Rows that are due before this go to the backlog. It follows the clock in both directions.
+        self._backlog_below_ms = now_ms - BACKLOG_MS
+        self._routes = routes
+        self._earlier = earlier
+        self._default = next(iter(wheels))
+
+    def __len__(self) -> int:
+        return sum([len(wheel) for wheel in self._both])
+
+    @property
+    def backlog_rows(self) -> int:
+        """Rows held that were long overdue when they came."""
+        return sum([len(wheel) for wheel in self._backlog.values()])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, about."""
+        return sum([wheel.nbytes for wheel in self._both])
+
+    def codes(self, subjects: NDArray[np.uint32]) -> NDArray[np.uint32]:
+        """The group code of each subject code, u32[n]."""
+        codes = self._routes.groups(np.ascontiguousarray(subjects))
+        return np.where(codes == 0, np.uint32(self._default), codes) if len(codes) and not codes.all() else codes
+
+    def add(self, due_ms: I64, sequence: I64, rows: NDArray[np.void]) -> None:
+        """Rows in any order; see `HashedWheel.add`."""
+        if not len(due_ms):
+            return
+        self._earlier.ring()
+        old = due_ms < self._backlog_below_ms
+        if not old.any():
+            self._add_to(self._wheels, due_ms, sequence, rows)
+        elif old.all():
+            self._add_to(self._backlog, due_ms, sequence, rows)
+        else:
+            for wheels, mine in ((self._backlog, np.flatnonzero(old)), (self._wheels, np.flatnonzero(~old))):
+                self._add_to(wheels, due_ms[mine], sequence[mine], rows[mine])
+
+    def _add_to(self, wheels: dict[int, HashedWheel], due_ms: I64, sequence: I64, rows: NDArray[np.void]) -> None:
+        if len(wheels) == 1:
+            wheels[self._default].add(due_ms, sequence, rows)
+            return
+        codes = self.codes(rows["subject"])
+        for code in np.unique(codes).tolist():
+            mine = np.flatnonzero(codes == code)
+            wheels[code].add(due_ms[mine], sequence[mine], rows[mine])
+
+    def advance(self, now_ms: int, rows_max: int) -> Iterator[tuple[int, DueRows]]:
+        """A slice of what is due for each group that has any, and one of its backlog: (group code, rows). Call again until
+        nothing comes."""
+        self._backlog_below_ms = now_ms - BACKLOG_MS
+        for wheels in (self._wheels, self._backlog):
+            for code, wheel in wheels.items():
+                if not len(wheel):
+                    continue
+                rows = wheel.advance(now_ms, rows_max)
+                if len(rows):
+                    yield code, rows
+
+    def next_due_ms(self) -> int | None:
+        """The earliest due time held."""
+        dues = [due for wheel in self._both if (due := wheel.next_due_ms()) is not None]
+        return min(dues, default=None)
+
+    def runs_below(self, due_ms: int) -> Iterator[tuple[int, list[DueRows]]]:
+        """For each group the runs that are due before a time, which stay; see `HashedWheel.runs_below`."""
+        for code, wheel in self._wheels.items():
+            yield code, wheel.runs_below(due_ms)
+
+    def rows_below(self, due_ms: int) -> int:
+        """How many rows are due before a time."""
+        return sum([wheel.rows_below(due_ms) for wheel in self._both])
+
+    def contains(self, due_ms: I64, sequence: I64) -> NDArray[np.bool_]:
+        """Which rows are held, bool[n]."""
+        held = np.zeros(len(sequence), dtype=bool)
+        for wheel in self._both:
+            if len(wheel):
+                held |= wheel.contains(due_ms, sequence)
+        return held
+
+    def cancel(self, due_ms: I64, sequence: I64) -> NDArray[np.bool_]:
+        """Remove rows by key; True where one was held, bool[n]."""
+        held = np.zeros(len(sequence), dtype=bool)
+        for wheel in self._both:
+            if len(wheel):
+                held |= wheel.cancel(due_ms, sequence)
+        return held
+
+    def evict_after(self, due_ms: int, sequence: int) -> int:
+        """Drop all rows behind a key; returns how many."""
+        return sum([wheel.evict_after(due_ms, sequence) for wheel in self._both])
+
+    def evict_between(self, due_ms: int, sequence: int, until_ms: int) -> int:
+        """Drop the rows behind a key that are due before a time; returns how many."""
+        return sum([wheel.evict_between(due_ms, sequence, until_ms) for wheel in self._both])
+
+    def check_invariants(self) -> None:
+        """For tests."""
+        for wheel in self._both:
+            wheel.check_invariants()

@@ -1,0 +1,72 @@
+"""How far each stage came with message_log. Each mark has one writer; all others read it or wait for it.
+
+Invariants: checkpointed <= replayed <= durable, and no message is replayed that was not accepted.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.runtime.marks import Bell, Mark
+from delayserver.state.membership import is_member
+from store.records.batches import I64
+
+
+class Positions:
+    """Marks on message_log: logical offsets, and the sequences that lie before them."""
+
+    __slots__ = ("_drained", "accepted_sequence", "checkpointed", "durable", "hurry", "replayed", "replayed_sequence")
+
+    def __init__(self, *, durable: int, accepted_sequence: int, replayed: int, replayed_sequence: int) -> None:
+        """Where the start found each stage."""
+        # Rung when a part waits for the replay of a message: the replayer then lets no more rows gather.
+        self.hurry = Bell()
+        # The end of what is durable, and its last sequence. Writer: the group commit.
+        self.durable = Mark(durable)
+        self.accepted_sequence = Mark(accepted_sequence)
+        # All records before this offset are in their schedule files and published, and so are all messages up to this
+        # sequence. Writer: the replay.
+        self.replayed = Mark(replayed)
+        self.replayed_sequence = Mark(replayed_sequence, self.hurry)
+        # The offset from which the next start replays; 0 before the first checkpoint of this life. Writer: checkpointing.
+        self.checkpointed = Mark(0)
+        self._drained: I64 = np.empty(0, np.int64)
+
+    @property
+    def lag_bytes(self) -> int:
+        """Durable in message_log, not in the schedule files yet."""
+        return max(self.durable.value - self.replayed.value, 0)
+
+    # -- rows of a sealed day, which come to the files of their minutes a second time
+
+    def drained(self, sequence: I64) -> None:
+        """These rows (i64[n]) of a day are about to stand in the files of their minutes. Writer: the replay."""
+        self._drained = np.concatenate([self._drained, sequence])
+
+    def published_drained(self) -> None:
+        """The rows of the day that were placed are handed on."""
+        self._drained = np.empty(0, np.int64)
+
+    # -- of messages found in the files of windows
+
+    def has_replayed(self, sequence: I64) -> NDArray[np.bool_]:
+        """Those whose round of the message_log was published, bool[n]."""
+        known: NDArray[np.bool_] = sequence <= self.replayed_sequence.value
+        return known
+
+    def has_published(self, sequence: I64) -> NDArray[np.bool_]:
+        """Those that were handed on, bool[n]. The others are placed only: the publisher will release them, or a load that
+        was told to; a part that does it before does it twice."""
+        known = self.has_replayed(sequence)
+        if len(self._drained):
+            known &= ~is_member(sequence, self._drained)
+        return known
+
+    def check_invariants(self) -> None:
+        """The stages follow each other."""
+        marks = (self.checkpointed, self.replayed, self.durable, self.replayed_sequence, self.accepted_sequence)
+        for mark in marks:
+            mark.check_invariants()
+        assert self.checkpointed.value <= self.replayed.value <= self.durable.value
+        assert self.replayed_sequence.value <= self.accepted_sequence.value

@@ -1,0 +1,151 @@
+"""Which windows still have messages without an outcome. A view on the counts of both logs; no files, no clock.
+
+A day that is delivered from its own file (`DayTable.is_whole`) is one window: it bears the start of the day.
+
+A window is complete when its dispatch file has as many rows as its schedule files, orphaned outcomes left out. It becomes
+incomplete again when a late message is put into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator
+
+from sortedcontainers import SortedSet
+
+from store.logs.dispatch_log import DispatchKey, DispatchLog
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.windows import DAY_MS, day_of
+from store.tables.days import DayTable
+
+_FINE = (Source.DIRECT, Source.FROM_DAY)
+
+
+class WindowBook:
+    """Keeps the incomplete windows in order."""
+
+    def __init__(self, schedule: ScheduleLog, dispatch: DispatchLog, days: DayTable, window_ms: int) -> None:
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._days = days
+        self._window_ms = window_ms
+        self._incomplete: SortedSet[int] = SortedSet()
+        self._completed: set[int] = set()
+        # Outcomes of messages that no schedule file holds, by window (`orphans.py`); also while they lie in a day's file.
+        self.orphans: dict[int, int] = {}
+
+    def note_orphans(self, rows: dict[int, int]) -> None:
+        """Orphaned outcomes by window, in place of those noted before."""
+        self.orphans = rows
+
+    def open(self) -> None:
+        """Take all windows of both logs into account; a few microseconds a file."""
+        self.refresh(self.starts())
+
+    def starts(self) -> set[int]:
+        """Starts of all windows with messages, in milliseconds."""
+        return {key.start_ms for key in self._schedule.keys() if self.is_delivered_from(key)}
+
+    def is_delivered_from(self, key: ScheduleKey) -> bool:
+        """Whether messages leave from this file: from those of windows, and of whole days."""
+        return key.source != Source.DAY or self._days.is_whole(key.start_ms)
+
+    def is_outcome_file(self, key: DispatchKey) -> bool:
+        """Whether this file holds the outcomes of a window, or of a whole day."""
+        return not key.coarse or self._days.is_whole(key.start_ms)
+
+    def is_whole(self, start_ms: int) -> bool:
+        """Whether the window that bears this start is a whole day."""
+        return self._days.is_whole(start_ms)
+
+    def start_of(self, due_ms: int) -> int:
+        """The start that the window of a due time bears."""
+        return self._days.start_of(due_ms, self._window_ms)
+
+    def end(self, start_ms: int) -> int:
+        """Where the due times of a window end."""
+        return start_ms + (DAY_MS if self._days.is_whole(start_ms) else self._window_ms)
+
+    def files(self, start_ms: int) -> list[ScheduleKey]:
+        """The schedule files that a window may have."""
+        sources = (Source.DAY,) if self._days.is_whole(start_ms) else _FINE
+        return [ScheduleKey(start_ms, source) for source in sources]
+
+    def outcome_file(self, start_ms: int) -> DispatchKey:
+        """The dispatch file of a window."""
+        return DispatchKey(start_ms, self._days.is_whole(start_ms))
+
+    def outcome_files(self, start_ms: int) -> set[DispatchKey]:
+        """Where outcomes of a window may lie: while its day is drained also in the file of the day."""
+        return {self.outcome_file(start_ms), DispatchKey(day_of(start_ms), True)}
+
+    def rows(self, start_ms: int) -> int:
+        """Rows in the schedule files of a window."""
+        return sum([self._schedule.rows(file) for file in self.files(start_ms)])
+
+    def outcomes(self, start_ms: int) -> int:
+        """Rows in the dispatch file of a window, written but maybe not synced yet."""
+        return self._dispatch.rows(self.outcome_file(start_ms))
+
+    def is_complete(self, start_ms: int) -> bool:
+        """Whether every row of the window has an outcome in the file."""
+        return self.outcomes(start_ms) - self.orphans.get(start_ms, 0) >= self.rows(start_ms)
+
+    def is_settled(self, start_ms: int) -> bool:
+        """Whether every row of the window has an outcome that no crash takes back."""
+        durable = self._dispatch.durable_rows(self.outcome_file(start_ms))
+        return durable - self.orphans.get(start_ms, 0) >= self.rows(start_ms)
+
+    def suspects(
+        self, known: Container[ScheduleKey], doubtful: Container[DispatchKey], *, everywhere: bool
+    ) -> list[DispatchKey]:
+        """Dispatch files whose outcomes may be orphaned: those in doubt, those of a window or day with a schedule file that
+        the checkpoint did not know (`known`), or with none, or with more outcomes than rows; with `everywhere` all."""
+        return [
+            key
+            for key in self._dispatch.keys()
+            if self._dispatch.rows(key) and (everywhere or key in doubtful or self._may_have_lost_rows(key, known))
+        ]
+
+    def _may_have_lost_rows(self, key: DispatchKey, known: Container[ScheduleKey]) -> bool:
+        sources = (Source.DAY,) if key.coarse else _FINE
+        files = [ScheduleKey(key.start_ms, source) for source in sources]
+        files = [file for file in files if file in self._schedule]
+        orphans = self.orphans.get(key.start_ms, 0) if self.is_outcome_file(key) else 0
+        too_many = self._dispatch.rows(key) - orphans > sum([self._schedule.rows(file) for file in files])
+        return not files or any(file not in known for file in files) or too_many
+
+    def refresh(self, starts: Iterable[int]) -> list[int]:
+        """Count these windows again; returns those that have become complete."""
+        completed = []
+        for start in starts:
+            if not self.is_complete(start):
+                self._incomplete.add(start)
+            elif start in self._incomplete:
+                self._incomplete.discard(start)
+                completed.append(start)
+        return completed
+
+    def outcomes_durable(self, keys: Iterable[DispatchKey]) -> None:
+        """Outcomes in these files are durable: count their windows again."""
+        self._completed.update(self.refresh([key.start_ms for key in keys if self.is_outcome_file(key)]))
+
+    def take_completed(self) -> set[int]:
+        """Starts of the windows that have become complete by durable outcomes since the last call."""
+        completed, self._completed = self._completed, set()
+        return completed
+
+    def incomplete_before(self, ceiling_ms: int) -> Iterator[int]:
+        """Starts of incomplete windows before a time, earliest first. To be gone through in one step of the event loop."""
+        yield from self._incomplete.irange(maximum=ceiling_ms, inclusive=(True, False))
+
+    def forget(self, start_ms: int) -> None:
+        """The window is retired."""
+        self._incomplete.discard(start_ms)
+
+    @property
+    def oldest_incomplete_ms(self) -> int | None:
+        """Start of the earliest incomplete window."""
+        return self._incomplete[0] if self._incomplete else None
+
+    def __len__(self) -> int:
+        return len(self._incomplete)

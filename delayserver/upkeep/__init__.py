@@ -1,0 +1,1 @@
+"""Checkpoints, retention, free space, clock steps."""

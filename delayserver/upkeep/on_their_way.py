@@ -1,0 +1,70 @@
+"""Which windows have messages on their way: accepted, or about to be, and not in their schedule file yet.
+
+Retention asks before it lets a window go. While replay waits for a full disk, that may be long after the window is complete;
+and with the window goes what tells that such a message is a copy of one that was delivered.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+
+from delayserver.receive.group_commit import GroupCommit
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.positions import Positions
+from store.errors import CorruptionError
+from store.logs.message_log import MessageLog
+from store.logs.windows import window_starts
+from store.records.batches import I64, MessageBatch
+from store.records.message_rows import MessageRows
+
+READ_BYTES = 1 << 20
+
+
+class OnTheirWay:
+    """Reads what the replay has still to place."""
+
+    def __init__(
+        self, commit: GroupCommit, log: MessageLog, positions: Positions, window_ms: int, runtime: Runtime
+    ) -> None:
+        self._commit = commit
+        self._log = log
+        self._positions = positions
+        self._window_ms = window_ms
+        self._workers = runtime.workers
+        # The last stretch that was read, and its windows: a blocked replayer is asked about again and again.
+        self._stretch = (0, 0)
+        self._windows: set[int] = set()
+
+    async def windows(self) -> set[int]:
+        """Starts of the windows of everything that was taken before this call."""
+        gathered = {start for due_ms in self._commit.gathered_due_ms() for start in self._starts(due_ms)}
+        position, stop = self._positions.replayed.value, self._positions.durable.value
+        if position != self._stretch[0]:
+            self._windows, self._stretch = set(), (position, position)
+        if stop > self._stretch[1]:
+            read = partial(self._read, self._stretch[1], stop)
+            self._windows |= await self._workers.run(read)
+            self._stretch = position, stop
+        return gathered | self._windows
+
+    def _starts(self, due_ms: I64) -> list[int]:
+        starts: list[int] = np.unique(window_starts(due_ms, self._window_ms)).tolist()
+        return starts
+
+    def _read(self, position: int, stop: int) -> set[int]:
+        windows: set[int] = set()
+        while position < stop:
+            try:
+                entries = self._log.read(position, stop, READ_BYTES)
+            except CorruptionError:  # the replayer reports it, and goes around it in the same way
+                position = self._log.skip_damage(position)
+                continue
+            if not entries:
+                break
+            for entry in entries:
+                if isinstance(entry.batch, MessageBatch | MessageRows):
+                    windows.update(self._starts(np.asarray(entry.batch.due_ms, np.int64)))
+            position = entries[-1].end
+        return windows

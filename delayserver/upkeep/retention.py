@@ -1,0 +1,364 @@
+"""Removes what nobody needs any more, never by age alone: windows whose messages all have an outcome, message_log that is
+replayed. Before a window goes its counts are in the ledger, synced, so the balance stays provable.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from delayserver.config.settings import StorageSettings
+from delayserver.protocol.outcomes import Outcome
+from delayserver.replay.deduplication import Deduplication
+from delayserver.runtime.believable_clock import BelievableClock
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.closed_windows import ClosedWindows
+from delayserver.state.decided import Decided
+from delayserver.state.positions import Positions
+from delayserver.state.retired import Retired
+from delayserver.state.window_book import WindowBook
+from delayserver.upkeep.on_their_way import OnTheirWay
+from store.errors import CorruptionError, DiskError, DiskFullError, FormatError, UnreadableError
+from store.logs.dispatch_log import DispatchKey, DispatchLog
+from store.logs.message_log import MessageLog
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.windows import window_of, window_starts
+from store.records.batches import I64, U32, LedgerBatch
+from store.tables.days import DayTable
+from store.tables.ledger import Ledger
+from wheel.cursors import LoadCursors
+
+INTERVAL_MS = 5_000
+# Windows whose files are removed in one step of the event loop, some milliseconds.
+REMOVED_AT_ONCE = 16
+# After a ledger that could not be written anew: so long it stays as it is.
+COMPACT_AGAIN_US = 600_000_000
+# Whole days that go in one pass: each closes 1,440 minutes at once.
+WHOLE_DAYS_AT_ONCE = 16
+_COLUMNS = {
+    "delivered": Outcome.DELIVERED,
+    "cancelled": Outcome.CANCELLED,
+    "expired": Outcome.EXPIRED,
+    "deduplicated": Outcome.DEDUPLICATED,
+    "dead_lettered": Outcome.DEAD_LETTERED,
+}
+
+
+# Codes of subjects count up from 1 and are bounded below 2**22: number of the minute and subject are one number.
+_SUBJECT_BITS = 24
+_SUBJECT_MASK = (1 << _SUBJECT_BITS) - 1
+
+
+class Retention:
+    """Retires windows and segments."""
+
+    def __init__(
+        self,
+        schedule: ScheduleLog,
+        dispatch: DispatchLog,
+        log: MessageLog,
+        ledger: Ledger,
+        retired: Retired,
+        coming: OnTheirWay,
+        days: DayTable,
+        book: WindowBook,
+        cursors: LoadCursors,
+        positions: Positions,
+        decided: Decided,
+        deduplication: Deduplication,
+        settings: StorageSettings,
+        believable: BelievableClock,
+        runtime: Runtime,
+    ) -> None:
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._log = log
+        self._ledger = ledger
+        self._retired = retired
+        self._coming = coming
+        self._days = days
+        self._book = book
+        self._cursors = cursors
+        self._positions = positions
+        self._decided = decided
+        self._deduplication = deduplication
+        self._workers = runtime.workers
+        self._settings = settings
+        self._clock = runtime.clock
+        self._believable = believable
+        windows = ledger.windows()
+        self.closed = ClosedWindows(windows[windows[:, 1] == 0, 0], settings.window_ms)
+        self._segments_seen: dict[int, int] = {}
+        self._damaged: set[int] = set()
+        self._compact_after_us = 0
+        self._damage = runtime.damage
+
+    def oldest_due_ms(self) -> int:
+        """Due times before this are refused (`too_old`) by their age: their window may go at any moment, and with it what
+        tells copies. Of later windows those are refused that are `closed`."""
+        return window_of(self._clock.now_ms() - self._settings.retention_ms, self._settings.window_ms)
+
+    def finish_interrupted(self) -> None:
+        """A crash came between the ledger's entry and the removal of the files: remove what is left of them now."""
+        starts = self._book.starts()
+        starts |= {key.start_ms for key in self._dispatch.keys() if self._book.is_outcome_file(key)}
+        for start in sorted(starts):
+            if self._retired.has(start) and self._last_known(start) <= self._retired.up_to(start):
+                self._remove(start)
+        self._sync_removed()
+
+    def _last_known(self, start_ms: int) -> int:
+        """As `_last_sequence`; a crash may have taken a late message from its schedule file and left its outcome."""
+        try:
+            outcomes = self._dispatch.outcomes(self._book.outcome_file(start_ms), damages=[])
+        except (CorruptionError, FormatError):
+            return 1 << 62  # told by whoever needs the file; it is kept
+        return max(self._last_sequence(start_ms), int(outcomes.sequence.max(initial=0)))
+
+    def _last_sequence(self, start_ms: int) -> int:
+        return max(self._schedule.last_sequence(file) for file in self._book.files(start_ms))
+
+    def retired_totals(self) -> I64:
+        """Outcome counts i64[16] of what was retired, without those that files still tell: a late message can keep a
+        window's files past its entry in the ledger, and past a crash."""
+        totals = np.zeros(16, dtype=np.int64)
+        counts = self._ledger.totals()
+        for name, code in _COLUMNS.items():
+            totals[int(code)] = int(getattr(counts, name).sum())
+        for key in self._dispatch.keys():
+            if self._book.is_outcome_file(key) and self._retired.has(key.start_ms):
+                outcomes = self._dispatch.outcomes_left(key, damages=[])  # also of a file that lost some
+                twice = outcomes.sequence <= self._retired.up_to(key.start_ms)
+                twice &= (outcomes.origin_sequence == 0) | (outcomes.outcome == int(Outcome.DEDUPLICATED))
+                totals -= np.bincount(outcomes.outcome[twice], minlength=16)
+        return totals
+
+    async def run(self) -> None:
+        """Retire until cancelled."""
+        while True:
+            await self._clock.sleep_ms(INTERVAL_MS)
+            await self.retire_windows()
+            await self.compact_ledger()
+            self.retire_message_log()
+
+    async def retire_windows(self) -> None:
+        """One pass over complete windows past retention, by the believable time."""
+        end_ms = self._believable.now_ms() - self._settings.retention_ms
+        early = [key for key in self._schedule.keys() if key.start_ms < end_ms and self._book.is_delivered_from(key)]
+        starts = {key.start_ms for key in early if self._book.end(key.start_ms) <= end_ms}
+        # An empty minute has a cursor too, and nothing else would ever go with it.
+        for start in self._cursors.windows(end_ms - self._settings.window_ms):
+            if start not in starts and not self._book.is_whole(start) and not self._cursors.is_loading(start):
+                self._cursors.forget(start)
+        done = [start for start in sorted(starts) if self._may_go(start)]
+        days = [start for start in done if self._book.is_whole(start)]
+        if len(days) > WHOLE_DAYS_AT_ONCE:
+            later = set(days[WHOLE_DAYS_AT_ONCE:])
+            done = [start for start in done if start not in later]
+        if not done:
+            return
+        # From here on nothing more is accepted for them, also if the clock goes back.
+        closing = [minute for start in done for minute in self._minutes(start)]
+        self.closed.close(closing)
+        try:
+            await self._retire(done)
+        finally:
+            self.closed.reopen([start for start in closing if not self._ledger.has(start)])
+
+    def _minutes(self, start_ms: int) -> range:
+        return range(start_ms, self._book.end(start_ms), self._settings.window_ms)
+
+    async def _retire(self, done: list[int]) -> None:
+        coming = {self._book.start_of(start) for start in await self._coming.windows()}
+        done = [start for start in done if start not in coming]
+        await self._decided.all_written()
+        # A late message may have come meanwhile, and may come while the files are read: none above these counts.
+        last = {start: self._last_sequence(start) for start in done if self._may_go(start)}
+        collect = partial(self._enter, last)
+        await self._workers.run(collect)
+        for place, start in enumerate(last):
+            if place % REMOVED_AT_ONCE == REMOVED_AT_ONCE - 1:
+                await trio.lowlevel.checkpoint()
+            if self._retired.has(start):
+                self._remove(start)
+        # A crash before this brings some back: the ledger has them, and the next start removes them.
+        await self._workers.run(self._sync_removed)
+
+    def _sync_removed(self) -> None:
+        self._schedule.sync_removed()
+        self._dispatch.sync_removed()
+
+    async def compact_ledger(self) -> None:
+        """Write the ledger anew where its many small records would hold up a start."""
+        if not self._ledger.wants_compaction or self._clock.monotonic_us() < self._compact_after_us:
+            return
+        try:
+            await self._workers.run(self._ledger.compact)
+        except (CorruptionError, DiskFullError) as error:
+            self._compact_after_us = self._clock.monotonic_us() + COMPACT_AGAIN_US
+            if isinstance(error, CorruptionError):
+                self._damage.report(error)
+
+    def _may_go(self, start_ms: int) -> bool:
+        if self._days.is_draining(start_ms) or start_ms in self._damaged:
+            return False  # more of its messages are on their way from the day's file
+        return self._book.is_complete(start_ms) and not self._cursors.is_loading(start_ms)
+
+    def _enter(self, last: dict[int, int]) -> None:
+        """Put the counts of windows, each up to its last sequence, into the ledger, synced: all, or those before the disk
+        was full."""
+        for start, last_sequence in last.items():
+            try:
+                counted = self._count(start, last_sequence)
+            except (CorruptionError, DiskError) as error:
+                if not isinstance(error, (UnreadableError, DiskError)):
+                    self._damaged.add(start)  # what cannot be counted is not removed
+                self._damage.report(error)
+                continue
+            try:
+                self._ledger.append(counted)
+            except DiskFullError:
+                return  # the others keep their files, and a later pass comes back to them
+
+    def _count(self, start_ms: int, last_sequence: int) -> LedgerBatch:
+        """What the ledger will hold of a window: what it holds already, and the rows up to `last_sequence` that are not
+        in it yet.
+
+        Raises CorruptionError where rows and outcomes are not of the same messages: equal counts prove nothing then.
+        """
+        if self._book.is_whole(start_ms):
+            return self._count_day(start_ms, last_sequence)
+        before, retired_to = self._ledger.window(start_ms), self._retired.up_to(start_ms)
+        subjects = [before.subject]
+        placed = [np.zeros(0, np.int64)]
+        # Before the rows: each outcome has its row then.
+        outcomes = self._dispatch.outcomes(DispatchKey(start_ms, False))
+        for key in self._book.files(start_ms):
+            if key in self._schedule:
+                columns = self._schedule.read_columns(key, ("sequence", "subject", "origin_sequence"))
+                new = (columns["sequence"] > retired_to) & (columns["sequence"] <= last_sequence)
+                subjects.append(columns["subject"][new & (columns["origin_sequence"] == 0)])
+                placed.append(columns["sequence"][columns["sequence"] > retired_to])
+        settled = outcomes.sequence[outcomes.sequence > retired_to]
+        self._compare(start_ms, np.concatenate(placed), settled, last_sequence)
+        codes = np.unique(np.concatenate(subjects))
+        if not len(codes):
+            codes = np.zeros(1, dtype=np.uint32)  # internal records only: the window is noted all the same
+        places = np.searchsorted(codes, before.subject)
+        balance = (outcomes.origin_sequence == 0) | (outcomes.outcome == int(Outcome.DEDUPLICATED))
+        balance &= (outcomes.sequence > retired_to) & (outcomes.sequence <= last_sequence)
+
+        def per_subject(name: str, values: U32) -> I64:
+            counts = np.bincount(np.searchsorted(codes, values), minlength=len(codes)).astype(np.int64, copy=False)
+            counts[places] += getattr(before, name)
+            return counts
+
+        counts = {
+            name: per_subject(name, outcomes.subject[balance & (outcomes.outcome == int(code))])
+            for name, code in _COLUMNS.items()
+        }
+        return LedgerBatch.filled(
+            len(codes),
+            subject=codes,
+            start_ms=start_ms,
+            accepted=per_subject("accepted", np.concatenate(subjects[1:]) if subjects[1:] else before.subject[:0]),
+            last_sequence=max(retired_to, last_sequence),
+            **counts,
+        )
+
+    def _count_day(self, start_ms: int, last_sequence: int) -> LedgerBatch:
+        """`_count` of a whole day, minute by minute: so the ledger tells no difference."""
+        retired_to = self._retired.up_to(start_ms)
+        outcomes = self._dispatch.outcomes(DispatchKey(start_ms, True))
+        day = ScheduleKey(start_ms, Source.DAY)
+        columns = self._schedule.read_columns(day, ("sequence", "due_ms", "subject", "origin_sequence"))
+        sequence = columns["sequence"]
+        self._compare(
+            start_ms,
+            sequence[sequence > retired_to],
+            outcomes.sequence[outcomes.sequence > retired_to],
+            last_sequence,
+        )
+        new = np.flatnonzero((sequence > retired_to) & (sequence <= last_sequence))
+        minutes = window_starts(columns["due_ms"][new], self._settings.window_ms)
+        internal = columns["origin_sequence"][new] != 0
+        before = LedgerBatch.concatenate(
+            [LedgerBatch.filled(0), *[self._ledger.window(minute) for minute in np.unique(minutes).tolist()]]
+        )
+        # Of a minute with internal records only it is noted all the same that it was there.
+        subjects = np.where(internal, 0, columns["subject"][new].astype(np.int64))
+        settled = self._cells(window_starts(outcomes.due_ms, self._settings.window_ms), outcomes.subject)
+        known = self._cells(before.start_ms, before.subject)
+        cells = np.unique(np.concatenate([self._cells(minutes, subjects), known]))
+        counts = {name: np.zeros(len(cells), np.int64) for name in ("accepted", *_COLUMNS)}
+
+        def add(name: str, where: I64, values: I64 | int = 1) -> None:
+            np.add.at(counts[name], np.searchsorted(cells, where), values)
+
+        for name in counts:
+            add(name, known, getattr(before, name))
+        add("accepted", self._cells(minutes[~internal], subjects[~internal]))
+        balance = (outcomes.origin_sequence == 0) | (outcomes.outcome == int(Outcome.DEDUPLICATED))
+        balance &= (outcomes.sequence > retired_to) & (outcomes.sequence <= last_sequence)
+        for name, code in _COLUMNS.items():
+            add(name, settled[balance & (outcomes.outcome == int(code))])
+        return LedgerBatch.filled(
+            len(cells),
+            subject=(cells & _SUBJECT_MASK).astype(np.uint32),
+            start_ms=(cells >> _SUBJECT_BITS) * self._settings.window_ms,
+            last_sequence=last_sequence,
+            **counts,
+        )
+
+    def _cells(self, starts_ms: I64, subjects: NDArray[Any]) -> I64:
+        cells: I64 = starts_ms // self._settings.window_ms << _SUBJECT_BITS | subjects.astype(np.int64)
+        return cells
+
+    def _compare(self, start_ms: int, placed: I64, settled: I64, last_sequence: int) -> None:
+        orphaned, undone = np.setdiff1d(settled, placed), np.setdiff1d(placed[placed <= last_sequence], settled)
+        if not len(orphaned) and not len(undone):
+            return
+        first = int(orphaned[0] if len(orphaned) else undone[0])
+        key = self._book.outcome_file(start_ms)
+        raise CorruptionError(
+            self._dispatch.path(key) if key in self._dispatch else f"window {start_ms}",
+            0,
+            f"{len(orphaned)} outcomes of messages that no schedule file holds, {len(undone)} messages without an outcome "
+            f"(the first sequence {first}); the window is kept",
+        )
+
+    def _remove(self, start_ms: int) -> bool:
+        """Remove what the ledger counts; whether it was all. A message that came after the entry keeps the files."""
+        try:
+            retired_to = self._retired.up_to(start_ms)
+        except (CorruptionError, DiskError):  # `_enter` has reported it: the window keeps its files
+            return False
+        for key in self._book.files(start_ms):
+            if key in self._schedule and not self._schedule.remove(key, retired_to, durable=False):
+                return False
+        outcomes = self._book.outcome_file(start_ms)
+        if outcomes in self._dispatch:
+            self._dispatch.remove(outcomes, durable=False)
+        self._decided.forget(outcomes)
+        self._deduplication.forget(self._book.files(start_ms)[0])
+        self._cursors.forget(start_ms)
+        self._book.forget(start_ms)
+        return True
+
+    def retire_message_log(self) -> None:
+        """Remove segments that a checkpoint has passed and that were sealed longer ago than their retention."""
+        now_ms = self._clock.monotonic_us() // 1000  # a wall clock that was set back would hold all of them for as long
+        limit = self._positions.checkpointed.value
+        below = 0
+        for base, end, _ in self._log.segments()[:-1]:
+            sealed_ms = self._segments_seen.setdefault(base, now_ms)
+            if end > limit or now_ms - sealed_ms < self._settings.message_log_retention_ms:
+                break
+            below = end
+        if below:
+            self._log.retire(below)
+            self._segments_seen = {base: seen for base, seen in self._segments_seen.items() if base >= below}

@@ -1,0 +1,1 @@
+"""The door to the disk: files, directories, room kept free."""

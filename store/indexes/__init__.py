@@ -1,0 +1,1 @@
+"""Finds rows by sequence, id or due time."""

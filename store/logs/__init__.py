@@ -1,0 +1,1 @@
+"""message_log, schedule_log, dispatch_log and their files."""

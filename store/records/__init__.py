@@ -1,0 +1,1 @@
+"""Columns, batches and the records that hold them."""

@@ -1,0 +1,323 @@
+"""The kinds of rows that travel and rest: messages, cancels, outcomes. Columns only; no bytes, no files.
+
+Times: `_ms` is milliseconds and `_us` microseconds since 1970 UTC. Sequences start at 1, so that 0 says "none".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.records.columns import ColumnBatch, Schema
+
+I64 = NDArray[np.int64]
+U64 = NDArray[np.uint64]
+U32 = NDArray[np.uint32]
+U8 = NDArray[np.uint8]
+
+KIND_MESSAGES, KIND_CANCELS, KIND_OUTCOMES, KIND_NAMES = 1, 2, 3, 4
+KIND_STORED, KIND_PROGRESS, KIND_RUNS = 5, 6, 7  # of the embedded broker
+KIND_LEDGER = 8
+
+
+@dataclass(frozen=True, slots=True)
+class MessageBatch(ColumnBatch):
+    """Accepted messages, in message_log (arrival order) and in schedule_log (the order of their sequence).
+
+    `expires_ms` 0: never. `origin_sequence` not 0: an internal record (retry, redispatch) of that message for
+    `target_group`, outside the balance. `duplicate_of` not 0: suppressed copy of that sequence (set by the replayer).
+    `id_hash` 0: no id from the client. `replaces_sequence` and `replaces_due_ms` not 0: the same record cancels that
+    message.
+    """
+
+    sequence: I64
+    due_ms: I64
+    accepted_us: I64
+    expires_ms: I64
+    origin_sequence: I64
+    duplicate_of: I64
+    replaces_sequence: I64
+    replaces_due_ms: I64
+    id_hash: U64
+    subject: U32
+    target_group: U32
+    redelivery: U32
+    ids_length: U32
+    properties_length: U32
+    bodies_length: U32
+    ids: memoryview
+    properties: memoryview
+    bodies: memoryview
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_MESSAGES,
+        version=1,
+        fields=(
+            ("sequence", "<i8"),
+            ("due_ms", "<i8"),
+            ("accepted_us", "<i8"),
+            ("expires_ms", "<i8"),
+            ("origin_sequence", "<i8"),
+            ("duplicate_of", "<i8"),
+            ("replaces_sequence", "<i8"),
+            ("replaces_due_ms", "<i8"),
+            ("id_hash", "<u8"),
+            ("subject", "<u4"),
+            ("target_group", "<u4"),
+            ("redelivery", "<u4"),
+            ("ids_length", "<u4"),
+            ("properties_length", "<u4"),
+            ("bodies_length", "<u4"),
+        ),
+        blobs=("ids", "properties", "bodies"),
+        steps=frozenset({"sequence"}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CancelBatch(ColumnBatch):
+    """Cancels as control records of message_log: the message is named by its sequence and due time.
+
+    `replaced_by_sequence` and `replaced_by_due_ms` not 0: a reschedule cancelled it, and put that message in its place. Such
+    a cancel lies in the record of the new message, so a file holds no cancel with these fields.
+    """
+
+    sequence: I64
+    due_ms: I64
+    requested_us: I64
+    subject: U32
+    replaced_by_sequence: I64
+    replaced_by_due_ms: I64
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_CANCELS,
+        version=2,
+        fields=(
+            ("sequence", "<i8"),
+            ("due_ms", "<i8"),
+            ("requested_us", "<i8"),
+            ("subject", "<u4"),
+            ("replaced_by_sequence", "<i8"),
+            ("replaced_by_due_ms", "<i8"),
+        ),
+        steps=frozenset({"sequence"}),
+        fields_before=(4,),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeBatch(ColumnBatch):
+    """Outcomes of messages, in dispatch_log. `outcome` holds the protocol's codes (4 delivered to 8 dead-lettered).
+
+    Stage times in microseconds: `loaded_us` entered the wheel, `released_us` due by the wheel, `queued_us` taken from
+    the group's queue, `dispatched_us` handed to the broker (lateness counts to here), `settled_us` outcome known.
+    `origin_sequence`: for deduplicated rows the original; for internal records the message they belong to.
+    `replaced_by_sequence` and `replaced_by_due_ms`: for cancelled rows the message that a reschedule put in its place.
+    """
+
+    sequence: I64
+    due_ms: I64
+    accepted_us: I64
+    loaded_us: I64
+    released_us: I64
+    queued_us: I64
+    dispatched_us: I64
+    settled_us: I64
+    origin_sequence: I64
+    subject: U32
+    broker_group: U32
+    attempts: U32
+    redelivery: U32
+    outcome: U8
+    replaced_by_sequence: I64
+    replaced_by_due_ms: I64
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_OUTCOMES,
+        version=2,
+        fields=(
+            ("sequence", "<i8"),
+            ("due_ms", "<i8"),
+            ("accepted_us", "<i8"),
+            ("loaded_us", "<i8"),
+            ("released_us", "<i8"),
+            ("queued_us", "<i8"),
+            ("dispatched_us", "<i8"),
+            ("settled_us", "<i8"),
+            ("origin_sequence", "<i8"),
+            ("subject", "<u4"),
+            ("broker_group", "<u4"),
+            ("attempts", "<u4"),
+            ("redelivery", "<u4"),
+            ("outcome", "|u1"),
+            ("replaced_by_sequence", "<i8"),
+            ("replaced_by_due_ms", "<i8"),
+        ),
+        steps=frozenset({"sequence"}),
+        fields_before=(14,),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class NameBatch(ColumnBatch):
+    """Interned names: code (counts up from 1), kind (0 subject, 1 consumer group, 2 broker group) and UTF-8 text."""
+
+    code: U32
+    name_kind: U32
+    names_length: U32
+    names: memoryview
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_NAMES,
+        version=1,
+        fields=(("code", "<u4"), ("name_kind", "<u4"), ("names_length", "<u4")),
+        blobs=("names",),
+        steps=frozenset({"code"}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch(ColumnBatch):
+    """Delivered messages in the broker's store, grouped by (subject, target_group).
+
+    `position` counts up from 0 within the consume queue of (subject, target_group), so the store alone can rebuild
+    every queue. `server_id` is the same on every row; `window_ms`, the start of the schedule window, need not be. With
+    `sequence` and `redelivery` they are the key by which a node recognises a repeated hand-off. `target_group` 0: for
+    every consumer group; otherwise a retry for that one.
+    """
+
+    sequence: I64
+    position: I64
+    due_ms: I64
+    accepted_us: I64
+    dispatched_us: I64
+    expires_ms: I64
+    origin_sequence: I64
+    server_id: I64
+    window_ms: I64
+    subject: U32
+    target_group: U32
+    redelivery: U32
+    ids_length: U32
+    properties_length: U32
+    bodies_length: U32
+    ids: memoryview
+    properties: memoryview
+    bodies: memoryview
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_STORED,
+        version=1,
+        fields=(
+            ("sequence", "<i8"),
+            ("position", "<i8"),
+            ("due_ms", "<i8"),
+            ("accepted_us", "<i8"),
+            ("dispatched_us", "<i8"),
+            ("expires_ms", "<i8"),
+            ("origin_sequence", "<i8"),
+            ("server_id", "<i8"),
+            ("window_ms", "<i8"),
+            ("subject", "<u4"),
+            ("target_group", "<u4"),
+            ("redelivery", "<u4"),
+            ("ids_length", "<u4"),
+            ("properties_length", "<u4"),
+            ("bodies_length", "<u4"),
+        ),
+        blobs=("ids", "properties", "bodies"),
+        steps=frozenset({"sequence", "position"}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressBatch(ColumnBatch):
+    """Progress of consumer groups, in the broker's progress log: positions `start` to `stop` (not included) of a queue.
+
+    `retry` 1: of the group's retry queue. `change` 0: acked; `times` of the messages were not acked by a consumer but
+    had expired (a row of no positions only counts them). `change` 1: handed out before, `times` times, up to
+    `stop` (so that attempts go on counting after a restart); `start` is not used then. `change` 3: handed out `times`
+    times from their place, and not leased there by now as far as the log knows; a row of `change` 2 before it says until
+    when they wait (`stop`, milliseconds since 1970). `change` 4: redeliveries of the group took `stop` bytes of disk in
+    the time that began at `start` (milliseconds since 1970).
+    """
+
+    start: I64
+    stop: I64
+    subject: U32
+    consumer_group: U32
+    times: U32
+    retry: U8
+    change: U8
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_PROGRESS,
+        version=1,
+        fields=(
+            ("start", "<i8"),
+            ("stop", "<i8"),
+            ("subject", "<u4"),
+            ("consumer_group", "<u4"),
+            ("times", "<u4"),
+            ("retry", "|u1"),
+            ("change", "|u1"),
+        ),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RunBatch(ColumnBatch):
+    """Index rows of one consume queue: from `position` on, `row_count` messages stand in the stored record at
+    `store_offset`, from its row `row_start` on."""
+
+    position: I64
+    store_offset: I64
+    row_start: U32
+    row_count: U32
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_RUNS,
+        version=1,
+        fields=(("position", "<i8"), ("store_offset", "<i8"), ("row_start", "<u4"), ("row_count", "<u4")),
+        steps=frozenset({"position"}),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerBatch(ColumnBatch):
+    """Counts of a window that is about to be deleted: a row for each subject, all rows of a window in one record.
+
+    `coarse` 1: the files of a coarse day, which share `start_ms` with the day's first minute. `accepted` leaves
+    internal records out; `last_sequence` is the highest sequence of the window.
+    """
+
+    start_ms: I64
+    subject: U32
+    coarse: U32
+    accepted: I64
+    delivered: I64
+    cancelled: I64
+    expired: I64
+    deduplicated: I64
+    dead_lettered: I64
+    last_sequence: I64
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_LEDGER,
+        version=1,
+        fields=(
+            ("start_ms", "<i8"),
+            ("subject", "<u4"),
+            ("coarse", "<u4"),
+            ("accepted", "<i8"),
+            ("delivered", "<i8"),
+            ("cancelled", "<i8"),
+            ("expired", "<i8"),
+            ("deduplicated", "<i8"),
+            ("dead_lettered", "<i8"),
+            ("last_sequence", "<i8"),
+        ),
+    )

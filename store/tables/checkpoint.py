@@ -1,0 +1,288 @@
+"""The checkpoint: how far replay came and what the files held then, so that a start reads only later records.
+
+Every count stands beside the file offset it was counted to (rule 6), so a start counts on from there. The file is only
+an aid: missing or damaged it is rebuilt from the logs. One msgpack map of raw little-endian columns behind a 64-byte
+header, replaced atomically. FORMAT.md draws the bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Self
+
+import google_crc32c
+import msgpack
+import numpy as np
+
+from store.disk.filesystem import FileSystem, read_whole, write_atomically
+from store.errors import CorruptionError, FormatError
+from store.logs.windows import TIME_MS_MAX
+from store.records.batches import I64, U8
+
+FILE_NAME = "checkpoint"
+FORMAT_VERSION = 2  # only where files lost rows; without them version 1, which programs of before read
+_VERSION_WITHOUT_LOST = 1
+OUTCOMES = 16  # columns of the outcome counts: one a code of the protocol, with room for later ones
+_HEADER = struct.Struct("<8sHHIQQII")
+_HEADER_BYTES = 64
+_MAGIC = b"DELAYCHK"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Base of the tables below: columns of one length. `columns` gives name, dtype and width (1: one-dimensional)."""
+
+    columns: ClassVar[tuple[tuple[str, str, int], ...]]
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.columns[0][0]))
+
+    @classmethod
+    def filled(cls, count: int, **columns: Any) -> Self:
+        """A table of `count` rows; a column not given is zero, a scalar stands on every row."""
+        values = {}
+        for name, dtype, width in cls.columns:
+            shape = (count,) if width == 1 else (count, width)
+            values[name] = np.ascontiguousarray(np.broadcast_to(np.asarray(columns.pop(name, 0), dtype), shape))
+        assert not columns, f"unknown columns {sorted(columns)}"
+        return cls(**values)
+
+    @classmethod
+    def empty(cls) -> Self:
+        """No rows."""
+        return cls.filled(0)
+
+    def _pack(self) -> dict[str, Any]:
+        packed: dict[str, Any] = {"count": len(self)}
+        for name, dtype, width in self.columns:
+            column = getattr(self, name).astype(dtype, copy=False)
+            # Most outcomes never happen in most files: a part of a wide column that is all zero is left out.
+            packed[name] = (
+                [part.tobytes() if part.any() else b"" for part in column.T] if width > 1 else column.tobytes()
+            )
+        return packed
+
+    @classmethod
+    def _unpack(cls, packed: Mapping[str, Any]) -> Self:
+        count, values = int(packed["count"]), {}
+        for name, dtype, width in cls.columns:
+            parts = [packed[name]] if width == 1 else packed[name]
+            column = np.zeros((count, width), dtype)
+            for index, part in enumerate(parts):
+                if part or width == 1:
+                    column[:, index] = np.frombuffer(part, dtype, count)
+            values[name] = column[:, 0].copy() if width == 1 else column
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleFiles(Table):
+    """Files of schedule_log, a row each: start of the window, `source` (which file of the window: the codes of
+    schedule_log), `end` offset counted to, highest sequence in it, and rows."""
+
+    start_ms: I64
+    source: U8
+    end: I64
+    last_sequence: I64
+    rows: I64
+
+    columns: ClassVar[tuple[tuple[str, str, int], ...]] = (
+        ("start_ms", "<i8", 1),
+        ("source", "|u1", 1),
+        ("end", "<i8", 1),
+        ("last_sequence", "<i8", 1),
+        ("rows", "<i8", 1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchFiles(Table):
+    """Files of dispatch_log: start of the window, whether it is a coarse day's, `end` offset counted to, rows by
+    outcome code (i64[n, 16], internal records left out) and rows of internal records."""
+
+    start_ms: I64
+    coarse: U8
+    end: I64
+    outcomes: I64
+    internal_rows: I64
+
+    columns: ClassVar[tuple[tuple[str, str, int], ...]] = (
+        ("start_ms", "<i8", 1),
+        ("coarse", "|u1", 1),
+        ("end", "<i8", 1),
+        ("outcomes", "<i8", OUTCOMES),
+        ("internal_rows", "<i8", 1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CoarseDays(Table):
+    """Sealed days on their way to minutes: `drain_offset` is how far the day's file is in synced minute files. What state
+    a day is in stands in the file `days`, which is never behind."""
+
+    start_ms: I64
+    drain_offset: I64
+
+    columns: ClassVar[tuple[tuple[str, str, int], ...]] = (
+        ("start_ms", "<i8", 1),
+        ("drain_offset", "<i8", 1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OrphanedOutcomes(Table):
+    """Windows with outcomes of messages that no schedule file holds: start of the window, and how many."""
+
+    start_ms: I64
+    rows: I64
+
+    columns: ClassVar[tuple[tuple[str, str, int], ...]] = (
+        ("start_ms", "<i8", 1),
+        ("rows", "<i8", 1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LostFiles(Table):
+    """Files of windows that lost rows which were durable (`window_state.Loss`): `log` 0 for schedule_log, 1 for
+    dispatch_log; `kind` is the source of the one, `coarse` of the other. `outcomes` and `internal_rows` count the outcomes
+    that a dispatch file lost."""
+
+    log: U8
+    start_ms: I64
+    kind: U8
+    end: I64
+    last_sequence: I64
+    rows: I64
+    left_rows: I64
+    outcomes: I64
+    internal_rows: I64
+    searched: U8
+
+    columns: ClassVar[tuple[tuple[str, str, int], ...]] = (
+        ("log", "|u1", 1),
+        ("start_ms", "<i8", 1),
+        ("kind", "|u1", 1),
+        ("end", "<i8", 1),
+        ("last_sequence", "<i8", 1),
+        ("rows", "<i8", 1),
+        ("left_rows", "<i8", 1),
+        ("outcomes", "<i8", OUTCOMES),
+        ("internal_rows", "<i8", 1),
+        ("searched", "|u1", 1),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """`replay_offset`: logical offset of message_log below which everything is in synced schedule files;
+    `replayed_sequence`: the highest sequence below it. `totals`: global counters by name. `clean`: written by an
+    orderly shutdown, after which nothing was written. `written_us`: by the server's clock. `orphans`: None if they
+    were not counted since the files were written anew. `window_ms`: the length of the windows, 0 if it is not known. `lost`:
+    files that lost rows, carried from checkpoint to checkpoint until `recover rebuild` writes one without them.
+    `believable_us`: the time that removals may go by, 0 if it is not known; never later than the clock showed."""
+
+    server_id: int
+    replay_offset: int = 0
+    replayed_sequence: int = 0
+    schedule: ScheduleFiles = field(default_factory=ScheduleFiles.empty)
+    dispatch: DispatchFiles = field(default_factory=DispatchFiles.empty)
+    coarse_days: CoarseDays = field(default_factory=CoarseDays.empty)
+    totals: Mapping[str, int] = field(default_factory=dict)
+    clean: bool = False
+    written_us: int = 0
+    orphans: OrphanedOutcomes | None = None
+    window_ms: int = 0
+    lost: LostFiles = field(default_factory=LostFiles.empty)
+    believable_us: int = 0
+
+
+# Direct, from a day, day: schedule_key.Source.
+_SOURCE_MAX = 2
+
+_TABLES: dict[str, type[Table]] = {
+    "schedule": ScheduleFiles,
+    "dispatch": DispatchFiles,
+    "coarse_days": CoarseDays,
+    "orphans": OrphanedOutcomes,
+    "lost": LostFiles,
+}
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """The whole file."""
+    values: dict[str, Any] = {}
+    for entry in fields(checkpoint):
+        value = getattr(checkpoint, entry.name)
+        values[entry.name] = value._pack() if isinstance(value, Table) else value
+    values["totals"] = dict(checkpoint.totals)
+    version = FORMAT_VERSION if len(checkpoint.lost) else _VERSION_WITHOUT_LOST
+    if version == _VERSION_WITHOUT_LOST:
+        del values["lost"]
+    body: bytes = msgpack.packb(values)
+    head = _HEADER.pack(_MAGIC, version, 0, 0, checkpoint.server_id, len(body), google_crc32c.value(body), 0)[:-4]
+    crc: int = google_crc32c.value(head)
+    head += crc.to_bytes(4, "little")
+    return head + bytes(_HEADER_BYTES - len(head)) + body
+
+
+def decode(data: bytes, path: str) -> Checkpoint:
+    """The checkpoint in a file's bytes. Raises CorruptionError (rebuild it), FormatError (not ours, newer)."""
+    if len(data) < _HEADER_BYTES:
+        raise CorruptionError(path, 0, f"only {len(data)} bytes: the header is cut off")
+    magic, version, _, _, server_id, length, body_crc, head_crc = _HEADER.unpack_from(data)
+    if google_crc32c.value(data[: _HEADER.size - 4]) != head_crc or any(data[_HEADER.size : _HEADER_BYTES]):
+        raise CorruptionError(path, 0, "header checksum")
+    if magic != _MAGIC:
+        raise FormatError(path, "not a checkpoint of this program (wrong magic)")
+    if version > FORMAT_VERSION:
+        raise FormatError(path, f"format version {version} is newer than this program's {FORMAT_VERSION}; upgrade it")
+    body = data[_HEADER_BYTES:]
+    if len(body) != length or google_crc32c.value(body) != body_crc:
+        raise CorruptionError(path, _HEADER_BYTES, "body checksum or length")
+    try:
+        return _build(msgpack.unpackb(body), server_id)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CorruptionError(path, _HEADER_BYTES, f"fields: {error}") from error
+
+
+def _build(values: dict[str, Any], server_id: int) -> Checkpoint:
+    for name, table in _TABLES.items():
+        absent = (name == "orphans" and values.get(name) is None) or (name == "lost" and name not in values)
+        if not absent:
+            values[name] = table._unpack(values[name])
+    if values["server_id"] != server_id:
+        raise ValueError("two server ids")
+    checkpoint = Checkpoint(**values)
+    _check_windows(checkpoint.schedule.start_ms, checkpoint.window_ms)
+    _check_windows(checkpoint.dispatch.start_ms, checkpoint.window_ms)
+    _check_windows(checkpoint.lost.start_ms, checkpoint.window_ms)
+    kinds_max = np.where(checkpoint.lost.log == 0, _SOURCE_MAX, 1)
+    kinds = (checkpoint.schedule.source > _SOURCE_MAX, checkpoint.dispatch.coarse > 1, checkpoint.lost.kind > kinds_max)
+    if any(wrong.any() for wrong in kinds) or (checkpoint.lost.log > 1).any():
+        raise ValueError("a kind of window that is none")
+    return checkpoint
+
+
+def _check_windows(start_ms: I64, window_ms: int) -> None:
+    if ((start_ms < 0) | (start_ms > TIME_MS_MAX) | (start_ms % (window_ms or 1) != 0)).any():
+        raise ValueError("the start of a window that is none")
+
+
+def write(fs: FileSystem, path: str, checkpoint: Checkpoint) -> None:
+    """Replace the file at `path` atomically; durable on return. Everything it points to must be synced before.
+
+    Raises DiskFullError (the old one stands), SyncFailedError.
+    """
+    write_atomically(fs, path, encode(checkpoint))
+
+
+def read(fs: FileSystem, path: str) -> Checkpoint | None:
+    """The checkpoint, or None if there is no file. Raises CorruptionError (rebuild it), FormatError (newer)."""
+    try:
+        data = read_whole(fs, path)
+    except FileNotFoundError:
+        return None
+    return decode(data, path)

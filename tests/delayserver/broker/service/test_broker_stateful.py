@@ -1,0 +1,385 @@
+"""The whole broker against a model, on a disk that forgets: nothing acked comes again, nothing else is lost.
+
+The model knows records (by sequence), and per consumer group what became of each: free, leased, done or durably done.
+"""
+
+from __future__ import annotations
+
+import os
+from random import Random
+
+import numpy as np
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from delayserver.broker.actions.retries import RetryBatch
+from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.queues.groups import Cursor
+from delayserver.broker.queues.places import LEASED as LEASED_AGAIN
+from delayserver.broker.redelivery import RedeliveryPolicy
+from delayserver.broker.service.broker import Broker
+from store.records.batches import StoredBatch
+from tests.fakes.disk import FakeDisk
+
+SERVER = 7
+SUBJECTS = (1, 2)
+GROUPS = (11, 12)
+# Small enough that every bound is met: segments roll, index rows spill, the cache evicts, the progress log compacts.
+LIMITS = BrokerLimits(
+    segment_bytes=6000,
+    queue_segment_bytes=1500,
+    cache_bytes_max=6000,
+    read_ahead_bytes=1000,
+    queue_runs_max=4,
+    blocks_cached_max=2,
+    outstanding_max=40,
+    progress_bytes_max=1500,
+    window_extents_max=3,
+    known_rows_max=30,
+    retry_bytes_max=400,
+    ack_timeout_ms_default=1000,
+    retention_ms=10_000,
+    redelivery=RedeliveryPolicy(100, 1_600),
+    redelivery_bytes_max=3_000,
+    redelivery_kept_ms=8_000,
+    lease_ranges_max=24,
+)
+FREE, LEASED, DONE, DURABLE, MAYBE = "free", "leased", "done", "durable", "done or free"
+Key = tuple[int, int]
+
+
+# Milliseconds until a message expires, by its sequence; 0 means never.
+LIVES_MS = (0, 0, 0, 700, 0, 0, 2_500, 0, 0, 0, 20_000)
+
+
+def body_of(sequence: int) -> bytes:
+    return b"%d/" % sequence * (sequence % 5)
+
+
+class BrokerMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.disk = FakeDisk()
+        self.now_us = 1_900_000_000_000_000
+        self.sequence = 1
+        self.batches: list[StoredBatch] = []
+        self.synced_batches = 0
+        self.state: dict[Key, dict[int, str]] = {(s, g): {} for s in SUBJECTS for g in GROUPS}
+        self.leases: dict[Key, dict[int, int]] = {key: {} for key in self.state}
+        self.old_leases: dict[Key, dict[int, int]] = {key: {} for key in self.state}
+        self.to_send: list[RetryBatch] = []
+        self.expires_ms: dict[int, int] = {}
+        self.expired_durable: dict[Key, int] = {}
+        # Of what waits in its place: not before this time, and how often each message was handed out.
+        self.not_before_us: dict[Key, dict[int, int]] = {key: {} for key in self.state}
+        self.attempts: dict[Key, dict[int, int]] = {key: {} for key in self.state}
+
+    @initialize()
+    def start(self) -> None:
+        self.broker = Broker.open(self.disk, "/data/broker", SERVER, self.now_us, LIMITS)
+
+    # Delivering
+
+    @rule(subjects=st.lists(st.sampled_from(SUBJECTS), min_size=1, max_size=12), window=st.sampled_from((0, 60_000)))
+    def deliver(self, subjects: list[int], window: int) -> None:
+        count = len(subjects)
+        sequence = np.arange(self.sequence, self.sequence + count)
+        self.sequence += count
+        for number in sequence.tolist():
+            life_ms = LIVES_MS[number % len(LIVES_MS)]
+            self.expires_ms[number] = self.now_us // 1000 + life_ms if life_ms else 0
+        self._send(self._batch(sequence, window, np.array(subjects, np.uint32), 0, 0, 0))
+
+    def _batch(self, sequence, window, subject, target, redelivery, origin) -> StoredBatch:  # type: ignore[no-untyped-def]
+        bodies = [body_of(number) for number in sequence.tolist()]
+        return StoredBatch.filled(
+            len(sequence),
+            sequence=sequence,
+            server_id=SERVER,
+            window_ms=window,
+            subject=subject,
+            target_group=target,
+            redelivery=redelivery,
+            origin_sequence=origin,
+            expires_ms=np.array([self.expires_ms[number] for number in sequence.tolist()], np.int64),
+            bodies_length=np.array([len(body) for body in bodies], np.uint32),
+            bodies=b"".join(bodies),
+        )
+
+    def _send(self, batch: StoredBatch) -> None:
+        delivered = self.broker.deliver(batch, False, self.now_us)
+        assert delivered.outcome.tolist() == [1] * len(batch)
+        self.batches.append(batch)
+        for sequence, subject, target in zip(batch.sequence, batch.subject, batch.target_group, strict=True):
+            for group in (target,) if target else GROUPS:
+                self.state[int(subject), int(group)][int(sequence)] = FREE
+
+    @precondition(lambda self: self.to_send)
+    @rule()
+    def send_retries(self) -> None:
+        for retry in self.to_send:
+            messages = retry.messages
+            assert messages is not None
+            sequence = np.arange(self.sequence, self.sequence + len(messages))
+            self.sequence += len(messages)
+            self.expires_ms |= zip(sequence.tolist(), messages.expires_ms.tolist(), strict=True)
+            self._send(
+                self._batch(
+                    sequence, 0, messages.subject, messages.target_group, messages.redelivery, messages.origin_sequence
+                )
+            )
+        self.to_send = []
+
+    @precondition(lambda self: self.batches)
+    @rule(data=st.data())
+    def deliver_again_uncertain(self, data: st.DataObject) -> None:
+        batch = data.draw(st.sampled_from(self.batches))
+        assert self.broker.deliver(batch, True, self.now_us).outcome.tolist() == [2] * len(batch)
+
+    # Consuming
+
+    @rule(subject=st.sampled_from(SUBJECTS), group=st.sampled_from(GROUPS), count=st.integers(1, 20))
+    def pull(self, subject: int, group: int, count: int) -> None:
+        self._pull((subject, group), count, 1 << 20)
+
+    def _pull(self, key: Key, count: int, max_bytes: int) -> int:
+        pulled = self.broker.pull(*key, count, max_bytes, self.now_us, self.now_us)
+        while pulled is None and self.broker.is_unfinished(*key):
+            pulled = self.broker.pull(*key, count, max_bytes, self.now_us, self.now_us)
+        if pulled is None:
+            return 0
+        assert len(pulled) <= count
+        bodies, position = bytes(pulled.batch.bodies), 0
+        for sequence, delivery, length, attempt in zip(
+            pulled.batch.sequence.tolist(),
+            pulled.delivery.tolist(),
+            pulled.batch.bodies_length.tolist(),
+            pulled.attempt.tolist(),
+            strict=True,
+        ):
+            assert self.not_before_us[key].pop(sequence, 0) <= self.now_us, f"{sequence} came before its pause was over"
+            assert attempt > self.attempts[key].get(sequence, 0), f"{sequence} came as attempt {attempt} again"
+            self.attempts[key][sequence] = attempt
+            assert self.state[key][sequence] in (FREE, MAYBE), f"{sequence} is {self.state[key][sequence]}"
+            assert bodies[position : position + length] == body_of(sequence)
+            position += length
+            assert not self._has_expired(sequence, self.now_us // 1000), f"{sequence} had expired"
+            self.state[key][sequence] = LEASED
+            self.leases[key][delivery] = sequence
+        return len(pulled)
+
+    def _has_expired(self, sequence: int, now_ms: int) -> bool:
+        return 0 < self.expires_ms[sequence] <= now_ms
+
+    @rule(data=st.data(), key=st.sampled_from([(s, g) for s in SUBJECTS for g in GROUPS]))
+    def ack(self, data: st.DataObject, key: Key) -> None:
+        deliveries = self._some(data, self.leases[key])
+        acked = self.broker.ack(*key, np.array(deliveries, np.int64), self.now_us)
+        assert (acked.acked, acked.unknown) == (len(deliveries), 0)
+        for delivery in deliveries:
+            self.state[key][self.leases[key].pop(delivery)] = DONE
+
+    def _some(self, data: st.DataObject, leases: dict[int, int]) -> list[int]:
+        if not leases:
+            return []
+        every = sorted(leases)
+        if data.draw(st.booleans()):
+            return every
+        return data.draw(st.lists(st.sampled_from(every), unique=True))
+
+    @rule(data=st.data(), key=st.sampled_from([(s, g) for s in SUBJECTS for g in GROUPS]))
+    def ack_what_was_pulled_before_the_restart(self, data: st.DataObject, key: Key) -> None:
+        deliveries = self._some(data, self.old_leases[key])
+        fresh = [
+            d
+            for d in deliveries
+            # A pull may have passed over it since, because it has expired.
+            if self.state[key][self.old_leases[key][d]] in (FREE, LEASED) and not self._is_done(key, d)
+        ]
+        acked = self.broker.ack(*key, np.array(deliveries, np.int64), self.now_us)
+        assert acked.acked == len(fresh)
+        for delivery in fresh:
+            sequence = self.old_leases[key][delivery]
+            self.state[key][sequence] = DONE
+            self.leases[key] = {d: s for d, s in self.leases[key].items() if s != sequence}
+
+    @rule(
+        data=st.data(),
+        key=st.sampled_from([(s, g) for s in SUBJECTS for g in GROUPS]),
+        settle=st.booleans(),
+        delay_ms=st.sampled_from((None, 0, 5, 3_000)),
+    )
+    def nack(self, data: st.DataObject, key: Key, settle: bool, delay_ms: int | None) -> None:
+        deliveries = self._some(data, self.leases[key])
+        batch = self.broker.nack(*key, np.array(deliveries, np.int64), delay_ms, self.now_us, self.now_us)
+        assert batch.unknown == 0
+        self._retry(key, batch, settle, delay_ms)
+
+    @rule(step_ms=st.sampled_from((1, 600, 1500)), settle=st.booleans())
+    def expire(self, step_ms: int, settle: bool) -> None:
+        self.now_us += step_ms * 1000
+        deadline = self.broker.next_lease_deadline_us()
+        batches = self.broker.expired_leases(self.now_us, self.now_us, 10)
+        assert deadline is None or bool(batches) == (deadline <= self.now_us)
+        for batch in batches:
+            self._retry((batch.subject, batch.group), batch, settle, None)
+
+    def _retry(self, key: Key, batch: RetryBatch, settle: bool, delay_ms: int | None) -> None:
+        self._waits(key, delay_ms)
+        gone = [delivery for delivery in self.leases[key] if self._is_done(key, delivery)]
+        assert len(gone) == batch.expired
+        for delivery in gone:
+            sequence = self.leases[key].pop(delivery)
+            assert self._has_expired(sequence, self.now_us // 1000 + self._pause_ms(key, sequence, delay_ms)), (
+                f"{sequence} had not expired"
+            )
+            self.state[key][sequence] = DONE
+        if not settle:
+            self.broker.abandon_retry(batch, self.now_us)
+            return
+        self.broker.settle_retry(batch)
+        if not len(batch):
+            return
+        assert batch.messages is not None
+        self.to_send.append(batch)
+        due_ms = iter(batch.messages.due_ms.tolist())
+        position, bodies = 0, bytes(batch.messages.bodies)
+        retried = {d for retry, ranges in ((0, batch.main), (1, batch.retry)) for d in self._in(key, retry, ranges)}
+        assert len(retried) == len(batch)
+        expected = [self.leases[key][d] for d in sorted(retried)]
+        for sequence, length in zip(expected, batch.messages.bodies_length.tolist(), strict=True):
+            assert bodies[position : position + length] == body_of(sequence)
+            position += length
+            self.state[key][sequence] = DONE
+            assert next(due_ms) == self.now_us // 1000 + self._pause_ms(key, sequence, delay_ms)
+        for delivery in retried:
+            del self.leases[key][delivery]
+
+    def _pause_ms(self, key: Key, sequence: int, delay_ms: int | None) -> int:
+        """As long as asked for, or 100 ms, 200 ms and so on, by how often it was handed out."""
+        return min(100 * 2 ** (self.attempts[key][sequence] - 1), 1_600) if delay_ms is None else delay_ms
+
+    def _waits(self, key: Key, delay_ms: int | None) -> None:
+        """What waits in its place since now is leased no more."""
+        for delivery, sequence in list(self.leases[key].items()):
+            cursor, position = self._cursor(key, delivery)
+            if [place for place in cursor.places.parts(position, position + 1) if place.state != LEASED_AGAIN]:
+                del self.leases[key][delivery]
+                self.state[key][sequence] = FREE
+                self.not_before_us[key][sequence] = self.now_us + self._pause_ms(key, sequence, delay_ms) * 1000
+
+    def _cursor(self, key: Key, delivery: int) -> tuple[Cursor, int]:
+        return self.broker._state.groups[key].cursor(bool(delivery >> 62)), delivery & ((1 << 48) - 1)
+
+    def _is_done(self, key: Key, delivery: int) -> bool:
+        if key not in self.broker._state.groups:
+            return False
+        cursor, position = self._cursor(key, delivery)
+        return position < cursor.committed or cursor.acked.following(position) is not None
+
+    def _in(self, key: Key, retry: int, ranges) -> list[int]:  # type: ignore[no-untyped-def]
+        mask = (1 << 48) - 1
+        return [
+            delivery
+            for delivery in self.leases[key]
+            if delivery >> 62 == retry and any(start <= delivery & mask < stop for start, stop in ranges)
+        ]
+
+    # Durability
+
+    @rule()
+    def sync(self) -> None:
+        self.broker.sync()
+        self._synced()
+
+    def _synced(self) -> None:
+        assert self.broker.synced_offset == self.broker._state.store.end
+        assert not self.broker.needs_sync()
+        self.synced_batches = len(self.batches)
+        self.expired_durable = {key: group.expired for key, group in self.broker._state.groups.items()}
+        for states in self.state.values():
+            states.update({sequence: DURABLE for sequence, state in states.items() if state == DONE})
+
+    @rule()
+    def checkpoint(self) -> None:
+        self.broker.checkpoint()
+
+    @rule()
+    def retire(self) -> None:
+        self.now_us += 11_000_000
+        self.broker.retire(self.now_us)
+        # What is gone from the store cannot be recognised any more; windows that are open keep their records.
+
+    @rule(seed=st.integers(0, 1 << 20), clean=st.booleans())
+    def restart(self, seed: int, clean: bool) -> None:
+        if clean:
+            self.broker.close()
+            self._synced()
+            self.disk.kill()
+        else:
+            self.disk.crash(Random(seed))
+        self.broker = Broker.open(self.disk, "/data/broker", SERVER, self.now_us, LIMITS)
+        assert not self.broker.damages
+        for key, count in self.expired_durable.items():
+            assert self.broker._state.groups[key].expired >= count, "a count of expired messages fell"
+        if not clean:  # what was not synced is not known any more
+            self.not_before_us = {key: {} for key in self.state}
+            self.attempts = {key: {} for key in self.state}
+        self.old_leases = self.leases
+        self.leases = {key: {} for key in self.state}
+        for states in self.state.values():
+            changes = {LEASED: FREE, DONE: MAYBE}
+            states.update({sequence: changes.get(state, state) for sequence, state in states.items()})
+        self._deliver_again()
+
+    def _deliver_again(self) -> None:
+        """The server repeats what it has no durable answer for; what was lost stands at another position now."""
+        for batch in self.batches[self.synced_batches :]:
+            outcome = self.broker.deliver(batch, True, self.now_us).outcome.tolist()
+            for sequence, subject, target, code in zip(
+                batch.sequence.tolist(), batch.subject.tolist(), batch.target_group.tolist(), outcome, strict=True
+            ):
+                assert code in (1, 2)
+                for key in [(subject, group) for group in ((target,) if target else GROUPS)]:
+                    if code == 1:
+                        self.state[key][sequence] = FREE
+                        self.old_leases[key] = {d: s for d, s in self.old_leases[key].items() if s != sequence}
+        for batch in self.batches[: self.synced_batches]:
+            assert self.broker.deliver(batch, True, self.now_us).outcome.tolist() == [2] * len(batch)
+
+    @invariant()
+    def holds_its_invariants(self) -> None:
+        self.broker.check_invariants()
+        state = self.broker._state
+        assert state.store.cache_bytes <= LIMITS.cache_bytes_max
+        assert all(queue.runs_in_memory <= LIMITS.queue_runs_max for queue in state.queues.values())
+        for group in state.groups.values():
+            assert group.redelivery_bytes <= LIMITS.redelivery_bytes_max
+            group.kept(LIMITS.redelivery_kept_ms).check_invariants()
+        assert all(len(extents) <= LIMITS.window_extents_max for extents in state.windows.extents.values())
+
+    def teardown(self) -> None:
+        """Everything that is not done can still be had."""
+        self.now_us += 4_000_000
+        for key, states in self.state.items():
+            for delivery in [*self.leases[key]]:
+                self.broker.ack(*key, np.array([delivery]), self.now_us)
+                states[self.leases[key].pop(delivery)] = DONE
+            while self._pull(key, 7, 60):
+                deliveries = np.array(list(self.leases[key]), np.int64)
+                assert self.broker.ack(*key, deliveries, self.now_us).acked == len(deliveries)
+                for sequence in self.leases[key].values():
+                    states[sequence] = DONE
+                self.leases[key] = {}
+            never = [s for s in states if states[s] == FREE and not self._has_expired(s, self.now_us // 1000)]
+            assert not never, f"{key} never got {never}"
+
+
+TestBroker = BrokerMachine.TestCase
+TestBroker.settings = settings(
+    max_examples=int(os.environ.get("BROKER_EXAMPLES", "30")),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)

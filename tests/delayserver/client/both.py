@@ -1,0 +1,50 @@
+"""Both clients behind the face of the blocking one, so that a test of what they share is written once."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, TypeAlias, cast
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from delayserver.client import AsyncClient, Client
+
+KINDS = ("blocking", "trio", "asyncio")
+
+Connect: TypeAlias = Callable[..., AbstractContextManager[Client]]
+
+
+class BlockingFace:
+    """An object of an event loop, called from threads: coroutines are waited for, a batcher is a plain context manager."""
+
+    def __init__(self, portal: BlockingPortal, behind: Any) -> None:
+        self._portal = portal
+        self._behind = behind
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._behind, name)
+        if inspect.iscoroutinefunction(attribute):
+            return lambda *positional, **named: self._portal.call(partial(attribute, *positional, **named))
+        return attribute
+
+    @contextmanager
+    def batcher(self, *positional: Any, **named: Any) -> Iterator[BlockingFace]:
+        batcher = self._portal.call(partial(self._behind.batcher, *positional, **named))
+        with self._portal.wrap_async_context_manager(batcher):
+            yield BlockingFace(self._portal, batcher)
+
+
+@contextmanager
+def connected(kind: str, address: str, **settings: Any) -> Iterator[Client]:
+    """A `Client` in its block, or an `AsyncClient` on this event loop that is called like one."""
+    if kind == "blocking":
+        with Client(address, **settings) as client:
+            yield client
+        return
+    with start_blocking_portal(kind) as portal:
+        behind = portal.call(partial(AsyncClient, address, **settings))
+        with portal.wrap_async_context_manager(behind):
+            yield cast(Client, BlockingFace(portal, behind))

@@ -1,0 +1,273 @@
+"""Rows that left the memory of a broker group: each is read back and delivered, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+
+from delayserver.config.settings import RouteSettings
+from delayserver.load.loader import LoadedRows
+from delayserver.server.delay_server import DelayServer
+from delayserver.state.group_queue import GroupQueue, Spilled
+from store.logs.schedule_log import ScheduleKey
+from store.records.segment import Segment
+from tests.delayserver.dispatch.test_broker_group import QUICK, TWO_GROUPS, put_many
+from tests.fakes.host import Host, faked_settings, small_settings
+from wheel.keys import Key
+
+Boot = Callable[..., Host]
+# What is sent to `c` has no stand-in.
+ONE_ALONE = (RouteSettings("a*", ("fakeA", "fakeB")), RouteSettings("c*", ("fakeA",)), RouteSettings("*", ("fakeB",)))
+
+
+def count_reads(server: DelayServer) -> list[int]:
+    """The windows that are read from now on."""
+    read = server.loader.read
+    windows: list[int] = []
+
+    def counting(
+        window_ms: int, ends: Mapping[str, int], from_key: Key, to_key: Key, rows_max: int | None = None
+    ) -> LoadedRows:
+        windows.append(window_ms)
+        return read(window_ms, ends, from_key, to_key, rows_max)
+
+    server.loader.read = counting  # type: ignore[method-assign]
+    return windows
+
+
+async def test_rows_that_leave_memory_while_their_window_is_read_back_are_read_back_too(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot(faked_settings(dispatch=QUICK | {"queue_rows_max": 20, "batch_messages_max": 5, "workers": 1}))
+    server = await host.start()
+    client = await host.client()
+    reading, go_on = trio.Event(), trio.Event()
+
+    async def slow(name: str, work: Callable[[], Any]) -> Any:
+        done = work()
+        if name == "read":
+            reading.set()
+            await go_on.wait()
+        return done
+
+    host.workers.around = slow
+    host.fake().up = False
+    await put_many(client, 30, host.now_ms, "s")
+    (group,) = server.groups.values()
+    await host.until(lambda: group.failing and bool(group.spilled))
+    host.fake().up = True
+    await reading.wait()
+    host.fake().up, dropped = False, group.counters.dropped_from_memory
+    await put_many(client, 10, host.now_ms, "s", first=30)
+    await host.until(lambda: group.failing)
+    await put_many(client, 30, host.now_ms, "s", first=40)
+    await host.sleep_ms(100)
+    assert group.counters.dropped_from_memory > dropped, "no row behind what is read has left memory"
+    host.fake().up = True
+    await host.until(lambda: not len(group.queue))
+    go_on.set()
+    await host.until(lambda: len(host.fake().stored) == 70, within_ms=30_000)
+    await host.settled()
+    assert len(set(host.fake().stored)) == 70
+    host.check_balance(pending=0)
+
+
+async def test_a_window_that_is_decided_and_retired_before_it_is_read_back_is_done(boot: Boot) -> None:
+    storage = {"window_ms": 1_000, "retention_ms": 10_000}
+    dispatch = QUICK | {"queue_rows_max": 10, "batch_messages_max": 5, "workers": 1}
+    host = boot(faked_settings(storage=storage, dispatch=dispatch))
+    server = await host.start()
+    client = await host.client()
+    host.fake().up = False
+    await put_many(client, 12, host.now_ms, "s")
+    (group,) = server.groups.values()
+    await host.until(lambda: group.failing and bool(group.spilled))
+    await host.sleep_ms(3_000)
+    due_ms = host.now_ms
+    receipts = [(await client.put(str(number), due_ms))["receipt"] for number in range(5)]
+    await host.sleep_ms(1_000)
+    assert set(await client.cancel(*receipts)) == {"cancelled"}
+    await host.sleep_ms(60_000)
+    assert not any(server.loader.ends(due_ms // 1_000 * 1_000).values()), "retention took the window"
+    host.fake().up = True
+    await host.until(lambda: len(host.fake().stored) == 12 and not group.spilled, within_ms=30_000)
+    await host.settled()
+    assert host.died_of is None
+    host.check_balance(pending=0)
+
+
+async def test_a_window_that_retention_takes_while_it_is_read_back_is_done(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot(faked_settings())
+    server = await host.start()
+    client = await host.client()
+    due_ms = host.now_ms
+    await client.put("m", due_ms)
+    await host.until(lambda: host.fake().texts == ["m"])
+    await host.settled()
+    files = server.opened.schedule._files
+    reading = files.reading
+
+    def retired_first(key: ScheduleKey) -> AbstractContextManager[Segment]:
+        files.remove(key)
+        return reading(key)
+
+    monkeypatch.setattr(files, "reading", retired_first)
+    (group,) = server.groups.values()
+    group.spilled.add(due_ms // 60_000 * 60_000)
+    await host.sleep_ms(3_000)
+    assert host.died_of is None
+    assert not group.spilled
+    assert host.fake().texts == ["m"]
+
+
+async def test_rows_without_a_stand_in_do_not_keep_those_that_come_later_from_theirs(boot: Boot) -> None:
+    dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5}
+    host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch))
+    await host.start()
+    client = await host.client()
+    stand_in = host.fake("fakeB")
+    host.fake("fakeA").up = False
+    await put_many(client, 30, host.now_ms, "c")
+    await host.sleep_ms(2_000)
+    for number in range(30, 60):
+        await client.put(str(number), host.now_ms, subject="a")
+        await host.sleep_ms(50)
+    await host.until(lambda: len(stand_in.stored) == 30, within_ms=5_000)
+    late_us = [stand_in.at_us[sequence] - stand_in.due_ms[sequence] * 1_000 for sequence in stand_in.stored]
+    assert max(late_us) < 100_000, "they left memory, and were read back for the stand-in"
+    await host.settled()
+    host.check_balance(pending=30)
+    host.fake("fakeA").up = True
+    await host.until(lambda: len(host.fake("fakeA").stored) == 30, within_ms=5_000)
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_rows_that_left_memory_come_back_to_their_stand_in_while_others_go_on_waiting(boot: Boot) -> None:
+    """Both groups are down when they come, and the queue of the first stays full of rows that have no stand-in."""
+    dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5}
+    host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch))
+    server = await host.start()
+    client = await host.client()
+    first, second = host.fake("fakeA"), host.fake("fakeB")
+    first.up = second.up = False
+    await client.put("shows that it is down", host.now_ms, subject="b")
+    await put_many(client, 200, host.now_ms, "c")
+    await host.sleep_ms(2_000)
+    await put_many(client, 100, host.now_ms, "a", first=200)
+    await host.sleep_ms(2_000)
+    second.up, reads = True, count_reads(server)
+    await host.until(lambda: len(second.stored) == 101, within_ms=30_000)
+    before = len(reads)
+    await host.sleep_ms(60_000)
+    assert len(reads) == before, "rows without a stand-in were read, and dropped, again and again"
+    await host.settled()
+    host.check_balance(pending=200)
+    first.up = True
+    await host.until(lambda: len(first.stored) == 200, within_ms=30_000)
+    await host.settled()
+    assert len(set(first.stored + second.stored)) == len(first.stored + second.stored) == 301
+    host.check_balance(pending=0)
+
+
+def test_windows_that_left_memory_are_known_by_the_routes_of_their_rows() -> None:
+    chance = Random(1)
+    spilled, known = Spilled(), set[tuple[int, int]]()
+    for _ in range(2_000):
+        if not known or chance.random() < 0.55:
+            window, place = chance.randrange(6), chance.randrange(3)
+            spilled.add(window, place)
+            known.add((window, place))
+        else:
+            wanted = chance.choice([None, *spilled.places])
+            rest = [(window, place) for window, place in known if wanted in (None, place)]
+            first, had = spilled.take(wanted)
+            assert first == min(rest)[0]
+            assert sorted(had) == sorted(place for window, place in rest if window == first)
+            known -= {(first, place) for place in had}
+        assert (bool(spilled), len(spilled)) == (bool(known), len({window for window, _ in known}))
+        assert sorted(spilled.places) == sorted({place for _, place in known})
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_each_row_is_delivered_once_whichever_groups_were_down_while_it_waited(boot: Boot, seed: int) -> None:
+    chance = Random(seed)
+    dispatch = QUICK | {"queue_rows_max": 20, "batch_messages_max": 5, "workers": chance.choice([1, 3])}
+    storage, wheel = {"window_ms": 1_000}, {"rows_max": chance.choice([60, 1_000]), "load_ahead_ms": 2_000}
+    host = boot(small_settings(groups=TWO_GROUPS, routes=ONE_ALONE, dispatch=dispatch, storage=storage, wheel=wheel))
+    await host.start()
+    client = await host.client()
+    fakes, sent = (host.fake("fakeA"), host.fake("fakeB")), 0
+    for _ in range(60):
+        for fake in fakes:
+            fake.up, fake.delay_ms = chance.random() < 0.4, chance.choice([0, 0, 30])
+        count = chance.choice([0, 1, 5, 40])
+        if count:
+            due_ms = host.now_ms + chance.choice([0, 100, 1_500])
+            await put_many(client, count, due_ms, chance.choice("abc"), first=sent)
+            sent += count
+        await host.sleep_ms(chance.choice([1, 100, 1_000]))
+    for fake in fakes:
+        fake.up, fake.delay_ms = True, 0
+    stored = [fake.stored for fake in fakes]
+    await host.until(lambda: sum(map(len, stored)) >= sent, within_ms=60_000)
+    await host.settled()
+    assert len(set(stored[0] + stored[1])) == len(stored[0] + stored[1]) == sent
+    host.check_balance(pending=0)
+
+
+async def test_a_load_of_the_near_future_looks_at_no_row_that_waits_in_a_queue(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot(faked_settings(dispatch=QUICK | {"workers": 1}))
+    server = await host.start()
+    client = await host.client()
+    host.fake().up = False
+    await put_many(client, 200, host.now_ms, "s")
+    (group,) = server.groups.values()
+    await host.until(lambda: len(group.queue) > 150)
+    later_ms = host.now_ms + 3 * 60_000
+    await put_many(client, 100, later_ms, "s", first=200)
+    looked: list[str] = []
+    for name in ("sequences", "holds"):  # every way by which a load may compare with the rows of a queue
+        ask = getattr(GroupQueue, name)
+
+        def counting(queue: GroupQueue, *columns: Any, _ask: Any = ask, _name: str = name) -> Any:
+            looked.append(_name)
+            return _ask(queue, *columns)
+
+        monkeypatch.setattr(GroupQueue, name, counting)
+    await host.until(lambda: len(server.wheel) == 100, within_ms=3 * 60_000)
+    assert not looked
+    host.fake().up = True
+    await host.until(lambda: len(host.fake().stored) == 300, within_ms=4 * 60_000)
+    assert len(set(host.fake().stored)) == 300
+
+
+async def test_rows_of_a_window_that_is_loaded_again_are_found_in_the_queue_where_they_wait(boot: Boot) -> None:
+    host = boot(faked_settings(dispatch=QUICK | {"workers": 1}))
+    server = await host.start()
+    client = await host.client()
+    host.fake().up = False
+    due_ms = host.now_ms + 500
+    await put_many(client, 50, due_ms, "s")
+    await put_many(client, 50, due_ms + 1, "s", first=50)
+    (group,) = server.groups.values()
+    await host.until(lambda: group.rows_held == 100)
+    # As a cancel that could not be recorded: from one of the rows on the window is loaded again.
+    server.loader.evict_after(Key(due_ms, int(group.queue.sequences().min()) + 10))
+    server.loader.wake()
+    loads = server.loader.loads
+    await host.until(lambda: server.loader.loads > loads)
+    assert group.rows_held == 100 and not len(server.wheel)
+    server.dispatcher.check_invariants()
+    host.fake().up = True
+    await host.until(lambda: len(host.fake().stored) == 100, within_ms=60_000)
+    assert len(set(host.fake().stored)) == 100

@@ -1,0 +1,97 @@
+"""Names are not for everybody to fill: a misspelt one stores nothing, and consumer groups have a bound of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.fakes.host import Client, Host, small_settings
+
+Boot = Callable[..., Host]
+
+
+async def pull(client: Client, subject: str, group: str, **more: Any) -> list[dict[str, Any]]:
+    result = await client.request("pull", {"subject": subject, "group": group} | more)
+    messages: list[dict[str, Any]] = result["messages"]
+    return messages
+
+
+@pytest.mark.parametrize("operation", ["ack", "nack"])
+@pytest.mark.parametrize(("subject", "group"), [("misspelt", "g"), ("s", "misspelt"), ("misspelt", "too")])
+async def test_an_ack_or_nack_of_names_never_seen_stores_neither(
+    boot: Boot, operation: str, subject: str, group: str
+) -> None:
+    host = boot(small_settings())
+    server = await host.start()
+    client = await host.client()
+    await client.put("m", host.now_ms)
+    await host.sleep_ms(100)
+    before = len(server.opened.names)
+    arguments = {"subject": subject, "group": group, "count": 2, "deliveries": [1]}
+    assert (await client.request(operation, arguments))["unknown"] == 2
+    assert len(server.opened.names) == before
+    assert (await client.request("groups"))["groups"] == []
+
+
+async def test_a_pull_of_a_subject_never_seen_stores_nothing_and_is_answered_empty(boot: Boot) -> None:
+    host = boot(small_settings())
+    server = await host.start()
+    client = await host.client()
+    before = len(server.opened.names)
+    assert await pull(client, "misspelt", "g") == []
+    assert await pull(client, "misspelt", "g", wait_ms=1_000) == []
+    assert len(server.opened.names) == before
+    assert (await client.status())["broker"]["waiting_pulls"] == 0
+
+
+async def test_a_pull_waits_for_the_first_message_of_a_subject(boot: Boot) -> None:
+    host = boot(small_settings())
+    await host.start()
+    waiting, also, client = [await host.client() for _ in range(3)]
+    asked = [
+        (one, await one.ask("pull", {"subject": "first", "group": group, "wait_ms": 60_000}))
+        for one, group in ((waiting, "g"), (also, "h"))
+    ]
+    await host.sleep_ms(1_000)
+    assert (await client.status())["broker"]["waiting_pulls"] == 2
+    await client.send({"subject": "first", "body": "m", "due_ms": host.now_ms + 2_000})
+    for one, number in asked:
+        (message,) = (await one.reply(number))["messages"]
+        assert message["body"] == b"m"
+    assert (await client.status())["broker"]["waiting_pulls"] == 0
+
+
+async def test_a_waiting_pull_of_a_subject_never_seen_ends_in_its_time_and_with_its_connection(boot: Boot) -> None:
+    host = boot(small_settings(broker={"waiting_pulls_max": 2}))
+    server = await host.start()
+    gone, waiting, client = [await host.client() for _ in range(3)]
+    await gone.ask("pull", {"subject": "never", "group": "g", "wait_ms": 60_000})
+    number = await waiting.ask("pull", {"subject": "never", "group": "g", "wait_ms": 1_000})
+    await host.sleep_ms(100)
+    assert await client.refused("pull", {"subject": "never", "group": "g", "wait_ms": 1}) == "queue_full"
+    assert (await waiting.reply(number))["messages"] == []
+    gone.transport.close()
+    await host.sleep_ms(100)
+    assert server.consuming.waiting_pulls == 0
+
+
+async def test_groups_have_a_bound_of_their_own_that_hello_and_status_tell(boot: Boot) -> None:
+    host = boot(small_settings(message={"subjects_max": 2}, broker={"groups_max": 2}))
+    server = await host.start()
+    client = await host.client()
+    await client.send(*[{"subject": name, "body": "m", "due_ms": host.now_ms} for name in ("a", "b")])
+    await host.sleep_ms(100)
+    for group in ("one", "two"):
+        assert len(await pull(client, "a", group)) == 1, "subjects do not take the room of groups"
+    before = len(server.opened.names)
+    assert await client.refused("pull", {"subject": "a", "group": "three"}) == "groups_full"
+    assert await client.refused("pull", {"subject": "b", "group": "one"}) == "groups_full"
+    assert len(server.opened.names) == before
+    (refused,) = await client.send({"subject": "c", "body": "m", "due_ms": host.now_ms})
+    assert refused["error"] == "subjects_full"
+    limits = (await client.request("hello", {"versions": [1]}))["limits"]
+    assert (limits["subjects_max"], limits["groups_max"]) == (2, 2)
+    status = await client.status()
+    assert (status["storage"]["subjects"], status["broker"]["groups"]) == (2, 2)

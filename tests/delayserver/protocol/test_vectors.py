@@ -1,0 +1,247 @@
+"""The test vectors of the protocol: the codec draws and reads their bytes, and a server answers in their shape."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+
+from delayserver.broker.limits import BrokerLimits
+from delayserver.client.timing import ServerClock
+from delayserver.protocol.columns import I64, U8, U32, unpack_column, unpack_ragged
+from delayserver.protocol.errors import DelayServerError, InvalidArgument
+from delayserver.protocol.frames import FrameDecoder, decode_reply, decode_request, encode_frame
+from delayserver.protocol.limits import DEFAULT_LIMITS
+from delayserver.protocol.operations import OPERATIONS
+from delayserver.protocol.proof import make_proof
+from delayserver.protocol.receipts import derived_message_id, format_receipt, parse_receipt
+from tests.delayserver.protocol import vectors
+from tests.fakes.host import Host, small_settings
+
+FILE: dict[str, Any] = json.loads(vectors.VECTORS.read_text())
+FRAMES = {frame["name"]: frame for frame in FILE["frames"]}
+REQUESTS = [name for name in FRAMES if name.endswith("request")]
+REPLIES = [name for name in FRAMES if name.endswith("reply")]
+DTYPES: dict[str, np.dtype[Any]] = {"i64": I64, "u32": U32, "u8": U8}
+
+
+def frame_of(name: str) -> bytes:
+    return bytes.fromhex(FRAMES[name]["hex"])
+
+
+def value_of(name: str) -> Any:
+    return vectors.from_json(FRAMES[name]["value"])
+
+
+def parts(bad: dict[str, Any]) -> bytes:
+    return b"".join([bytes.fromhex(part) * times for part, times in bad["hex_parts"]])
+
+
+def test_the_file_is_what_the_codec_draws_now() -> None:
+    assert vectors.VECTORS.read_text() == vectors.text(), "run python -m tests.delayserver.protocol.vectors"
+
+
+def test_every_operation_has_a_request_and_a_reply() -> None:
+    asked = {value_of(name)[0]: value_of(name)[1] for name in REQUESTS}
+    assert set(asked.values()) == OPERATIONS
+    answered = {value_of(name)[0] for name in REPLIES}
+    assert {asked[request_id] for request_id in asked if request_id in answered} == OPERATIONS
+
+
+@pytest.mark.parametrize("name", FRAMES)
+def test_a_frame_is_drawn_and_read_as_its_value(name: str) -> None:
+    value = value_of(name)
+    assert encode_frame(value) == frame_of(name)
+    [payload] = FrameDecoder().feed(frame_of(name))
+    if name in REQUESTS:
+        assert list(decode_request(payload)) == value
+    else:
+        reply = decode_reply(payload)
+        assert reply.id == value[0]
+        assert (reply.result if value[1] else value[2]["error"]) == (
+            value[2] if value[1] else reply.error and reply.error.name
+        )
+
+
+@pytest.mark.parametrize("bad", FILE["bad_frames"], ids=[bad["name"] for bad in FILE["bad_frames"]])
+def test_a_bad_frame_is_refused_by_its_name(bad: dict[str, Any]) -> None:
+    if bad["error"] == "unknown_operation":
+        return  # the codec knows no operations; the server does, below
+    with pytest.raises(DelayServerError) as caught:
+        for payload in FrameDecoder().feed(parts(bad)):
+            decode_request(payload)
+    assert (caught.value.error, caught.value.request_id) == (bad["error"], bad["id"])
+
+
+@pytest.mark.parametrize("column", FILE["columns"], ids=[column["name"] for column in FILE["columns"]])
+def test_a_column_is_read_as_its_rows(column: dict[str, Any]) -> None:
+    value = msgpack.unpackb(bytes.fromhex(column["hex"]))
+    if "error" in column:
+        with pytest.raises(InvalidArgument):
+            unpack_column(value, column["count"], DTYPES[column["type"]], "column")
+    else:
+        rows = unpack_column(value, column["count"], DTYPES[column["type"]], "column")
+        assert rows.tolist() == vectors.from_json(column["rows"])
+
+
+@pytest.mark.parametrize("ragged", FILE["ragged"], ids=[ragged["name"] for ragged in FILE["ragged"]])
+def test_ragged_bytes_are_read_as_their_rows(ragged: dict[str, Any]) -> None:
+    blob, lengths = bytes.fromhex(ragged["bytes"]), msgpack.unpackb(bytes.fromhex(ragged["lengths"]))
+    if "error" in ragged:
+        with pytest.raises(InvalidArgument):
+            unpack_ragged(blob, lengths, ragged["count"], "bodies", "body_length")
+    else:
+        rows = unpack_ragged(blob, lengths, ragged["count"], "bodies", "body_length").rows()
+        assert [row.hex() for row in rows] == ragged["rows"]
+
+
+def test_receipts_ids_and_proofs_are_drawn_and_read() -> None:
+    for row in FILE["receipts"]:
+        receipt = parse_receipt(row["receipt"])
+        assert (receipt.server_id, receipt.due_ms, receipt.sequence) == (
+            row["server_id"],
+            row["due_ms"],
+            row["sequence"],
+        )
+        assert format_receipt(row["server_id"], row["due_ms"], row["sequence"]) == row["receipt"]
+        assert derived_message_id(row["server_id"], row["sequence"]) == row["derived_message_id"]
+    for bad in FILE["bad_receipts"]:
+        with pytest.raises(DelayServerError, match="receipt_invalid"):
+            parse_receipt(bad)
+    for row in FILE["proofs"]:
+        assert make_proof(row["secret"], bytes.fromhex(row["challenge"])).hex() == row["proof"]
+
+
+def test_the_clock_rule_gives_the_due_times() -> None:
+    for row in FILE["clocks"]:
+        clock = ServerClock(iter([row["sent_us"], row["now_us"]]).__next__)
+        clock.learn(row["server_us"], row["sent_us"])
+        assert clock.now_ms() + row["delay_ms"] == row["due_ms"]
+
+
+def test_the_largest_reply_is_as_large_as_the_page_says() -> None:
+    text = "x" * DEFAULT_LIMITS.subject_bytes_max
+    row = vectors.pulled_row(
+        message_id="", subject=text, sequence=2**48 - 1, expires_ms=2**62, attempt=2**31, body=b"", delivery=2**62
+    )
+    beside_budget = len(msgpack.packb(row)) + 27 + 5  # a derived id, and the longest head of a body
+    pulled = BrokerLimits().pull_bytes_max + DEFAULT_LIMITS.pull_messages_max * beside_budget
+    sent = {"receipt": "r" * 38, "message_id": text, "subject": text, "due_ms": 2**62, "sequence": 2**62}
+    found = {
+        "receipt": "r" * 38,
+        "outcome": "deduplicated",
+        "subject": text,
+        "dispatched_us": 2**62,
+        "attempts": 2**31,
+        "unanswered_elsewhere": 255,
+        "broker_group": text,
+        "due_ms": 2**62,
+        "original_receipt": "r" * 38,
+        "rescheduled_to": "r" * 38,
+    }
+    for rows in (sent, found):
+        assert len(msgpack.packb(rows)) * DEFAULT_LIMITS.batch_messages_max <= DEFAULT_LIMITS.frame_bytes_max
+    assert pulled <= DEFAULT_LIMITS.frame_bytes_max
+
+
+# -- a server answers in the shape of the vectors
+
+
+def shape(value: Any) -> Any:
+    """The keys and types of a value; a column is a column, however it is drawn."""
+    if isinstance(value, dict):
+        return {key: shape(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [shape(value[0])] if value else []
+    return type(value).__name__
+
+
+def same_shape(name: str, found: dict[str, Any], columns: bool = False) -> None:
+    expected = value_of(name)[2]
+    assert found.keys() == expected.keys(), name
+    if not columns:
+        assert shape(found) == shape(expected), name
+
+
+async def test_a_server_answers_bad_frames_as_the_vectors_say(boot: Any) -> None:
+    host: Host = boot(small_settings())
+    await host.start()
+    for bad in FILE["bad_frames"]:
+        client = await host.client()
+        await client.send_bytes(parts(bad))
+        while bad["id"] not in client.replies:
+            await client.take()
+        error = client.replies[bad["id"]].error
+        assert error is not None and error.name == bad["error"], bad["name"]
+        if bad["closes"]:
+            with pytest.raises(ConnectionResetError):
+                await client.take()
+        else:
+            assert await client.request("ping")
+
+
+async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Any) -> None:
+    host: Host = boot(small_settings())
+    await host.start()
+    client = await host.client()
+
+    async def ask(name: str, **changes: Any) -> dict[str, Any]:
+        _, operation, arguments = value_of(name)
+        return await client.request(operation, arguments | changes)
+
+    same_shape("hello reply", await ask("hello request"))
+    same_shape("ping reply", await ask("ping request"))
+    same_shape("route reply", await ask("route request"))
+    status = await ask("status request")
+    assert status.keys() >= value_of("status reply")[2].keys()
+    assert status["lateness_ms"].keys() >= value_of("status reply")[2]["lateness_ms"].keys()
+    far = {"subject": "orders", "body": "hi", "due_ms": host.now_ms + 3_600_000}
+    now = far | {"due_ms": host.now_ms, "message_id": "o-1"}
+    sent = await ask("send request", messages=[now, far])
+    same_shape("send reply", sent)
+    same_shape(
+        "send rows reply", await ask("send rows request", messages=[far, {"subject": "", "body": "", "due_ms": 1}])
+    )
+    due_ms = (np.arange(3) + host.now_ms + 3_600_000).astype("<i8").tobytes()
+    columns = await ask("send columns request", due_ms=due_ms)
+    same_shape("send columns reply", columns, columns=True)
+    await ask("send columns of subjects request")
+    receipt = sent["results"][1]["receipt"]
+    same_shape("reschedule reply", await ask("reschedule request", items=[{"receipt": receipt, "delay_ms": 7_200_000}]))
+    moved_row = await ask("lookup request", receipts=[receipt])
+    same_shape("lookup of a moved message reply", moved_row)
+    numbers = {"sequence": [columns["first_sequence"]]}
+    moved = await ask(
+        "reschedule columns request", **numbers, message_due_ms=due_ms, due_ms=host.now_ms + 10**7, server_id=None
+    )
+    same_shape("reschedule columns reply", moved, columns=True)
+    found = await ask("lookup columns request", **numbers, due_ms=due_ms, server_id=None)
+    same_shape("lookup columns reply", found, columns=True)
+    gone = await ask("cancel columns request", **numbers, due_ms=due_ms, server_id=None)
+    same_shape("cancel columns reply", gone, columns=True)
+    same_shape("cancel reply", await ask("cancel request", receipts=[receipt]))
+    name = {"subject": "orders", "message_id": "o-1", "due_ms": sent["results"][0]["due_ms"]}
+    same_shape("cancel names reply", await ask("cancel names request", messages=[name]))
+    same_shape("pull reply", await ask("pull request"))
+    await host.settled()
+    same_shape("lookup reply", await ask("lookup request", receipts=[sent["results"][0]["receipt"], "nonsense"]))
+    same_shape("pull without messages reply", await ask("pull request", wait_ms=0))
+    same_shape(
+        "pull columns reply", await ask("pull columns request", subject="bills", group="g", wait_ms=2000), columns=True
+    )
+    same_shape("cancel_wait reply", await ask("cancel_wait request"))
+    expiring = {"subject": "expiring", "body": "", "delay_ms": 0, "expires_ms": host.now_ms + 5000}
+    await client.send(expiring)
+    pulled = await ask("pull request", subject="expiring")
+    delivery = pulled["messages"][0]["delivery"]
+    same_shape("nack reply", await ask("nack request", subject="expiring", deliveries=delivery, delay_ms=5000))
+    same_shape("ack reply", await ask("ack request"))
+    same_shape("groups reply", await ask("groups request"))
+    same_shape("deliver reply", await ask("deliver request", due_ms=host.now_ms), columns=True)
+    same_shape("window_complete reply", await ask("window_complete request"))
+    dry = await ask("redispatch request", from_ms=0, to_ms=host.now_ms + 1)
+    same_shape("redispatch reply", dry, columns=True)
+    assert await ask("prove challenge request") == {"challenge": b""}

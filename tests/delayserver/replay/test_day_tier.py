@@ -1,0 +1,388 @@
+"""Rule 5 on coarse days: sealed and drained by durable state, never by the clock; nothing lost, doubled or miscounted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+import pytest
+
+from delayserver.config.settings import Settings
+from delayserver.replay.placing import Round
+from delayserver.server.delay_server import DelayServer
+from store.logs.schedule_log import Source
+from store.records.batches import MessageBatch
+from store.records.record import HEADER_BYTES, decode_header
+from tests.fakes.host import Client, Host, faked_settings
+from wheel.keys import Key
+
+Boot = Callable[..., Host]
+HOUR_MS, DAY_MS = 3_600_000, 86_400_000
+
+
+def coarse_settings(**parts: dict[str, object]) -> Settings:
+    """Days are fine from an hour before they start."""
+    storage = {"fine_horizon_ms": HOUR_MS} | parts.pop("storage", {})
+    return faked_settings(storage=storage, **parts)
+
+
+def drain_slowly(host: Host, pause_ms: int) -> None:
+    """From the next start on, a pause after each slice of a day, so that other things happen in between."""
+
+    def slow(server: DelayServer) -> None:
+        step = server.tier.step
+
+        async def slowly() -> None:
+            await step()
+            await host.sleep_ms(pause_ms)
+
+        server.tier.step = slowly  # type: ignore[method-assign]
+
+    host.before_run = slow
+
+
+def sources(host: Host) -> dict[Source, int]:
+    """Rows by source of their file."""
+    schedule = host.server.opened.schedule
+    rows = dict.fromkeys(Source, 0)
+    for key in schedule.keys():
+        rows[key.source] += schedule.rows(key)
+    return rows
+
+
+async def put_far(host: Host, client: Client, count: int = 20) -> int:
+    """Messages of one day, two days from now, some of them copies and cancelled; returns the day's start."""
+    start_ms = (host.now_ms // DAY_MS + 2) * DAY_MS
+    receipts = []
+    for i in range(count):
+        receipts.append((await client.put(str(i), start_ms + HOUR_MS + i * 4_000, message_id=f"id{i}"))["receipt"])
+        await host.sleep_ms(5)  # a record each
+    await client.put("copy", start_ms + HOUR_MS + 4_000, message_id="id1")
+    assert await client.cancel(receipts[2], receipts[3]) == ["cancelled"] * 2
+    await host.settled()
+    return start_ms
+
+
+def check_done(host: Host, count: int = 20) -> None:
+    """Everything but the cancelled and the copy was delivered once."""
+    texts = host.fake().texts
+    assert sorted(texts, key=int) == [str(i) for i in range(count) if i not in (2, 3)]
+    status = host.check_balance(pending=0)
+    assert (status["accepted"], status["cancelled"], status["deduplicated"]) == (count + 1, 2, 1)
+
+
+async def test_far_messages_rest_in_one_file_a_day_and_reach_their_minutes_in_time(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 0, Source.DAY: 21}
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(40_000)
+    assert sources(host) == {Source.DIRECT: 0, Source.FROM_DAY: 21, Source.DAY: 0}
+    host.check_balance(pending=18)
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=120_000)
+    await host.settled()
+    check_done(host)
+
+
+async def test_a_day_that_comes_near_while_the_server_is_down_is_drained_late_and_balances(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.stop()
+    host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
+    await host.start()
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=60_000)
+    await host.sleep_ms(1_000)
+    await host.settled()
+    check_done(host)
+    await host.stop()
+    await host.start()
+    check_done(host)
+
+
+async def test_while_a_day_drains_its_windows_can_be_loaded_already(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slice of the day at a time: windows are loaded, delivered and complete while others still lie in the day."""
+    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    host = boot(coarse_settings())
+    drain_slowly(host, 100)
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.stop()
+    host.clock.step(start_ms + HOUR_MS + 40_000 - host.now_ms)
+    await host.start()
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=400_000)
+    await host.sleep_ms(2_000)
+    await host.settled()
+    check_done(host)
+    await host.kill()
+    await host.start()
+    check_done(host)
+
+
+async def test_a_refill_leaves_what_the_drain_has_placed_and_not_published_to_its_publication(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 5)
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.stop()
+    host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
+    server = await host.start()
+    place, refills = server.placing.place_drained, 0
+
+    async def place_and_refill(batch: MessageBatch) -> Round:
+        nonlocal refills
+        done = await place(batch)
+        (group,) = server.groups.values()
+        server.dispatcher.released_to[group.code] = Key(host.now_ms, 0)
+        for placed in done.placed:
+            group.spilled.add(placed.key.start_ms)
+            await server.dispatcher._refill_group(group)
+            refills += 1
+        return done
+
+    monkeypatch.setattr(server.placing, "place_drained", place_and_refill)
+    await host.until(lambda: len(host.fake().stored) == 18, within_ms=60_000)
+    await host.sleep_ms(1_000)
+    await host.settled()
+    check_done(host)
+    assert refills
+
+
+async def test_a_record_after_the_seal_goes_to_its_minute_while_the_day_drains(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    host = boot(coarse_settings())
+    drain_slowly(host, 100)
+    await host.start()
+    client = await host.client()
+    start_ms = await put_far(host, client)
+    due_ms = start_ms + 23 * HOUR_MS
+    assert (await client.put("early", due_ms, message_id="x"))["sequence"]
+    await host.settled()
+    await host.sleep_ms(2_000)
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.until(lambda: sources(host)[Source.FROM_DAY] > 5, within_ms=40_000)
+    assert host.server.opened.days.draining(), "the day was drained before the test could send"
+    await client.put("late", due_ms, message_id="y")
+    await client.put("copy of early", due_ms, message_id="x")
+    await host.until(lambda: not host.server.opened.days.draining(), within_ms=40_000)
+    await host.settled()
+    rows = sources(host)
+    assert rows[Source.DIRECT] == 2
+    assert rows[Source.FROM_DAY] == 22
+    assert host.check_balance()["deduplicated"] == 2
+
+
+async def test_what_was_cancelled_in_a_day_stays_so_when_its_rows_leave_memory_while_it_drains(boot: Boot) -> None:
+    host = boot(coarse_settings(dispatch={"queue_rows_max": 2, "backoff_ms_min": 10, "backoff_ms_max": 50}))
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.stop()
+    host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
+    drain_slowly(host, 30_000)
+    host.fake().up = False
+    await host.start()
+    await host.sleep_ms(3_000)
+    assert host.server.opened.days.draining()
+    host.fake().up = True
+    await host.until(lambda: len(host.fake().stored) >= 18, within_ms=20_000)
+    assert host.server.opened.days.draining()
+    await host.sleep_ms(60_000)
+    await host.settled()
+    check_done(host)
+
+
+async def test_the_copy_of_a_coarse_message_is_suppressed_after_the_day_was_drained(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = await put_far(host, client)
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(40_000)
+    again = await client.find((await client.put("again", start_ms + HOUR_MS, message_id="id0"))["receipt"])
+    cancelled_id = await client.find(
+        (await client.put("again", start_ms + HOUR_MS + 8_000, message_id="id2"))["receipt"]
+    )
+    assert again["outcome"] == cancelled_id["outcome"] == "deduplicated"
+    await host.settled()
+    assert host.check_balance(pending=18)["deduplicated"] == 3
+
+
+@pytest.mark.parametrize("power", [False, True])
+async def test_a_crash_at_any_operation_of_sealing_and_draining_changes_nothing(boot: Boot, power: bool) -> None:
+    crashed = 0
+    for operations in range(2, 110, 6):
+        host = boot(coarse_settings(), name=f"host{operations}")
+        await host.start()
+        start_ms = await put_far(host, await host.client(), 6)
+        await host.sleep_ms(1_100)
+        await host.kill()
+        host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+        host.disk.crash_after(operations)
+        await host.start()  # it seals and drains at once
+        await host.sleep_ms(500)
+        crashed += host.disk.dead
+        await (host.lose_power(operations) if power else host.kill())
+        await host.start()
+        await host.sleep_ms(500)
+        assert sources(host)[Source.DAY] == 0, operations
+        assert not host.server.opened.damages, operations
+        host.check_balance(pending=4)
+        host.clock.step(start_ms + 2 * HOUR_MS - host.now_ms)
+        await host.until(lambda host=host: len(host.fake().stored) == 4, within_ms=2_000)  # type: ignore[misc]
+        await host.settled()
+        check_done(host, 6)
+        await host.kill()
+    assert crashed > 5
+
+
+async def test_a_checkpoint_lost_while_a_day_drains_gives_the_same_balance(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    host = boot(coarse_settings())
+    drain_slowly(host, 100)
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.sleep_ms(1_500)
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.until(lambda: sources(host)[Source.FROM_DAY] > 5, within_ms=40_000)
+    await host.kill()
+    host.disk.remove("/data/checkpoint")
+    await host.start()
+    assert host.server.opened.checkpoint_lost
+    host.check_balance(pending=18)
+    await host.sleep_ms(40_000)
+    host.check_balance(pending=18)
+    await host.kill()
+    host.disk.remove("/data/checkpoint")
+    await host.start()
+    assert host.check_balance(pending=18)["accepted"] == 21
+
+
+async def test_what_a_drained_day_may_have_had_attempted_before_a_crash_is_uncertain(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The day drains late, its rows are handed over at once, and power is lost before its minutes are synced."""
+    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    host = boot(coarse_settings())
+    await host.start()
+    start_ms = await put_far(host, await host.client())
+    await host.stop()
+    host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
+    fake = host.fake()
+    fake.stores_before_failing, fake.up, fake.known_failures = True, False, False
+    drain_slowly(host, 50)
+    await host.start()
+    await host.until(lambda: len(fake.stored) >= 8, within_ms=60_000)
+    seen = set(fake.stored)
+    await host.lose_power(4)
+    fake.stored.clear()
+    fake.uncertain.clear()
+    await host.start()
+    await host.until(lambda: set(fake.stored) >= seen, within_ms=60_000)
+    assert seen <= fake.uncertain
+
+
+async def test_a_minute_is_not_retired_while_its_day_drains(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 10: the day's later slices still have messages of it."""
+    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    host = boot(coarse_settings(storage={"retention_ms": 60_000}))
+    await host.start()
+    client = await host.client()
+    start_ms = (host.now_ms // DAY_MS + 2) * DAY_MS
+    for number in range(6):  # all in one minute
+        await client.put(str(number), start_ms + HOUR_MS + number)
+        await host.sleep_ms(5)  # a record each
+    await host.settled()
+    await host.stop()
+    host.clock.step(start_ms + 6 * HOUR_MS - host.now_ms)
+    drain_slowly(host, 7_000)  # longer than between two looks of retention
+    await host.start()
+    await host.until(lambda: len(host.fake().stored) == 6, within_ms=120_000)
+    await host.sleep_ms(60_000)
+    assert host.fake().texts == [str(number) for number in range(6)]
+    assert host.check_balance(pending=0)["delivered"] == 6
+    await host.kill()
+    await host.start()
+    assert host.check_balance(pending=0)["delivered"] == 6
+
+
+def damage_record(host: Host, log: str, place: int) -> str:
+    """Flip a bit in the columns of a record of a day's file; its path."""
+    (path,) = [path for path in host.disk.files(f"/data/{log}") if path.endswith("/day.log")]
+    found, position, data = [], 64, host.disk.content(path)
+    while position < len(data):
+        found.append(position)
+        position = decode_header(data[position : position + HEADER_BYTES], position).end
+    host.disk.flip_bit(path, found[place] + HEADER_BYTES + 20)
+    return path
+
+
+@pytest.mark.parametrize("restart", [False, True])
+async def test_a_damaged_record_of_a_day_holds_back_its_own_rows_only_and_the_file_is_kept(
+    boot: Boot, restart: bool
+) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = await put_far(host, client)
+    for body in ("damaged", "98"):
+        await client.put(body, start_ms + HOUR_MS)
+        await host.settled()
+    following = (await client.put("next day", start_ms + DAY_MS + HOUR_MS))["receipt"]
+    await host.settled()
+    await host.sleep_ms(2_000)
+    path = damage_record(host, f"schedule_log/{path_of_day(start_ms)}", -2)
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(70_000)
+    assert sources(host)[Source.FROM_DAY] == 22
+    if restart:
+        await host.kill()
+        await host.start()
+        await host.sleep_ms(70_000)
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.until(lambda: len(host.fake().stored) == 19, within_ms=120_000)
+    await host.settled()
+    status = host.check_balance(pending=2)
+    assert "damaged" not in host.fake().texts
+    assert any(path in text for text in status["corruption"])
+    assert host.disk.exists(path)
+    host.clock.step(start_ms + DAY_MS + HOUR_MS - 2_000 - host.now_ms)
+    await host.until(lambda: "next day" in host.fake().texts, within_ms=120_000)
+    assert await (await host.client()).lookup(following) == ["delivered"]
+
+
+def path_of_day(start_ms: int) -> str:
+    return datetime.fromtimestamp(start_ms / 1000, UTC).strftime("%Y-%m-%d")
+
+
+async def test_where_outcomes_of_a_day_are_damaged_nothing_of_it_is_delivered_and_all_else_is(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = await put_far(host, client)
+    other = (await client.put("other", start_ms + HOUR_MS))["receipt"]
+    await host.settled()
+    await host.sleep_ms(2_000)
+    path = damage_record(host, f"dispatch_log/{path_of_day(start_ms)}", 0)
+    await host.kill()
+    await host.start()
+    client = await host.client()
+    assert await client.cancel(other) == ["too_late"]
+    assert await client.lookup(other) == ["pending"]
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    await host.sleep_ms(70_000)
+    await client.put("fresh", start_ms + HOUR_MS)
+    host.clock.step(start_ms + HOUR_MS - 2_000 - host.now_ms)
+    await host.sleep_ms(120_000)
+    assert host.fake().texts == ["fresh"]
+    assert await client.cancel(other) == ["too_late"]
+    assert any(path in text for text in host.status()["corruption"])

@@ -1,0 +1,239 @@
+"""Rule 5: replay is idempotent by sequence, whatever range of the log it meets again; rule 6: the pointer comes last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import pytest
+
+from delayserver.protocol.errors import DelayServerError
+from delayserver.replay.placing import Round
+from delayserver.state.log_queue import LINGER_MS
+from store.logs.schedule_log import Source
+from tests.fakes.disk import FakeDisk
+from tests.fakes.host import Host, faked_settings
+from tests.fakes.rows import messages
+
+Boot = Callable[..., Host]
+# No checkpoint of its own accord: every start replays everything.
+RARE_CHECKPOINTS = {"checkpoint_interval_ms": 1 << 40}
+
+
+def schedule_rows(host: Host) -> int:
+    """Rows in all schedule files."""
+    schedule = host.server.opened.schedule
+    return sum(schedule.rows(key) for key in schedule.keys())
+
+
+async def test_the_same_range_of_the_log_replayed_again_and_again_adds_nothing(boot: Boot) -> None:
+    host = boot(faked_settings(storage=RARE_CHECKPOINTS))
+    await host.start()
+    client = await host.client()
+    due_ms = [host.now_ms + 1_000 + 2_003 * number for number in range(60)]
+    receipts = [(await client.put(str(due), due, message_id=f"id{due % 3}"))["receipt"] for due in due_ms]
+    await client.put("copy", due_ms[50], message_id=f"id{due_ms[50] % 3}")
+    await client.cancel(*receipts[40:45])
+    for life in range(4):
+        await host.kill()
+        host.disk.remove("/data/checkpoint")
+        await host.start()
+        await host.settled()
+        assert host.server.opened.checkpoint_lost
+        assert schedule_rows(host) == 61, f"life {life}"
+        status = host.check_balance()
+        assert (status["accepted"], status["cancelled"], status["deduplicated"]) == (61, 5, 1)
+    await host.sleep_ms(130_000)
+    assert len(host.fake().stored) == len(set(host.fake().stored)) == 55
+    host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_power_lost_between_checkpoints_replays_what_the_schedule_files_lost(boot: Boot, seed: int) -> None:
+    host = boot(faked_settings())
+    sent = 0
+    for life in range(3):
+        await host.start()
+        client = await host.client()
+        for number in range(10):
+            await client.put(f"{life}.{number}", host.now_ms + 10_000 + 7_000 * number)
+            sent += 1
+            await host.sleep_ms(130)
+        await host.lose_power(seed * 7 + life)
+    await host.start()
+    await host.sleep_ms(85_000)
+    await host.settled()
+    assert sorted(set(host.fake().texts)) == sorted(host.fake().texts)
+    assert len(host.fake().texts) == sent
+    assert host.check_balance(pending=0)["accepted"] == sent
+
+
+async def test_a_disk_that_fills_up_in_the_middle_of_a_round_neither_loses_nor_repeats_nor_miscounts(
+    boot: Boot,
+) -> None:
+    disk = FakeDisk()
+    host = boot(faked_settings(storage={"message_log_segment_bytes": 4 << 20}), disk=disk)
+    await host.start()
+    client = await host.client()
+    await client.put("first", host.now_ms + 3_000)
+    await host.settled()
+    await host.sleep_ms(1_100)
+    disk.capacity_bytes = disk.used_bytes + 40_000
+    accepted = 1
+    for number in range(12):
+        # Spread over minutes, so that a round writes some files and not the others.
+        messages = [
+            {"subject": "s", "body": f"{number}.{i}" + "x" * 2_000, "due_ms": host.now_ms + 2_000 + i * 60_000}
+            for i in range(5)
+        ]
+        try:
+            accepted += sum("receipt" in result for result in await client.send(*messages))
+        except DelayServerError as error:
+            assert error.name == "disk_full"
+    assert host.server.positions.lag_bytes > 0, "the replayer must have met the full disk"
+    await host.sleep_ms(1_500)
+    disk.capacity_bytes = None
+    await host.sleep_ms(1_000)
+    await host.settled()
+    assert host.server.balance.placed == accepted
+    await host.stop()
+    await host.start()
+    assert host.check_balance()["accepted"] == accepted
+    host.clock.step(300_000)
+    await host.sleep_ms(2_000)
+    await host.settled()
+    assert len(set(host.fake().stored)) == len(host.fake().stored) == accepted
+    host.check_balance(pending=0)
+
+
+async def test_the_same_with_a_lost_checkpoint_counts_each_message_once(boot: Boot) -> None:
+    disk = FakeDisk()
+    host = boot(faked_settings(storage=RARE_CHECKPOINTS), disk=disk)
+    await host.start()
+    client = await host.client()
+    disk.capacity_bytes = disk.used_bytes + 12_000
+    accepted = 0
+    for number in range(8):
+        messages = [
+            {"subject": "s", "body": "x" * 3_000, "due_ms": host.now_ms + 600_000 + i * 60_000} for i in range(4)
+        ]
+        try:
+            accepted += sum("receipt" in result for result in await client.send(*messages))
+        except DelayServerError as error:
+            assert error.name == "disk_full", number
+    await host.kill()
+    disk.capacity_bytes = disk.used_bytes + 30_000
+
+    async def make_room() -> None:
+        await host.sleep_ms(2_000)
+        disk.capacity_bytes = None
+
+    host._nursery.start_soon(make_room)
+    await host.start()
+    await host.settled()
+    assert host.check_balance(pending=accepted)["accepted"] == accepted
+    assert host.server.balance.placed == accepted
+
+
+async def test_a_checkpoint_never_says_more_than_the_schedule_files_durably_hold(boot: Boot) -> None:
+    """Rule 6: power is lost at every operation around a checkpoint; what was accepted is there every time."""
+    for operations in range(1, 26, 2):
+        host = boot(faked_settings(), name=f"host{operations}")
+        await host.start()
+        client = await host.client()
+        receipts = [(await client.put(str(i), host.now_ms + 90_000 + 61_000 * i))["receipt"] for i in range(4)]
+        await host.settled()
+        host.disk.crash_after(operations)
+        await host.sleep_ms(1_500)
+        if host.disk.dead:
+            await host.wait_down()
+        await host.lose_power(operations)
+        await host.start()
+        client = await host.client()
+        assert await client.lookup(*receipts) == ["pending"] * 4, operations
+        assert not host.server.opened.damages, operations
+        assert host.check_balance(pending=4)["accepted"] == 4
+        await host.kill()
+
+
+async def test_replay_reads_the_log_back_when_it_fell_behind(boot: Boot) -> None:
+    """More is committed than the queue in memory may hold; the log itself is the queue then."""
+    host = boot(faked_settings(storage={"message_log_segment_bytes": 8 << 20}))
+    await host.start()
+    client = await host.client()
+    host.server.log_queue._bytes_max = 0  # as if that much waited already
+    receipts = [(await client.put("x" * 50_000, host.now_ms + 2_000))["receipt"] for _ in range(20)]
+    host.server.log_queue._bytes_max = 32 << 20
+    await host.sleep_ms(3_000)
+    assert set(await client.lookup(*receipts)) == {"delivered"}
+    assert len(host.fake().stored) == 20
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_rounds_over_more_files_than_may_be_open_begin_with_those_that_are(boot: Boot) -> None:
+    """In the same order each time, the least recently used one would always be the next one wanted."""
+    disk = FakeDisk()
+    host = boot(faked_settings(storage={"open_files_max": 24} | RARE_CHECKPOINTS), disk=disk)
+    server = await host.start()
+    windows, rounds = 30, 6
+    start_ms = host.now_ms // 60_000 * 60_000 + 3_600_000
+    for number in range(rounds):
+        if number == 1:
+            opens = disk.counts["open"]
+        rows = messages(1 + number * windows, windows).with_columns(
+            due_ms=start_ms + 60_000 * np.arange(windows, dtype=np.int64)
+        )
+        server.placing.place_batch(rows, Round(0, 0), Source.DIRECT)
+    assert schedule_rows(host) == windows * rounds
+    table = host.server.opened.schedule.open_file_count()
+    assert disk.counts["open"] - opens == (rounds - 1) * (windows - table)
+
+
+async def test_a_round_takes_its_turn_unless_something_in_it_is_urgent(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot(faked_settings())
+    server = await host.start()
+    client = await host.client()
+    await client.put("makes the window's file", host.now_ms + 30_000)
+    await host.sleep_ms(1_000)
+    turns: list[int] = []
+
+    async def take_turn() -> None:
+        turns.append(host.now_ms)
+
+    monkeypatch.setattr(server.runtime.turns, "take", take_turn)
+    receipt = (await client.put("later", host.now_ms + 29_000))["receipt"]
+    await host.sleep_ms(100)
+    assert len(turns) == 1
+    await client.put("soon", host.now_ms + 100)
+    await client.cancel(receipt)
+    await host.sleep_ms(100)
+    assert len(turns) == 1
+    await host.sleep_ms(1_000)
+    assert host.fake().texts == ["soon"]
+
+
+async def test_single_sends_that_never_pause_share_their_rounds(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client, server = await host.client(), host.server
+    await client.put("first", host.now_ms + 600_000)
+    await host.settled()
+    publish, rounds = server.publisher.publish, []
+
+    def counted(done: Round) -> None:
+        rounds.append(len(done.placed))
+        publish(done)
+
+    monkeypatch.setattr(server.publisher, "publish", counted)
+    # The next ones come while a round takes its time.
+    monkeypatch.setattr(server.runtime.turns, "take", partial(host.sleep_ms, 2))
+    for number in range(300):
+        await client.put(str(number), host.now_ms + 600_000)
+        await host.sleep_ms(1)
+    await host.settled()
+    assert schedule_rows(host) == 301
+    assert len(rounds) <= 300 / LINGER_MS * 2, rounds

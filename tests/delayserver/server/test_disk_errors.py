@@ -1,0 +1,126 @@
+"""What a disk does that refuses an operation: it gets a name, a line that says what to do, and whoever can wait waits."""
+
+from __future__ import annotations
+
+import errno
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from delayserver.runtime.damage import LINES_A_MINUTE, UNREADABLE_MAX, DamageReport
+from store.errors import CorruptionError, DiskError, UnreadableError
+from tests.fakes.host import Host, faked_settings
+
+Boot = Callable[..., Host]
+
+
+def refusing(operation: str, part: str, code: int, times: int = 1 << 30) -> Callable[[str, str], int]:
+    """Refuses the first `times` calls of this name on paths that hold `part`."""
+    left = [times]
+
+    def refuse(asked: str, path: str) -> int:
+        if asked != operation or part not in path or not left[0]:
+            return 0
+        left[0] -= 1
+        return code
+
+    return refuse
+
+
+async def delivered_and_closed(host: Host) -> str:
+    """The receipt of a delivered message of a server that was started again, with no file of a window open."""
+    await host.start()
+    receipt = (await (await host.client()).put("m", host.now_ms))["receipt"]
+    await host.until(lambda: host.fake().texts == ["m"])
+    await host.settled()
+    await host.stop()
+    await host.sleep_ms(3_600_000)  # no load needs the window of the message any more
+    await host.start()
+    return str(receipt)
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EMFILE, errno.EACCES], ids=errno.errorcode.get)
+@pytest.mark.parametrize("operation", ["cancel", "lookup"])
+@pytest.mark.parametrize("folder", ["dispatch_log", "schedule_log"])
+async def test_a_file_that_cannot_be_opened_is_storage_failed_and_neither_a_bug_nor_corruption(
+    boot: Boot, caplog: pytest.LogCaptureFixture, operation: str, folder: str, code: int
+) -> None:
+    host = boot(faked_settings())
+    receipt = await delivered_and_closed(host)
+    client = await host.client()
+    host.disk.refuse = refusing("open", folder, code)
+    assert await client.refused(operation, {"receipts": [receipt]}) == "storage_failed"
+    assert "Traceback" not in caplog.text and "bug" not in caplog.text and "corrupt" not in caplog.text
+    assert "disk error: " in caplog.text and "cannot open" in caplog.text
+    status = host.check_balance()
+    assert status["corruption"] == [] and status["storage"]["disk_errors"] >= 1
+    assert folder in status["storage"]["disk_error_last"]
+    host.disk.refuse = None
+    answer = {"cancel": "delivered", "lookup": "delivered"}[operation]
+    assert (await client.request(operation, {"receipts": [receipt]}))["results"][0]["outcome"] == answer
+
+
+@pytest.mark.parametrize("operation", ["open", "pread"])
+async def test_a_schedule_file_that_the_disk_refuses_holds_back_its_own_rows_until_it_can_be_read(
+    boot: Boot, operation: str
+) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms // 60_000 * 60_000 + 600_000
+    await client.put("held", due_ms)
+    await client.put("other", due_ms + 60_000)
+    await host.settled()
+    path = host.server.opened.schedule.path(min(host.server.opened.schedule.keys()))
+    await host.stop()
+    await host.start()
+    host.disk.refuse = refusing(operation, path, errno.EIO)
+    await host.sleep_ms(due_ms + 61_000 - host.now_ms)
+    assert host.fake().texts == ["other"] and host.died_of is None
+    host.disk.refuse = None
+    if operation == "pread":  # what stands around was loaded; the rest is read with the next start
+        await host.kill()
+        await host.start()
+    await host.until(lambda: host.fake().texts == ["other", "held"], within_ms=10_000)
+    assert host.check_balance(pending=0)["corruption"] == []
+
+
+async def test_free_space_that_cannot_be_told_ends_nothing(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    host.disk.refuse = refusing("free_bytes", "", errno.EIO)
+    await host.sleep_ms(2_000)
+    await (await host.client()).put("m", host.now_ms)
+    await host.until(lambda: host.fake().texts == ["m"])
+
+
+async def test_a_disk_that_refuses_everything_gets_a_few_lines_a_minute(
+    boot: Boot, caplog: pytest.LogCaptureFixture
+) -> None:
+    host = boot(faked_settings())
+    report = DamageReport(host.clock)
+    with caplog.at_level(logging.ERROR):
+        for number in range(500):
+            report.report(DiskError(f"/data/{number % 100}", "open", errno.EIO, "Input/output error"))
+            report.check_invariants()
+        assert len(caplog.records) == LINES_A_MINUTE
+        await host.sleep_ms(60_000)
+        report.report(DiskError("/data/x", "open", errno.EIO, "Input/output error"))
+    assert len(caplog.records) == LINES_A_MINUTE + 1
+    assert f"({500 - LINES_A_MINUTE} more disk errors were not logged)" in caplog.records[-1].getMessage()
+    assert report.refused == 501 and report.corruption == []
+
+
+async def test_what_cannot_be_read_is_told_once_a_file_and_apart_from_corruption(boot: Boot) -> None:
+    report = DamageReport(boot(faked_settings()).clock)
+    for number in range(3 * UNREADABLE_MAX):
+        report.report(UnreadableError(f"/data/{number // 2}", number, "8 bytes cannot be read", errno.EIO))
+        report.check_invariants()
+    assert len(report.unreadable) == UNREADABLE_MAX and report.unreadable[0].startswith(
+        "/data/0: unreadable at offset 0"
+    )
+    assert report.corruption == []
+    for _ in range(2):
+        report.report(CorruptionError("/data/c", 8, "checksum"))
+    assert report.corruption == ["/data/c: corrupt at offset 8: checksum"]

@@ -1,0 +1,331 @@
+"""Orders of events that hardly ever come together, each with what must hold all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from delayserver.replay.placing import Round
+from delayserver.server.delay_server import DelayServer
+from store.errors import DiskFullError
+from store.logs.dispatch_log import DispatchKey
+from store.logs.schedule_log import ScheduleKey, Source
+from store.records.batches import MessageBatch
+from store.records.record import HEADER_BYTES, BadRecordError, decode_header
+from store.records.segment import FILE_HEADER_BYTES, Appended
+from tests.delayserver.replay.test_day_tier import DAY_MS, HOUR_MS, coarse_settings, drain_slowly, put_far, sources
+from tests.fakes.host import Host, faked_settings
+
+Boot = Callable[..., Host]
+NO_CHECKPOINTS: dict[str, object] = {"checkpoint_interval_ms": 1 << 40}
+
+
+def day_after_next(host: Host) -> int:
+    """Its start, in milliseconds: a day that is coarse for now."""
+    return (host.now_ms // DAY_MS + 2) * DAY_MS
+
+
+async def stopped_with_far_message(host: Host) -> int:
+    """A life in which a message for a coarse day was taken; its due time."""
+    await host.start()
+    due_ms = day_after_next(host) + HOUR_MS + 30_000
+    await (await host.client()).put("m", due_ms)
+    await host.settled()
+    await host.sleep_ms(20_000)
+    await host.stop()
+    return due_ms
+
+
+def never_finish(host: Host) -> Callable[[DelayServer], None]:
+    """Days are drained slowly, and none is given up."""
+
+    def prepare(server: DelayServer) -> None:
+        step = server.tier.step
+
+        async def slow() -> None:
+            await host.sleep_ms(2_000)
+            await step()
+
+        async def never(start_ms: int) -> None:
+            await host.sleep_ms(1_000)
+
+        server.tier.step, server.tier._finish = slow, never  # type: ignore[method-assign]
+
+    return prepare
+
+
+async def test_what_is_cancelled_while_its_day_drains_into_a_loaded_window_is_not_delivered(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = day_after_next(host) + HOUR_MS + 30_000
+    for text in ("first", "other0", "other1", "other2"):  # a record each
+        await client.put(text, due_ms)
+        await host.settled()
+    last = (await client.put("last", due_ms))["receipt"]
+    await host.settled()
+    await host.sleep_ms(2_000)
+    await host.stop()
+    host.clock.step(due_ms - 25_000 - host.now_ms)
+    drain_slowly(host, 2_000)
+    await host.start()
+    await host.until(lambda: sources(host)[Source.FROM_DAY] == 2, within_ms=40_000)
+    assert await (await host.client()).cancel(last) == ["cancelled"]
+    await host.settled()
+    await host.sleep_ms(60_000)
+    await host.settled()
+    assert sorted(host.fake().texts) == ["first", "other0", "other1", "other2"]
+    host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_what_was_delivered_from_a_minute_that_a_crash_lost_is_not_delivered_when_its_day_drains_again(
+    boot: Boot, seed: int
+) -> None:
+    host = boot(coarse_settings(storage=NO_CHECKPOINTS))
+    due_ms = await stopped_with_far_message(host)
+    host.clock.step(due_ms - 10_000 - host.now_ms)
+    host.before_run = never_finish(host)
+    await host.start()
+    await host.until(lambda: host.fake().texts == ["m"], within_ms=60_000)
+    await host.settled()
+    await host.sleep_ms(50)
+    await host.lose_power(seed)
+    await host.start()
+    await host.sleep_ms(20_000)
+    await host.settled()
+    assert host.fake().texts == ["m"]
+    assert host.check_balance(pending=0)["delivered"] == 1
+
+
+async def test_two_cancels_across_the_sealing_of_a_day_are_not_both_answered_cancelled(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = day_after_next(host)
+    due_ms = start_ms + 20 * HOUR_MS
+    receipt = (await client.put("m", due_ms))["receipt"]
+    await client.put("n", due_ms)
+    await host.settled()
+    await host.stop()
+    server = await host.start()  # what memory knows of open messages is gone
+    first, second = await host.client(), await host.client()
+    load = server.decided._load_index
+
+    async def slow(key: DispatchKey) -> None:
+        if key.coarse:
+            await host.sleep_ms(40_000)  # a large file, a slow disk
+        await load(key)
+
+    server.decided._load_index = slow  # type: ignore[method-assign]
+    number = await first.ask("cancel", {"receipts": [receipt]})
+    await host.sleep_ms(100)
+    host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
+    days = server.opened.days
+    await host.until(lambda: days.is_draining(due_ms) or days.is_drained(start_ms), within_ms=35_000)
+    assert await second.cancel(receipt) == ["cancelled"]
+    await host.settled()
+    assert (await first.reply(number))["results"][0]["outcome"] == "already_cancelled"
+    await host.settled()
+    assert host.check_balance(pending=1)["cancelled"] == 1
+
+
+async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(boot: Boot) -> None:
+    host = boot(coarse_settings())
+    await host.start()
+    client = await host.client()
+    start_ms = await put_far(host, client)
+    receipts = [(await client.put(f"n{i}", start_ms + HOUR_MS + i))["receipt"] for i in range(40)]
+    await host.settled()
+    await host.stop()
+    server = await host.start()
+    client = await host.client()
+    server.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]  # the day is drained here
+    files, until = server.locator._files, server.tier.fine_until_ms() + 5 * DAY_MS
+    ended: list[int] = []
+
+    def held_up(start_ms: int) -> list[ScheduleKey]:
+        """The worker thread stands still here, while the event loop and the replayer go on."""
+        found = files(start_ms)
+        if not ended and any(key.source == Source.DAY for key in found):
+            ended.append(start_ms)
+            server.opened.days.seal(until, server.positions.replayed_sequence.value, [start_ms])
+            for _, batch in server.opened.schedule.batches(ScheduleKey(start_ms, Source.DAY)):
+                assert isinstance(batch, MessageBatch)
+                server.placing.place_batch(batch, Round(0, 0), Source.FROM_DAY)
+            server.opened.days.drained(start_ms)
+            server.tier._remove_day(start_ms)
+        return found
+
+    server.locator._files = held_up  # type: ignore[method-assign]
+    assert "unknown" not in await client.cancel(*receipts)
+    assert ended
+
+
+async def test_a_clean_stop_keeps_in_mind_what_was_attempted_and_lies_in_a_draining_day_alone(boot: Boot) -> None:
+    host = boot(coarse_settings(storage=NO_CHECKPOINTS))
+    due_ms = await stopped_with_far_message(host)
+    host.clock.step(due_ms + 300_000 - host.now_ms)
+    fake = host.fake()
+    fake.stores_before_failing, fake.up, fake.known_failures = True, False, False
+
+    def never_sync(server: DelayServer) -> None:
+        """The power fails behind the attempt, and before the minute that the message was drained into is durable."""
+        never_finish(host)(server)
+        server.tier._sync = lambda _keys: host.sleep_ms(60_000)  # type: ignore[method-assign,assignment]
+
+    host.before_run = never_sync
+    await host.start()
+    await host.until(lambda: len(fake.stored) == 1, within_ms=60_000)
+    await host.lose_power(2)
+    fake.up = True
+
+    def hold_drain(server: DelayServer) -> None:
+        server.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]
+
+    host.before_run = hold_drain
+    await host.start()
+    await host.sleep_ms(100)
+    await host.stop()
+    host.before_run = lambda _server: None
+    fake.uncertain.clear()
+    await host.start()
+    await host.until(lambda: host.status()["pending"] == 0, within_ms=60_000)
+    assert fake.uncertain == {1}, "the node was asked whether it has it"
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_without_syncs_an_outcome_whose_message_is_lost_does_not_stand_for_another(boot: Boot, seed: int) -> None:
+    host = boot(faked_settings(storage={"durability": "os"}))
+    await host.start()
+    client = await host.client()
+    start_ms = host.now_ms // 60_000 * 60_000 + 60_000
+    host.clock.step(start_ms - host.now_ms)
+    await client.put("safe", start_ms + 50_000)
+    await host.settled()
+    await host.sleep_ms(20_000)  # checkpoints know it
+    await client.put("x" * 20_000, host.now_ms)
+    await host.until(lambda: len(host.fake().texts) == 1)
+    await host.settled()
+    await host.lose_power(seed)
+    host.clock.step(10 * 60_000)
+    await host.start()
+    await host.until(lambda: "safe" in host.fake().texts, within_ms=10_000)
+
+
+async def test_what_was_delivered_while_its_round_waited_for_room_cannot_be_cancelled(boot: Boot) -> None:
+    host = boot(faked_settings())
+    server = await host.start()
+    client = await host.client()
+    near_ms = (host.now_ms // 60_000 + 3) * 60_000 + 1_000  # its window is loaded soon, and not yet
+    far_ms = near_ms + HOUR_MS
+    append, full = server.opened.schedule.append, [True]
+
+    def append_if_room(key: ScheduleKey, batch: MessageBatch) -> Appended:
+        if full and key.start_ms > near_ms:
+            raise DiskFullError("no room for another page")
+        return append(key, batch)
+
+    server.opened.schedule.append = append_if_room  # type: ignore[method-assign]
+    results = await client.send(*[{"subject": "s", "due_ms": due, "body": str(due)} for due in (near_ms, far_ms)])
+    await host.until(lambda: bool(host.fake().stored), within_ms=240_000)
+    await host.sleep_ms(1_000)
+    full.clear()
+    await host.settled()
+    assert await client.cancel(results[0]["receipt"]) == ["delivered"]
+    await host.settled()
+    assert host.fake().texts == [str(near_ms)]
+    host.check_balance(pending=1)
+
+
+async def test_entries_that_replay_read_before_their_commit_came_back_are_replayed_once(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = boot(faked_settings(storage={"inline_sync_bytes_max": 0}))
+    server = await host.start()
+    client = await host.client()
+    await client.put("a", host.now_ms + 600_000)
+    await host.settled()
+
+    async def late(name: str, work: Callable[[], Any]) -> Any:
+        result = work()
+        if name == "_write":
+            await host.sleep_ms(20)  # the thread is done, and the task that waits for it has not run yet
+        return result
+
+    host.workers.around = late
+    server.log_queue.overflowed = True  # as after more than it may hold in memory
+    number = await client.ask("send", {"messages": [{"subject": "s", "due_ms": host.now_ms + 600_000, "body": "b"}]})
+    await host.sleep_ms(5)
+    server.log_queue.arrived.ring()
+    await client.reply(number)
+    await host.settled()
+    await host.sleep_ms(1_000)
+    assert host.check_balance(pending=2)["accepted"] == 2
+
+
+async def test_damage_on_both_sides_of_a_segments_end_does_not_keep_the_server_from_starting(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"message_log_segment_bytes": 1 << 14} | NO_CHECKPOINTS))
+    await host.start()
+    client = await host.client()
+    for number in range(12):
+        await client.put("x" * 4_000 + str(number), host.now_ms + 600_000)
+    await host.settled()
+    await host.kill()
+    host.disk.remove("/data/checkpoint")
+    first, second, *_ = host.disk.files("/data/message_log")
+    host.disk.flip_bit(first, records(host, first)[-1] + HEADER_BYTES + 20)
+    host.disk.flip_bit(second, records(host, second)[0] + HEADER_BYTES + 20)
+    await host.start()
+    assert host.died_of is None
+    corruption = (await (await host.client()).status())["corruption"]
+    assert any(first in text for text in corruption) and any(second in text for text in corruption)
+
+
+def records(host: Host, path: str) -> list[int]:
+    """Where the records of a file begin."""
+    data, position, found = host.disk.content(path), FILE_HEADER_BYTES, []
+    while position < len(data):
+        try:
+            header = decode_header(data, position, position)
+        except BadRecordError:
+            break
+        found.append(position)
+        position = header.end
+    return found
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_the_outcome_of_a_late_message_survives_the_crash_that_takes_its_schedule_file(
+    boot: Boot, seed: int
+) -> None:
+    host = boot(faked_settings(storage={"retention_ms": 120_000}))
+    server = await host.start()
+    client = await host.client()
+    start_ms = host.now_ms
+    await client.put("a", start_ms)
+    await host.sleep_ms(500)
+    host.clock.step(30 * 60_000)
+    await host.sleep_ms(12_000)
+    assert not server.opened.schedule.keys(), "its window is retired"
+    other_ms = host.now_ms
+    await client.put("b", other_ms)
+    await host.settled()
+    await host.sleep_ms(1_500)
+    host.clock.step(start_ms + 100 - host.now_ms)
+    await host.until(lambda: host.now_ms - start_ms > 1_000)
+    span = {"from_ms": other_ms - 60_000, "to_ms": other_ms + 60_000, "dry_run": False}
+    await client.request("redispatch", span)
+    await host.until(lambda: len(host.fake().stored) == 3, within_ms=400)
+    await host.settled()
+    await host.lose_power(seed)
+    await host.start()
+    await host.sleep_ms(3_000)
+    await host.settled()
+    assert host.fake().stored == [1, 2, 3]

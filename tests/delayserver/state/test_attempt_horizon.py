@@ -1,0 +1,154 @@
+"""What may have been attempted before a crash is known after it, also where the disk was full and the clock was set back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import trio
+
+from store.tables import checkpoint as checkpoint_file
+from tests.fakes.host import Host, faked_settings
+
+Boot = Callable[..., Host]
+
+
+@pytest.mark.parametrize("outcomes_wait", [False, True], ids=["nothing to write", "outcomes wait for room"])
+@pytest.mark.parametrize("lives", [1, 2])
+async def test_on_a_full_disk_attempts_stay_behind_a_durable_horizon(
+    boot: Boot, outcomes_wait: bool, lives: int
+) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms + 100_000
+    sent = await client.put("late", due_ms)
+    if outcomes_wait:
+        await client.put("soon", host.now_ms + 20_000)
+    await host.settled()
+    await host.sleep_ms(1_000)
+    for _ in range(1, lives):
+        await host.kill()
+        await host.start()
+    host.disk.capacity_bytes = host.disk.used_bytes
+    fake = host.fake()
+    await host.until(lambda: sent["sequence"] in fake.stored, within_ms=101_000)
+    host.clock.step(-60_000)
+    await host.sleep_ms(500)
+    assert host.server.recorder.disk_full, "the outcome cannot be on the disk"
+    await host.lose_power()
+    host.disk.capacity_bytes = None
+    fake.uncertain.clear()
+    await host.start()
+    assert host.now_ms < due_ms - 50_000
+    assert await (await host.client()).cancel(sent["receipt"]) == ["too_late"]
+    await host.until(lambda: sent["sequence"] in fake.uncertain, within_ms=61_000)
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_the_horizon_is_written_over_the_last_checkpoint_and_changes_nothing_else(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    await (await host.client()).put("late", host.now_ms + 3_600_000)
+    await host.settled()
+    await host.sleep_ms(16_000)
+    before = checkpoint_file.decode(host.disk.content("/data/checkpoint"), "")
+    used = host.disk.used_bytes
+    host.disk.capacity_bytes = used
+    await host.server.checkpointing._move_horizon()
+    assert host.disk.content("/data/checkpoint") == checkpoint_file.encode(before), "there is time left"
+    host.clock.step(25_000)
+    await host.server.checkpointing._move_horizon()
+    after = checkpoint_file.decode(host.disk.content("/data/checkpoint"), "")
+    assert after.written_us // 1000 == host.now_ms
+    assert checkpoint_file.encode(replace(before, written_us=after.written_us)) == checkpoint_file.encode(after)
+    assert host.disk.used_bytes == used, "and the room for the next one is kept again"
+
+
+async def test_a_checkpoint_that_was_begun_before_the_horizon_was_written_does_not_take_it_back(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    await host.sleep_ms(1_000)
+    checkpointing = host.server.checkpointing
+    later_us = host.clock.now_us() + 50_000_000
+    # As in a thread beside the one that writes a whole checkpoint: the event loop has not heard of it yet.
+    checkpointing._save_horizon(later_us)
+    await checkpointing.write()
+    assert checkpoint_file.decode(host.disk.content("/data/checkpoint"), "").written_us == later_us
+
+
+async def attempted_while_the_clock_was_ahead(boot: Boot, full: bool) -> tuple[Host, dict[str, Any]]:
+    """A host that is down, and the message of its last attempt. The attempt was made while the clock was half an hour ahead,
+    the process died before its answer came, and the clock is right again."""
+    host = boot(faked_settings())
+    await host.start()
+    fake = host.fake()
+    fake.gate = trio.Event()
+    sent = await (await host.client()).put("m", host.now_ms + 800_000)
+    await host.settled()
+    await host.sleep_ms(1_000)
+    if full:
+        host.disk.capacity_bytes = host.disk.used_bytes
+    host.clock.step(1_800_000)
+    await host.until(lambda: bool(fake.attempts))
+    await host.lose_power()
+    host.disk.capacity_bytes = None
+    fake.gate = None
+    host.clock.step(-1_800_000)
+    return host, sent
+
+
+@pytest.mark.parametrize(
+    ("harm", "lives", "full"),
+    [("damaged", 1, False), ("missing", 2, False), ("missing", 1, True), ("damaged", 2, True)],
+)
+async def test_an_attempt_while_the_clock_was_ahead_is_not_forgotten_with_the_checkpoint(
+    boot: Boot, harm: str, lives: int, full: bool
+) -> None:
+    host, sent = await attempted_while_the_clock_was_ahead(boot, full)
+    for _ in range(1, lives):
+        await host.start()
+        await host.sleep_ms(60_000)
+        await host.kill()
+    if harm == "damaged":
+        host.disk.flip_bit("/data/checkpoint", 100, 1)
+    elif harm == "missing":
+        host.disk.remove("/data/checkpoint")
+    await host.start()
+    assert host.now_ms < sent["due_ms"] - 700_000
+    assert await (await host.client()).cancel(sent["receipt"]) == ["too_late"]
+    await host.sleep_ms(sent["due_ms"] - host.now_ms + 1_000)
+    assert host.fake().stored == [sent["sequence"]]
+    assert host.fake().uncertain == {sent["sequence"]}, "the node is asked whether it has the message"
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_after_the_loss_of_a_checkpoint_what_is_due_later_can_be_cancelled(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client = await host.client()
+    near, far = [(await client.put("m", host.now_ms + minutes * 60_000))["receipt"] for minutes in (5, 15)]
+    await host.sleep_ms(1_000)
+    await host.kill()
+    host.disk.remove("/data/checkpoint")
+    await host.start()
+    assert await (await host.client()).cancel(near, far) == ["too_late", "cancelled"]
+
+
+async def test_a_clean_stop_forgets_that_the_clock_was_ahead(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    sent = await (await host.client()).put("m", host.now_ms + 3_600_000)
+    host.clock.step(1_800_000)
+    await host.sleep_ms(2_000)
+    host.clock.step(-1_800_000)
+    await host.stop()
+    host.disk.remove("/data/checkpoint")
+    await host.start()
+    await host.kill()
+    await host.start()
+    assert await (await host.client()).cancel(sent["receipt"]) == ["cancelled"]

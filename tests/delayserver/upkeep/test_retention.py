@@ -1,0 +1,372 @@
+"""Rule 10: nothing is removed by age alone, and what is removed stays in the balance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+
+from delayserver.operations.locator import Located
+from delayserver.recover.checking.check import check_directory
+from delayserver.recover.reading.balance import ACCEPTED
+from delayserver.replay.placing import Round
+from store.errors import CorruptionError, DiskFullError
+from store.logs.dispatch_log import DispatchKey
+from store.logs.schedule_log import ScheduleKey, Source
+from store.records.batches import I64, MessageBatch
+from store.tables.ledger import Ledger
+from tests.fakes.host import Host, faked_settings
+
+Boot = Callable[..., Host]
+MINUTE_MS = 60_000
+
+
+def settings(**parts: dict[str, object]):  # type: ignore[no-untyped-def]
+    storage = {"retention_ms": 2 * MINUTE_MS, "message_log_retention_ms": 10_000} | parts.pop("storage", {})
+    return faked_settings(storage=storage, **parts)
+
+
+async def test_complete_windows_go_after_their_time_and_incomplete_ones_never(boot: Boot) -> None:
+    host = boot(settings(dispatch={"backoff_ms_min": 100, "backoff_ms_max": 1_000}))
+    await host.start()
+    client = await host.client()
+    host.fake().refuse = lambda batch: batch.sequence == 1
+    stuck = (await client.put("stuck", host.now_ms))["receipt"]
+    done = (await client.put("done", host.now_ms + MINUTE_MS))["receipt"]
+    host.clock.step(MINUTE_MS)
+    await host.sleep_ms(1_000)
+    assert await client.lookup(stuck, done) == ["retrying", "delivered"]
+    host.clock.step(60 * MINUTE_MS)
+    await host.sleep_ms(12_000)
+    assert await client.lookup(stuck, done) == ["retrying", "retired"]
+    status = host.check_balance(pending=1)
+    assert (status["accepted"], status["delivered"]) == (2, 1)
+    host.fake().refuse = None
+    await host.sleep_ms(12_000)
+    assert await client.lookup(stuck, done) == ["retired", "retired"]
+    assert host.fake().texts == ["done", "stuck"]
+    host.check_balance(pending=0)
+    assert not host.server.opened.schedule.keys()
+    assert host.server.opened.dispatch.keys() == []
+
+
+async def test_windows_within_retention_stay(boot: Boot) -> None:
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    receipt = (await client.put("m", host.now_ms))["receipt"]
+    host.clock.step(2 * MINUTE_MS - 20_000)
+    await host.sleep_ms(12_000)
+    assert await client.lookup(receipt) == ["delivered"]
+
+
+async def held_replay(host: Host) -> trio.Event:
+    """Let replay place nothing until the event is set."""
+    free, held = trio.Event(), trio.Event()
+
+    async def wait() -> None:
+        held.set()
+        await free.wait()
+        host.server.tier.is_due = False
+
+    host.server.tier.step, host.server.tier.is_due = wait, True  # type: ignore[method-assign]
+    host.server.log_queue.arrived.ring()
+    await held.wait()
+    return free
+
+
+@pytest.mark.parametrize("where", ["in the log", "in the commit"])
+async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, where: str) -> None:
+    """With it would go what tells that the message is a copy of one that was delivered."""
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms
+    await client.put("first", due_ms, message_id="id")
+    await host.settled()
+    free = await held_replay(host)
+    if where == "in the commit":
+        commit, lag_over = host.server.commit, trio.Event()
+        commit._lagging, commit._lag_over = lambda: True, lag_over.wait  # type: ignore[method-assign]
+    copy = {"subject": "s", "due_ms": due_ms, "body": "copy", "message_id": "id"}
+    number = await client.ask("send", {"messages": [copy]})
+    await host.sleep_ms(100)
+    host.clock.step(30 * MINUTE_MS)
+    await host.sleep_ms(12_000)
+    assert host.server.opened.schedule.keys()
+    other = await host.client()
+    (late,) = await other.send({"subject": "s", "due_ms": due_ms, "body": "late"})
+    assert late["error"] == "too_old"
+    if where == "in the commit":
+        lag_over.set()
+    free.set()
+    assert "receipt" in (await client.reply(number))["results"][0]
+    await host.settled()
+    assert host.fake().texts == ["first"]
+    assert host.check_balance(pending=0)["deduplicated"] == 1
+    await host.sleep_ms(12_000)
+    assert not host.server.opened.schedule.keys()
+    host.check_balance(pending=0)
+
+
+async def test_a_reschedule_that_waited_is_refused_where_its_window_was_closed_meanwhile(boot: Boot) -> None:
+    host = boot(settings())
+    await host.start()
+    client, other = await host.client(), await host.client()
+    free = await held_replay(host)
+    receipt = (await client.put("m", host.now_ms + 120 * MINUTE_MS))["receipt"]
+    number = await other.ask("reschedule", {"items": [{"receipt": receipt, "due_ms": host.now_ms - 30_000}]})
+    await host.sleep_ms(100)
+    host.clock.step(30 * MINUTE_MS)
+    free.set()
+    (result,) = (await other.reply(number))["results"]
+    assert result["error"] == "too_old"
+    assert await client.lookup(receipt) == ["pending"]
+    host.check_balance(pending=1)
+
+
+async def test_the_balance_holds_at_every_crash_while_a_window_is_retired(boot: Boot) -> None:
+    for operations in range(1, 24, 4):
+        host = boot(settings(), name=f"host{operations}")
+        await host.start()
+        client = await host.client()
+        due_ms = host.now_ms
+        receipts = [(await client.put(str(i), due_ms, message_id=f"id{i}"))["receipt"] for i in range(4)]
+        await client.put("copy", due_ms, message_id="id1")
+        far = (await client.put("far", due_ms + 90 * MINUTE_MS))["receipt"]
+        await host.sleep_ms(2_000)
+        host.clock.step(30 * MINUTE_MS)
+        host.disk.crash_after(operations)
+        await host.sleep_ms(12_000)
+        await host.lose_power(operations)
+        await host.start()
+        await host.sleep_ms(12_000)
+        client = await host.client()
+        assert set(await client.lookup(*receipts)) == {"retired"}, operations
+        assert await client.lookup(far) == ["pending"]
+        status = host.check_balance(pending=1)
+        assert (status["accepted"], status["delivered"], status["deduplicated"]) == (6, 4, 1), operations
+        assert not status["corruption"]
+        await host.kill()
+
+
+@pytest.mark.parametrize("operation", ["cancel", "lookup"])
+async def test_a_window_that_goes_between_the_search_and_the_answer_is_retired_and_a_cancel_of_it_is_no_new_one(
+    boot: Boot, operation: str
+) -> None:
+    host = boot(settings())
+    server = await host.start()
+    client = await host.client()
+    receipts = [(await client.put(str(number), host.now_ms + 500))["receipt"] for number in range(3)]
+    assert await client.cancel(receipts[0]) == ["cancelled"]
+    await host.sleep_ms(1_000)
+    locate = server.cancellation.locate
+
+    async def locate_and_retire(sequence: I64, due_ms: I64) -> Located:
+        found = await locate(sequence, due_ms)
+        await server.retention.retire_windows()
+        return found
+
+    server.cancellation.locate = locate_and_retire  # type: ignore[method-assign]
+    host.clock.step(30 * MINUTE_MS)
+    server.opened.believable.now_us()
+    await host.sleep_ms(2_000)
+    assert server.opened.believable.now_ms() == host.now_ms
+    ask = client.cancel if operation == "cancel" else client.lookup
+    assert await ask(*receipts) == ["retired"] * 3
+    await host.settled()
+    assert host.check_balance(pending=0)["cancelled"] == 1
+
+
+@pytest.mark.parametrize("moment", ["before it is counted", "after it"])
+@pytest.mark.parametrize("checkpoint", ["kept", "lost"])
+async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_nothing_counts_twice(
+    boot: Boot, checkpoint: str, moment: str
+) -> None:
+    host = boot(settings())
+    server = await host.start()
+    client = await host.client()
+    due_ms = host.now_ms
+    await client.put("early", due_ms, message_id="one")
+    await host.sleep_ms(5_000)
+    held = trio.Event()
+    server.tier.step, server.tier.is_due = held.wait, True  # type: ignore[method-assign]
+    # Replay is slow, and comes back when the window is past its retention.
+    server.log_queue.arrived.ring()
+    await host.sleep_ms(100)
+    late = (await client.put("late", due_ms, message_id="two"))["receipt"]
+    window = ScheduleKey(due_ms // MINUTE_MS * MINUTE_MS, Source.DIRECT)
+    enter = server.retention._enter
+
+    def enter_beside_replay(last: dict[int, int]) -> None:
+        if moment == "after it":
+            enter(last)
+        log = server.opened.log
+        (entry,) = log.read(server.positions.replayed.value, log.synced, 1 << 20)
+        assert isinstance(entry.batch, MessageBatch)
+        server.placing.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
+        if moment == "before it is counted":
+            enter(last)
+
+    async def nothing() -> set[int]:
+        return set()
+
+    server.retention._enter = enter_beside_replay  # type: ignore[method-assign]
+    server.retention._coming.windows = nothing  # type: ignore[method-assign]  # or it would wait; this is the second line of defence
+    host.clock.step(30 * MINUTE_MS)
+    await host.until(lambda: server.opened.schedule.rows(window) == 2, within_ms=12_000)
+    assert server.opened.ledger.has(window.start_ms)
+    await host.sleep_ms(100)
+    await host.kill()
+    taken, checked = check_directory(host.disk, "/data")
+    taken.close()
+    assert ([*checked.findings], checked.balance.totals()[ACCEPTED]) == ([], 2)
+    if checkpoint == "lost":
+        host.disk.remove("/data/checkpoint")
+    await host.start()
+    await host.sleep_ms(2_000)
+    assert host.fake().texts == ["early", "late"]
+    await host.settled()
+    status = host.check_balance(pending=0)
+    assert (status["accepted"], status["delivered"]) == (2, 2)
+    await host.sleep_ms(12_000)
+    assert await (await host.client()).lookup(late) == ["retired"]
+    assert not host.server.opened.schedule.keys()
+    status = host.check_balance(pending=0)
+    assert (status["accepted"], status["delivered"]) == (2, 2)
+    await host.kill()
+    await host.start()
+    status = host.check_balance(pending=0)
+    assert (status["accepted"], status["delivered"]) == (2, 2)
+
+
+async def test_message_log_is_retired_only_behind_a_checkpoint_and_after_its_time(boot: Boot) -> None:
+    host = boot(settings(storage={"message_log_segment_bytes": 1 << 16, "checkpoint_interval_ms": 20_000}))
+    await host.start()
+    client = await host.client()
+    for number in range(12):
+        await client.put(str(number) + "x" * 30_000, host.now_ms + 60 * MINUTE_MS)
+    await host.settled()
+    segments = len(host.server.opened.log.segments())
+    assert segments > 3
+    await host.sleep_ms(17_000)
+    assert len(host.server.opened.log.segments()) == segments, "no checkpoint yet"
+    await host.sleep_ms(25_000)
+    assert len(host.server.opened.log.segments()) < 3
+    await host.kill()
+    host.disk.remove("/data/checkpoint")
+    await host.start()
+    host.check_balance(pending=12)
+    host.clock.step(61 * MINUTE_MS)
+    await host.until(lambda: len(host.fake().stored) == 12, within_ms=2_000)
+
+
+async def test_what_came_too_late_for_a_retired_window_is_refused(boot: Boot) -> None:
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms
+    await client.put("m", due_ms, message_id="id")
+    host.clock.step(30 * MINUTE_MS)
+    await host.sleep_ms(12_000)
+    assert not host.server.opened.dispatch.rows(DispatchKey(due_ms // MINUTE_MS * MINUTE_MS, False))
+    host.clock.step(-29 * MINUTE_MS)
+    (result,) = await client.send({"subject": "s", "body": "again", "due_ms": due_ms, "message_id": "id"})
+    assert result["error"] == "too_old", "its id is forgotten: a copy could not be told"
+    assert host.fake().texts == ["m"]
+
+
+async def test_a_full_disk_keeps_windows_for_a_later_pass_and_ends_nothing(boot: Boot) -> None:
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    first_ms = host.now_ms
+    windows = 60  # their counts do not fit into the page that the ledger has already
+    receipts = [(await client.put("m", first_ms + place * MINUTE_MS))["receipt"] for place in range(windows)]
+    host.clock.step(windows * MINUTE_MS)
+    await host.sleep_ms(2_000)
+    host.clock.step(60 * MINUTE_MS)
+    host.disk.capacity_bytes = host.disk.used_bytes
+    await host.sleep_ms(40_000)  # what the first windows gave back is room for the others
+    host.disk.capacity_bytes = None
+    assert set(await client.lookup(*receipts)) == {"retired"}
+    assert host.check_balance(pending=0)["delivered"] == windows
+
+
+async def test_a_ledger_of_many_records_is_written_anew_while_the_server_runs(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.tables.ledger.SPARE_RECORDS_MAX", 3)
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    due_ms = host.now_ms
+    receipts = [(await client.put(str(minute), due_ms + minute * MINUTE_MS))["receipt"] for minute in range(8)]
+    await host.sleep_ms(8 * MINUTE_MS)
+    host.clock.step(30 * MINUTE_MS)
+    await host.sleep_ms(12_000)
+    size = host.disk.size("/data/ledger.log")
+    assert len(host.server.opened.ledger) == 8 and size < 8 * 160
+    await host.kill()
+    await host.start()
+    assert host.disk.size("/data/ledger.log") == size
+    client = await host.client()
+    assert await client.lookup(*receipts) == ["retired"] * 8
+    status = host.check_balance(pending=0)
+    assert (status["accepted"], status["delivered"]) == (8, 8)
+
+
+async def test_a_ledger_that_cannot_be_written_anew_is_left_for_ten_minutes(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("store.tables.ledger.SPARE_RECORDS_MAX", 0)
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    tries = []
+
+    def full(_ledger: Ledger) -> None:
+        tries.append(host.now_ms)
+        raise DiskFullError("full")
+
+    monkeypatch.setattr(Ledger, "compact", full)
+    await client.put("gone", host.now_ms)
+    host.clock.step(30 * MINUTE_MS)
+    await host.sleep_ms(60_000)
+    assert len(tries) == 1
+    await host.sleep_ms(10 * MINUTE_MS)
+    assert len(tries) == 2
+    host.check_balance(pending=0)
+
+
+async def test_damage_in_the_ledger_is_told_and_what_it_hides_counts_as_retired(boot: Boot) -> None:
+    host = boot(settings())
+    await host.start()
+    client = await host.client()
+    receipt = (await client.put("gone", host.now_ms))["receipt"]
+    await host.sleep_ms(1_000)
+    host.clock.step(30 * MINUTE_MS)
+    await host.sleep_ms(12_000)
+    assert await client.lookup(receipt) == ["retired"]
+    host.disk.flip_bit("/data/ledger.log", 100)
+    assert await client.cancel(receipt) == ["retired"]
+    assert await client.lookup(receipt) == ["retired"]
+    assert any("/data/ledger.log" in text for text in host.server.opened.damages)
+
+
+async def test_a_window_whose_entry_in_the_ledger_is_damaged_keeps_its_files_and_the_server_goes_on(boot: Boot) -> None:
+    """A window may be retired twice, since a late message brings it back; its first entry may be damaged by then."""
+    host = boot(settings())
+    server = await host.start()
+    due_ms = host.now_ms
+    await (await host.client()).put("m", due_ms)
+    await host.settled()
+    host.clock.step(30 * MINUTE_MS)
+    await host.until(lambda: not server.opened.schedule.keys(), within_ms=60_000)
+    start_ms = due_ms // MINUTE_MS * MINUTE_MS
+    assert server.retired.has(start_ms)
+    host.disk.flip_bit("/data/ledger.log", len(host.disk.content("/data/ledger.log")) - 8)
+    with pytest.raises(CorruptionError):
+        server.retired.up_to(start_ms)
+    assert not server.retention._remove(start_ms)

@@ -1,0 +1,1 @@
+"""A disk that refuses every single call of a scenario in turn."""
