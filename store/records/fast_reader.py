@@ -7,6 +7,7 @@ does not verify, it asks `store.records.scan` whether that is the end, a torn ta
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from enum import Enum
 from typing import Any
 
@@ -112,7 +113,14 @@ class FastReader:
         except CorruptionError:
             self._buffer = bytes_before_bad_sector(self._file, position, want)
             self._bad_sector = position + len(self._buffer)
+            if len(self._buffer) < length:
+                self._load_only(position, length)
         self._buffer_start = position
+
+    def _load_only(self, position: int, length: int) -> None:
+        """Read no byte that is not needed: what cannot be read may share its sector with the end of these bytes."""
+        with suppress(CorruptionError):
+            self._buffer = self._file.pread(position, min(length, self._stop - position))
 
     def _read_some(self, position: int, records: RecordsBuilder) -> int | None:
         """Verify the record at `position`, and the small ones behind a small one with it, and add them. Returns where they
