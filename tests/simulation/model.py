@@ -166,6 +166,8 @@ class Model:
         self.by_receipt: dict[str, Sent] = {}
         self.sequences: set[int] = set()
         self.disturbed = False
+        # Subjects and groups from which a client pulls that does not say what it gets.
+        self._pulled_unseen: set[tuple[str, str]] = set()
         self.server_id = ""
         self._note = note
         self._next_token = 1
@@ -367,6 +369,10 @@ class Model:
             if row.due_ms is None or from_ms <= row.due_ms < to_ms:
                 self.identity(row).redispatched = True
 
+    def pulled_unseen(self, subject: str, group: str) -> None:
+        """A client pulls, and its messages may come back without having been seen."""
+        self._pulled_unseen.add((subject, group))
+
     # -- seen
 
     def arrived(
@@ -437,18 +443,21 @@ class Model:
         times = known.times + 1 if known else 1
         identity.arrived[hands] = Handed(wall_us, lives, until_us, steps, retry=retry, times=times, attempt=attempt)
         if not retry:
-            self._check_attempt(row, identity, place, attempt, times)
+            unseen = self.disturbed or (row.subject, group) in self._pulled_unseen
+            self._check_attempt(row, identity, place, attempt, times, may_have_come=unseen)
             self._check_place(row, identity, place, fields["delivery"], lives, wall_us)
         return row
 
-    def _check_attempt(self, row: Sent, identity: Identity, place: str, attempt: int, times: int) -> None:
+    def _check_attempt(
+        self, row: Sent, identity: Identity, place: str, attempt: int, times: int, *, may_have_come: bool
+    ) -> None:
         """Where two brokers have a message, only the first of them may call it the first attempt. `times`: how often it
-        came to these hands, from its place in the queue too."""
+        came to these hands, from its place in the queue too. `may_have_come`: it may have been handed out unseen before."""
         identity.attempts[place] = min(attempt, identity.attempts.get(place, attempt))
         first = [where for where, lowest in identity.attempts.items() if lowest == 1]
         if len(first) > 1:
             self.fail(f"each of {first} calls it attempt 1", row, again=True)
-        if attempt != 1 and times == 1 and not self.disturbed:
+        if attempt != 1 and times == 1 and not may_have_come:
             self.fail(f"attempt {attempt}, and nothing has happened", row)
 
     def _check_place(

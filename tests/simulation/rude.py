@@ -1,6 +1,7 @@
 """Clients that behave badly towards others: they do not read, they ask ahead without end, they die in the middle of a frame.
 
-The model learns nothing of what they are handed: to it their pulls are pulls whose replies were lost.
+The model knows only which queues they pull from. It does not know which messages they get: to it their pulls are pulls
+whose replies were lost.
 """
 
 from __future__ import annotations
@@ -28,13 +29,16 @@ class Rude:
         note: Callable[..., None],
         subjects: tuple[str, ...],
         groups: list[str],
+        pulls: Callable[[str, str], None],
     ) -> None:
+        """`pulls` gets the subject and the consumer group of each pull, before it is sent."""
         self._network = network
         self._address = address
         self._chance = chance
         self._note = note
         self._subjects = subjects
         self._groups = groups
+        self._pulls = pulls
 
     async def act(self) -> None:
         """Connect, misbehave, and go or be cut off."""
@@ -67,10 +71,13 @@ class Rude:
 
     async def _pull_ahead(self, transport: SimulatedTransport) -> None:
         chance = self._chance
+        subject = chance.choice(self._subjects)
+        # Mostly a group that others leave alone, and that has everything to get.
+        group = chance.choice([*self._groups, GROUP, GROUP])
+        self._pulls(subject, group)
         pull = {
-            "subject": chance.choice(self._subjects),
-            # Mostly one that others leave alone, and that has everything to get.
-            "group": chance.choice([*self._groups, GROUP, GROUP]),
+            "subject": subject,
+            "group": group,
             "max_messages": chance.choice([1, 10, 1000]),
             "wait_ms": chance.choice([0, 1_000, 5_000]),
         }

@@ -148,7 +148,9 @@ class World:
         rude = Random(f"{seed}:rude")
         self.network.unread_bytes_max = rude.choice([UNREAD_BYTES_MAX, 8 * 1024, 1024])
         self.rude_share = rude.choice([0.0, 0.3, 0.8])
-        self.rude = Rude(self.network, self.host.address, rude, self.note, SUBJECTS, self.groups)
+        self.rude = Rude(
+            self.network, self.host.address, rude, self.note, SUBJECTS, self.groups, self.model.pulled_unseen
+        )
         clients = len(self.producers) + len(self.consumers) + 1
         self.bounds = Bounds(ROWS_AT_ONCE * len(self.producers), clients + RUDE_MAX * REQUESTS_MAX)
 
