@@ -361,11 +361,11 @@ class Producer:
         arguments = {"from_ms": from_ms, "to_ms": self._clock.now_ms(), "dry_run": self._chance.random() < 0.5}
         self._note(self._client.name, "redispatch", **arguments)
         if not arguments["dry_run"]:
-            self._model.redispatched(from_ms, arguments["to_ms"])
+            self._model.redispatches(from_ms, arguments["to_ms"])
         reply = await self._client.request("redispatch", arguments)
         self._note(self._client.name, "redispatched", **reply)
         if not arguments["dry_run"]:
-            self._model.redispatched(from_ms, arguments["to_ms"])  # what was sent meanwhile too
+            self._model.redispatched(from_ms, arguments["to_ms"])
 
 
 OUTCOMES = [

@@ -98,7 +98,7 @@ class Identity:
     patience: int = 15
     last_answer: str = ""
     redispatched: bool = False
-    """Somebody asked for a redispatch of its time: from then on it may come again, under other sequences."""
+    """A redispatch covered its due time: from then on it may come again, under other sequences."""
     seen_us: int = 0
     """When a consumer first got it, and `settled`: the final answer that was given in `settled_life` of the server."""
     settled: str = ""
@@ -166,6 +166,8 @@ class Model:
         self.by_receipt: dict[str, Sent] = {}
         self.sequences: set[int] = set()
         self.disturbed = False
+        # Redispatches that were asked for, and that have no answer (yet): ranges of due times.
+        self._redispatches: list[tuple[int, int]] = []
         # Subjects and groups from which a client pulls that does not say what it gets.
         self._pulled_unseen: set[tuple[str, str]] = set()
         self.server_id = ""
@@ -363,11 +365,20 @@ class Model:
         if dispatched_us and not (row.due_ms or 0) * 1000 <= dispatched_us <= peak_us:
             self.fail(f"looked up as dispatched at {dispatched_us}, the clock has shown at most {peak_us}", row)
 
+    def redispatches(self, from_ms: int, to_ms: int) -> None:
+        """A redispatch is asked for: messages due in this range may come again, also those that are sent from now on."""
+        self._redispatches.append((from_ms, to_ms))
+
     def redispatched(self, from_ms: int, to_ms: int) -> None:
-        """Asked for: what is due in this range may come again."""
+        """That redispatch was answered: messages that are sent from now on do not come again."""
+        self._redispatches.remove((from_ms, to_ms))
         for row in self.rows.values():
             if row.due_ms is None or from_ms <= row.due_ms < to_ms:
                 self.identity(row).redispatched = True
+
+    def _may_be_redispatched(self, row: Sent) -> bool:
+        """Whether a redispatch without an answer covers the message."""
+        return any(row.due_ms is None or from_ms <= row.due_ms < to_ms for from_ms, to_ms in self._redispatches)
 
     def pulled_unseen(self, subject: str, group: str) -> None:
         """A client pulls, and its messages may come back without having been seen."""
@@ -401,6 +412,7 @@ class Model:
         assert isinstance(due_ms, int)
         assert isinstance(dispatched_us, int)
         retry = bool(fields["retry"])
+        identity.redispatched |= self._may_be_redispatched(row)
         again = identity.redispatched and fields["sequence"] not in self._sequences_of(identity)
         if not again:
             self._check_row(row, fields)
