@@ -88,12 +88,20 @@ class WindowBook:
 
     def is_complete(self, start_ms: int) -> bool:
         """Whether every row of the window has an outcome in the file."""
-        return self.outcomes(start_ms) - self.orphans.get(start_ms, 0) >= self.rows(start_ms)
+        return self.outcomes(start_ms) - self._orphaned(start_ms) >= self.rows(start_ms)
 
     def is_settled(self, start_ms: int) -> bool:
         """Whether every row of the window has an outcome that no crash takes back."""
         durable = self._dispatch.durable_rows(self.outcome_file(start_ms))
-        return durable - self.orphans.get(start_ms, 0) >= self.rows(start_ms)
+        return durable - self._orphaned(start_ms) >= self.rows(start_ms)
+
+    def _orphaned(self, start_ms: int) -> int:
+        """Orphaned outcomes of a window. Those of a whole day may be noted for its minutes: it became whole after that."""
+        if not self.orphans:
+            return 0
+        if not self._days.is_whole(start_ms):
+            return self.orphans.get(start_ms, 0)
+        return sum([rows for start, rows in self.orphans.items() if day_of(start) == start_ms])
 
     def suspects(
         self, known: Container[ScheduleKey], doubtful: Container[DispatchKey], *, everywhere: bool
@@ -110,7 +118,7 @@ class WindowBook:
         sources = (Source.DAY,) if key.coarse else _FINE
         files = [ScheduleKey(key.start_ms, source) for source in sources]
         files = [file for file in files if file in self._schedule]
-        orphans = self.orphans.get(key.start_ms, 0) if self.is_outcome_file(key) else 0
+        orphans = self._orphaned(key.start_ms) if self.is_outcome_file(key) else 0
         too_many = self._dispatch.rows(key) - orphans > sum([self._schedule.rows(file) for file in files])
         return not files or any(file not in known for file in files) or too_many
 

@@ -271,7 +271,8 @@ class Retention:
         )
 
     def _count_day(self, start_ms: int, last_sequence: int) -> LedgerBatch:
-        """`_count` of a whole day, minute by minute: so the ledger tells no difference."""
+        """`_count` of a whole day, minute by minute: so the ledger tells no difference. A day whose file lost all its
+        messages is noted by its first minute."""
         retired_to = self._retired.up_to(start_ms)
         outcomes = self._dispatch.outcomes(DispatchKey(start_ms, True))
         day = ScheduleKey(start_ms, Source.DAY)
@@ -286,14 +287,15 @@ class Retention:
         new = np.flatnonzero((sequence > retired_to) & (sequence <= last_sequence))
         minutes = window_starts(columns["due_ms"][new], self._settings.window_ms)
         internal = columns["origin_sequence"][new] != 0
-        before = LedgerBatch.concatenate(
-            [LedgerBatch.filled(0), *[self._ledger.window(minute) for minute in np.unique(minutes).tolist()]]
-        )
+        touched = np.unique(minutes).tolist() or [start_ms]
+        before = LedgerBatch.concatenate([LedgerBatch.filled(0), *map(self._ledger.window, touched)])
         # Of a minute with internal records only it is noted all the same that it was there.
         subjects = np.where(internal, 0, columns["subject"][new].astype(np.int64))
         settled = self._cells(window_starts(outcomes.due_ms, self._settings.window_ms), outcomes.subject)
         known = self._cells(before.start_ms, before.subject)
         cells = np.unique(np.concatenate([self._cells(minutes, subjects), known]))
+        if not len(cells):
+            cells = self._cells(np.array([start_ms]), np.zeros(1, np.int64))
         counts = {name: np.zeros(len(cells), np.int64) for name in ("accepted", *_COLUMNS)}
 
         def add(name: str, where: I64, values: I64 | int = 1) -> None:
@@ -310,7 +312,7 @@ class Retention:
             len(cells),
             subject=(cells & _SUBJECT_MASK).astype(np.uint32),
             start_ms=(cells >> _SUBJECT_BITS) * self._settings.window_ms,
-            last_sequence=last_sequence,
+            last_sequence=max(retired_to, last_sequence),
             **counts,
         )
 

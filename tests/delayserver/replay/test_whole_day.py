@@ -395,3 +395,16 @@ async def test_a_load_of_overdue_windows_is_compared_with_unwritten_outcomes_of_
     asked = np.array([now_ms - 5_000, now_ms - 2_500, now_ms - 3_000])
     assert known.is_unknown(asked, np.array([6, 2_000, 4])).tolist() == [False, True, False]
     assert compared == [3]
+
+
+async def test_a_whole_day_whose_file_is_empty_is_retired(boot: Boot) -> None:
+    host = boot(settings())
+    server = await host.start()
+    day_ms = far_day(host)
+    server.opened.schedule.prepare([ScheduleKey(day_ms, Source.DAY)])  # as a loss of power leaves it
+    await go_to(host, day_ms + DAY_MS + HOUR_MS, crash=Host.kill)
+    await host.until(lambda: host.server.opened.days.is_whole(day_ms))
+    host.clock.step(4 * HOUR_MS)
+    await host.until(lambda: ScheduleKey(day_ms, Source.DAY) not in host.server.opened.schedule, within_ms=60_000)
+    host.check_balance(pending=0)
+    check(host)

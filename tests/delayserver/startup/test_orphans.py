@@ -129,6 +129,25 @@ async def test_a_cancel_in_a_coarse_day_whose_message_a_loss_of_power_took_stand
     assert counts(host) == (1, 1, 0, 0)
 
 
+async def test_a_cancel_whose_message_is_gone_stands_for_no_other_when_its_day_becomes_whole(boot: Boot) -> None:
+    host = boot(coarse_settings(storage={"durability": "os", "checkpoint_interval_ms": RARELY}))
+    server = await host.start()
+    client = await host.client()
+    day_ms = (host.now_ms // DAY_MS + 3) * DAY_MS
+    await client.put("waits", day_ms + HOUR_MS)
+    await host.settled()
+    await server.checkpointing.write()
+    assert await client.cancel((await client.put("gone", day_ms + 2 * HOUR_MS))["receipt"]) == ["cancelled"]
+    await host.settled()
+    await lose_all_unsynced(host)
+    await host.start()
+    host.clock.step(day_ms + 2 * DAY_MS - host.now_ms)  # while the server runs: all of the day is overdue at once
+    await host.until(lambda: host.server.opened.days.is_whole(day_ms))
+    await host.until(lambda: host.fake().texts == ["waits"])
+    await host.settled()
+    assert counts(host) == (1, 1, 0, 0)
+
+
 async def test_messages_whose_file_comes_back_count_again(boot: Boot) -> None:
     host = boot(faked_settings(storage={"checkpoint_interval_ms": RARELY}))
     server = await host.start()
