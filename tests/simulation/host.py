@@ -61,6 +61,7 @@ class Host:
         self.died_of = ""
         self.on_change: Callable[[], None] = lambda: None
         self.on_reports: Callable[[list[str]], None] = lambda _damages: None
+        self.on_no_checkpoint: Callable[[], None] = lambda: None
         self._network = network
         self._chance = chance
         self._note = note
@@ -158,6 +159,8 @@ class Host:
 
     def _opened(self, server: DelayServer) -> None:
         self.server = server
+        if server.opened.checkpoint_lost and not server.opened.directory.created:
+            self.on_no_checkpoint()
         self.open.set()
 
     def _ready(self, _host: str, _port: int) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from delayserver.config.settings import StorageSettings
+from store.tables.identity import CLOCK_AHEAD_US
 from tests.simulation.clocks import WallClock
 from tests.simulation.damage import Damage, Flip
 from tests.simulation.failures import SimulationFailure
@@ -21,6 +22,8 @@ UNKNOWN, ACCEPTED, REFUSED = "unknown", "accepted", "refused"
 OUTCOME_US_MAX = 2_000_000
 # So far ahead of the clock a message may have been attempted before a crash, for all that the server knows then.
 HORIZON_MS = 30_000
+# A crash may come before the first checkpoint, and then the clock that was reserved with the sequences counts.
+RESERVED_MS = CLOCK_AHEAD_US // 1000 + 60_000
 # So much later a nack of the workload may have its messages again.
 REDELIVERY_MS = 60_000
 # So long a broker keeps what it needs to know a message again, while its server does not declare the window complete.
@@ -175,10 +178,16 @@ class Model:
         self._next_token = 1
         self.highest_sequence = 0
         self.counts: dict[str, int] = {}
+        # Up to when the server may have reserved the clock in a life that left no checkpoint.
+        self._reserved_ms = 0
         # Told by the world: the life of the server, and for how long all has been well for a subject.
         self.life: Callable[[], int] = lambda: 0
         self.damage = damage
         self.well_for_us: Callable[[str], int] = lambda _subject: 0
+
+    def without_checkpoint(self) -> None:
+        """The server opened a directory of before, and found no checkpoint in it."""
+        self._reserved_ms = self.clock.peak_us // 1000 + RESERVED_MS
 
     # -- too old
 
@@ -331,7 +340,7 @@ class Model:
         never_before_due = outcome in ("delivered", "in_flight", "retrying", "retired")
         if never_before_due and row.due_ms is not None and row.due_ms > peak_ms:
             self.fail(f"{outcome} before its due time {row.due_ms}", row)
-        far = row.due_ms is not None and row.due_ms > peak_ms + HORIZON_MS
+        far = row.due_ms is not None and row.due_ms > max(peak_ms, self._reserved_ms) + HORIZON_MS
         if outcome == "too_late" and far and not self.damage.flips:
             self.fail(f"too_late long before its due time {row.due_ms}", row)
         if outcome == "dead_lettered":

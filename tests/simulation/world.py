@@ -98,6 +98,7 @@ class World:
         self.model = Model(self.note, self.damage, self.clock, settings.storage)
         dispatch = settings.dispatch
         self.timely = Timeliness(self.clock, dispatch.deliver_timeout_ms + dispatch.backoff_ms_max, self._well)
+        self.host.on_no_checkpoint = self.model.without_checkpoint
         self.model.life = lambda: self.host.lives
         self.model.well_for_us = self.timely.well_for_us
         self.host.on_change = self.timely.changed
