@@ -105,14 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 # Arrows that `MAY_IMPORT` forbids and that are still there, each with what takes it away. This table may only get shorter.
-NOT_YET: dict[tuple[str, str], str] = {
-    ("delayserver.replay", "delayserver.load"): "rows enter memory through `state` alone",
-    ("delayserver.dispatch", "delayserver.load"): "rows come back from disk by an ordinary load",
-    ("delayserver.upkeep", "delayserver.receive"): "positions are marks in `state`",
-    ("delayserver.upkeep", "delayserver.replay"): "positions are marks in `state`",
-    ("delayserver.upkeep", "delayserver.dispatch"): "the server hands over what housekeeping watches",
-    ("delayserver.startup", "delayserver.replay"): "the outcomes of cancels are made in `state`",
-}
+NOT_YET: dict[tuple[str, str], str] = {}
 
 # Only those who speak over a stream of bytes know frames. `operations` is not among them: it takes and returns values.
 FRAMES = {"delayserver.protocol.frames", "delayserver.protocol.cancel_reply"}
@@ -424,17 +417,7 @@ OWN_STATE = tuple(
         *("receive", "replay", "load", "dispatch", "outcomes", "upkeep", "startup", "state"),
     )
 )
-STILL_ASSIGNED: dict[str, int] = {
-    "delayserver/dispatch/broker_group.py": 6,
-    "delayserver/dispatch/broker_node.py": 2,
-    "delayserver/dispatch/dispatcher.py": 10,
-    "delayserver/dispatch/message_reader.py": 1,
-    "delayserver/dispatch/targets/remote_node.py": 3,
-    "delayserver/receive/group_commit.py": 4,
-    "delayserver/replay/placing.py": 2,
-    "delayserver/replay/replayer.py": 6,
-    "delayserver/server/delay_server.py": 1,
-}
+STILL_ASSIGNED: dict[str, int] = {}
 
 
 def _made_here(function: ast.AST) -> set[str]:

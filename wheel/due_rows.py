@@ -36,6 +36,10 @@ class DueRows:
         """Rows [start, stop) as views: they keep the memory of the whole alive."""
         return DueRows(self.due_ms[start:stop], self.sequence[start:stop], self.payload[start:stop])
 
+    def take(self, indices: npt.NDArray[np.intp]) -> DueRows:
+        """The rows at `indices`, copied."""
+        return DueRows(self.due_ms[indices], self.sequence[indices], self.payload[indices])
+
     @staticmethod
     def concatenate(parts: Sequence[DueRows]) -> DueRows:
         """The rows of all parts, one after the other. The parts must follow each other in key order.

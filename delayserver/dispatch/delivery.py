@@ -50,9 +50,9 @@ def shipments(rows: DueRows) -> list[Shipment]:
     parts = []
     if len(certain):
         order = certain[np.argsort(code[certain], kind="stable")]
-        parts.append(_shipment(take_rows(rows, order), mixed=bool(code[order[0]] != code[order[-1]])))
+        parts.append(_shipment(rows.take(order), mixed=bool(code[order[0]] != code[order[-1]])))
     return parts + [
-        _shipment(_by_subject(take_rows(rows, np.flatnonzero(code == value))))
+        _shipment(_by_subject(rows.take(np.flatnonzero(code == value))))
         for value in np.unique(code[uncertain]).tolist()
     ]
 
@@ -80,12 +80,7 @@ def _by_subject(rows: DueRows) -> DueRows:
     subject, group = rows.payload["subject"], rows.payload["target_group"]
     if bool((subject == subject[0]).all()) and bool((group == group[0]).all()):
         return rows
-    return take_rows(rows, np.lexsort((group, subject)))
-
-
-def take_rows(rows: DueRows, indices: NDArray[np.intp]) -> DueRows:
-    """The rows at `indices`."""
-    return DueRows(rows.due_ms[indices], rows.sequence[indices], rows.payload[indices])
+    return rows.take(np.lexsort((group, subject)))
 
 
 class ChangedRowsError(CorruptionError):

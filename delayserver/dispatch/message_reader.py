@@ -16,7 +16,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from delayserver.dispatch.delivery import Shipment, read_batch, take_rows
+from delayserver.dispatch.delivery import Shipment, read_batch
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from delayserver.state.rows import message_bytes
@@ -68,6 +68,12 @@ class _Part:
     due_last_ms: int
     bytes: int
     rows_left: int
+
+    def give(self, places: slice | NDArray[np.intp]) -> StoredBatch:
+        """The messages at these places. Each is given once."""
+        batch = self.batch.slice(places.start, places.stop) if isinstance(places, slice) else self.batch.take(places)
+        self.rows_left -= len(batch)
+        return batch
 
     def places(self, sequence: I64) -> slice | NDArray[np.intp] | None:
         """Where these rows (ascending, at least one) stand; None unless all are here."""
@@ -226,8 +232,7 @@ class MessageReader:
         return batch if order is None else batch.take(np.argsort(order))
 
     def _given(self, part: _Part, places: slice | NDArray[np.intp]) -> StoredBatch:
-        batch = part.batch.slice(places.start, places.stop) if isinstance(places, slice) else part.batch.take(places)
-        part.rows_left -= len(batch)
+        batch = part.give(places)
         if part.rows_left <= 0:
             self._parts.remove(part)
         return batch
@@ -280,10 +285,10 @@ def _is_near(due_ms: int, now_ms: int) -> bool:
 def _by_file(rows: DueRows) -> list[tuple[int, Source, DueRows]]:
     """The rows of each schedule file, in the order of their sequences."""
     if not ascending(rows.sequence):
-        rows = take_rows(rows, np.argsort(rows.sequence))
+        rows = rows.take(np.argsort(rows.sequence))
     code = rows.payload["window_ms"] * 4 + rows.payload["source"]
     return [
-        (value // 4, Source(value % 4), rows if len(rows) == len(mine) else take_rows(rows, mine))
+        (value // 4, Source(value % 4), rows if len(rows) == len(mine) else rows.take(mine))
         for value in np.unique(code).tolist()
         for mine in (np.flatnonzero(code == value),)
     ]

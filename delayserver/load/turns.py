@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.state.residency import low_room
+
 # The share of memory that the near future has before overdue windows.
 NEAR_SHARE = 0.5
-# A near window is loaded in the next part when more than this share of memory is free.
-NEAR_ROOM_SHARE = 0.25
-# And overdue windows when more than this share is free.
+# A near window is loaded in the next part when memory is not short (`low_room`), overdue windows when more than this share
+# of it is free.
 OVERDUE_ROOM_SHARE = 0.375
 # Of the near future this much is loaded before overdue windows have their turn, as far as its share of memory holds it.
 NEAR_MS = 10_000
@@ -53,11 +54,6 @@ def near_share(rows_max: int) -> int:
     return int(rows_max * NEAR_SHARE)
 
 
-def near_room(rows_max: int) -> int:
-    """A near window is loaded while there is room for more rows than these."""
-    return int(rows_max * NEAR_ROOM_SHARE)
-
-
 def overdue_room(rows_max: int) -> int:
     """Overdue windows are loaded while there is room for more rows than these."""
     return int(rows_max * OVERDUE_ROOM_SHARE)
@@ -66,9 +62,9 @@ def overdue_room(rows_max: int) -> int:
 def room_beside_overdue(rows_max: int, room: int) -> int:
     """Rows of room that a near window leaves free while overdue windows wait: what is beyond its share of memory. But the
     near window takes the room that it waited for."""
-    return max(min(room - near_room(rows_max), rows_max - near_share(rows_max)), 0)
+    return max(min(room - low_room(rows_max), rows_max - near_share(rows_max)), 0)
 
 
 def room_beside_near(rows_max: int) -> int:
     """Rows of room that overdue windows leave free while a near window is loaded in part."""
-    return near_room(rows_max) + 1
+    return low_room(rows_max) + 1

@@ -16,18 +16,16 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.dispatch.broker_group import BrokerGroup
-from delayserver.load.loader import Loader
 from delayserver.operations.locator import Located, LocatedNames, Locator
 from delayserver.protocol.errors import DelayServerError, StorageFailed
 from delayserver.protocol.outcomes import Outcome
-from delayserver.receive.group_commit import Committed, GroupCommit
+from delayserver.receive.group_commit import GroupCommit
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.attempted import Attempted
 from delayserver.state.decided import Decided
-from delayserver.state.group_wheels import GroupWheels
-from delayserver.state.membership import is_member
+from delayserver.state.gathering import Committed
 from delayserver.state.positions import Positions
+from delayserver.state.residency import Residency
 from delayserver.state.retired import Retired
 from store.errors import CorruptionError
 from store.indexes.outcome_index import OutcomeIndex
@@ -35,7 +33,7 @@ from store.logs.dispatch_log import DispatchKey
 from store.logs.windows import window_starts
 from store.records.batches import I64, U8, CancelBatch, MessageBatch
 from store.records.message_name import MessageName
-from wheel.keys import Key, groups
+from wheel.keys import groups
 
 Places = NDArray[np.intp]
 
@@ -57,9 +55,7 @@ class Cancellation:
         positions: Positions,
         locator: Locator,
         decided: Decided,
-        wheel: GroupWheels,
-        loader: Loader,
-        groups: list[BrokerGroup],
+        residency: Residency,
         attempted: Attempted,
         retired: Retired,
         window_ms: int,
@@ -70,9 +66,7 @@ class Cancellation:
         self._locator = locator
         self._open_messages = decided.open_messages
         self._decided = decided
-        self._wheel = wheel
-        self._loader = loader
-        self._groups = groups
+        self._residency = residency
         self._attempted = attempted
         self._retired = retired
         self._workers = runtime.workers
@@ -218,18 +212,12 @@ class Cancellation:
         """One step: whatever runs or may have run is too late, the rest leaves wheel and queues and is held."""
         answer = np.full(len(message), CANCELLED, dtype=np.uint8)
         answer[self._attempted.maybe(message, due_ms) | self._attempted.unknown(message)] = int(Outcome.TOO_LATE)
-        for group in self._groups:
-            running = group.in_flight()
-            if len(running):
-                answer[is_member(message, running)] = int(Outcome.TOO_LATE)
+        answer[self._residency.in_flight(message)] = int(Outcome.TOO_LATE)
         mine = np.flatnonzero(answer == CANCELLED)
         if len(mine):
             held, place = distinct_messages(message, mine)
             self._decided.holds.hold(held)
-            if len(self._wheel):
-                self._wheel.cancel(due_ms[place], held)
-            for group in self._groups:
-                group.queue.remove(due_ms[place], held)
+            self._residency.withdraw(due_ms[place], held)
         return answer
 
     async def commit_held(self, batch: CancelBatch | MessageBatch, held: I64, due_ms: I64) -> Committed:
@@ -241,15 +229,9 @@ class Cancellation:
             raise
 
     def give_back(self, message: I64, due_ms: I64) -> None:
-        """The cancel did not happen: from the first of its rows on, the near future is read from disk again.
-
-        Not just these rows: some may belong to a load that runs, or have been passed over by one, and only the cursors
-        know which. It is rare (a full disk) and costs one load.
-        """
+        """The cancel did not happen: the messages are to be delivered."""
         self._decided.holds.release(message)
-        first = np.lexsort((message, due_ms))[0]
-        self._loader.evict_after(Key(int(due_ms[first]), int(message[first]) - 1))
-        self._loader.wake()
+        self._residency.give_back(due_ms, message)
 
 
 def distinct_messages(message: I64, rows: Places) -> tuple[I64, Places]:

@@ -9,14 +9,13 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.operations.cancellation import Cancellation
 from delayserver.protocol.errors import MessageDamaged
 from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.fair_turns import Work
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decided import Decided
-from delayserver.state.membership import is_member
+from delayserver.state.residency import Residency
 from delayserver.state.retired import Retired
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey, DispatchLog
@@ -64,7 +63,7 @@ class MessageStates:
         cancellation: Cancellation,
         decided: Decided,
         dispatch: DispatchLog,
-        groups: list[BrokerGroup],
+        residency: Residency,
         retired: Retired,
         names: Names,
         window_ms: int,
@@ -73,12 +72,13 @@ class MessageStates:
         self._cancellation = cancellation
         self._decided = decided
         self._dispatch = dispatch
-        self._groups = groups
+        self._residency = residency
         self._retired = retired
         self._names = names
         self._damage = runtime.damage
         self._window_ms = window_ms
         self._workers = runtime.workers
+        self._clock = runtime.clock
 
     async def find(self, sequence: I64, due_ms: I64, work: Work) -> list[Found]:
         """The states of n messages by the numbers of their receipts, some at a time: others run in between."""
@@ -149,12 +149,9 @@ class MessageStates:
     def _in_memory(self, message: I64, due_ms: I64) -> U8:
         """One step: what is known of n messages without an outcome, codes u8[n]."""
         state = np.full(len(message), int(Outcome.PENDING), dtype=np.uint8)
-        for group in self._groups:
-            state[group.queue.retries(due_ms, message)] = int(Outcome.RETRYING)
-        for group in self._groups:
-            for place in np.flatnonzero(is_member(message, group.in_flight())).tolist():
-                if group.attempts(int(message[place]), int(due_ms[place])):
-                    state[place] = int(Outcome.IN_FLIGHT)
+        state[self._residency.retrying(due_ms, message)] = int(Outcome.RETRYING)
+        # Before it is due, the batch of a message in flight only waits for the moment.
+        state[self._residency.in_flight(message) & (due_ms <= self._clock.now_ms())] = int(Outcome.IN_FLIGHT)
         return state
 
     async def with_rows(self, found: Sequence[Found], due_ms: Sequence[int], work: Work) -> list[Found]:

@@ -50,5 +50,5 @@ class Routing:
         nodes = []
         for node in group.nodes:
             address = node.broker.address
-            nodes.append(RouteNode(self._own_address if address == EMBEDDED else address, node.weight))
+            nodes.append(RouteNode(self._own_address if address == EMBEDDED else address, node.health.weight))
         return Route(group.name, nodes)

@@ -15,8 +15,9 @@ from delayserver.operations.admission import Admission
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.message_columns import MessageColumns
 from delayserver.protocol.receipts import receipt_and_id
-from delayserver.receive.group_commit import Committed, GroupCommit
+from delayserver.receive.group_commit import GroupCommit
 from delayserver.receive.intake import Intake, Rejection
+from delayserver.state.gathering import Committed
 from store.records.batches import I64
 from store.records.message_rows import Row
 from store.tables.names import Names

@@ -24,10 +24,10 @@ from delayserver.runtime.clock import Clock
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.balance import Balance
 from delayserver.state.decided import Decided
-from delayserver.state.group_wheels import GroupWheels
 from delayserver.state.latency import LatencyHistogram
 from delayserver.state.positions import Positions
 from delayserver.state.readiness import Readiness
+from delayserver.state.residency import Residency
 from delayserver.state.window_book import WindowBook
 from delayserver.upkeep.checkpointing import Checkpointing
 from delayserver.upkeep.housekeeping import Housekeeping
@@ -306,15 +306,15 @@ class GroupStatus:
 class DeliveryReader:
     """Reads the wheel and the broker groups."""
 
-    def __init__(self, wheel: GroupWheels, loader: Loader, groups: Sequence[BrokerGroup]) -> None:
-        self._wheel = wheel
+    def __init__(self, residency: Residency, loader: Loader, groups: Sequence[BrokerGroup]) -> None:
+        self._residency = residency
         self._loader = loader
         self._groups = groups
 
     def wheel(self) -> WheelStatus:
         """The section of this moment."""
-        wheel, loader = self._wheel, self._loader
-        return WheelStatus(len(wheel), wheel.nbytes, wheel.next_due_ms(), loader.loads, loader.evictions)
+        wheel, evictions = self._residency.wheel, self._residency.evictions
+        return WheelStatus(len(wheel), wheel.nbytes, wheel.next_due_ms(), self._loader.loads, evictions)
 
     def groups(self) -> dict[str, GroupStatus]:
         """The groups by their names."""
@@ -331,10 +331,10 @@ class DeliveryReader:
 
 
 def _group(group: BrokerGroup) -> GroupStatus:
-    counters = group.counters
+    rows, counters = group.rows, group.rows.counters
     return GroupStatus(
-        waiting=len(group.queue),
-        in_flight=group.rows_in_flight,
+        waiting=len(rows.queue),
+        in_flight=rows.rows_in_flight,
         delivered=counters.delivered,
         attempts_failed=counters.attempts_failed,
         duplicates_suppressed=counters.duplicates_suppressed,
@@ -345,10 +345,10 @@ def _group(group: BrokerGroup) -> GroupStatus:
         nodes=[
             NodeStatus(
                 address=node.broker.address,
-                weight=node.weight,
-                circuit="open" if node.open_circuit else "closed",
-                failures=node.failures_total,
-                last_error=node.last_error,
+                weight=node.health.weight,
+                circuit="open" if node.health.open_circuit else "closed",
+                failures=node.health.failures_total,
+                last_error=node.health.last_error,
                 problem=node.broker.problem,
             )
             for node in group.nodes

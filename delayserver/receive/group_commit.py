@@ -7,10 +7,8 @@ record before its sync, and a failed sync is final: all who wait are told, and t
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import trio
@@ -28,65 +26,17 @@ from delayserver.protocol.errors import (
 from delayserver.receive.disk_pace import DiskPace
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.balance import Balance
+from delayserver.state.gathering import CommitGroup, Committed, Done, Gathering, RowsDone
 from delayserver.state.log_queue import LogQueue
-from delayserver.state.positions import Positions
 from store.errors import DiskFullError, StoreError
 from store.logs.message_log import LogEntry, MessageLog
-from store.records.batches import I64, CancelBatch, MessageBatch
+from store.records.batches import CancelBatch, MessageBatch
 from store.records.columns import ColumnBatch
 from store.records.message_rows import ROWS_MAX, MessageRows, Row, to_batch
 from store.tables.identity import SequenceReservation
 
 # What one row or one item costs in memory beside its bytes, for the bound on what may gather.
 ROW_OVERHEAD_BYTES = 120
-
-Done = Callable[["Committed | DelayServerError"], None]
-# Told the first sequence of its rows.
-RowsDone = Callable[[int | DelayServerError], None]
-
-
-class Committed(NamedTuple):
-    """A durable batch: its rows have the sequences from `first_sequence` on, and were accepted at `accepted_us`."""
-
-    first_sequence: int
-    accepted_us: int
-    batch: MessageBatch | CancelBatch
-
-
-class _Group:
-    """What is committed together: the rows of many sends, which become one record, and batches of one record each."""
-
-    __slots__ = ("accepted_us", "batches", "dones", "first_sequence", "rows", "rows_dones", "size_bytes")
-
-    def __init__(self) -> None:
-        self.rows: list[Row] = []
-        # How many of the rows are whose, in order.
-        self.rows_dones: list[tuple[int, RowsDone]] = []
-        self.batches: list[MessageBatch | CancelBatch] = []
-        self.dones: list[Done] = []
-        self.size_bytes = 0
-        # Set when the group is numbered. The sequence is that of the rows, which come first in the log.
-        self.first_sequence = 0
-        self.accepted_us = 0
-
-    def tell(self, entries: list[LogEntry]) -> None:
-        """Tell all who wait that their item is durable; `entries` are the records of the group."""
-        sequence = self.first_sequence
-        for count, rows_done in self.rows_dones:
-            rows_done(sequence)
-            sequence += count
-        if self.dones:
-            for done, (_, _, batch) in zip(self.dones, entries[-len(self.dones) :], strict=True):
-                assert isinstance(batch, MessageBatch | CancelBatch)
-                first = int(batch.sequence[0]) if isinstance(batch, MessageBatch) else 0
-                done(Committed(first, self.accepted_us, batch))
-
-    def fail(self, error: DelayServerError) -> None:
-        """Tell all who wait."""
-        for _, rows_done in self.rows_dones:
-            rows_done(error)
-        for done in self.dones:
-            done(error)
 
 
 class GroupCommit:
@@ -96,10 +46,10 @@ class GroupCommit:
         self,
         log: MessageLog,
         sequences: SequenceReservation,
-        settings: StorageSettings,
-        positions: Positions,
+        gathering: Gathering,
         queue: LogQueue,
         balance: Balance,
+        settings: StorageSettings,
         runtime: Runtime,
     ) -> None:
         self._log = log
@@ -107,12 +57,10 @@ class GroupCommit:
         self._workers = runtime.workers
         self._settings = settings
         self._clock = runtime.clock
-        self._positions = positions
+        self._positions = queue.positions
         self._queue = queue
         self._balance = balance
-        self._gathered: deque[_Group] = deque()
-        self._gathered_bytes = 0
-        self._committing: _Group | None = None
+        self._gathering = gathering
         self._work = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
@@ -129,18 +77,14 @@ class GroupCommit:
         size = ROW_OVERHEAD_BYTES * len(rows)
         for _, _, _, message_id, properties, body in rows:
             size += len(message_id) + len(properties) + len(body)
-        group = self._take(size)
-        group.rows += rows
-        group.rows_dones.append((len(rows), done))
+        self._take(size).add_rows(rows, done)
 
     def submit(self, batch: MessageBatch | CancelBatch, done: Done) -> None:
         """Commit a batch as one record (all or nothing, also across a crash); sequences are given here."""
         size = ROW_OVERHEAD_BYTES * len(batch)
         if isinstance(batch, MessageBatch):
             size += len(batch.bodies) + len(batch.properties) + len(batch.ids)
-        group = self._take(size)
-        group.batches.append(batch)
-        group.dones.append(done)
+        self._take(size).add(batch, done)
 
     async def commit(self, batch: MessageBatch | CancelBatch) -> Committed:
         """`submit` and wait. Raises the named error if it could not be made durable."""
@@ -162,27 +106,16 @@ class GroupCommit:
                 del result
         return result
 
-    def _take(self, size_bytes: int) -> _Group:
+    def _take(self, size_bytes: int) -> CommitGroup:
         """The group for an item of this size, which is taken with that."""
         if self.refusal is not None:
             raise copied(self.refusal)
-        gathered = self._gathered
-        if gathered and self._gathered_bytes + size_bytes > self._settings.gather_bytes_max:
+        group = self._gathering.take(size_bytes)
+        if group is None:
             raise QueueFull("too many sends wait for the disk", retry_after_ms=50)
-        if not gathered or gathered[-1].size_bytes + size_bytes > self._settings.group_bytes_max:
-            gathered.append(_Group())
-        group = gathered[-1]
-        group.size_bytes += size_bytes
-        self._gathered_bytes += size_bytes
         if not self._in_step:
             self._work.set()
         return group
-
-    def gathered_due_ms(self) -> Iterator[I64]:
-        """The due times i64[n] of all that was taken and is not in the log yet, in parts."""
-        for group in [*([self._committing] if self._committing else []), *self._gathered]:
-            yield np.fromiter([row[0] for row in group.rows], np.int64, len(group.rows))
-            yield from [batch.due_ms for batch in group.batches if isinstance(batch, MessageBatch)]
 
     def begin_step(self) -> None:
         """What is handed in from here to `end_step`, which follows without a pause, is one group."""
@@ -192,13 +125,13 @@ class GroupCommit:
         """Commit what was read in this step, where that is quick: whoever is ready is in the group, so nothing is gained
         by another pass of the event loop. False where something is left for `run`."""
         self._in_step = False
-        if not self._gathered:
+        if not self._gathering:
             return True
-        small = self._gathered_bytes <= self._settings.inline_sync_bytes_max
+        small = self._gathering.size_bytes <= self._settings.inline_sync_bytes_max
         if self._work.is_set() or not small or self._lagging() or not self._idle.is_set() or not self._pace.quick:
             self._work.set()
             return False
-        group = self._next_group()
+        group = self._gathering.next()
         try:
             entries = self._write(self._number(group), group.size_bytes)
         except StoreError as error:
@@ -241,14 +174,11 @@ class GroupCommit:
             # Who waits for an answer is shielded: without one a server that must stop would hang.
             if self.refusal is None:
                 self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
-            if self._committing is not None:
-                self._committing.fail(StorageFailed("the server stopped before it knew; look the message up"))
-                self._committing = None
             self._fail_gathered(self.refusal)
 
     async def _run(self) -> None:
         while True:
-            if not self._gathered:
+            if not self._gathering:
                 self._idle.set()
                 self._work = trio.Event()
                 await self._work.wait()
@@ -256,10 +186,13 @@ class GroupCommit:
                 self._stop_if_failed()
                 continue  # it may have been woken for that alone
             await self._lag_over()
-            self._committing = self._next_group()
-            await self._commit_group(self._committing)
-            self._committing = None
-            if self._gathered:
+            with self._gathering.committing() as group:
+                try:
+                    await self._commit_group(group)
+                except BaseException:
+                    group.fail(StorageFailed("the server stopped before it knew; look the message up"))
+                    raise
+            if self._gathering:
                 await trio.lowlevel.checkpoint()  # a group synced inline never waited: let the readers go first
             self._stop_if_failed()
 
@@ -267,12 +200,7 @@ class GroupCommit:
         if isinstance(self.refusal, StorageFailed):
             raise StoreError(self.refusal.message)
 
-    def _next_group(self) -> _Group:
-        group = self._gathered.popleft()
-        self._gathered_bytes -= group.size_bytes
-        return group
-
-    async def _commit_group(self, group: _Group) -> None:
+    async def _commit_group(self, group: CommitGroup) -> None:
         try:
             batches, size = self._number(group), group.size_bytes
             if size <= self._settings.inline_sync_bytes_max and self._pace.quick:
@@ -284,7 +212,7 @@ class GroupCommit:
         else:
             self._committed(group, entries)
 
-    def _refused(self, group: _Group, error: StoreError) -> None:
+    def _refused(self, group: CommitGroup, error: StoreError) -> None:
         if isinstance(error, DiskFullError):
             group.fail(DiskFull(str(error), retry_after_ms=1000))
             return
@@ -294,10 +222,10 @@ class GroupCommit:
         self._fail_gathered(self.refusal)
 
     def _fail_gathered(self, error: DelayServerError) -> None:
-        while self._gathered:
-            self._next_group().fail(error)
+        while self._gathering:
+            self._gathering.next().fail(error)
 
-    def _committed(self, group: _Group, entries: list[LogEntry]) -> None:
+    def _committed(self, group: CommitGroup, entries: list[LogEntry]) -> None:
         self.groups += 1
         for entry in entries:
             written = entry.batch
@@ -317,12 +245,12 @@ class GroupCommit:
         if size_bytes <= self._settings.inline_sync_bytes_max:
             self._pace.took(duration_us)
 
-    def _number(self, group: _Group) -> list[ColumnBatch | MessageRows]:
+    def _number(self, group: CommitGroup) -> list[ColumnBatch | MessageRows]:
         """Give out sequences in the order of the records. May have to reserve some, on a disk that is full: StoreError."""
-        now_us = group.accepted_us = self._clock.now_us()
+        now_us = self._clock.now_us()
         numbered: list[ColumnBatch | MessageRows] = []
+        group.number(self._sequences.take(len(group.rows)) if group.rows else 0, now_us)
         if group.rows:
-            group.first_sequence = self._sequences.take(len(group.rows))
             rows = MessageRows(group.rows, group.first_sequence, now_us)
             numbered.append(rows if len(group.rows) <= ROWS_MAX else to_batch([rows]))
         for batch in group.batches:
@@ -371,5 +299,5 @@ class GroupCommit:
         """Refuse what is new, and wait until what was taken is durable and answered."""
         if self.refusal is None:
             self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
-        while self._gathered or not self._idle.is_set():  # what was taken in this pass has not begun yet
+        while self._gathering or not self._idle.is_set():  # what was taken in this pass has not begun yet
             await self._idle.wait()

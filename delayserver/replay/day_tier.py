@@ -17,7 +17,6 @@ from functools import partial
 import numpy as np
 
 from delayserver.config.settings import StorageSettings
-from delayserver.load.loader import suppressed_outcomes
 from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.placing import Placing, Round
 from delayserver.replay.publisher import Publisher
@@ -294,10 +293,7 @@ class DayTier:
             rows = index_rows(placed.batch, placed.appended.blob_start).take(copies)
             with suppress(CorruptionError):  # reported; as long as the outcomes cannot be read, none is added
                 async with self._decided.pinned(DispatchKey(placed.key.start_ms, False)) as index:
-                    lost = np.flatnonzero(
-                        index.missing(rows.sequence) & self._overlays.not_done(placed.key.start_ms, rows.sequence)
-                    )
-                    self._decided.add(suppressed_outcomes(rows.take(lost), self._clock.now_us()))
+                    self._decided.add_lost_copies(placed.key.start_ms, rows, index.missing(rows.sequence))
 
     def _read(self, key: ScheduleKey, position: int) -> tuple[MessageBatch | None, int]:
         batches = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from delayserver.runtime.runtime import Runtime
+from delayserver.state.retired import Retired
 from store.errors import CorruptionError
 from store.indexes.id_index import Confirm, IdIndex, StoredIds, confirm_by_bytes, id_keys
 from store.indexes.index_cache import IndexCache
@@ -25,14 +26,17 @@ INDEX_BYTES_MAX = 32 << 20
 class Deduplication:
     """Id indexes by schedule file."""
 
-    def __init__(self, schedule: ScheduleLog, days: DayTable, runtime: Runtime) -> None:
+    def __init__(self, schedule: ScheduleLog, days: DayTable, retired: Retired, runtime: Runtime) -> None:
         self._schedule = schedule
         self._days = days
+        self._retired = retired
         self._damage = runtime.damage
         self._indexes = IndexCache(INDEX_BYTES_MAX, self._load)
 
     def mark(self, key: ScheduleKey, rows: MessageBatch) -> MessageBatch:
         """The same rows, with `duplicate_of` set where one repeats an earlier message."""
+        for removed in self._retired.take_removed():
+            self._indexes.forget(removed)
         if not rows.id_hash.any():
             return rows
         keys = id_keys(rows.id_hash, rows.subject, rows.due_ms)
@@ -74,5 +78,5 @@ class Deduplication:
         self._indexes.forget(ScheduleKey(start_ms, Source.DIRECT))
 
     def forget(self, key: ScheduleKey) -> None:
-        """The file is retired."""
+        """The file of a drained day is gone."""
         self._indexes.forget(key)

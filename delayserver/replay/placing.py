@@ -56,6 +56,23 @@ class Round:
     accepted: int = 0
     internal: int = 0
 
+    def count(self, batch: MessageBatch) -> None:
+        """Add the messages and the internal records of a batch to the counts."""
+        internal = int(np.count_nonzero(batch.origin_sequence))
+        self.internal += internal
+        self.accepted += len(batch) - internal
+
+    def recount(self, batch: MessageBatch) -> None:
+        """Count this batch alone: a round that met a full disk is placed again."""
+        self.accepted = self.internal = 0
+        self.count(batch)
+
+    def begin(self, messages: MessageBatch | None, cancels: list[CancelBatch], size_bytes: int) -> None:
+        """Know what the round has to place; once more where it met a full disk."""
+        self.messages, self.cancels, self.size_bytes = messages, cancels, size_bytes
+        if messages is not None:
+            self.last_sequence = int(messages.sequence[-1])
+
 
 class Placing:
     """Rows → schedule files."""
@@ -144,7 +161,7 @@ class Placing:
             row_sum = batch_sums(marked) if self._cursors.is_taken(key.start_ms) else None
             done.placed.append(Placed(key, self._schedule.append(key, marked), marked, row_sum))
             if not self.count_skipped and source == Source.DIRECT:
-                count_messages(rows, done)
+                done.count(rows)
 
     def _behind_high_water(self, key: ScheduleKey, rows: MessageBatch) -> MessageBatch:
         """The rows that the file does not have yet."""
@@ -160,10 +177,3 @@ class Placing:
             return self._schedule.last_sequence(key)
         # Without the file that retention removed there is no other high-water mark.
         return max(self._schedule.last_sequence(key), self._retired.up_to(key.start_ms))
-
-
-def count_messages(batch: MessageBatch, done: Round) -> None:
-    """Add the messages and the internal records of a batch to the counts of a round."""
-    internal = int(np.count_nonzero(batch.origin_sequence))
-    done.internal += internal
-    done.accepted += len(batch) - internal

@@ -11,20 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.config.settings import WheelSettings
-from delayserver.load.loader import LoadedRows, Loader, suppressed_outcomes
 from delayserver.protocol.outcomes import Outcome
 from delayserver.replay.placing import Placed, Round
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.attempted import Attempted
 from delayserver.state.balance import Balance
 from delayserver.state.decided import Decided
+from delayserver.state.loaded_rows import LoadedRows
+from delayserver.state.outcome_rows import cancelled_outcomes, suppressed_outcomes
 from delayserver.state.positions import Positions
+from delayserver.state.residency import Residency
 from delayserver.state.retired import Retired
 from delayserver.state.rows import make_rows
 from delayserver.state.window_book import WindowBook
 from store.errors import CorruptionError
 from store.indexes.outcome_index import OutcomeIndex
-from store.indexes.schedule_index import ScheduleIndex, batch_sums, index_rows
+from store.indexes.schedule_index import batch_sums, index_rows
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import Source
 from store.records.batches import U8, CancelBatch, OutcomeBatch
@@ -42,7 +44,7 @@ class Publisher:
         retired: Retired,
         book: WindowBook,
         cursors: LoadCursors,
-        loader: Loader,
+        residency: Residency,
         attempted: Attempted,
         decided: Decided,
         settings: WheelSettings,
@@ -53,7 +55,7 @@ class Publisher:
         self._retired = retired
         self._book = book
         self._cursors = cursors
-        self._loader = loader
+        self._residency = residency
         self._attempted = attempted
         self._decided = decided
         self._settings = settings
@@ -100,9 +102,9 @@ class Publisher:
             wanted |= start < ahead_ms and not self._cursors.is_loaded(start)
         self._book.refresh(touched)
         if added:
-            self._loader.bound()
+            self._residency.bound()
         if wanted:
-            self._loader.wake()
+            self._residency.loadable.ring()
 
     def _leave_to_loads(self, done: Round) -> None:
         """A start delivers while it replays, and what it replays may have its outcome already, or may have been attempted:
@@ -114,8 +116,8 @@ class Publisher:
             if self._book.is_delivered_from(placed.key) and self._cursors.is_taken(placed.key.start_ms)
         ]
         if due_ms:
-            self._loader.evict_after(Key(min(due_ms), 0))
-            self._loader.wake()
+            self._residency.evict_after(Key(min(due_ms), 0))
+            self._residency.loadable.ring()
 
     def _add_owned(self, placed: Placed, decided: OutcomeIndex | None, now_us: int) -> bool:
         """Put the rows into the wheel that no load will bring; `decided` is asked for rows of a day."""
@@ -123,15 +125,13 @@ class Publisher:
         owned = self._cursors.owner(
             placed.key.start_ms, placed.key.source.name, placed.appended.start, batch.due_ms, batch.sequence
         )
-        if placed.key.source == Source.FROM_DAY and owned.any():
+        from_day = placed.key.source == Source.FROM_DAY
+        if from_day and owned.any():
             owned &= decided.missing(batch.sequence) if decided is not None else False
-            self._record_lost_copies(placed, owned, now_us)
+            self._record_lost_copies(placed, owned)
         owned &= batch.duplicate_of == 0
         if not owned.any():
             return False
-        if placed.key.source == Source.FROM_DAY:
-            owned &= self._decided.overlays.not_done(placed.key.start_ms, batch.sequence)
-            owned &= self._decided.holds.not_held(batch.sequence)
         index = index_rows(batch, placed.appended.blob_start)
         if placed.row_sum is not None:
             index = replace(index, row_sum=placed.row_sum)
@@ -141,11 +141,13 @@ class Publisher:
         if placed.row_sum is None:  # its window was taken since it was placed
             index = replace(index, row_sum=batch_sums(batch))
         rows = make_rows(index, placed.key.start_ms, placed.key.source, now_us)
-        if placed.key.source == Source.FROM_DAY:
-            # Drained again after a crash: they may have been handed over before it.
+        loaded = LoadedRows(index.due_ms, index.sequence, rows)
+        if from_day:
+            # Drained again after a crash: they may have been handed over before it, or decided.
             rows["uncertain"] = self._attempted.maybe(index.sequence, index.due_ms)
-        self._loader.add(LoadedRows(index.due_ms, index.sequence, rows, ScheduleIndex.empty()))
-        return True
+            loaded = self._residency.admissible(loaded, np.ones(len(loaded), dtype=bool))
+        self._residency.add(loaded)
+        return len(loaded) > 0
 
     def _record_copies(self, placed: Placed, now_us: int) -> None:
         copies = placed.batch.duplicate_of != 0
@@ -153,13 +155,12 @@ class Publisher:
             index = index_rows(placed.batch, placed.appended.blob_start)
             self._settle(suppressed_outcomes(index.take(np.flatnonzero(copies)), now_us))
 
-    def _record_lost_copies(self, placed: Placed, owned: NDArray[np.bool_], now_us: int) -> None:
+    def _record_lost_copies(self, placed: Placed, owned: NDArray[np.bool_]) -> None:
         """A crash can lose the outcome row of a copy in a day's file. Where no load will find it, it is found here."""
         copies = np.flatnonzero(owned & (placed.batch.duplicate_of != 0))
         if len(copies):
-            lost = copies[self._decided.overlays.not_done(placed.key.start_ms, placed.batch.sequence[copies])]
-            index = index_rows(placed.batch, placed.appended.blob_start)
-            self._decided.add(suppressed_outcomes(index.take(lost), now_us))
+            index = index_rows(placed.batch, placed.appended.blob_start).take(copies)
+            self._decided.add_lost_copies(placed.key.start_ms, index, np.ones(len(copies), dtype=bool))
 
     def _settle(self, batch: OutcomeBatch) -> None:
         if self.recovered is not None:
@@ -200,17 +201,3 @@ class Publisher:
         _, first = np.unique(rows.sequence[undone], return_index=True)
         if len(first):
             self._decided.add(rows.take(undone[first]))
-
-
-def cancelled_outcomes(batch: CancelBatch, now_us: int) -> OutcomeBatch:
-    """Outcome rows of cancels."""
-    return OutcomeBatch.filled(
-        len(batch),
-        sequence=batch.sequence,
-        due_ms=batch.due_ms,
-        settled_us=now_us,
-        subject=batch.subject,
-        outcome=int(Outcome.CANCELLED),
-        replaced_by_sequence=batch.replaced_by_sequence,
-        replaced_by_due_ms=batch.replaced_by_due_ms,
-    )

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import trio
 
 from delayserver.replay.day_tier import DayTier
-from delayserver.replay.placing import Placing, Round, count_messages
+from delayserver.replay.placing import Placing, Round
 from delayserver.replay.publisher import Publisher
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.log_queue import LogQueue, due_range
+from delayserver.state.outcome_rows import replaced_messages
 from delayserver.state.positions import Positions
 from store.errors import CorruptionError
 from store.logs.message_log import LogEntry, MessageLog
@@ -133,17 +133,14 @@ class Replayer:
 
     def _place(self, entries: list[LogEntry], done: Round) -> None:
         messages = _columns_of(entries)
-        done.cancels = [entry.batch for entry in entries if isinstance(entry.batch, CancelBatch)]
-        done.size_bytes = entries[-1].end - entries[0].start
-        if messages:
-            batch = MessageBatch.concatenate(messages)
+        batch = MessageBatch.concatenate(messages) if messages else None
+        cancels = [entry.batch for entry in entries if isinstance(entry.batch, CancelBatch)]
+        if batch is not None and batch.replaces_sequence.any():
+            cancels.append(replaced_messages(batch))
+        done.begin(batch, cancels, entries[-1].end - entries[0].start)
+        if batch is not None:
             if self._placing.count_skipped:
-                done.accepted = done.internal = 0  # a round that met a full disk is placed again
-                count_messages(batch, done)
-            if batch.replaces_sequence.any():
-                done.cancels.append(replaced_messages(batch))
-            done.last_sequence = int(batch.sequence[-1])
-            done.messages = batch
+                done.recount(batch)
             self._placing.place_batch(batch, done, Source.DIRECT)
 
 
@@ -162,17 +159,3 @@ def _columns_of(entries: list[LogEntry]) -> list[MessageBatch]:
     if rows:
         batches.append(to_batch(rows))
     return batches
-
-
-def replaced_messages(batch: MessageBatch) -> CancelBatch:
-    """The cancels that lie in rescheduling messages."""
-    rows = np.flatnonzero(batch.replaces_sequence)
-    return CancelBatch.filled(
-        len(rows),
-        sequence=batch.replaces_sequence[rows],
-        due_ms=batch.replaces_due_ms[rows],
-        requested_us=batch.accepted_us[rows],
-        subject=batch.subject[rows],
-        replaced_by_sequence=batch.sequence[rows],
-        replaced_by_due_ms=batch.due_ms[rows],
-    )

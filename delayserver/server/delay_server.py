@@ -28,15 +28,19 @@ from delayserver.config.settings import (
     for_frames,
     redelivery_kept_ms,
 )
-from delayserver.dispatch.broker_group import REFUSED_ROWS_MAX, BrokerGroup
-from delayserver.dispatch.broker_node import NodeHealth
-from delayserver.dispatch.dispatcher import Dispatcher, share_of_queue
+from delayserver.dispatch.broker_group import BrokerGroup
+from delayserver.dispatch.broker_node import Node
+from delayserver.dispatch.complete_windows import CompleteWindows
+from delayserver.dispatch.dispatcher import Dispatcher
 from delayserver.dispatch.message_reader import AHEAD_BYTES_MAX, MessageReader
 from delayserver.dispatch.targets.embedded_node import EMBEDDED, EmbeddedNode
 from delayserver.dispatch.targets.remote_node import RemoteNode, ServerIdentity
+from delayserver.dispatch.verdicts import Verdicts
 from delayserver.front.front import BROKER, SERVER, Front
 from delayserver.front.handlers.table import HandlerTable
 from delayserver.load.loader import Loader
+from delayserver.load.refill import Refill
+from delayserver.load.window_reader import WindowReader
 from delayserver.net.transport import Connect, Listener, connect_socket
 from delayserver.operations.admission import Admission
 from delayserver.operations.cancel import Cancel
@@ -87,11 +91,15 @@ from delayserver.state.connection_memory import ConnectionMemory
 from delayserver.state.connections import Connections
 from delayserver.state.decided import Decided
 from delayserver.state.drains import Drains
+from delayserver.state.gathering import Gathering
+from delayserver.state.group_rows import GroupRows
 from delayserver.state.group_wheels import GroupWheels
 from delayserver.state.latency import LatencyHistogram
 from delayserver.state.log_queue import LogQueue
+from delayserver.state.node_health import NodeHealth
 from delayserver.state.positions import Positions
 from delayserver.state.readiness import Readiness, Stage
+from delayserver.state.residency import Residency
 from delayserver.state.retired import Retired
 from delayserver.state.routes import Routes
 from delayserver.state.rows import ROW
@@ -211,7 +219,7 @@ class DelayServer:
         drained = opened.checkpoint.coarse_days
         positions = dict(zip(drained.start_ms.tolist(), drained.drain_offset.tolist(), strict=True))
         self.drains = Drains(opened.days, opened.schedule, positions)
-        self.deduplication = Deduplication(opened.schedule, opened.days, self.runtime)
+        self.deduplication = Deduplication(opened.schedule, opened.days, self.retired, self.runtime)
         self.placing = Placing(
             opened.schedule,
             opened.days,
@@ -225,8 +233,9 @@ class DelayServer:
             count_skipped=not opened.checkpoint_lost,
         )
         self.kept_room = KeptRoom(self.fs, opened.directory.path, self.positions, self.drains, storage.free_bytes_min)
+        self.gathering = Gathering(storage)
         self.commit = GroupCommit(
-            opened.log, opened.sequences, storage, self.positions, self.log_queue, self.balance, self.runtime
+            opened.log, opened.sequences, self.gathering, self.log_queue, self.balance, storage, self.runtime
         )
         start_ms = self.clock.now_ms() // settings.wheel.tick_ms * settings.wheel.tick_ms
         codes = opened.names.intern(BROKER_GROUP, [group.name for group in settings.groups]).tolist()
@@ -240,25 +249,43 @@ class DelayServer:
             for _ in range(2)
         )
         self.wheel = GroupWheels(wheels, backlog, self.routes, start_ms, opened.horizon.earlier)
-        self.loader = Loader(
-            opened.schedule,
-            self.book,
-            self.decided,
+        shared = self._shared_dispatch()
+        self.group_rows: dict[int, GroupRows] = {}
+        self.health: dict[int, list[NodeHealth]] = {}
+        for group, code in zip(settings.groups, codes, strict=True):
+            health = [
+                NodeHealth(node.address, node.weight, settings.dispatch, self.runtime.chance.random)
+                for node in group.nodes
+            ]
+            self.health[code] = health
+            self.group_rows[code] = GroupRows(group.name, code, health, shared, self.clock)
+        self.residency = Residency(
             self.wheel,
+            self.group_rows,
             self.cursors,
+            self.decided,
             opened.attempted,
-            self.positions,
             settings.wheel,
-            storage.window_ms,
             self.runtime,
         )
+        self.window_reader = WindowReader(opened.schedule, self.book, opened.attempted, self.runtime)
+        self.loader = Loader(
+            self.window_reader,
+            self.book,
+            self.residency,
+            self.cursors,
+            self.decided,
+            settings.wheel,
+            self.runtime,
+        )
+        self.refill = Refill(self.window_reader, self.residency, self.book, self.decided, self.positions, self.runtime)
         self.publisher = Publisher(
             self.positions,
             self.balance,
             self.retired,
             self.book,
             self.cursors,
-            self.loader,
+            self.residency,
             opened.attempted,
             self.decided,
             settings.wheel,
@@ -294,7 +321,7 @@ class DelayServer:
         )
         for files in (opened.schedule, opened.dispatch):
             files.tell_damage(self.damage.report)
-        coming = OnTheirWay(self.commit, opened.log, self.positions, storage.window_ms, self.runtime)
+        coming = OnTheirWay(self.gathering, opened.log, self.positions, storage.window_ms, self.runtime)
         self.retention = Retention(
             opened.schedule,
             opened.dispatch,
@@ -307,7 +334,6 @@ class DelayServer:
             self.cursors,
             self.positions,
             self.decided,
-            self.deduplication,
             storage,
             opened.believable,
             self.runtime,
@@ -357,26 +383,16 @@ class DelayServer:
             self.clock.monotonic_us(),
         )
         self.broker_commit = BrokerCommit(self.broker, opened.believable, self.runtime)
-        self.pulls = PullService(self.broker, self.runtime)
+        alone = len(settings.groups) == 1
+        self.pulls = PullService(self.broker, self.runtime, 1 << 31 if alone else settings.wheel.shared_slice_rows)
         self.local_broker = LocalBroker(self.broker, self.broker_commit, self.pulls, self.clock)
-        if len(settings.groups) > 1:
-            self.pulls.turn_rows_max = settings.wheel.shared_slice_rows
         self.lateness = LatencyHistogram()
         self.groups = {
             self.group_codes[group.name]: self._build_group(group, self.group_codes[group.name], opened)
             for group in settings.groups
         }
-        self.dispatcher = Dispatcher(
-            self.wheel,
-            self.groups,
-            self.routes,
-            self.loader,
-            self.decided,
-            self.positions,
-            opened.horizon,
-            settings.wheel,
-            self.runtime,
-        )
+        self.dispatcher = Dispatcher(self.groups, self.residency, opened.horizon, settings.wheel, self.runtime)
+        self.complete_windows = CompleteWindows(self.book, opened.days, list(self.groups.values()), self.runtime)
         self.checkpointing = Checkpointing(
             self.fs,
             f"{opened.directory.path}/checkpoint",
@@ -399,37 +415,33 @@ class DelayServer:
 
     def _build_group(self, group: GroupSettings, code: int, opened: Opened) -> BrokerGroup:
         server_id = opened.directory.server_id
-        nodes = []
-        for node in group.nodes:
-            if node.address == EMBEDDED:
-                broker: EmbeddedNode | RemoteNode = EmbeddedNode(self.local_broker, server_id)
-            else:
-                # One connection, whichever groups share the node: it refuses what comes over an older one.
-                listen = self.settings.listen
-                identity = ServerIdentity(f"{server_id:012x}", self._instance, listen.server_secret)
-                broker = self._remote.get(node.address) or RemoteNode(
-                    node.address, identity, listen.frame_bytes_max, self._connect, opened.names.name
-                )
-                self._remote[node.address] = broker
-            nodes.append(NodeHealth(broker, node.weight, self.settings.dispatch, self.runtime.chance.random))
-        ahead_bytes_max = AHEAD_BYTES_MAX // len(self.settings.groups)
+        nodes = [
+            Node(self._target(node.address, opened), health)
+            for node, health in zip(group.nodes, self.health[code], strict=True)
+        ]
         routes = [route.groups for route in self.settings.routes if group.name in route.groups]
         partners = {name for names in routes for name in names} | {group.name}
         addresses = {node.address for other in self.settings.groups if other.name in partners for node in other.nodes}
-        built = BrokerGroup(
-            group.name,
-            code,
-            nodes,
-            len(addresses) == 1,
-            MessageReader(opened.schedule, server_id, ahead_bytes_max, self.runtime),
-            self.decided,
-            opened.attempted,
-            self.lateness,
-            min(REFUSED_ROWS_MAX, share_of_queue(self.settings.wheel, len(self.settings.groups)) // 4),
-            self._shared_dispatch(),
-            self.runtime,
+        ahead_bytes_max = AHEAD_BYTES_MAX // len(self.settings.groups)
+        rows, settings = self.group_rows[code], self._shared_dispatch()
+        verdicts = Verdicts(
+            rows, len(addresses) == 1, self.decided, opened.attempted, self.lateness, settings, self.runtime
         )
-        return built
+        reader = MessageReader(opened.schedule, server_id, ahead_bytes_max, self.runtime)
+        return BrokerGroup(rows, nodes, reader, self.residency, verdicts, settings, self.runtime)
+
+    def _target(self, address: str, opened: Opened) -> EmbeddedNode | RemoteNode:
+        """What hands over to a node. One connection, whichever groups share the node: it refuses what comes over an older
+        one."""
+        if address == EMBEDDED:
+            return EmbeddedNode(self.local_broker, opened.directory.server_id)
+        if address not in self._remote:
+            listen = self.settings.listen
+            identity = ServerIdentity(f"{opened.directory.server_id:012x}", self._instance, listen.server_secret)
+            self._remote[address] = RemoteNode(
+                address, identity, listen.frame_bytes_max, self._connect, opened.names.name
+            )
+        return self._remote[address]
 
     def _shared_dispatch(self) -> DispatchSettings:
         """Several groups take turns on the event loop: each hands over in small steps."""
@@ -456,20 +468,18 @@ class DelayServer:
             self.positions,
             self.locator,
             self.decided,
-            self.wheel,
-            self.loader,
-            list(self.groups.values()),
+            self.residency,
             opened.attempted,
             self.retired,
             settings.storage.window_ms,
             self.runtime,
         )
-        window_ms, groups = settings.storage.window_ms, list(self.groups.values())
+        window_ms = settings.storage.window_ms
         self.states = MessageStates(
             self.cancellation,
             self.decided,
             opened.dispatch,
-            groups,
+            self.residency,
             self.retired,
             opened.names,
             window_ms,
@@ -483,11 +493,8 @@ class DelayServer:
             self.fs,
             opened.directory.path,
             opened.dispatch.reserve,
-            opened.days,
             self.kept_room,
-            self.book,
-            self.groups,
-            self.dispatcher,
+            (opened.horizon.earlier, self.residency.loadable),
             settings.storage,
             self.runtime,
         )
@@ -500,7 +507,7 @@ class DelayServer:
                 ProgressReader(self.commit, self.positions, self.decided, self.checkpointing),
                 WindowsReader(self.book, self.retention, self.clock),
             ),
-            DeliveryReader(self.wheel, self.loader, list(self.groups.values())),
+            DeliveryReader(self.residency, self.loader, list(self.groups.values())),
             BrokerReader(self.broker, self.consuming, self.servers),
             self.connections,
         )
@@ -616,7 +623,7 @@ class DelayServer:
             await self._recover(found)
             self._start_delivering(nursery)
         for task in (self.commit.warm, self.tier.run, self.checkpointing.run, self.retention.run,
-                     self.housekeeping.tell_nodes):  # fmt: skip
+                     self.complete_windows.run):  # fmt: skip
             nursery.start_soon(task)
         self.commit.accept()
         self._enter(Stage.READY)
@@ -638,7 +645,13 @@ class DelayServer:
         self._enter(Stage.DELIVERING)
 
     def _start_delivering(self, nursery: trio.Nursery) -> None:
-        for task in (self.loader.run, self.dispatcher.run, self.dispatcher.refill, self.housekeeping.run):
+        for task in (
+            self.loader.run,
+            self.refill.run,
+            self.dispatcher.run,
+            self.dispatcher.fail_over,
+            self.housekeeping.run,
+        ):
             nursery.start_soon(task)
         for group in self.groups.values():
             nursery.start_soon(group.run)
@@ -665,7 +678,7 @@ class DelayServer:
         self.balance.found(self.balance.placed)
         self.decided.holds.release_start()
         self.book.open()
-        self.loader.wake()
+        self.residency.loadable.ring()
 
     async def _restore_outcomes(self) -> None:
         """Take from message_log what dispatch files lost; what nothing tells holds back its window or day."""
@@ -723,7 +736,7 @@ class DelayServer:
             await self._settle_attempts()
 
     async def _settle_attempts(self) -> None:
-        while any(group.running for group in self.groups.values()):
+        while any(group.running for group in self.group_rows.values()):
             await self.clock.sleep_ms(5)
         await self.recorder.flush()
         await self.broker_commit.durable()

@@ -31,6 +31,10 @@ class DayOverlays:
         """Whether the outcomes of this day are here, or known to be hidden."""
         return start_ms in self._indexes or start_ms in self._unknown
 
+    def __bool__(self) -> bool:
+        """Whether there is any such day."""
+        return bool(self._indexes or self._unknown)
+
     def put(self, start_ms: int, written: OutcomeBatch) -> None:
         """The outcomes of a sealed day, as far as they can be read."""
         index = OutcomeIndex()

@@ -25,9 +25,11 @@ from delayserver.state.day_overlays import DayOverlays
 from delayserver.state.holds import Holds
 from delayserver.state.membership import is_member
 from delayserver.state.open_messages import OpenMessages
+from delayserver.state.outcome_rows import suppressed_outcomes
 from delayserver.state.positions import Positions
 from store.errors import CorruptionError, FormatError
 from store.indexes.outcome_index import OutcomeIndex
+from store.indexes.schedule_index import ScheduleIndex
 from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
 from store.logs.windows import DAY_MS, day_of, window_of, window_starts
 from store.records.batches import I64, U8, MessageBatch, OutcomeBatch
@@ -104,6 +106,15 @@ class Decided:
         if len(early):  # delivered by a load, while the round that placed them waits for room for the rest of it
             self._early.append(early)
         self.arrived.ring()
+
+    def add_lost_copies(self, window_ms: int, copies: ScheduleIndex, missing: NDArray[np.bool_]) -> None:
+        """Take the outcomes of duplicates of one window which a crash lost: `missing`, bool[n], says which of them have none
+        in its file. The schedule file has the verdict. Duplicates of a round that is not published yet come with it."""
+        lost = (
+            missing & self.overlays.not_done(window_ms, copies.sequence) & self._positions.has_replayed(copies.sequence)
+        )
+        if lost.any():
+            self.add(suppressed_outcomes(copies.take(np.flatnonzero(lost)), self._clock.now_us()))
 
     def opened(self, messages: MessageBatch) -> None:
         """A round of the message_log is published: its messages have no outcome, but for early ones."""

@@ -203,10 +203,16 @@ class GroupQueue:
     def _all(self) -> list[_Chunk]:
         return [*self._chunks, *self._backlog, *[chunk for _until_us, chunk in self._aside]]
 
+    def keys(self) -> tuple[I64, I64]:
+        """Due times and sequences of all rows that wait here: for checks."""
+        parts = [chunk.rows for chunk in self._all()]
+        if not parts:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        return np.concatenate([rows.due_ms for rows in parts]), np.concatenate([rows.sequence for rows in parts])
+
     def sequences(self) -> I64:
-        """All sequences that wait here: for tests."""
-        parts = [chunk.rows.sequence for chunk in self._all()]
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        """All sequences that wait here: for checks."""
+        return self.keys()[1]
 
     def holds(self, due_ms: I64, sequence: I64) -> NDArray[np.bool_]:
         """True where a message (i64[n], i64[n]) waits here, bool[n]."""

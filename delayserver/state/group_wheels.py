@@ -40,7 +40,7 @@ class GroupWheels:
         self._both = [*wheels.values(), *backlog.values()]
         # Rows that are due before this go to the backlog. It follows the clock in both directions.
         self._backlog_below_ms = now_ms - BACKLOG_MS
-        self._routes = routes
+        self.routes = routes
         self._earlier = earlier
         self._default = next(iter(wheels))
 
@@ -59,7 +59,7 @@ class GroupWheels:
 
     def codes(self, subjects: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """The group code of each subject code, u32[n]."""
-        codes = self._routes.groups(np.ascontiguousarray(subjects))
+        codes = self.routes.groups(np.ascontiguousarray(subjects))
         return np.where(codes == 0, np.uint32(self._default), codes) if len(codes) and not codes.all() else codes
 
     def add(self, due_ms: I64, sequence: I64, rows: NDArray[np.void]) -> None:

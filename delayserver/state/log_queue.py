@@ -31,7 +31,7 @@ class LogQueue:
     """What the next round of replay may take from memory."""
 
     def __init__(self, positions: Positions, clock: Clock, bytes_max: int = QUEUE_BYTES_MAX) -> None:
-        self._positions = positions
+        self.positions = positions
         self._clock = clock
         self._bytes_max = bytes_max
         self._entries: deque[LogEntry] = deque()
@@ -57,7 +57,7 @@ class LogQueue:
                 self._entries.append(entry)
                 self._size_bytes += size
                 if self._lingering and not self._may_linger(entry):
-                    self._positions.hurry.ring()
+                    self.positions.hurry.ring()
         self.arrived.ring()
 
     def take(self, bytes_max: int, rows_max: int) -> list[LogEntry]:
@@ -80,13 +80,13 @@ class LogQueue:
     async def linger(self) -> None:
         """Let a few more rows gather, unless a part waits for the replay, or a row is due soon."""
         self._lingering_rows = 0
-        waited_for = self._positions.replayed_sequence.awaited
+        waited_for = self.positions.replayed_sequence.awaited
         if waited_for or not self._entries or not all(map(self._may_linger, self._entries)):
             return
-        self._positions.hurry.hush()
+        self.positions.hurry.hush()
         self._lingering = True
         with trio.move_on_after(LINGER_MS / 1000):
-            await self._positions.hurry.rung()
+            await self.positions.hurry.rung()
         self._lingering = False
 
     def _may_linger(self, entry: LogEntry) -> bool:
@@ -108,9 +108,9 @@ class LogQueue:
         starts = [entry.start for entry in self._entries]
         assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
         if self._entries:
-            assert self._positions.replayed.value <= starts[0]
-            assert ends[-1] <= self._positions.durable.value
-            assert self.overflowed or ends[-1] == self._positions.durable.value
+            assert self.positions.replayed.value <= starts[0]
+            assert ends[-1] <= self.positions.durable.value
+            assert self.overflowed or ends[-1] == self.positions.durable.value
 
 
 def due_range(batch: ColumnBatch | MessageRows) -> tuple[int, int]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.runtime.damage import DamageReport
 from delayserver.state.window_book import WindowBook
 from store.errors import CorruptionError
+from store.logs.schedule_log import ScheduleKey
 from store.logs.windows import DAY_MS
 from store.records.batches import I64
 from store.tables.ledger import Ledger
@@ -16,12 +20,22 @@ from store.tables.ledger import Ledger
 class Retired:
     """Answers from the ledger, which is in memory; for any thread."""
 
-    __slots__ = ("_book", "_damage", "_ledger")
+    __slots__ = ("_book", "_damage", "_ledger", "_removed")
 
     def __init__(self, ledger: Ledger, book: WindowBook, damage: DamageReport) -> None:
         self._ledger = ledger
         self._book = book
         self._damage = damage
+        self._removed: deque[ScheduleKey] = deque()
+
+    def remove(self, files: Iterable[ScheduleKey]) -> None:
+        """Schedule files of a retired window are gone. Writer: retention."""
+        self._removed.extend(files)
+
+    def take_removed(self) -> Iterator[ScheduleKey]:
+        """The files that went since the last call. Reader: the deduplication, in its thread."""
+        while self._removed:
+            yield self._removed.popleft()
 
     def has(self, start_ms: int) -> bool:
         """Whether this window, or any minute of the whole day that bears this start, is in the ledger."""

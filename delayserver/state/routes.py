@@ -36,7 +36,7 @@ class Routes:
         return self._table[subjects]
 
     def places(self, subjects: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """What tells the subjects of one route from those of another, u32[n]: see `stand_ins`."""
+        """What tells the subjects of one route from those of another, u32[n]: see `fallbacks`."""
         self._know(subjects)
         return self._places[subjects]
 
@@ -56,14 +56,14 @@ class Routes:
                 self._places[code] = self._routes.index(route) + 1
         self._known = highest
 
-    def stand_ins(self, place: int, group: str) -> list[str]:
-        """The other groups of a route in the order in which they stand in for `group`: those behind it, then those before
-        it, which may be back."""
+    def fallbacks(self, place: int, group: str) -> list[str]:
+        """The other groups of a route in the order in which they take over from `group`: those behind it, then those
+        before it, which may be back."""
         if not place or group not in self._routes[place - 1].groups:
             return []
         groups = self._routes[place - 1].groups
         return [*groups[groups.index(group) + 1 :], *groups[: groups.index(group)]]
 
     def partners(self, group: str) -> set[str]:
-        """All groups that may stand in for `group`."""
-        return {name for place in range(1, len(self._routes) + 1) for name in self.stand_ins(place, group)}
+        """All groups that may take over from `group`."""
+        return {name for place in range(1, len(self._routes) + 1) for name in self.fallbacks(place, group)}

@@ -14,7 +14,7 @@ from sortedcontainers import SortedSet
 
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
-from store.logs.windows import DAY_MS, day_of
+from store.logs.windows import DAY_MS, day_of, window_of
 from store.tables.days import DayTable
 
 _FINE = (Source.DIRECT, Source.FROM_DAY)
@@ -27,7 +27,7 @@ class WindowBook:
         self._schedule = schedule
         self._dispatch = dispatch
         self._days = days
-        self._window_ms = window_ms
+        self.window_ms = window_ms
         self._incomplete: SortedSet[int] = SortedSet()
         self._completed: set[int] = set()
         # Outcomes of messages that no schedule file holds, by window (`orphans.py`); also while they lie in a day's file.
@@ -57,13 +57,17 @@ class WindowBook:
         """Whether the window that bears this start is a whole day."""
         return self._days.is_whole(start_ms)
 
+    def window_of(self, time_ms: int) -> int:
+        """The start of the minute of a time, whether or not its day is whole."""
+        return window_of(time_ms, self.window_ms)
+
     def start_of(self, due_ms: int) -> int:
         """The start that the window of a due time bears."""
-        return self._days.start_of(due_ms, self._window_ms)
+        return self._days.start_of(due_ms, self.window_ms)
 
     def end(self, start_ms: int) -> int:
         """Where the due times of a window end."""
-        return start_ms + (DAY_MS if self._days.is_whole(start_ms) else self._window_ms)
+        return start_ms + (DAY_MS if self._days.is_whole(start_ms) else self.window_ms)
 
     def files(self, start_ms: int) -> list[ScheduleKey]:
         """The schedule files that a window may have."""

@@ -10,8 +10,8 @@ from functools import partial
 
 import numpy as np
 
-from delayserver.receive.group_commit import GroupCommit
 from delayserver.runtime.runtime import Runtime
+from delayserver.state.gathering import Gathering
 from delayserver.state.positions import Positions
 from store.errors import CorruptionError
 from store.logs.message_log import MessageLog
@@ -26,9 +26,9 @@ class OnTheirWay:
     """Reads what the replay has still to place."""
 
     def __init__(
-        self, commit: GroupCommit, log: MessageLog, positions: Positions, window_ms: int, runtime: Runtime
+        self, gathering: Gathering, log: MessageLog, positions: Positions, window_ms: int, runtime: Runtime
     ) -> None:
-        self._commit = commit
+        self._gathering = gathering
         self._log = log
         self._positions = positions
         self._window_ms = window_ms
@@ -39,7 +39,7 @@ class OnTheirWay:
 
     async def windows(self) -> set[int]:
         """Starts of the windows of everything that was taken before this call."""
-        gathered = {start for due_ms in self._commit.gathered_due_ms() for start in self._starts(due_ms)}
+        gathered = {start for due_ms in self._gathering.due_ms() for start in self._starts(due_ms)}
         position, stop = self._positions.replayed.value, self._positions.durable.value
         if position != self._stretch[0]:
             self._windows, self._stretch = set(), (position, position)

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from delayserver.config.settings import StorageSettings
 from delayserver.protocol.outcomes import Outcome
-from delayserver.replay.deduplication import Deduplication
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.closed_windows import ClosedWindows
@@ -69,7 +68,6 @@ class Retention:
         cursors: LoadCursors,
         positions: Positions,
         decided: Decided,
-        deduplication: Deduplication,
         settings: StorageSettings,
         believable: BelievableClock,
         runtime: Runtime,
@@ -85,7 +83,6 @@ class Retention:
         self._cursors = cursors
         self._positions = positions
         self._decided = decided
-        self._deduplication = deduplication
         self._workers = runtime.workers
         self._settings = settings
         self._clock = runtime.clock
@@ -346,7 +343,7 @@ class Retention:
         if outcomes in self._dispatch:
             self._dispatch.remove(outcomes, durable=False)
         self._decided.forget(outcomes)
-        self._deduplication.forget(self._book.files(start_ms)[0])
+        self._retired.remove(self._book.files(start_ms))
         self._cursors.forget(start_ms)
         self._book.forget(start_ms)
         return True

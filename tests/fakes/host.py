@@ -331,7 +331,7 @@ class Host:
         with trio.fail_after(REPLY_TIMEOUT_S):
             positions = self.server.positions
             await positions.replayed_sequence.reached(positions.accepted_sequence.value)
-        await self.until(lambda: not any(group.running for group in self.server.groups.values()))
+        await self.until(lambda: not any(group.rows.running for group in self.server.groups.values()))
         await self.server.recorder.flush()
 
     # -- the balance of rule 3
@@ -357,7 +357,7 @@ class Host:
         self.server.decided.check_invariants()
         self.server.drains.check_invariants()
         self.server.lateness.check_invariants()
-        self.server.dispatcher.check_invariants()
+        self.server.residency.check_invariants()
         return status
 
 

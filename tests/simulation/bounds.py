@@ -53,7 +53,7 @@ class Bounds:
             server.drains.check_invariants()
             server.lateness.check_invariants()
             server.broker.check_invariants()
-            server.dispatcher.check_invariants()
+            server.residency.check_invariants()
             server.connections.memory.check_invariants()
             server.fair_turns.shares.check_invariants()
 
@@ -61,12 +61,12 @@ class Bounds:
         settings = server.settings
         wheel, dispatch, storage = settings.wheel, settings.dispatch, settings.storage
         attempts = dispatch.workers * dispatch.batch_messages_max
-        held = server.dispatcher.rows_held
+        held = server.residency.rows_held
         # What is due already is not dropped: it has a place in the queues, which have their own bound. So one burst may
         # come on top, and one row, since a load always brings at least one.
-        groups = sum(min(attempts, group.rows_held) for group in server.groups.values())
+        groups = sum(min(attempts, group.rows_held) for group in server.group_rows.values())
         yield "rows in wheel, queues and flight", len(server.wheel) + held, wheel.rows_max + self._burst + groups + 1
-        for group in server.groups.values():
+        for group in server.group_rows.values():
             # Rows of failed attempts come back to the front whatever stands behind them.
             yield f"rows in the queue of {group.name}", len(group.queue), dispatch.queue_rows_max + attempts
             yield f"rows in flight to {group.name}", len(group.in_flight()), attempts

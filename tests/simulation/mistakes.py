@@ -16,6 +16,8 @@ from delayserver.broker.queues.groups import Cursor
 from delayserver.dispatch import message_reader
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.load.loader import Loader
+from delayserver.load.turns import LoadTurn
+from delayserver.load.window_reader import WindowReader
 from delayserver.operations.cancellation import Cancellation
 from delayserver.protocol.errors import TooFar
 from delayserver.protocol.outcomes import Outcome
@@ -80,14 +82,14 @@ def gap_between_loader_and_replayer() -> list[Change]:
     """A record appended between "read the size" and "shift the cursor" is missed until restart."""
 
     def mistaken(right: Any) -> Any:
-        async def load(self: Any, window_ms: int) -> None:
-            ends = self.ends(window_ms)
+        async def load(self: Any, window_ms: int, turn: LoadTurn) -> None:
+            reader, ends = self._reader, self._reader.ends(window_ms)
             await self._clock.sleep_ms(20)
-            self.ends = lambda window: ends if window == window_ms else Loader.ends(self, window)
+            reader.ends = lambda window: ends if window == window_ms else WindowReader.ends(reader, window)
             try:
-                await right(self, window_ms)
+                await right(self, window_ms, turn)
             finally:
-                del self.ends
+                del reader.ends
 
         return load
 

@@ -24,6 +24,8 @@ def _noticed(mistake: Callable[[], list[Change]], seed: int) -> bool:
     """A promise is broken with the mistake, and kept without it."""
     with made(mistake):
         failure = run_seed(seed).failure
+    # A mistake that only breaks the program would be noticed whatever the model says.
+    assert not any(name in failure for name in ("TypeError", "AttributeError", "NameError")), failure
     return bool(failure) and not run_seed(seed).failure
 
 

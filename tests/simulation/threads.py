@@ -13,12 +13,11 @@ from random import Random
 from typing import TypeVar
 
 from delayserver.broker.service import pulls
-from delayserver.dispatch import broker_group, dispatcher, message_reader
+from delayserver.dispatch import broker_group, complete_windows, dispatcher, message_reader
 from delayserver.operations import cancellation, consuming, redelivery
 from delayserver.receive import disk_pace
 from delayserver.replay import day_tier, replayer
 from delayserver.state import decided
-from delayserver.upkeep import housekeeping
 from store.logs import window_files
 from tests.simulation.clocks import SimulatedTime
 
@@ -35,7 +34,7 @@ _THRESHOLDS = (
     # Then days with more messages than this are split into minutes, also where all of it is overdue.
     (day_tier, "WHOLE_ROWS_MAX", 2),
     (replayer, "ROUND_ROWS_MAX", 5),
-    (housekeeping, "WINDOWS_AT_ONCE", 2),
+    (complete_windows, "WINDOWS_AT_ONCE", 2),
     (redelivery, "EXPIRED_AT_ONCE", 2),
     (consuming, "LARGE_ROWS", 2),
     (broker_group, "LARGE_ROWS", 2),

@@ -100,7 +100,8 @@ _UNBOUNDED = Unbounded()
 class PullService:
     """Long polling over a `Broker`. `run` is a task of the server."""
 
-    def __init__(self, broker: Broker, runtime: Runtime) -> None:
+    def __init__(self, broker: Broker, runtime: Runtime, turn_rows_max: int = 1 << 31) -> None:
+        """`turn_rows_max`: messages handed out in one step. Where several broker groups share the event loop it is less."""
         self._broker = broker
         self._turns = runtime.turns
         self._clock = runtime.clock
@@ -111,8 +112,7 @@ class PullService:
         self._at_once = _AT_ONCE_PER_TURN
         self._closed = False
         self.waiting = 0
-        # Messages handed out in one step. Where several broker groups share the event loop it is less.
-        self.turn_rows_max = 1 << 31
+        self.turn_rows_max = turn_rows_max
 
     async def pull(
         self,

@@ -76,6 +76,11 @@ class _Waiting:
         self.result: dict[str, Any] | None = None
         self.error: DelayServerError | OSError | None = None
 
+    def end(self, result: dict[str, Any] | None, error: DelayServerError | OSError | None) -> None:
+        """The reply is here, or there will be none."""
+        self.result, self.error = result, error
+        self.done.set()
+
 
 # Parts of one batch that are under way together; a connection may have 1,024 of all.
 WINDOWS_AT_ONCE = 32
@@ -168,8 +173,7 @@ class RemoteNode:
         self._connected = trio.Event()
         waiting, self._waiting = self._waiting, {}
         for request in waiting.values():
-            request.error = ConnectionResetError(why)
-            request.done.set()
+            request.end(None, ConnectionResetError(why))
 
     async def _read(self, transport: Transport) -> None:
         decoder = FrameDecoder(self._frame_bytes_max)
@@ -179,8 +183,7 @@ class RemoteNode:
                 reply = decode_reply(payload)
                 request = self._waiting.pop(reply.id, None)
                 if request is not None:
-                    request.result, request.error = reply.result, reply.error
-                    request.done.set()
+                    request.end(reply.result, reply.error)
 
         await transport.feed(received)
 

@@ -10,8 +10,9 @@ import pytest
 import trio
 
 from delayserver.config.settings import DispatchSettings, GroupSettings, NodeSettings, RouteSettings
-from delayserver.dispatch.broker_node import NodeHealth, choose
+from delayserver.dispatch.broker_node import Node, choose
 from delayserver.runtime.clock import SystemClock
+from delayserver.state.node_health import NodeHealth
 from tests.fakes.broker import FakeBroker
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.host import Client, Host, fake_group, faked_settings, small_settings
@@ -199,7 +200,7 @@ async def test_past_its_bound_a_queue_drops_rows_from_memory_and_delivers_each_o
     held = 0
     for _ in range(40):
         await host.sleep_ms(25)
-        held = max(held, host.server.dispatcher.rows_held)
+        held = max(held, host.server.residency.rows_held)
     assert held <= 100 + host.settings.dispatch.workers * 50
     assert host.status()["groups"]["fake"]["dropped_from_memory"] >= 1_900
     fake.up = True
@@ -217,11 +218,11 @@ async def test_a_failing_group_keeps_no_more_rows_than_a_working_one(boot: Boot)
     client = await host.client()
     await put_many(client, 200, host.now_ms + 100, "s")
     (group,) = host.server.groups.values()
-    await host.until(lambda: group.failing)
+    await host.until(lambda: group.rows.failing)
     await put_many(client, 200, host.now_ms + 100, "s", first=200)
     for _ in range(40):
         await host.sleep_ms(25)
-        assert len(group.queue) <= 30 + 2 * 5
+        assert len(group.rows.queue) <= 30 + 2 * 5
 
 
 async def test_all_workers_of_a_group_work_and_their_common_failure_counts_once(boot: Boot) -> None:
@@ -233,14 +234,14 @@ async def test_all_workers_of_a_group_work_and_their_common_failure_counts_once(
     for number in range(6):
         await client.put(str(number), host.now_ms)
         await host.sleep_ms(10)
-    assert (group.running, len(group.queue)) == (4, 2)
+    assert (group.rows.running, len(group.rows.queue)) == (4, 2)
     fake.gate.set()
-    await host.until(lambda: not group.running)
+    await host.until(lambda: not group.rows.running)
     node = group.nodes[0]
-    assert (node.failures, node.failures_total, node.open_circuit) == (1, 4, False)
+    assert (node.health.failures, node.health.failures_total, node.health.open_circuit) == (1, 4, False)
     fake.gate = trio.Event()
     await host.sleep_ms(300)
-    assert (group.running, node.failures) == (1, 1)  # one attempt shows whether the node is back
+    assert (group.rows.running, node.health.failures) == (1, 1)  # one attempt shows whether the node is back
     fake.up = True
     fake.gate.set()
     await host.until(lambda: len(fake.stored) == 6)
@@ -321,7 +322,7 @@ async def test_expired_messages_are_not_delivered_and_say_so(boot: Boot) -> None
 def test_the_pause_after_failures_doubles_with_jitter_up_to_its_bound() -> None:
     settings = DispatchSettings(backoff_ms_min=100, backoff_ms_max=5_000, breaker_failures=3)
     for chance, low in ((0.0, 0.5), (0.999, 0.999)):
-        node = NodeHealth(FakeBroker(SystemClock()), 1, settings, lambda chance=chance: chance)  # type: ignore[misc]
+        node = NodeHealth("n:1", 1, settings, lambda chance=chance: chance)  # type: ignore[misc]
         pauses = []
         for count in range(1, 12):
             node.failed("down", count, count)
@@ -336,7 +337,7 @@ def test_the_pause_after_failures_doubles_with_jitter_up_to_its_bound() -> None:
 
 
 def test_the_log_says_once_that_a_node_is_down_and_once_that_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
-    node = NodeHealth(FakeBroker(SystemClock(), "n:1"), 1, DispatchSettings(breaker_failures=3), lambda: 0.0)
+    node = NodeHealth("n:1", 1, DispatchSettings(breaker_failures=3), lambda: 0.0)
     node.failed("no route", 1, 1)
     node.succeeded()
     assert not caplog.messages
@@ -349,15 +350,17 @@ def test_the_log_says_once_that_a_node_is_down_and_once_that_it_is_back(caplog: 
 
 def test_smooth_round_robin_spreads_by_weight_over_the_ready_nodes() -> None:
     settings = DispatchSettings()
-    nodes = [NodeHealth(None, weight, settings, lambda: 0.0) for weight in (5, 1, 1, 0)]  # type: ignore[arg-type]
+    nodes = [
+        Node(FakeBroker(SystemClock()), NodeHealth("n:1", weight, settings, lambda: 0.0)) for weight in (5, 1, 1, 0)
+    ]
     taken = [nodes.index(node) for _ in range(14) if (node := choose(nodes, 0))]
     assert Counter(taken) == {0: 10, 1: 2, 2: 2}
     assert "0, 0, 0, 0, 0" not in str(taken)[1:-1], "the heavy one is not asked in one run"
-    nodes[0].failed("x", 0, 0)
+    nodes[0].health.failed("x", 0, 0)
     light = [choose(nodes, 1) for _ in range(4)]
     assert {nodes.index(node) for node in light if node is not None} == {1, 2}
     for node in nodes:
-        node.failed("x", 0, 0)
+        node.health.failed("x", 0, 0)
     assert choose(nodes, 1) is None
 
 

@@ -65,7 +65,7 @@ async def test_a_large_step_does_not_begin_just_before_a_small_batch_is_due(boot
     await client.put("m", due_ms)
     await host.settled()
     await host.sleep_ms(due_ms - host.clock.now_us() / 1_000 - STEP_US / 2_000)
-    assert next(iter(host.server.groups.values())).running and not host.fake().attempts
+    assert next(iter(host.server.groups.values())).rows.running and not host.fake().attempts
     await host.server.turns.take()
     (attempt_us,) = host.fake().attempts
     assert attempt_us >= due_ms * 1_000
@@ -79,7 +79,7 @@ async def test_a_step_back_while_a_batch_waits_for_its_moment_hands_nothing_over
     receipt = (await client.put("m", due_ms))["receipt"]
     await host.settled()
     group = next(iter(host.server.groups.values()))
-    while not group.running:
+    while not group.rows.running:
         await host.sleep_ms(0.1)
         assert host.clock.now_us() < due_ms * 1_000, "it must be ready before it is due"
     assert await client.lookup(receipt) == ["pending"], "no attempt runs before the due time"
@@ -260,10 +260,10 @@ async def test_a_refill_leaves_what_is_placed_and_not_published_yet_to_its_publi
     assert isinstance(entry.batch, MessageBatch)
     server.placing.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
     (group,) = server.groups.values()
-    group.spilled.add(due_ms // 60_000 * 60_000)
-    await server.dispatcher._refill_group(group)
+    group.rows.spilled.add(due_ms // 60_000 * 60_000)
+    await server.refill.read_back(group.rows, None)
     await host.sleep_ms(1_000)
-    assert not group.spilled
+    assert not group.rows.spilled
     assert host.fake().texts == ["before"]
 
 
@@ -281,7 +281,7 @@ async def test_what_is_not_due_any_more_is_put_back_into_memory_that_still_has_i
     host.fake().up = True
     await host.sleep_ms(5_000)
     if evicted:
-        host.server.loader.evict_after(Key(host.now_ms, 0))
+        host.server.residency.evict_after(Key(host.now_ms, 0))
     await host.sleep_ms(320_000)
     assert host.fake().stored == [1]
     assert host.fake().at_us[1] >= due_ms * 1_000
@@ -312,8 +312,8 @@ async def test_a_row_that_no_load_will_bring_is_put_back_into_memory(boot: Boot,
             yield index
 
     server.decided.pinned = pin  # type: ignore[method-assign]
-    server.loader.evict_after(Key(window_ms - 1, 1 << 62))
-    server.loader.wake()
+    server.residency.evict_after(Key(window_ms - 1, 1 << 62))
+    server.residency.loadable.ring()
     await blocked.wait()
     host.fake().up = False
     due_ms = host.now_ms + 1_000

@@ -15,7 +15,7 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from delayserver.dispatch.delivery import Shipment, read_batch, shipments, take_rows
+from delayserver.dispatch.delivery import Shipment, read_batch, shipments
 from delayserver.dispatch.message_reader import AHEAD_BYTES_MAX, KEPT_MS, MessageReader, is_dense
 from delayserver.runtime.clock import SystemClock
 from delayserver.runtime.runtime import Runtime
@@ -241,7 +241,7 @@ def test_what_was_read_ahead_is_what_the_file_has(counts: list[int], span_ms: in
             await trio.testing.wait_all_tasks_blocked()
             reader.look_ahead(looked_at)
             await trio.testing.wait_all_tasks_blocked()
-            for shipment in shipments(take_rows(rows, taken)):
+            for shipment in shipments(rows.take(taken)):
                 got, wanted = await reader.read(shipment), read_batch(log, shipment, 7)
                 for name, _ in StoredBatch.schema.fields:
                     np.testing.assert_array_equal(getattr(got, name), getattr(wanted, name), name)

@@ -18,7 +18,7 @@ import trio
 from delayserver.broker.files.progress import ProgressRows
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.front.front import BROKER
-from delayserver.load.loader import LoadedRows
+from delayserver.load.window_reader import WindowRows
 from delayserver.net.transport import SocketListener, SocketTransport, connect_socket
 from store.disk.filesystem import RealFileSystem, read_refusal
 from store.errors import CorruptionError, DiskFullError, SyncFailedError
@@ -180,18 +180,18 @@ async def test_rows_that_left_memory_and_could_not_be_read_back_once_are_deliver
     host.fake().up = False
     await put_many(client, 300, host.now_ms + 100, "s")
     await host.sleep_ms(1_000)
-    read = server.loader.read
+    read = server.window_reader.read
     failed: list[int] = []
 
     def bad_sector(
         window_ms: int, ends: Mapping[str, int], from_key: Key, to_key: Key, rows_max: int | None = None
-    ) -> LoadedRows:
+    ) -> WindowRows:
         if not failed:
             failed.append(window_ms)
             raise CorruptionError("a file of the window", 4096, "4096 bytes cannot be read: Input/output error")
         return read(window_ms, ends, from_key, to_key, rows_max)
 
-    server.loader.read = bad_sector  # type: ignore[method-assign]
+    server.window_reader.read = bad_sector  # type: ignore[method-assign]
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) == 300, within_ms=90_000)
     assert failed

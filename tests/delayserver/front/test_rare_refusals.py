@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,10 @@ import trio
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.front.connection import Connection
 from delayserver.front.front import BROKER
-from delayserver.load.loader import LoadedRows
+from delayserver.load.window_reader import WindowRows
 from delayserver.net.transport import connect_socket
 from delayserver.protocol.frames import Request
+from delayserver.state.group_rows import GroupRows
 from store.tables.names import SUBJECT
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
 from tests.delayserver.dispatch.test_remote_node import pair
@@ -44,7 +45,7 @@ async def test_a_subject_that_a_node_has_no_room_for_does_not_hold_up_the_others
     assert await client.lookup(refused, fine) == ["retrying", "delivered"]
     await server.sleep_ms(60_000)
     (remote,) = server.server.groups.values()
-    assert remote.counters.attempts_failed < 400
+    assert remote.rows.counters.attempts_failed < 400
     due_ms = server.now_ms + 100
     together = [(await client.put(subject, due_ms, subject=subject))["receipt"] for subject in "abab"]
     await server.sleep_ms(200)
@@ -63,7 +64,7 @@ async def test_many_rows_that_a_node_does_not_take_leave_memory_and_are_tried_ag
     held = []
     for _ in range(300):
         await host.sleep_ms(10)
-        held.append(server.dispatcher.rows_held)
+        held.append(server.residency.rows_held)
     assert min(held) <= 50, held
     assert len(fake.attempts) < 100
     await put_many(client, 300, host.now_ms, "s")
@@ -91,12 +92,12 @@ async def test_a_dead_group_with_many_rows_that_wait_does_not_take_the_event_loo
     due_ms = host.now_ms + 100
     await client.send(*[{"subject": f"a{number}", "body": "m", "due_ms": due_ms} for number in range(1_000)])
     await host.sleep_ms(3_000)
-    dead = max(server.groups.values(), key=lambda group: len(group.queue))
+    dead = max(server.groups.values(), key=lambda group: len(group.rows.queue))
     names = ("fakeA", "fakeB")
     down, other = sorted(map(host.fake, names), key=lambda fake: fake is not dead.nodes[0].broker)
-    assert dead.failing and len(dead.queue) > 900
+    assert dead.rows.failing and len(dead.rows.queue) > 900
     looked: list[int] = []
-    take, match = dead.queue.take, server.routes.match
+    take, match = dead.rows.queue.take, server.routes.match
 
     def counting(rows_max: int, bytes_max: int, *, backlog: bool = True) -> DueRows | None:
         rows = take(rows_max, bytes_max, backlog=backlog)
@@ -107,7 +108,7 @@ async def test_a_dead_group_with_many_rows_that_wait_does_not_take_the_event_loo
         looked.append(1)
         return match(subject)
 
-    monkeypatch.setattr(dead.queue, "take", counting)
+    monkeypatch.setattr(dead.rows.queue, "take", counting)
     monkeypatch.setattr(server.routes, "match", matching)
     down.gate = trio.Event()
     await host.sleep_ms(1_000)
@@ -116,19 +117,19 @@ async def test_a_dead_group_with_many_rows_that_wait_does_not_take_the_event_loo
     await host.until(lambda: len(other.stored) >= 900, within_ms=5_000)
 
 
-async def test_a_queue_from_which_some_rows_went_to_a_stand_in_is_not_looked_through_again_at_once(boot: Boot) -> None:
+async def test_a_queue_from_which_some_rows_went_to_a_fallback_is_not_looked_through_again_at_once(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With a trickle of rows that have one, those that have none were gone through again and again without a rest."""
     host = boot(faked_settings(dispatch=QUICK))
     server = await host.start()
-    (group,) = server.groups.values()
     looks: list[int] = []
 
-    async def some_went() -> bool:
+    def some_went(_group: GroupRows, _rows_max: int) -> Iterator[int]:
         looks.append(host.now_ms)
-        await trio.sleep(0 if len(looks) < 1_000 else 10)
-        return True
+        yield 1
 
-    group.hand_on = some_went
+    monkeypatch.setattr(server.residency, "fail_over", some_went)
     host.fake().up = False
     await put_many(await host.client(), 20, host.now_ms, "s")
     await host.until(lambda: bool(looks))
@@ -171,16 +172,16 @@ async def test_what_a_stand_in_has_no_room_for_is_not_read_and_given_to_it_again
     host.fake("fakeB").gate = trio.Event()
     await client.send(*[{"subject": "a", "body": "m", "due_ms": host.now_ms + 100} for _ in range(200)])
     reads: list[int] = []
-    read = server.loader.read
+    read = server.window_reader.read
 
     def counting(
         window_ms: int, ends: Mapping[str, int], from_key: Key, to_key: Key, rows_max: int | None = None
-    ) -> LoadedRows:
+    ) -> WindowRows:
         reads.append(window_ms)
         assert len(reads) < 300, "the same window again and again"
         return read(window_ms, ends, from_key, to_key, rows_max)
 
-    server.loader.read = counting  # type: ignore[method-assign]
+    server.window_reader.read = counting  # type: ignore[method-assign]
     await host.sleep_ms(3_000)
     gate, host.fake("fakeB").gate = host.fake("fakeB").gate, None
     assert gate is not None

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from delayserver.load import loader
-from delayserver.load.loader import LoadedRows
 from delayserver.protocol.columns import pack_column
+from delayserver.state.loaded_rows import LoadedRows
 from store.logs.schedule_log import ScheduleKey, Source
 from store.records.segment import FILE_DISPATCH, FileHeader
 from tests.fakes.host import Client, Host, faked_settings
@@ -40,11 +40,11 @@ async def test_more_rows_than_memory_may_hold_are_loaded_in_slices_and_delivered
         start_ms = host.now_ms
         await put_columns(client, [start_ms + chance.randrange(90_000) for _ in range(300)])
         await host.sleep_ms(1_000)
-        held = max(held, len(host.server.wheel) + host.server.dispatcher.rows_held)
+        held = max(held, len(host.server.wheel) + host.server.residency.rows_held)
     for _ in range(1_000):
         await host.sleep_ms(100)
-        held = max(held, len(host.server.wheel) + host.server.dispatcher.rows_held)
-    assert host.server.loader.evictions > 3
+        held = max(held, len(host.server.wheel) + host.server.residency.rows_held)
+    assert host.server.residency.evictions > 3
     assert held <= 500, "rows in memory, with one batch that has just come"
     fake = host.fake()
     assert len(fake.stored) == len(set(fake.stored)) == 3_000
@@ -113,7 +113,7 @@ async def test_a_window_that_cannot_be_read_takes_no_memory_from_later_ones(boot
     await put_columns(await host.client(), later)
     await host.sleep_ms(200_000)  # it is looked at again every minute
     assert len(host.server.wheel) == len(later)
-    assert host.server.loader.evictions == 0
+    assert host.server.residency.evictions == 0
     await host.sleep_ms(600_000)
     assert len(host.fake().stored) == len(later)
 
@@ -204,8 +204,8 @@ def deliver_everything(seed: int, steps: list[tuple[str, int]]) -> None:
                         await host.sleep_ms(amount * 20)
                     case "evict":
                         if len(host.server.wheel):
-                            host.server.loader.evict_after(Key(host.now_ms + amount * 20, 1 << 62))
-                            host.server.loader.wake()
+                            host.server.residency.evict_after(Key(host.now_ms + amount * 20, 1 << 62))
+                            host.server.residency.loadable.ring()
                     case "step":
                         host.clock.step((amount - 20) * 100)
                     case "down":
@@ -257,15 +257,15 @@ async def test_a_large_window_enters_memory_in_small_steps_and_a_cancel_between_
     results = await client.send(*[{"subject": "s", "body": "x", "due_ms": due_ms + row} for row in range(100)])
     await host.settled()
     sizes: list[int] = []
-    add = server.loader.add
+    add = server.residency.add
     between = trio.Event()
 
     def counting(loaded: LoadedRows) -> None:
-        sizes.append(len(loaded.sequence))
+        sizes.append(len(loaded))
         between.set()
         add(loaded)
 
-    monkeypatch.setattr(server.loader, "add", counting)
+    monkeypatch.setattr(server.residency, "add", counting)
     with trio.fail_after(300):
         await between.wait()
     assert max(sizes) <= 10

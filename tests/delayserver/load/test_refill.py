@@ -11,7 +11,7 @@ import pytest
 import trio
 
 from delayserver.config.settings import RouteSettings
-from delayserver.load.loader import LoadedRows
+from delayserver.load.window_reader import WindowRows
 from delayserver.server.delay_server import DelayServer
 from delayserver.state.group_queue import GroupQueue, Spilled
 from store.logs.schedule_log import ScheduleKey
@@ -27,16 +27,16 @@ ONE_ALONE = (RouteSettings("a*", ("fakeA", "fakeB")), RouteSettings("c*", ("fake
 
 def count_reads(server: DelayServer) -> list[int]:
     """The windows that are read from now on."""
-    read = server.loader.read
+    read = server.window_reader.read
     windows: list[int] = []
 
     def counting(
         window_ms: int, ends: Mapping[str, int], from_key: Key, to_key: Key, rows_max: int | None = None
-    ) -> LoadedRows:
+    ) -> WindowRows:
         windows.append(window_ms)
         return read(window_ms, ends, from_key, to_key, rows_max)
 
-    server.loader.read = counting  # type: ignore[method-assign]
+    server.window_reader.read = counting  # type: ignore[method-assign]
     return windows
 
 
@@ -59,17 +59,17 @@ async def test_rows_that_leave_memory_while_their_window_is_read_back_are_read_b
     host.fake().up = False
     await put_many(client, 30, host.now_ms, "s")
     (group,) = server.groups.values()
-    await host.until(lambda: group.failing and bool(group.spilled))
+    await host.until(lambda: group.rows.failing and bool(group.rows.spilled))
     host.fake().up = True
     await reading.wait()
-    host.fake().up, dropped = False, group.counters.dropped_from_memory
+    host.fake().up, dropped = False, group.rows.counters.dropped_from_memory
     await put_many(client, 10, host.now_ms, "s", first=30)
-    await host.until(lambda: group.failing)
+    await host.until(lambda: group.rows.failing)
     await put_many(client, 30, host.now_ms, "s", first=40)
     await host.sleep_ms(100)
-    assert group.counters.dropped_from_memory > dropped, "no row behind what is read has left memory"
+    assert group.rows.counters.dropped_from_memory > dropped, "no row behind what is read has left memory"
     host.fake().up = True
-    await host.until(lambda: not len(group.queue))
+    await host.until(lambda: not len(group.rows.queue))
     go_on.set()
     await host.until(lambda: len(host.fake().stored) == 70, within_ms=30_000)
     await host.settled()
@@ -86,16 +86,16 @@ async def test_a_window_that_is_decided_and_retired_before_it_is_read_back_is_do
     host.fake().up = False
     await put_many(client, 12, host.now_ms, "s")
     (group,) = server.groups.values()
-    await host.until(lambda: group.failing and bool(group.spilled))
+    await host.until(lambda: group.rows.failing and bool(group.rows.spilled))
     await host.sleep_ms(3_000)
     due_ms = host.now_ms
     receipts = [(await client.put(str(number), due_ms))["receipt"] for number in range(5)]
     await host.sleep_ms(1_000)
     assert set(await client.cancel(*receipts)) == {"cancelled"}
     await host.sleep_ms(60_000)
-    assert not any(server.loader.ends(due_ms // 1_000 * 1_000).values()), "retention took the window"
+    assert not any(server.window_reader.ends(due_ms // 1_000 * 1_000).values()), "retention took the window"
     host.fake().up = True
-    await host.until(lambda: len(host.fake().stored) == 12 and not group.spilled, within_ms=30_000)
+    await host.until(lambda: len(host.fake().stored) == 12 and not group.rows.spilled, within_ms=30_000)
     await host.settled()
     assert host.died_of is None
     host.check_balance(pending=0)
@@ -120,10 +120,10 @@ async def test_a_window_that_retention_takes_while_it_is_read_back_is_done(
 
     monkeypatch.setattr(files, "reading", retired_first)
     (group,) = server.groups.values()
-    group.spilled.add(due_ms // 60_000 * 60_000)
+    group.rows.spilled.add(due_ms // 60_000 * 60_000)
     await host.sleep_ms(3_000)
     assert host.died_of is None
-    assert not group.spilled
+    assert not group.rows.spilled
     assert host.fake().texts == ["m"]
 
 
@@ -232,7 +232,7 @@ async def test_a_load_of_the_near_future_looks_at_no_row_that_waits_in_a_queue(
     host.fake().up = False
     await put_many(client, 200, host.now_ms, "s")
     (group,) = server.groups.values()
-    await host.until(lambda: len(group.queue) > 150)
+    await host.until(lambda: len(group.rows.queue) > 150)
     later_ms = host.now_ms + 3 * 60_000
     await put_many(client, 100, later_ms, "s", first=200)
     looked: list[str] = []
@@ -260,14 +260,14 @@ async def test_rows_of_a_window_that_is_loaded_again_are_found_in_the_queue_wher
     await put_many(client, 50, due_ms, "s")
     await put_many(client, 50, due_ms + 1, "s", first=50)
     (group,) = server.groups.values()
-    await host.until(lambda: group.rows_held == 100)
+    await host.until(lambda: group.rows.rows_held == 100)
     # As a cancel that could not be recorded: from one of the rows on the window is loaded again.
-    server.loader.evict_after(Key(due_ms, int(group.queue.sequences().min()) + 10))
-    server.loader.wake()
+    server.residency.evict_after(Key(due_ms, int(group.rows.queue.sequences().min()) + 10))
+    server.residency.loadable.ring()
     loads = server.loader.loads
     await host.until(lambda: server.loader.loads > loads)
-    assert group.rows_held == 100 and not len(server.wheel)
-    server.dispatcher.check_invariants()
+    assert group.rows.rows_held == 100 and not len(server.wheel)
+    server.residency.check_invariants()
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) == 100, within_ms=60_000)
     assert len(set(host.fake().stored)) == 100

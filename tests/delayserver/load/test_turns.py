@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from delayserver.load.turns import NearFuture, near_room, overdue_room, room_beside_near, room_beside_overdue
+from delayserver.load.turns import NearFuture, overdue_room, room_beside_near, room_beside_overdue
+from delayserver.state.residency import low_room
 
 NOW_MS = 1_000_000
 SHARE = 500
@@ -35,6 +36,6 @@ def test_where_queues_hold_the_share_of_the_near_future_a_second_suffices() -> N
 @pytest.mark.parametrize("rows_max", [4, 24, 1_000, 1_500_000])
 def test_each_finds_the_room_that_the_other_leaves(rows_max: int) -> None:
     assert room_beside_overdue(rows_max, rows_max) > overdue_room(rows_max)
-    assert room_beside_near(rows_max) > near_room(rows_max)
-    for room in range(near_room(rows_max) + 1, rows_max + 1, max(rows_max // 20, 1)):
-        assert room - room_beside_overdue(rows_max, room) >= near_room(rows_max), "it takes what it waited for"
+    assert room_beside_near(rows_max) > low_room(rows_max)
+    for room in range(low_room(rows_max) + 1, rows_max + 1, max(rows_max // 20, 1)):
+        assert room - room_beside_overdue(rows_max, room) >= low_room(rows_max), "it takes what it waited for"

@@ -494,7 +494,7 @@ async def unanswered(host: Host, count: int) -> list[str]:
     due_ms = host.now_ms + 100
     receipts = [(await client.put(f"m{number}", due_ms))["receipt"] for number in range(count)]
     await host.until(lambda: fake.attempts != [], within_ms=2_000)
-    await host.until(lambda: not any(group.running for group in host.server.groups.values()))
+    await host.until(lambda: not any(group.rows.running for group in host.server.groups.values()))
     return receipts
 
 
@@ -507,9 +507,9 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_by_a_step_of_the_cl
     host.clock.step(-10_000)
     await host.until(lambda: len(host.server.wheel) == 1, within_ms=3_000, what="the row is put back")
     if evicted:
-        host.server.loader.evict_after(Key(0, 0))
+        host.server.residency.evict_after(Key(0, 0))
         assert len(host.server.wheel) == 0
-        host.server.loader.wake()
+        host.server.residency.loadable.ring()
         await host.until(lambda: len(host.server.wheel) == 1, within_ms=3_000, what="the row is loaded again")
     client = await host.client()
     assert await client.cancel(receipt) == ["too_late"]
@@ -543,11 +543,11 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_when_the_queue_is_t
     for rounds in (1, 2):
         rows = [{"subject": "s", "body": "m", "due_ms": host.now_ms} for _ in range(4)]
         receipts += [row["receipt"] for row in await client.send(*rows)]
-        await host.until(partial(lambda wanted: group.running == wanted, rounds), within_ms=2_000)
+        await host.until(partial(lambda wanted: group.rows.running == wanted, rounds), within_ms=2_000)
     fake.gate.set()
-    await host.until(lambda: not group.running)
+    await host.until(lambda: not group.rows.running)
     await client.put("one more", host.now_ms)
-    await host.until(lambda: len(group.queue) <= 4, what="rows leave memory")
+    await host.until(lambda: len(group.rows.queue) <= 4, what="rows leave memory")
     assert await client.cancel(*receipts) == ["too_late"] * 8
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) == 9, within_ms=15_000)

@@ -124,7 +124,7 @@ async def test_what_many_messages_need_is_read_once_for_all_of_them(
         monkeypatch.setattr(owner, name, call)
 
     counted(server.opened.schedule, "find_ids")
-    counted(group.queue, "retries")
+    counted(group.rows.queue, "retries")
     for arguments in ({"receipts": receipts}, {"messages": names}):
         results = (await client.request("lookup", arguments))["results"]
         assert [result["outcome"] for result in results] == ["pending"] * 50
@@ -165,7 +165,7 @@ async def test_a_long_lookup_tells_only_what_was_true_since_it_began(
     assert await other.cancel(far) == ["cancelled"]
     host.fake().up = False
     answers.set()
-    await host.until(lambda: not any(group.running for group in server.groups.values()))
+    await host.until(lambda: not any(group.rows.running for group in server.groups.values()))
     go_on.set()
     results = (await client.reply(asked))["results"]
     assert [result["outcome"] for result in results] == ["delivered", "in_flight", "pending", "cancelled"]

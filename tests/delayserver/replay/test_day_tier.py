@@ -139,10 +139,10 @@ async def test_a_refill_leaves_what_the_drain_has_placed_and_not_published_to_it
         nonlocal refills
         done = await place(batch)
         (group,) = server.groups.values()
-        server.dispatcher.released_to[group.code] = Key(host.now_ms, 0)
+        group.rows.released(Key(host.now_ms, 0))
         for placed in done.placed:
-            group.spilled.add(placed.key.start_ms)
-            await server.dispatcher._refill_group(group)
+            group.rows.spilled.add(placed.key.start_ms)
+            await server.refill.read_back(group.rows, None)
             refills += 1
         return done
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import trio
 
-from delayserver.load.loader import LoadedRows
+from delayserver.load.window_reader import WindowRows
 from store.tables.days import DayTable, SealedDay
 from tests.delayserver.replay.test_day_tier import DAY_MS, HOUR_MS, coarse_settings
 from tests.delayserver.server.test_rare_interleavings import day_after_next
@@ -200,14 +200,14 @@ async def test_a_hot_minute_is_not_read_into_memory_at_once(boot: Boot, monkeypa
         rows = [{"subject": "s", "due_ms": start_ms + i * 37 % 40_000, "body": f"{part}.{i}"} for i in range(100)]
         await client.send(*rows)
         await host.settled()
-    most, read = [0], server.loader.read
+    most, read = [0], server.window_reader.read
 
-    def measured(*arguments: Any) -> LoadedRows:
-        loaded = read(*arguments)
-        most[0] = max(most[0], len(loaded.sequence))
-        return loaded
+    def measured(*arguments: Any) -> WindowRows:
+        found = read(*arguments)
+        most[0] = max(most[0], len(found.loaded))
+        return found
 
-    server.loader.read = measured  # type: ignore[method-assign, assignment]
+    server.window_reader.read = measured  # type: ignore[method-assign, assignment]
     host.clock.step(start_ms - 20_000 - host.now_ms)
     await host.until(lambda: len(host.fake().texts) == 2_000, within_ms=120_000)
     assert len(set(host.fake().texts)) == 2_000

@@ -68,9 +68,9 @@ def test_the_first_route_that_matches_decides_and_fails_over_along_its_groups() 
     assert (routes.groups(many) == 7).all()
     places = routes.places(codes).tolist()
     assert places == [1, 3, 0, 1, 0]
-    stand_ins = [routes.stand_ins(places[0], group) for group in ("a", "b", "c", "z")]
-    assert stand_ins == [["b", "c"], ["c", "a"], ["a", "b"], []]
-    assert routes.stand_ins(places[2], "a") == []
+    fallbacks = [routes.fallbacks(places[0], group) for group in ("a", "b", "c", "z")]
+    assert fallbacks == [["b", "c"], ["c", "a"], ["a", "b"], []]
+    assert routes.fallbacks(places[2], "a") == []
     assert routes.partners("a") == {"b", "c"} and not routes.partners("z")
 
 

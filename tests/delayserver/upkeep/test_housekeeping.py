@@ -138,7 +138,7 @@ async def test_a_node_that_was_not_reachable_hears_of_complete_windows_later(boo
 
 
 async def test_what_a_node_has_not_heard_is_bounded(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayserver.upkeep.housekeeping.UNTOLD_MAX", 2)
+    monkeypatch.setattr("delayserver.dispatch.complete_windows.UNDECLARED_MAX", 2)
     host = boot(faked_settings())
     await host.start()
     client, node = await host.client(), host.fake()
@@ -147,9 +147,9 @@ async def test_what_a_node_has_not_heard_is_bounded(boot: Boot, monkeypatch: pyt
         await client.put(str(window), first_ms + window * 60_000 + 50_000)
     await host.until(lambda: len(node.stored) == 4, within_ms=300_000)
     node.up = False
-    host.server.housekeeping._untold[node.address].clear()
+    host.server.complete_windows._undeclared[node.address].clear()
     node.complete.clear()
-    host.server.housekeeping._completed.update(first_ms + window * 60_000 for window in range(4))
+    host.server.complete_windows._completed.update(first_ms + window * 60_000 for window in range(4))
     await host.sleep_ms(70_000)
     node.up = True
     await host.until(lambda: bool(node.complete), within_ms=15_000)

@@ -1,0 +1,88 @@
+"""The circuit breaker in front of a node: it counts failures of every kind, and lets a node be tried again after a pause.
+
+Pauses grow with each failure and are jittered. No I/O, and no clock: the time is an argument.
+"""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Callable
+
+from delayserver.config.settings import DispatchSettings
+from delayserver.state.rows import SEVERAL_NODES
+
+logger = logging.getLogger("delayserver")
+
+
+class NodeHealth:
+    """Circuit breaker and back-off of one node."""
+
+    def __init__(self, address: str, weight: int, settings: DispatchSettings, random: Callable[[], float]) -> None:
+        self.address = address
+        self.weight = weight
+        self._settings = settings
+        self._random = random
+        # Names the node in index rows; never 0, never SEVERAL_NODES.
+        self.number = zlib.crc32(address.encode()) % (SEVERAL_NODES - 1) + 1
+        self.failures = 0
+        self.failures_total = 0
+        self.closed_until_us = 0
+        self.last_error = ""
+        # Of smooth weighted round robin.
+        self._share = 0.0
+        self._failed_us = 0
+        self._probing = False
+
+    def ready(self, now_us: int) -> bool:
+        """Whether the node may be tried now. After a failure by one attempt alone: it shows whether the node is back."""
+        return now_us >= self.closed_until_us and not (self.failures and self._probing)
+
+    def begin(self) -> bool:
+        """An attempt begins. Returns whether it is a probe: the one attempt that shows whether the node is back."""
+        probe = self.failures > 0
+        self._probing |= probe
+        return probe
+
+    def end(self, probe: bool) -> None:
+        """Ends an attempt; `probe` is what `begin` returned."""
+        self._probing &= not probe
+
+    @property
+    def open_circuit(self) -> bool:
+        """Whether so many attempts failed in a row that the node counts as down."""
+        return self.failures >= self._settings.breaker_failures
+
+    def succeeded(self) -> None:
+        """An attempt worked."""
+        if self.open_circuit:
+            logger.warning("broker node %s takes messages again", self.address)
+        self.failures = 0
+        self.closed_until_us = 0
+        self.last_error = ""
+
+    def earn(self) -> float:
+        """The node takes part in a choice: its share grows by its weight. Returns the share."""
+        self._share += self.weight
+        return self._share
+
+    def pay(self, total: int) -> None:
+        """The node was chosen among nodes with this total weight."""
+        self._share -= total
+
+    def failed(self, reason: str, now_us: int, began_us: int) -> None:
+        """An attempt failed: pause, twice as long each time, spread by jitter so that servers do not come in step.
+
+        Attempts that ran side by side fail together: one that began before the last failure says nothing new.
+        """
+        self.failures_total += 1
+        self.last_error = reason
+        if self.failures and began_us <= self._failed_us:
+            return
+        self.failures += 1
+        if self.failures == self._settings.breaker_failures:
+            logger.warning("broker node %s counts as down: %s", self.address, reason)
+        self._failed_us = now_us
+        pause_ms = self._settings.backoff_ms_min * 2 ** min(self.failures - 1, 30)
+        pause_ms = min(pause_ms, self._settings.backoff_ms_max)
+        self.closed_until_us = now_us + int(pause_ms * 1000 * (0.5 + self._random() / 2))
