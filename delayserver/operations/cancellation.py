@@ -21,12 +21,11 @@ from delayserver.protocol.errors import DelayServerError, StorageFailed
 from delayserver.protocol.outcomes import Outcome
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.attempted import Attempted
 from delayserver.state.decided import Decided
 from delayserver.state.gathering import Committed
 from delayserver.state.positions import Positions
 from delayserver.state.residency import Residency
-from delayserver.state.retired import Retired
+from delayserver.state.windows import Windows
 from store.errors import CorruptionError
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.dispatch_log import DispatchKey
@@ -56,9 +55,7 @@ class Cancellation:
         locator: Locator,
         decided: Decided,
         residency: Residency,
-        attempted: Attempted,
-        retired: Retired,
-        window_ms: int,
+        windows: Windows,
         runtime: Runtime,
     ) -> None:
         self._commit = commit
@@ -67,10 +64,9 @@ class Cancellation:
         self._open_messages = decided.open_messages
         self._decided = decided
         self._residency = residency
-        self._attempted = attempted
-        self._retired = retired
+        self._retired = windows.retired
         self._workers = runtime.workers
-        self._window_ms = window_ms
+        self._window_ms = windows.book.window_ms
         self._clock = runtime.clock
 
     async def locate(self, sequence: I64, due_ms: I64) -> Located:
@@ -211,8 +207,7 @@ class Cancellation:
     def _take_out(self, message: I64, due_ms: I64) -> U8:
         """One step: whatever runs or may have run is too late, the rest leaves wheel and queues and is held."""
         answer = np.full(len(message), CANCELLED, dtype=np.uint8)
-        answer[self._attempted.maybe(message, due_ms) | self._attempted.unknown(message)] = int(Outcome.TOO_LATE)
-        answer[self._residency.in_flight(message)] = int(Outcome.TOO_LATE)
+        answer[self._residency.may_be_delivered(message, due_ms)] = int(Outcome.TOO_LATE)
         mine = np.flatnonzero(answer == CANCELLED)
         if len(mine):
             held, place = distinct_messages(message, mine)

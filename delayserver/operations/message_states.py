@@ -15,15 +15,15 @@ from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.fair_turns import Work
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decided import Decided
+from delayserver.state.files import Files
 from delayserver.state.residency import Residency
-from delayserver.state.retired import Retired
+from delayserver.state.windows import Windows
 from store.errors import CorruptionError, FormatError
-from store.logs.dispatch_log import DispatchKey, DispatchLog
+from store.logs.dispatch_log import DispatchKey
 from store.logs.windows import window_starts
 from store.records.batches import I64, U8, U32, OutcomeBatch
 from store.records.redelivery import ATTEMPTS
 from store.records.scan import Damage
-from store.tables.names import Names
 from wheel.keys import groups
 
 Mask = NDArray[np.bool_]
@@ -62,21 +62,19 @@ class MessageStates:
         self,
         cancellation: Cancellation,
         decided: Decided,
-        dispatch: DispatchLog,
+        files: Files,
         residency: Residency,
-        retired: Retired,
-        names: Names,
-        window_ms: int,
+        windows: Windows,
         runtime: Runtime,
     ) -> None:
         self._cancellation = cancellation
         self._decided = decided
-        self._dispatch = dispatch
+        self._dispatch = files.dispatch
         self._residency = residency
-        self._retired = retired
-        self._names = names
+        self._retired = windows.retired
+        self._names = files.names
         self._damage = runtime.damage
-        self._window_ms = window_ms
+        self._window_ms = windows.book.window_ms
         self._workers = runtime.workers
         self._clock = runtime.clock
 

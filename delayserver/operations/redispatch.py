@@ -18,11 +18,12 @@ from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.outcomes import Outcome
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.recover.reading.redispatching import Unread, Wanted, deliveries_again
-from delayserver.runtime.clock import Clock
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.files import Files
 from delayserver.state.window_book import WindowBook
-from store.logs.schedule_log import ScheduleKey, ScheduleLog
+from store.logs.schedule_log import ScheduleKey
 from store.records.batches import I64
-from store.tables.names import SUBJECT, Names
+from store.tables.names import SUBJECT
 
 # What was cancelled or suppressed is never delivered, whoever asks.
 ALLOWED = (Outcome.DELIVERED, Outcome.EXPIRED, Outcome.DEAD_LETTERED)
@@ -65,25 +66,23 @@ class Redispatch:
 
     def __init__(
         self,
-        server_id: int,
-        schedule: ScheduleLog,
+        files: Files,
+        book: WindowBook,
         reader: RedispatchReader,
         commit: GroupCommit,
-        names: Names,
         admission: Admission,
         servers: Servers,
-        book: WindowBook,
-        clock: Clock,
+        runtime: Runtime,
     ) -> None:
-        self._server_id = server_id
-        self._schedule = schedule
+        self._server_id = files.server_id
+        self._schedule = files.schedule
         self._reader = reader
         self._commit = commit
-        self._names = names
+        self._names = files.names
         self._admission = admission
         self._servers = servers
         self._book = book
-        self._clock = clock
+        self._clock = runtime.clock
 
     async def slice(self, peer: Peer, asked: Asked, after: Position | None, dry_run: bool) -> Redispatched:
         """One slice of the messages, behind `after`; with `dry_run` they are counted only. What damage hides is passed over,

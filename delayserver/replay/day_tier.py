@@ -17,25 +17,22 @@ from functools import partial
 import numpy as np
 
 from delayserver.config.settings import StorageSettings
-from delayserver.replay.deduplication import Deduplication
-from delayserver.replay.placing import Placing, Round
-from delayserver.replay.publisher import Publisher
-from delayserver.runtime.marks import Bell
+from delayserver.replay.placing import Round
+from delayserver.replay.rounds import Rounds
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decided import Decided
-from delayserver.state.drains import Drains
-from delayserver.state.positions import Positions
-from delayserver.state.window_book import WindowBook
+from delayserver.state.files import Files
+from delayserver.state.log_queue import LogQueue
+from delayserver.state.windows import Windows
 from store.errors import CorruptionError, DiskError, DiskFullError, FormatError
 from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import index_rows
-from store.logs.dispatch_log import DispatchKey, DispatchLog
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.dispatch_log import DispatchKey
+from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import DAY_MS, day_of, window_starts
 from store.records.batches import MessageBatch, OutcomeBatch
 from store.records.scan import Damage
-from store.tables.days import DayTable, SealedDay
-from wheel.cursors import LoadCursors
+from store.tables.days import SealedDay
 
 # Rows drained between two rounds of replay: about 30 ms, so that fresh messages are hardly held up.
 DRAIN_ROWS = 1 << 15
@@ -56,37 +53,30 @@ class DayTier:
 
     def __init__(
         self,
-        days: DayTable,
-        schedule: ScheduleLog,
-        dispatch: DispatchLog,
+        files: Files,
+        windows: Windows,
         decided: Decided,
-        drains: Drains,
-        placing: Placing,
-        publisher: Publisher,
-        arrived: Bell,
-        positions: Positions,
-        deduplication: Deduplication,
-        book: WindowBook,
-        cursors: LoadCursors,
+        rounds: Rounds,
+        queue: LogQueue,
         settings: StorageSettings,
         runtime: Runtime,
     ) -> None:
-        """`arrived` wakes the replayer, which takes the steps."""
-        self._book = book
-        self._cursors = cursors
-        self._days = days
-        self._schedule = schedule
-        self._dispatch = dispatch
+        """A ring of `queue.arrived` wakes the replayer, which takes the steps."""
+        self._days = files.days
+        self._schedule = files.schedule
+        self._dispatch = files.dispatch
+        self._book = windows.book
+        self._cursors = windows.cursors
+        self._retired = windows.retired
+        self._drains = windows.drains
         self._decided = decided
         self._overlays = decided.overlays
-        self._drains = drains
-        self._placing = placing
-        self._publisher = publisher
-        self._arrived = arrived
+        self._placing = rounds.placing
+        self._publisher = rounds.publisher
+        self._arrived = queue.arrived
         # Whether the replayer is to take a step of this between its rounds.
         self.is_due = False
-        self._positions = positions
-        self._deduplication = deduplication
+        self._positions = queue.positions
         self._workers = runtime.workers
         self._settings = settings
         self._clock = runtime.clock
@@ -322,7 +312,7 @@ class DayTier:
         self._days.drained(start_ms)
         self._overlays.remove(start_ms)
         self._drains.positions.pop(start_ms, None)
-        self._deduplication.forget(ScheduleKey(start_ms, Source.DAY))
+        self._retired.remove([ScheduleKey(start_ms, Source.DAY)])
         self._remove_day(start_ms)
 
     async def _sync(self, keys: list[ScheduleKey]) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import numpy as np
 
 from delayserver.runtime.runtime import Runtime
+from delayserver.state.files import Files
 from delayserver.state.retired import Retired
 from store.errors import CorruptionError
 from store.indexes.id_index import Confirm, IdIndex, StoredIds, confirm_by_bytes, id_keys
 from store.indexes.index_cache import IndexCache
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.window_ids import load_id_index, read_stored_ids
 from store.logs.windows import day_of
 from store.records.batches import I64, MessageBatch
-from store.tables.days import DayTable
 
 # 16 bytes an id: two million ids of windows in use. One that is dropped is read again from the columns of its files.
 INDEX_BYTES_MAX = 32 << 20
@@ -26,9 +26,9 @@ INDEX_BYTES_MAX = 32 << 20
 class Deduplication:
     """Id indexes by schedule file."""
 
-    def __init__(self, schedule: ScheduleLog, days: DayTable, retired: Retired, runtime: Runtime) -> None:
-        self._schedule = schedule
-        self._days = days
+    def __init__(self, files: Files, retired: Retired, runtime: Runtime) -> None:
+        self._schedule = files.schedule
+        self._days = files.days
         self._retired = retired
         self._damage = runtime.damage
         self._indexes = IndexCache(INDEX_BYTES_MAX, self._load)
@@ -76,7 +76,3 @@ class Deduplication:
     def drained_into(self, start_ms: int) -> None:
         """Rows of a drained day were put into this window: its index is to be read again."""
         self._indexes.forget(ScheduleKey(start_ms, Source.DIRECT))
-
-    def forget(self, key: ScheduleKey) -> None:
-        """The file of a drained day is gone."""
-        self._indexes.forget(key)

@@ -17,18 +17,17 @@ from delayserver.replay.buckets import bucket
 from delayserver.replay.deduplication import Deduplication
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
+from delayserver.state.files import Files
 from delayserver.state.positions import Positions
-from delayserver.state.retired import Retired
+from delayserver.state.windows import Windows
 from store.disk.filesystem import BLOCK_BYTES
 from store.errors import DiskFullError
 from store.indexes.schedule_index import batch_sums
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import window_starts
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.row_sums import U64
 from store.records.segment import Appended
-from store.tables.days import DayTable
-from wheel.cursors import LoadCursors
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +78,8 @@ class Placing:
 
     def __init__(
         self,
-        schedule: ScheduleLog,
-        days: DayTable,
-        deduplication: Deduplication,
-        retired: Retired,
-        cursors: LoadCursors,
+        files: Files,
+        windows: Windows,
         positions: Positions,
         room: RoomWait,
         settings: StorageSettings,
@@ -93,11 +89,11 @@ class Placing:
     ) -> None:
         """`count_skipped`: whether rows are counted that are in the files already. Not without a checkpoint: then the start
         counts the files instead."""
-        self._schedule = schedule
-        self._days = days
-        self._deduplication = deduplication
-        self._retired = retired
-        self._cursors = cursors
+        self._schedule = files.schedule
+        self._days = files.days
+        self._deduplication = Deduplication(files, windows.retired, runtime)
+        self._retired = windows.retired
+        self._cursors = windows.cursors
         self._positions = positions
         self._room = room
         self._workers = runtime.workers

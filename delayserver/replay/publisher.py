@@ -14,23 +14,20 @@ from delayserver.config.settings import WheelSettings
 from delayserver.protocol.outcomes import Outcome
 from delayserver.replay.placing import Placed, Round
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.attempted import Attempted
 from delayserver.state.balance import Balance
 from delayserver.state.decided import Decided
 from delayserver.state.loaded_rows import LoadedRows
 from delayserver.state.outcome_rows import cancelled_outcomes, suppressed_outcomes
 from delayserver.state.positions import Positions
 from delayserver.state.residency import Residency
-from delayserver.state.retired import Retired
 from delayserver.state.rows import make_rows
-from delayserver.state.window_book import WindowBook
+from delayserver.state.windows import Windows
 from store.errors import CorruptionError
 from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import batch_sums, index_rows
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import Source
 from store.records.batches import U8, CancelBatch, OutcomeBatch
-from wheel.cursors import LoadCursors
 from wheel.keys import Key
 
 
@@ -41,22 +38,18 @@ class Publisher:
         self,
         positions: Positions,
         balance: Balance,
-        retired: Retired,
-        book: WindowBook,
-        cursors: LoadCursors,
+        windows: Windows,
         residency: Residency,
-        attempted: Attempted,
         decided: Decided,
         settings: WheelSettings,
         runtime: Runtime,
     ) -> None:
         self._positions = positions
         self._balance = balance
-        self._retired = retired
-        self._book = book
-        self._cursors = cursors
+        self._retired = windows.retired
+        self._book = windows.book
+        self._cursors = windows.cursors
         self._residency = residency
-        self._attempted = attempted
         self._decided = decided
         self._settings = settings
         self._clock = runtime.clock
@@ -144,7 +137,7 @@ class Publisher:
         loaded = LoadedRows(index.due_ms, index.sequence, rows)
         if from_day:
             # Drained again after a crash: they may have been handed over before it, or decided.
-            rows["uncertain"] = self._attempted.maybe(index.sequence, index.due_ms)
+            rows["uncertain"] = self._residency.may_have_been_attempted(index.sequence, index.due_ms)
             loaded = self._residency.admissible(loaded, np.ones(len(loaded), dtype=bool))
         self._residency.add(loaded)
         return len(loaded) > 0

@@ -13,15 +13,16 @@ from functools import partial
 import trio
 
 from delayserver.replay.day_tier import DayTier
-from delayserver.replay.placing import Placing, Round
-from delayserver.replay.publisher import Publisher
+from delayserver.replay.placing import Round
+from delayserver.replay.rounds import Rounds
 from delayserver.runtime.runtime import Runtime
+from delayserver.state.files import Files
 from delayserver.state.log_queue import LogQueue, due_range
 from delayserver.state.outcome_rows import replaced_messages
-from delayserver.state.positions import Positions
+from delayserver.state.windows import Windows
 from store.errors import CorruptionError
-from store.logs.message_log import LogEntry, MessageLog
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.message_log import LogEntry
+from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import window_of
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.message_rows import MessageRows, to_batch
@@ -43,27 +44,24 @@ class Replayer:
 
     def __init__(
         self,
-        log: MessageLog,
-        schedule: ScheduleLog,
-        placing: Placing,
-        publisher: Publisher,
+        files: Files,
+        windows: Windows,
+        rounds: Rounds,
         tier: DayTier,
-        positions: Positions,
         queue: LogQueue,
-        window_ms: int,
         runtime: Runtime,
     ) -> None:
-        """Rounds come from `log` (through `queue` while the replay keeps up) and from `tier`."""
-        self._log = log
-        self._schedule = schedule
-        self._placing = placing
-        self._publisher = publisher
+        """Rounds come from message_log (through `queue` while the replay keeps up) and from `tier`."""
+        self._log = files.log
+        self._schedule = files.schedule
+        self._placing = rounds.placing
+        self._publisher = rounds.publisher
         self._tier = tier
-        self._positions = positions
+        self._positions = queue.positions
         self._queue = queue
         self._turns = runtime.turns
         self._workers = runtime.workers
-        self._window_ms = window_ms
+        self._window_ms = windows.book.window_ms
         self._damage = runtime.damage
         self.met_damage = False
 

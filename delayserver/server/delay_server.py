@@ -75,10 +75,10 @@ from delayserver.outcomes.outcome_recorder import HOT_MS_MAX, OutcomeRecorder
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.receive.intake import Intake
 from delayserver.replay.day_tier import DayTier
-from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.placing import Placing
 from delayserver.replay.publisher import Publisher
 from delayserver.replay.replayer import Replayer
+from delayserver.replay.rounds import Rounds
 from delayserver.runtime.fair_turns import FairTurns
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
@@ -98,15 +98,19 @@ from delayserver.state.latency import LatencyHistogram
 from delayserver.state.log_queue import LogQueue
 from delayserver.state.node_health import NodeHealth
 from delayserver.state.positions import Positions
+from delayserver.state.progress import Progress
 from delayserver.state.readiness import Readiness, Stage
 from delayserver.state.residency import Residency
 from delayserver.state.retired import Retired
 from delayserver.state.routes import Routes
 from delayserver.state.rows import ROW
 from delayserver.state.window_book import WindowBook
+from delayserver.state.windows import Windows
+from delayserver.upkeep.checkpoint_file import CheckpointFile
 from delayserver.upkeep.checkpointing import Checkpointing
 from delayserver.upkeep.housekeeping import Housekeeping
 from delayserver.upkeep.kept_room import KeptRoom
+from delayserver.upkeep.log_retention import LogRetention
 from delayserver.upkeep.on_their_way import OnTheirWay
 from delayserver.upkeep.retention import Retention
 from store.disk.filesystem import FileSystem, RealFileSystem
@@ -182,7 +186,8 @@ class DelayServer:
         holder = f"process {os.getpid()} (delayserver {self.role})"
         self.opened = open_directory(self.fs, self.settings, self.runtime, holder, self.role)
         try:
-            self._build_storage(self.opened)
+            self._build_state(self.opened)
+            self._build_pipeline(self.opened)
             self._build_dispatch(self.opened)
             self._build_front(self.opened)
         except StoreError:
@@ -190,85 +195,86 @@ class DelayServer:
             raise
         self.is_open = True
 
-    def _build_storage(self, opened: Opened) -> None:
-        settings, storage = self.settings, self.settings.storage
-        self.book = WindowBook(opened.schedule, opened.dispatch, opened.days, storage.window_ms)
+    def _build_state(self, opened: Opened) -> None:
+        """What the server knows: `state/`."""
+        settings, storage, files = self.settings, self.settings.storage, opened.files
+        self.book = WindowBook(files.schedule, files.dispatch, files.days, storage.window_ms)
         self.book.open()
-        self.retired = Retired(opened.ledger, self.book, self.damage)
+        self.retired = Retired(files.ledger, self.book, self.damage)
         self.cursors = LoadCursors(storage.window_ms, self.book.start_of)
+        drained = opened.checkpoint.coarse_days
+        positions = dict(zip(drained.start_ms.tolist(), drained.drain_offset.tolist(), strict=True))
+        self.drains = Drains(files.days, files.schedule, positions)
+        self.windows = Windows(self.book, self.cursors, self.retired, self.drains)
         self.positions = Positions(
-            durable=opened.log.synced,
+            durable=files.log.synced,
             accepted_sequence=opened.sequences.next - 1,
-            replayed=opened.checkpoint.replay_offset if not opened.checkpoint_lost else opened.log.first,
+            replayed=opened.checkpoint.replay_offset if not opened.checkpoint_lost else files.log.first,
             replayed_sequence=opened.checkpoint.replayed_sequence,
         )
+        self.gathering = Gathering(storage)
         self.log_queue = LogQueue(self.positions, self.clock)
         self.balance = Balance()
         self.decided = Decided(
-            opened.dispatch,
-            opened.days,
+            files.dispatch,
+            files.days,
             self.positions,
             settings.dispatch.outcome_rows_max,
             storage.window_ms,
             self.runtime,
         )
-        hot_ms_max = HOT_MS_MAX if len(settings.groups) == 1 else 0
-        self.recorder = OutcomeRecorder(
-            self.decided, opened.dispatch, self.book, settings.dispatch, hot_ms_max, self.runtime
+        self.progress = Progress(self.positions, self.balance, self.decided, self.windows, opened.believable)
+        self._build_memory(opened)
+
+    def _build_memory(self, opened: Opened) -> None:
+        """What holds index rows: a wheel, a queue and the health of its nodes for each broker group."""
+        settings, wheel = self.settings, self.settings.wheel
+        codes = opened.names.intern(BROKER_GROUP, [group.name for group in settings.groups]).tolist()
+        self.group_codes = {group.name: code for group, code in zip(settings.groups, codes, strict=True)}
+        self.routes = Routes(settings.routes, self.group_codes, opened.names)
+        start_ms = self.clock.now_ms() // wheel.tick_ms * wheel.tick_ms
+        wheels, backlog = (
+            {code: HashedWheel(start_ms, wheel.tick_ms, wheel.slots, payload_dtype=ROW) for code in codes}
+            for _ in range(2)
         )
-        drained = opened.checkpoint.coarse_days
-        positions = dict(zip(drained.start_ms.tolist(), drained.drain_offset.tolist(), strict=True))
-        self.drains = Drains(opened.days, opened.schedule, positions)
-        self.deduplication = Deduplication(opened.schedule, opened.days, self.retired, self.runtime)
+        self.wheel = GroupWheels(wheels, backlog, self.routes, start_ms, opened.horizon.earlier)
+        shared, chance = self._shared_dispatch(), self.runtime.chance.random
+        self.health = {
+            code: [NodeHealth(node.address, node.weight, settings.dispatch, chance) for node in group.nodes]
+            for group, code in zip(settings.groups, codes, strict=True)
+        }
+        self.group_rows = {
+            code: GroupRows(group.name, code, self.health[code], shared, self.clock)
+            for group, code in zip(settings.groups, codes, strict=True)
+        }
+        self.residency = Residency(
+            self.wheel, self.group_rows, self.cursors, self.decided, opened.attempted, wheel, self.runtime
+        )
+
+    def _build_pipeline(self, opened: Opened) -> None:
+        """The stages from the log to memory, and upkeep."""
+        settings, storage, files = self.settings, self.settings.storage, opened.files
+        self.kept_room = KeptRoom(self.fs, opened.directory.path, self.positions, self.drains, storage.free_bytes_min)
+        self.commit = GroupCommit(
+            files.log, opened.sequences, self.gathering, self.log_queue, self.balance, storage, self.runtime
+        )
         self.placing = Placing(
-            opened.schedule,
-            opened.days,
-            self.deduplication,
-            self.retired,
-            self.cursors,
+            files,
+            self.windows,
             self.positions,
             self.replay_room,
             storage,
             self.runtime,
             count_skipped=not opened.checkpoint_lost,
         )
-        self.kept_room = KeptRoom(self.fs, opened.directory.path, self.positions, self.drains, storage.free_bytes_min)
-        self.gathering = Gathering(storage)
-        self.commit = GroupCommit(
-            opened.log, opened.sequences, self.gathering, self.log_queue, self.balance, storage, self.runtime
+        self.publisher = Publisher(
+            self.positions, self.balance, self.windows, self.residency, self.decided, settings.wheel, self.runtime
         )
-        start_ms = self.clock.now_ms() // settings.wheel.tick_ms * settings.wheel.tick_ms
-        codes = opened.names.intern(BROKER_GROUP, [group.name for group in settings.groups]).tolist()
-        self.group_codes = {group.name: code for group, code in zip(settings.groups, codes, strict=True)}
-        self.routes = Routes(settings.routes, self.group_codes, opened.names)
-        wheels, backlog = (
-            {
-                code: HashedWheel(start_ms, settings.wheel.tick_ms, settings.wheel.slots, payload_dtype=ROW)
-                for code in codes
-            }
-            for _ in range(2)
-        )
-        self.wheel = GroupWheels(wheels, backlog, self.routes, start_ms, opened.horizon.earlier)
-        shared = self._shared_dispatch()
-        self.group_rows: dict[int, GroupRows] = {}
-        self.health: dict[int, list[NodeHealth]] = {}
-        for group, code in zip(settings.groups, codes, strict=True):
-            health = [
-                NodeHealth(node.address, node.weight, settings.dispatch, self.runtime.chance.random)
-                for node in group.nodes
-            ]
-            self.health[code] = health
-            self.group_rows[code] = GroupRows(group.name, code, health, shared, self.clock)
-        self.residency = Residency(
-            self.wheel,
-            self.group_rows,
-            self.cursors,
-            self.decided,
-            opened.attempted,
-            settings.wheel,
-            self.runtime,
-        )
-        self.window_reader = WindowReader(opened.schedule, self.book, opened.attempted, self.runtime)
+        rounds = Rounds(self.placing, self.publisher)
+        self.tier = DayTier(files, self.windows, self.decided, rounds, self.log_queue, storage, self.runtime)
+        self.tier.open()
+        self.replayer = Replayer(files, self.windows, rounds, self.tier, self.log_queue, self.runtime)
+        self.window_reader = WindowReader(files.schedule, self.book, opened.attempted, self.runtime)
         self.loader = Loader(
             self.window_reader,
             self.book,
@@ -279,67 +285,29 @@ class DelayServer:
             self.runtime,
         )
         self.refill = Refill(self.window_reader, self.residency, self.book, self.decided, self.positions, self.runtime)
-        self.publisher = Publisher(
-            self.positions,
-            self.balance,
-            self.retired,
-            self.book,
-            self.cursors,
-            self.residency,
-            opened.attempted,
-            self.decided,
-            settings.wheel,
-            self.runtime,
+        hot_ms_max = HOT_MS_MAX if len(settings.groups) == 1 else 0
+        self.recorder = OutcomeRecorder(
+            self.decided, files.dispatch, self.book, settings.dispatch, hot_ms_max, self.runtime
         )
-        self.tier = DayTier(
-            opened.days,
-            opened.schedule,
-            opened.dispatch,
-            self.decided,
-            self.drains,
-            self.placing,
-            self.publisher,
-            self.log_queue.arrived,
-            self.positions,
-            self.deduplication,
-            self.book,
-            self.cursors,
-            storage,
-            self.runtime,
-        )
-        self.tier.open()
-        self.replayer = Replayer(
-            opened.log,
-            opened.schedule,
-            self.placing,
-            self.publisher,
-            self.tier,
-            self.positions,
-            self.log_queue,
-            storage.window_ms,
-            self.runtime,
-        )
-        for files in (opened.schedule, opened.dispatch):
-            files.tell_damage(self.damage.report)
-        coming = OnTheirWay(self.gathering, opened.log, self.positions, storage.window_ms, self.runtime)
-        self.retention = Retention(
-            opened.schedule,
-            opened.dispatch,
-            opened.log,
-            opened.ledger,
-            self.retired,
-            coming,
-            opened.days,
-            self.book,
-            self.cursors,
-            self.positions,
-            self.decided,
-            storage,
-            opened.believable,
-            self.runtime,
-        )
-        self.retention.finish_interrupted()
+        for window_files in (files.schedule, files.dispatch):
+            window_files.tell_damage(self.damage.report)
+        self._build_upkeep(opened)
         self._count_totals(opened)
+
+    def _build_upkeep(self, opened: Opened) -> None:
+        storage, files = self.settings.storage, opened.files
+        coming = OnTheirWay(self.gathering, files.log, self.positions, storage.window_ms, self.runtime)
+        self.retention = Retention(files, self.windows, coming, self.decided, storage, opened.believable, self.runtime)
+        self.retention.finish_interrupted()
+        self.log_retention = LogRetention(files.log, self.positions, storage, self.runtime)
+        checkpoint = CheckpointFile(
+            self.fs,
+            f"{opened.directory.path}/checkpoint",
+            opened.sequences,
+            opened.horizon,
+            None if opened.checkpoint_lost else opened.checkpoint,
+        )
+        self.checkpointing = Checkpointing(checkpoint, files, self.progress, opened.horizon, storage, self.runtime)
 
     def _count_totals(self, opened: Opened) -> None:
         totals = self.retention.retired_totals() - self.tier.moved_already
@@ -393,25 +361,6 @@ class DelayServer:
         }
         self.dispatcher = Dispatcher(self.groups, self.residency, opened.horizon, settings.wheel, self.runtime)
         self.complete_windows = CompleteWindows(self.book, opened.days, list(self.groups.values()), self.runtime)
-        self.checkpointing = Checkpointing(
-            self.fs,
-            f"{opened.directory.path}/checkpoint",
-            server_id,
-            opened.schedule,
-            opened.dispatch,
-            opened.log,
-            self.positions,
-            self.balance,
-            self.decided,
-            self.drains,
-            self.book,
-            opened.horizon,
-            opened.sequences,
-            opened.believable,
-            settings.storage,
-            None if opened.checkpoint_lost else opened.checkpoint,
-            self.runtime,
-        )
 
     def _build_group(self, group: GroupSettings, code: int, opened: Opened) -> BrokerGroup:
         server_id = opened.directory.server_id
@@ -469,21 +418,11 @@ class DelayServer:
             self.locator,
             self.decided,
             self.residency,
-            opened.attempted,
-            self.retired,
-            settings.storage.window_ms,
+            self.windows,
             self.runtime,
         )
-        window_ms = settings.storage.window_ms
         self.states = MessageStates(
-            self.cancellation,
-            self.decided,
-            opened.dispatch,
-            self.residency,
-            self.retired,
-            opened.names,
-            window_ms,
-            self.runtime,
+            self.cancellation, self.decided, opened.files, self.residency, self.windows, self.runtime
         )
         self.redelivery = Redelivery(self.local_broker, self.commit, self.kept_room, self.clock)
         self.consuming = Consuming(
@@ -543,17 +482,7 @@ class DelayServer:
             cancel=Cancel(naming, self.cancellation),
             reschedule=Reschedule(admission, naming, intake, rescheduling),
             lookup=Lookup(naming, self.states),
-            redispatch=Redispatch(
-                opened.directory.server_id,
-                opened.schedule,
-                reader,
-                self.commit,
-                names,
-                admission,
-                self.servers,
-                self.book,
-                self.clock,
-            ),
+            redispatch=Redispatch(opened.files, self.book, reader, self.commit, admission, self.servers, self.runtime),
         )
 
     # -- running
@@ -622,7 +551,7 @@ class DelayServer:
         else:
             await self._recover(found)
             self._start_delivering(nursery)
-        for task in (self.commit.warm, self.tier.run, self.checkpointing.run, self.retention.run,
+        for task in (self.commit.warm, self.tier.run, self.checkpointing.run, self.retention.run, self.log_retention.run,
                      self.complete_windows.run):  # fmt: skip
             nursery.start_soon(task)
         self.commit.accept()

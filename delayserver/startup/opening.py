@@ -19,6 +19,7 @@ from delayserver.runtime.damage import DamageReport
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.attempt_horizon import AHEAD_MS, AttemptHorizon
 from delayserver.state.attempted import Attempted
+from delayserver.state.files import Files
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchLog
@@ -63,6 +64,13 @@ class Opened:
     horizon: AttemptHorizon
     believable: BelievableClock
     damage: DamageReport
+
+    @property
+    def files(self) -> Files:
+        """The logs and tables that several rooms use."""
+        return Files(
+            self.directory.server_id, self.log, self.schedule, self.dispatch, self.days, self.ledger, self.names
+        )
 
     @property
     def damages(self) -> list[str]:

@@ -395,6 +395,16 @@ class Residency:
         self.evict_after(Key(int(due_ms[first]), int(sequence[first]) - 1))
         self.loadable.ring()
 
+    def may_have_been_attempted(self, sequence: I64, due_ms: I64) -> Mask:
+        """True where an attempt may have been made before this start, bool[n]."""
+        return self._attempted.maybe(sequence, due_ms)
+
+    def may_be_delivered(self, sequence: I64, due_ms: I64) -> Mask:
+        """True where a message may be delivered: an attempt runs, had no answer, or may have been made before this start,
+        bool[n]."""
+        maybe = self._attempted.maybe(sequence, due_ms) | self._attempted.unknown(sequence)
+        return maybe | self.in_flight(sequence)
+
     def in_flight(self, sequence: I64) -> Mask:
         """True where a running attempt has the message, bool[n]."""
         found = np.zeros(len(sequence), dtype=bool)

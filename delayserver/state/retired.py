@@ -29,7 +29,7 @@ class Retired:
         self._removed: deque[ScheduleKey] = deque()
 
     def remove(self, files: Iterable[ScheduleKey]) -> None:
-        """Schedule files of a retired window are gone. Writer: retention."""
+        """Schedule files are gone: those of retired windows, and of drained days."""
         self._removed.extend(files)
 
     def take_removed(self) -> Iterator[ScheduleKey]:

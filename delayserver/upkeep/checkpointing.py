@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
-from threading import Lock
 
 import numpy as np
 import trio
 
 from delayserver.config.settings import StorageSettings
-from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.attempt_horizon import AttemptHorizon
-from delayserver.state.balance import Balance
-from delayserver.state.decided import Decided
-from delayserver.state.drains import Drains
-from delayserver.state.positions import Positions
-from delayserver.state.window_book import WindowBook
-from store.disk.filesystem import FileSystem, keep_room
+from delayserver.state.files import Files
+from delayserver.state.progress import Captured, Progress
+from delayserver.upkeep.checkpoint_file import CheckpointFile
 from store.errors import DiskFullError
-from store.logs.dispatch_log import DispatchLog
-from store.logs.message_log import MessageLog
-from store.logs.schedule_log import ScheduleLog
-from store.tables import checkpoint as file
 from store.tables.checkpoint import Checkpoint, CoarseDays, OrphanedOutcomes
 from store.tables.checkpoint_marks import dispatch_table, lost_table, schedule_table
-from store.tables.identity import SequenceReservation
 
 POLL_MS = 250
 
@@ -38,51 +26,27 @@ class Checkpointing:
 
     def __init__(
         self,
-        fs: FileSystem,
-        path: str,
-        server_id: int,
-        schedule: ScheduleLog,
-        dispatch: DispatchLog,
-        log: MessageLog,
-        positions: Positions,
-        balance: Balance,
-        decided: Decided,
-        drains: Drains,
-        book: WindowBook,
+        file: CheckpointFile,
+        files: Files,
+        progress: Progress,
         horizon: AttemptHorizon,
-        sequences: SequenceReservation,
-        believable: BelievableClock,
         settings: StorageSettings,
-        saved: Checkpoint | None,
         runtime: Runtime,
     ) -> None:
-        """`saved`: the checkpoint that the start found, None where it found none."""
-        self._fs = fs
-        self._path = path
-        self._server_id = server_id
-        self._schedule = schedule
-        self._dispatch = dispatch
-        self._log = log
-        self._positions = positions
-        self._balance = balance
-        self._decided = decided
-        self._drains = drains
-        self._book = book
+        self._file = file
+        self._files = files
+        self._progress = progress
+        self._positions = progress.positions
+        self._decided = progress.decided
         self._horizon = horizon
-        self._sequences = sequences
-        self._believable = believable
         self._settings = settings
         self._clock = runtime.clock
         self._workers = runtime.workers
         self._writing = trio.Lock()
-        # What is on the disk, changed together with it; and the latest time that a checkpoint of this life was to tell.
-        self._saved = saved
-        self._peak_us = horizon.peak_us
-        self._saving = Lock()
         self._written_position = -1
         self._written_outcomes = -1
         # Where replay stood when the last checkpoint was begun.
-        self._begun_position = positions.replayed.value
+        self._begun_position = self._positions.replayed.value
         self.written = 0
         self.disk_full = False
 
@@ -129,7 +93,7 @@ class Checkpointing:
 
     def _changed(self) -> bool:
         moved = self._positions.replayed.value != self._written_position
-        return moved or int(self._decided.totals.sum()) != self._written_outcomes
+        return moved or self._progress.outcomes != self._written_outcomes
 
     async def write(self, *, clean: bool = False) -> None:
         """Sync and write one checkpoint, after one that is being written. Raises DiskFullError; SyncFailedError is final."""
@@ -137,23 +101,12 @@ class Checkpointing:
             await self._write(clean)
 
     async def _write(self, clean: bool) -> None:
-        # Captured in one step. What replay does meanwhile may be in the marks of files too; their high-water marks
-        # make the next start skip it.
-        position = self._begun_position = self._positions.replayed.value
-        sequence = self._positions.replayed_sequence.value
-        totals = {"accepted": self._balance.placed, "internal": self._balance.internal}
-        drains = dict(self._drains.positions)
-        outcomes = int(self._decided.totals.sum())
-        believable_us = self._believable.now_us()
-        peak_us = self._clock.now_us()
+        captured, peak_us = self._progress.capture(), self._clock.now_us()
+        self._begun_position = captured.position
         await self._decided.all_written()
-        await self._run(
-            partial(
-                self._save, position, sequence, totals, drains, dict(self._book.orphans), believable_us, peak_us, clean
-            )
-        )
-        self._written_position, self._written_outcomes = position, outcomes
-        self._positions.checkpointed.advance(position)
+        await self._run(partial(self._save, captured, peak_us, clean))
+        self._written_position, self._written_outcomes = captured.position, captured.outcomes
+        self._positions.checkpointed.advance(captured.position)
         self._horizon.move(peak_us)
         self.written += 1
 
@@ -166,74 +119,39 @@ class Checkpointing:
         over the room that was kept for it. May come while `_write` waits for room for outcomes, or is in its thread."""
         if self._horizon.is_near(self._clock.now_ms()):
             peak_us = self._clock.now_us()
-            await self._run(partial(self._save_horizon, peak_us))
+            await self._run(partial(self._file.move_horizon, peak_us))
             self._horizon.move(peak_us)
 
-    def _save_horizon(self, peak_us: int) -> None:
-        with self._saving:
-            if self._saved is None:
-                self._reserve_clock(peak_us)
-            else:
-                # Where even that finds no room (a file system that writes nothing in place, another process that took
-                # it), a step back of the clock together with a crash makes an attempt look as if it lay ahead.
-                with suppress(DiskFullError):
-                    self._replace(replace(self._saved, clean=False), peak_us)
-
-    def _replace(self, checkpoint: Checkpoint, peak_us: int) -> None:
-        """Within `_saving`: of two that come at the same time none may take the horizon back."""
-        self._peak_us = max(self._peak_us, peak_us)
-        checkpoint = replace(checkpoint, written_us=self._peak_us)
-        file.write(self._fs, self._path, checkpoint)
-        self._saved = checkpoint
-        self._reserve_clock(self._peak_us)
-        if not checkpoint.clean:
-            keep_room(self._fs, self._path, 2 * self._fs.size(self._path))
-
-    def _reserve_clock(self, peak_us: int) -> None:
-        """Before the horizon moves: the checkpoint may be lost later. A full disk here does not stop the checkpoint."""
-        with suppress(DiskFullError):
-            self._sequences.reserve_clock(peak_us)
-
-    def _save(
-        self,
-        position: int,
-        sequence: int,
-        totals: dict[str, int],
-        drains: dict[int, int],
-        orphans: dict[int, int],
-        believable_us: int,
-        peak_us: int,
-        clean: bool,
-    ) -> None:
+    def _save(self, captured: Captured, peak_us: int, clean: bool) -> None:
         # Before the syncs, which then make the message of each of these outcomes durable. Of outcomes that come meanwhile
         # the messages may be lost with the power, and a start looks only behind the marks for such.
-        dispatch = self._dispatch.marks()
-        self._log.sync_assumed()  # nothing may point behind what a loss of power takes (durability `os`)
-        self._schedule.sync()
-        schedule = self._schedule.marks()
-        with self._saving:
-            self._replace(
-                Checkpoint(
-                    server_id=self._server_id,
-                    replay_offset=position,
-                    replayed_sequence=sequence,
-                    schedule=schedule_table(schedule),
-                    dispatch=dispatch_table(dispatch),
-                    coarse_days=CoarseDays.filled(
-                        len(drains),
-                        start_ms=np.array(list(drains), dtype=np.int64),
-                        drain_offset=np.array(list(drains.values()), dtype=np.int64),
-                    ),
-                    totals=totals,
-                    clean=clean,
-                    orphans=OrphanedOutcomes.filled(
-                        len(orphans),
-                        start_ms=np.array(list(orphans), dtype=np.int64),
-                        rows=np.array(list(orphans.values()), dtype=np.int64),
-                    ),
-                    window_ms=self._settings.window_ms,
-                    lost=lost_table(self._schedule.lost, self._dispatch.lost),
-                    believable_us=believable_us,
+        schedule, dispatch = self._files.schedule, self._files.dispatch
+        dispatch_marks = dispatch.marks()
+        self._files.log.sync_assumed()  # nothing may point behind what a loss of power takes (durability `os`)
+        schedule.sync()
+        drains, orphans = captured.drains, captured.orphans
+        self._file.write(
+            Checkpoint(
+                server_id=self._files.server_id,
+                replay_offset=captured.position,
+                replayed_sequence=captured.sequence,
+                schedule=schedule_table(schedule.marks()),
+                dispatch=dispatch_table(dispatch_marks),
+                coarse_days=CoarseDays.filled(
+                    len(drains),
+                    start_ms=np.array(list(drains), dtype=np.int64),
+                    drain_offset=np.array(list(drains.values()), dtype=np.int64),
                 ),
-                peak_us,
-            )
+                totals=captured.totals,
+                clean=clean,
+                orphans=OrphanedOutcomes.filled(
+                    len(orphans),
+                    start_ms=np.array(list(orphans), dtype=np.int64),
+                    rows=np.array(list(orphans.values()), dtype=np.int64),
+                ),
+                window_ms=self._settings.window_ms,
+                lost=lost_table(schedule.lost, dispatch.lost),
+                believable_us=captured.believable_us,
+            ),
+            peak_us,
+        )

@@ -17,19 +17,14 @@ from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.closed_windows import ClosedWindows
 from delayserver.state.decided import Decided
-from delayserver.state.positions import Positions
-from delayserver.state.retired import Retired
-from delayserver.state.window_book import WindowBook
+from delayserver.state.files import Files
+from delayserver.state.windows import Windows
 from delayserver.upkeep.on_their_way import OnTheirWay
 from store.errors import CorruptionError, DiskError, DiskFullError, FormatError, UnreadableError
-from store.logs.dispatch_log import DispatchKey, DispatchLog
-from store.logs.message_log import MessageLog
-from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.dispatch_log import DispatchKey
+from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import window_of, window_starts
 from store.records.batches import I64, U32, LedgerBatch
-from store.tables.days import DayTable
-from store.tables.ledger import Ledger
-from wheel.cursors import LoadCursors
 
 INTERVAL_MS = 5_000
 # Windows whose files are removed in one step of the event loop, some milliseconds.
@@ -53,43 +48,33 @@ _SUBJECT_MASK = (1 << _SUBJECT_BITS) - 1
 
 
 class Retention:
-    """Retires windows and segments."""
+    """Retires windows."""
 
     def __init__(
         self,
-        schedule: ScheduleLog,
-        dispatch: DispatchLog,
-        log: MessageLog,
-        ledger: Ledger,
-        retired: Retired,
+        files: Files,
+        windows: Windows,
         coming: OnTheirWay,
-        days: DayTable,
-        book: WindowBook,
-        cursors: LoadCursors,
-        positions: Positions,
         decided: Decided,
         settings: StorageSettings,
         believable: BelievableClock,
         runtime: Runtime,
     ) -> None:
-        self._schedule = schedule
-        self._dispatch = dispatch
-        self._log = log
-        self._ledger = ledger
-        self._retired = retired
+        self._schedule = files.schedule
+        self._dispatch = files.dispatch
+        self._ledger = files.ledger
+        self._days = files.days
+        self._book = windows.book
+        self._cursors = windows.cursors
+        self._retired = windows.retired
         self._coming = coming
-        self._days = days
-        self._book = book
-        self._cursors = cursors
-        self._positions = positions
         self._decided = decided
         self._workers = runtime.workers
         self._settings = settings
         self._clock = runtime.clock
         self._believable = believable
-        windows = ledger.windows()
-        self.closed = ClosedWindows(windows[windows[:, 1] == 0, 0], settings.window_ms)
-        self._segments_seen: dict[int, int] = {}
+        entered = files.ledger.windows()
+        self.closed = ClosedWindows(entered[entered[:, 1] == 0, 0], settings.window_ms)
         self._damaged: set[int] = set()
         self._compact_after_us = 0
         self._damage = runtime.damage
@@ -140,7 +125,6 @@ class Retention:
             await self._clock.sleep_ms(INTERVAL_MS)
             await self.retire_windows()
             await self.compact_ledger()
-            self.retire_message_log()
 
     async def retire_windows(self) -> None:
         """One pass over complete windows past retention, by the believable time."""
@@ -347,17 +331,3 @@ class Retention:
         self._cursors.forget(start_ms)
         self._book.forget(start_ms)
         return True
-
-    def retire_message_log(self) -> None:
-        """Remove segments that a checkpoint has passed and that were sealed longer ago than their retention."""
-        now_ms = self._clock.monotonic_us() // 1000  # a wall clock that was set back would hold all of them for as long
-        limit = self._positions.checkpointed.value
-        below = 0
-        for base, end, _ in self._log.segments()[:-1]:
-            sealed_ms = self._segments_seen.setdefault(base, now_ms)
-            if end > limit or now_ms - sealed_ms < self._settings.message_log_retention_ms:
-                break
-            below = end
-        if below:
-            self._log.retire(below)
-            self._segments_seen = {base: seen for base, seen in self._segments_seen.items() if base >= below}

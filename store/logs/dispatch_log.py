@@ -119,16 +119,15 @@ class DispatchLog(WindowLog[DispatchKey]):
         window_ms: int,
         open_files_max: int = OPEN_FILES_MAX,
         *,
-        reserve_bytes: int = RESERVE_BYTES,
-        write: bool = True,
+        reserve_bytes: int | None = RESERVE_BYTES,
     ) -> None:
-        """`write=False` opens nothing for writing and repairs nothing: for tools beside a running server.
+        """`reserve_bytes=None` opens nothing for writing and repairs nothing: for tools beside a running server.
 
         The reserve is taken by `restore_reserve`, which a server calls at its start.
         """
-        layout = DispatchLayout(window_ms)
+        layout, write = DispatchLayout(window_ms), reserve_bytes is not None
         super().__init__(WindowFiles(fs, directory, server_id, layout, open_files_max, write=write))
-        self.reserve = SpaceReserve(fs, f"{directory}/{RESERVE_FILE}", reserve_bytes)
+        self.reserve = SpaceReserve(fs, f"{directory}/{RESERVE_FILE}", reserve_bytes or 0)
 
     # Writing
 

@@ -24,7 +24,7 @@ def count_files(host: Host) -> Counter[str]:
     counts: Counter[str] = Counter()
     done: Counter[tuple[int, bool]] = Counter()
     outcome_of: dict[int, int] = {}
-    dispatch = DispatchLog(fs, "/data/dispatch_log", server_id, window_ms, write=False)
+    dispatch = DispatchLog(fs, "/data/dispatch_log", server_id, window_ms, reserve_bytes=None)
     dispatch.recover_all({})
     ledger = Ledger.open(fs, "/data", server_id, write=False)
     for key in dispatch.keys():

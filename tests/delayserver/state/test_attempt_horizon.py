@@ -75,7 +75,7 @@ async def test_a_checkpoint_that_was_begun_before_the_horizon_was_written_does_n
     checkpointing = host.server.checkpointing
     later_us = host.clock.now_us() + 50_000_000
     # As in a thread beside the one that writes a whole checkpoint: the event loop has not heard of it yet.
-    checkpointing._save_horizon(later_us)
+    checkpointing._file.move_horizon(later_us)
     await checkpointing.write()
     assert checkpoint_file.decode(host.disk.content("/data/checkpoint"), "").written_us == later_us
 
