@@ -24,6 +24,10 @@ class Account:
         # log2(used) + time / half-life. All accounts decay alike, so levels compare in the same way at any time.
         self.level = -math.inf
 
+    def rise(self, level: float) -> None:
+        """The connection used some time."""
+        self.level = level
+
 
 class Ticket:
     """One piece of work that waits for its turn."""
@@ -34,6 +38,10 @@ class Ticket:
         self.account = account
         self.begin = begin
         self.waiting = True
+
+    def end(self) -> None:
+        """It waits no more."""
+        self.waiting = False
 
 
 class FairShares:
@@ -51,7 +59,7 @@ class FairShares:
     def charge(self, account: Account, cost_us: int, now_us: int) -> None:
         """The connection used so much of the event loop."""
         if cost_us > 0:
-            account.level = now_us / HALF_LIFE_US + math.log2(self.used_us(account, now_us) + cost_us)
+            account.rise(now_us / HALF_LIFE_US + math.log2(self.used_us(account, now_us) + cost_us))
 
     def used_us(self, account: Account, now_us: int) -> float:
         """What the connection used, decayed."""
@@ -68,7 +76,7 @@ class FairShares:
     def leave(self, ticket: Ticket) -> None:
         """Wait no more; idempotent. Entries that are left are dropped when they are a half of all."""
         if ticket.waiting:
-            ticket.waiting = False
+            ticket.end()
             self._waiting -= 1
             if len(self._heap) > 2 * self._waiting + 16:
                 self._heap = [entry for entry in self._heap if entry[2].waiting]
@@ -85,7 +93,7 @@ class FairShares:
                 heapq.heapreplace(heap, (ticket.account.level, number, ticket))
             else:
                 heapq.heappop(heap)
-                ticket.waiting = False
+                ticket.end()
                 self._waiting -= 1
                 return ticket
         return None

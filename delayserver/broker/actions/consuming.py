@@ -142,7 +142,7 @@ class Consuming:
         batch = None if given_back else self._state.read(run, patient=True)
         if batch is None:
             # Unreadable messages must not hold up what is behind them; they are counted and reported, not forgotten.
-            self._state.damaged_messages += 0 if given_back else count
+            self._state.lost(0 if given_back else count)
             self._pass_over(key, retry, cursor, start, start + count)
             budget.pass_over(count, 0)
             return start + count, start + count

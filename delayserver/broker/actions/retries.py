@@ -188,7 +188,7 @@ class Retries:
             count = min(stop, run.position + run.row_count) - position
             batch = self._state.read(run)
             if batch is None:
-                self._state.damaged_messages += count
+                self._state.lost(count)
             else:
                 row = run.row_start + position - run.position
                 part, before = batch.slice(row, row + count), cursor.attempts_before(position, count)

@@ -92,6 +92,20 @@ class BrokerState:
             rows.add(UNTIL, *key, retry, 0, place.until_ms)
         rows.add(IN_PLACE, *key, retry, place.start, place.stop, place.times)
 
+    def lost(self, messages: int) -> None:
+        """These messages cannot be read, and are passed over."""
+        self.damaged_messages += messages
+
+    def take_pending(self) -> ProgressRows:
+        """Take the rows of progress that are not in the log yet, to be written."""
+        rows, self.pending = self.pending, ProgressRows()
+        return rows
+
+    def found_ahead(self, detail: str) -> None:
+        """The log speaks of positions that the store does not have."""
+        self.progress_ahead = True
+        self.damages.append(detail)
+
     def kept(self, key: GroupKey) -> KeptBytes:
         """The bytes of redeliveries that a group keeps on disk."""
         group: ConsumerGroup = self.groups[key]
@@ -113,7 +127,7 @@ class BrokerState:
         runs = self._runs_of(key, block, stop)
         try:
             columns = dict(zip(("position", "store_offset", "row_start", "row_count"), np.array(runs).T, strict=True))
-            block.block_offset = self.blocks.append(RunBatch.filled(len(runs), **columns))
+            block.move(self.blocks.append(RunBatch.filled(len(runs), **columns)))
         except DiskFullError:
             pass  # made again the next time
         return next(Run(*run) for run in reversed(runs) if run[0] <= position)

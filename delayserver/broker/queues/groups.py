@@ -145,6 +145,10 @@ class Cursor:
             self._prune()
         return len(self._leases) < ranges_max
 
+    def restore_seen(self, stop: int, times: int) -> None:
+        """What the log says: positions below `stop` were handed out so often before the start."""
+        self.seen_stop, self.seen_times = stop, times
+
     def attempts_before(self, start: int, count: int) -> I64:
         """How often each of `count` positions was handed out by earlier processes, as far as that is known: i64[n]."""
         before = np.zeros(count, np.int64)

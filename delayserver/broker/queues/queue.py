@@ -39,6 +39,10 @@ class SpilledBlock:
     store_offset_last: int
     block_offset: int
 
+    def move(self, block_offset: int) -> None:
+        """The block was written again, at this offset."""
+        self.block_offset = block_offset
+
 
 class ConsumeQueue:
     """Append runs at the end, find the run of a position, spill and retire from the front."""

@@ -26,6 +26,12 @@ class Extent:
     sequence_min: int
     sequence_max: int
 
+    def merge(self, other: Extent) -> None:
+        """Take in the extent behind this one."""
+        self.stop = other.stop
+        self.sequence_min = min(self.sequence_min, other.sequence_min)
+        self.sequence_max = max(self.sequence_max, other.sequence_max)
+
 
 def by_window(server_id: I64, window_ms: I64) -> list[tuple[Window, NDArray[np.intp] | None]]:
     """The windows of the rows of one record, and which rows each has; None: all of them, which is nearly always so."""
@@ -59,7 +65,7 @@ class WindowTable:
         if places and places[-1].stop == extent.start:
             # Back to back, as when only one window is being delivered: one extent as long as its keys are dense enough
             # is as good as many, because a check reads it once and remembers the keys.
-            _merge(places[-1], extent)
+            places[-1].merge(extent)
             return
         places.append(extent)
         if len(places) > self.extents_max:
@@ -87,13 +93,7 @@ class WindowTable:
         return min([places[0].start for places in self.extents.values()], default=None)
 
 
-def _merge(into: Extent, other: Extent) -> None:
-    into.stop = other.stop
-    into.sequence_min = min(into.sequence_min, other.sequence_min)
-    into.sequence_max = max(into.sequence_max, other.sequence_max)
-
-
 def _merge_pairs(places: list[Extent]) -> list[Extent]:
     for even, odd in zip(places[::2], places[1::2], strict=False):
-        _merge(even, odd)
+        even.merge(odd)
     return places[::2]

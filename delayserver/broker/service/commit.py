@@ -69,15 +69,15 @@ class BrokerCommit:
             try:
                 await self._sync()
             except DiskFullError as error:
-                group.failure = error
+                group.fail(error)
             except BaseException as error:
                 self._failure = error
-                group.failure = SyncFailedError("the broker's sync failed; restart to recover")
+                group.fail(SyncFailedError("the broker's sync failed; restart to recover"))
                 raise
             finally:
                 group.done.set()
                 if self._failure is not None:
-                    self._gathering.failure = group.failure
+                    self._gathering.fail(group.failure)
                     self._gathering.done.set()
 
     async def run_upkeep(self) -> None:
@@ -128,3 +128,7 @@ class _Group:
     def __init__(self) -> None:
         self.done = trio.Event()
         self.failure: Exception | None = None
+
+    def fail(self, error: Exception | None) -> None:
+        """All that wait for the group get this error."""
+        self.failure = error

@@ -78,7 +78,7 @@ class Durability:
         rows = self._snapshot() if snapshot else state.pending
         if not snapshot:
             self._add_seen(rows)
-        state.pending = ProgressRows()
+        state.take_pending()
         return BrokerSync(state.store.sync_plan(), ProgressSync(state.progress, rows, snapshot))
 
     def finish_sync(self) -> None:

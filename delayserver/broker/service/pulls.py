@@ -93,6 +93,24 @@ class _Waiter:
         self.pulled: PulledBatch | None = None
         self.error: Exception | None = None
 
+    def take(self, pulled: PulledBatch | None) -> None:
+        """What the broker handed out."""
+        self.pulled = pulled
+
+    def fail(self, error: Exception) -> None:
+        """The error is raised where the pull waits."""
+        self.error = error
+
+    def take_error(self) -> Exception:
+        """The error, kept here no longer."""
+        error, self.error = self.error, None
+        assert error is not None
+        return error
+
+    def stand(self, *, in_line: bool) -> None:
+        """Whether it stands in the line of its group."""
+        self.in_line = in_line
+
 
 _UNBOUNDED = Unbounded()
 
@@ -184,7 +202,7 @@ class PullService:
                 if waiter.in_line:
                     self._leave(key, waiter)
         if waiter.error is not None:
-            error, waiter.error = waiter.error, None
+            error = waiter.take_error()
             try:
                 raise error
             finally:
@@ -250,7 +268,7 @@ class PullService:
             waiter.outlet.when_room(partial(self._rejoin, key, waiter))
             return 0
         try:
-            waiter.pulled = self._broker.pull(
+            pulled = self._broker.pull(
                 *key,
                 min(waiter.max_messages, self.turn_rows_max),
                 min(waiter.max_bytes, room),
@@ -258,8 +276,9 @@ class PullService:
                 self._clock.monotonic_us(),
                 waiter.ack_timeout_ms,
             )
+            waiter.take(pulled)
         except StoreError as error:
-            waiter.error = error
+            waiter.fail(error)
         if waiter.pulled is None and waiter.error is None:
             if self._broker.is_unfinished(*key):
                 self._make_ready(key)
@@ -274,7 +293,7 @@ class PullService:
             try:
                 waiter.answer(waiter.pulled)
             except Exception as error:  # noqa: BLE001 - raised where the pull waits
-                waiter.error = error
+                waiter.fail(error)
         return 0 if waiter.pulled is None else len(waiter.pulled.batch.bodies)
 
     def _answer_impatient(self, key: GroupKey, line: deque[_Waiter]) -> None:
@@ -286,7 +305,7 @@ class PullService:
     def _join(self, key: GroupKey, waiter: _Waiter) -> None:
         self._waiters.setdefault(key, deque()).append(waiter)
         self._groups_of.setdefault(key[0], set()).add(key[1])
-        waiter.in_line = True
+        waiter.stand(in_line=True)
 
     def _rejoin(self, key: GroupKey, waiter: _Waiter) -> None:
         """Its outlet has room again."""
@@ -295,7 +314,7 @@ class PullService:
             self._make_ready(key)
 
     def _leave(self, key: GroupKey, waiter: _Waiter) -> None:
-        waiter.in_line = False
+        waiter.stand(in_line=False)
         line = self._waiters[key]
         line.remove(waiter)
         if not line:

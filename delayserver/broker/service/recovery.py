@@ -180,7 +180,7 @@ def _apply(state: BrokerState, row: ProgressRow, lost: dict[QueueKey, int]) -> N
     group = _group(state, row)
     cursor = group.cursor(row.retry)
     if row.change == SEEN:
-        cursor.seen_stop, cursor.seen_times = row.stop, row.times
+        cursor.restore_seen(row.stop, row.times)
     elif row.change == KEPT:
         state.kept((row.subject, row.group)).add(row.start, row.stop)
     if row.change != ACKED:
@@ -189,8 +189,7 @@ def _apply(state: BrokerState, row: ProgressRow, lost: dict[QueueKey, int]) -> N
     queue = _queue_of(state, (row.subject, row.group if row.retry else 0), row.stop, lost)
     if queue is not None:
         if row.stop > queue.end:
-            state.progress_ahead = True
-            state.damages.append(f"acked up to {row.stop}, stored up to {queue.end}: durable messages are missing")
+            state.found_ahead(f"acked up to {row.stop}, stored up to {queue.end}: durable messages are missing")
         cursor.ack(row.start, row.stop, queue.end)
 
 
