@@ -82,7 +82,7 @@ class Handlers:
         self.quick, self.slow = dict(quick), dict(slow)
 
     def close(self) -> None:
-        """Refuses all new requests, because the files are about to be closed. A running handler may find them closed."""
+        """Refuses all new requests: the files are about to be closed, which a running handler may meet."""
         self.closed = True
         self.quick = dict.fromkeys([*self.quick, *self.slow], _refuse)
 
@@ -232,7 +232,7 @@ class Connection:
             self._hold_rest()
 
     def _begin_some(self) -> None:
-        """Begins at least one request, and more while the step or the turn has time. The rest waits for the next turn."""
+        """Begins at least one request, and more while the step or turn has time. The rest waits for the next turn."""
         ready, fair, handlers = self._ready, self._fair, self._handlers
         begun = False
         while ready and self._may_begin():
@@ -252,7 +252,7 @@ class Connection:
                 self._wait_for_turn()
 
     def _is_large_unread(self, payload: bytes | memoryview) -> bool:
-        """True for a large frame of an operation with items. Smaller frames are judged after decoding, by `_is_large`."""
+        """True for a large frame of an operation with items. `_is_large` judges smaller frames after decoding."""
         return len(payload) >= LARGE_FRAME_BYTES and peek_operation(payload) in ITEM_OPERATIONS
 
     def _wait_for_turn(self) -> None:

@@ -48,7 +48,7 @@ _SERVED = {
 
 
 class Steps(Protocol):
-    """One event-loop step that reads requests. Messages that arrive between the two calls are committed as one group."""
+    """An event-loop step that reads requests. Messages that arrive between the two calls are committed as one group."""
 
     def begin_step(self) -> None:
         """The hub begins to read what has come."""

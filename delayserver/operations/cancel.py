@@ -1,4 +1,4 @@
-"""The operation `cancel`, of messages by their numbers or by what the client calls them."""
+"""The operation `cancel`, by the numbers of messages or by the names that clients give them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from store.records.batches import I64, U8
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The messages that were named, and their outcome codes u8[n]. An item with an error in `named` has no outcome."""
+    """The named messages and their outcome codes, u8[n]. An item with an error in `named` has no outcome."""
 
     named: NamedMessages
     outcome: U8
@@ -33,8 +33,9 @@ class Cancel:
         return await self._cancellation.cancel(sequence, due_ms)
 
     async def by_name(self, given: Given, work: Work) -> Cancelled:
-        """A name that stands for another message by now, after a reschedule, cancels that one. Raises the named error of
-        the commit."""
+        """Cancels messages by name. If a reschedule gives the name to another message meanwhile, cancels that one.
+
+        Raises the named error of the commit."""
         named = await self._naming.find(given, work)
         outcome = await self._cancellation.cancel(named.sequence, named.due_ms)
         again = np.flatnonzero(outcome == int(Outcome.ALREADY_CANCELLED))

@@ -68,7 +68,7 @@ def _read_delivery(arguments: dict[str, Any]) -> Delivery:
 
 
 def _redelivery(arguments: dict[str, Any], count: int) -> NDArray[np.uint32]:
-    """Redelivery number and unanswered hand-overs to other nodes, packed u32[n]. Older servers do not send the latter."""
+    """Redelivery numbers and unanswered hand-overs to other nodes, packed u32[n]. Older servers send no hand-overs."""
     number = unpack_column(arguments.get("redelivery"), count, U32, "redelivery")
     given = arguments.get("unanswered")
     if given is None and int(number.max()) <= REDELIVERY.number_max:
@@ -78,7 +78,7 @@ def _redelivery(arguments: dict[str, Any], count: int) -> NDArray[np.uint32]:
 
 
 def _names(arguments: dict[str, Any], count: int, field: str, index_field: str, first: int) -> NameColumn:
-    """A list of names, and a column of indexes into it; the first name has the index `first`. Raises InvalidArgument."""
+    """A list of names, and a column of indexes into it that begin with `first`. Raises InvalidArgument."""
     names = arguments.get(field)
     if type(names) is not list or not all(type(name) is str and name and name.isprintable() for name in names):
         raise InvalidArgument(f"{field} must be a list of non-empty texts without control characters")
