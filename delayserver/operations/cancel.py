@@ -29,7 +29,7 @@ class Cancel:
         self._cancellation = cancellation
 
     async def by_number(self, sequence: I64, due_ms: I64) -> U8:
-        """Cancels messages by sequence and due time, i64[n] each. Outcome codes u8[n]. Raises the error of the commit."""
+        """Cancels messages by sequence and due time, i64[n] each: outcome codes u8[n]. Raises errors of the commit."""
         return await self._cancellation.cancel(sequence, due_ms)
 
     async def by_name(self, given: Given, work: Work) -> Cancelled:

@@ -11,8 +11,8 @@ from typing import Any
 
 from delayserver.protocol.errors import DuplicateServerId, InvalidArgument, Superseded
 
-# A fenced process is admitted again when the newer one has been disconnected for this long. It is longer than a server's
-# pause between two attempts (`backoff_ms_max`, 30 s), so a short disconnection changes nothing.
+# A fenced process is admitted again when the newer one has been disconnected for this long. A server pauses less
+# between two attempts (`backoff_ms_max`, 30 s), so a short disconnection changes nothing.
 HOLD_MS = 60_000
 # Servers that are remembered, and older processes per server.
 SERVERS_MAX = 1024

@@ -1,4 +1,4 @@
-"""Writes the checkpoint: syncs the schedule files first, then says how far replay came and what the files hold (rule 6)."""
+"""Writes the checkpoint: syncs the schedule files, then records the replay position and the file contents (rule 6)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ POLL_MS = 250
 
 
 class Checkpointing:
-    """Keeps the checkpoint young, so that a start replays little."""
+    """Writes checkpoints often enough that a start replays little."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Checkpointing:
         saved: Checkpoint | None,
         runtime: Runtime,
     ) -> None:
-        """`saved`: the checkpoint that the start found, None where it found none."""
+        """`saved`: the checkpoint that the start found, or None."""
         self._fs = fs
         self._path = path
         self._server_id = server_id
@@ -75,25 +75,25 @@ class Checkpointing:
         self._clock = runtime.clock
         self._workers = runtime.workers
         self._writing = trio.Lock()
-        # What is on the disk, changed together with it; and the latest time that a checkpoint of this life was to tell.
+        # `_saved` is the checkpoint on the disk. `_peak_us` is the latest time that this process meant to write to one.
         self._saved = saved
         self._peak_us = horizon.peak_us
         self._saving = Lock()
         self._written_position = -1
         self._written_outcomes = -1
-        # Where replay stood when the last checkpoint was begun.
+        # The replay position at the beginning of the last checkpoint.
         self._begun_position = positions.replayed.value
         self.written = 0
         self.disk_full = False
 
     async def run(self) -> None:
-        """Write checkpoints until cancelled."""
+        """Writes checkpoints until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deliver_on_a_full_disk)
             await self._write_when_due()
 
     async def _deliver_on_a_full_disk(self) -> None:
-        """A checkpoint waits for outcomes that have no room; the horizon is moved without them."""
+        """Moves the horizon while a checkpoint waits for outcomes that have no room on the disk."""
         while True:
             self._decided.disk_full.hush()
             await self._decided.disk_full.rung()
@@ -114,8 +114,9 @@ class Checkpointing:
             await self._clock.sleep_ms(min(left_ms, POLL_MS) if left_ms > 0 else POLL_MS)
 
     async def run_horizon(self) -> None:
-        """Until cancelled, move the horizon alone: for a start that delivers before its replay is complete. A whole
-        checkpoint would say that cancels are recorded which wait for the end of the replay."""
+        """Moves only the horizon until cancelled, for a start that delivers before its replay is complete.
+
+        A whole checkpoint would claim that cancels are recorded, although they wait for the end of the replay."""
         while True:
             await self._move_horizon()
             await self._clock.sleep_ms(POLL_MS)
@@ -132,13 +133,13 @@ class Checkpointing:
         return moved or int(self._decided.totals.sum()) != self._written_outcomes
 
     async def write(self, *, clean: bool = False) -> None:
-        """Sync and write one checkpoint, after one that is being written. Raises DiskFullError; SyncFailedError is final."""
-        async with self._writing:  # a clean stop comes beside the periodic one, and both would use one temporary file
+        """Syncs and writes a checkpoint, after any in progress. Raises DiskFullError; SyncFailedError is final."""
+        async with self._writing:  # a clean stop and the periodic checkpoint use the same temporary file
             await self._write(clean)
 
     async def _write(self, clean: bool) -> None:
-        # Captured in one step. What replay does meanwhile may be in the marks of files too; their high-water marks
-        # make the next start skip it.
+        # Captured in one step. The marks of files may also cover rows that are replayed meanwhile. The next start skips
+        # these because of the high-water marks.
         position = self._begun_position = self._positions.replayed.value
         sequence = self._positions.replayed_sequence.value
         totals = {"accepted": self._balance.placed, "internal": self._balance.internal}
@@ -162,8 +163,9 @@ class Checkpointing:
             await self._workers.run(work)
 
     async def _move_horizon(self) -> None:
-        """On a full disk deliveries do not wait for the operator: write the last checkpoint again, with another horizon,
-        over the room that was kept for it. May come while `_write` waits for room for outcomes, or is in its thread."""
+        """Writes the last checkpoint again with a new horizon, so that deliveries go on while the disk is full.
+
+        Uses the room that was kept for it. May run while `_write` waits for room for outcomes, or is in its thread."""
         if self._horizon.is_near(self._clock.now_ms()):
             peak_us = self._clock.now_us()
             await self._run(partial(self._save_horizon, peak_us))
@@ -174,13 +176,13 @@ class Checkpointing:
             if self._saved is None:
                 self._reserve_clock(peak_us)
             else:
-                # Where even that finds no room (a file system that writes nothing in place, another process that took
-                # it), a step back of the clock together with a crash makes an attempt look as if it lay ahead.
+                # Even this may find no room, on a copy-on-write file system or because another process took it. Then
+                # after a crash and a step back of the clock, an attempt may look like one in the future.
                 with suppress(DiskFullError):
                     self._replace(replace(self._saved, clean=False), peak_us)
 
     def _replace(self, checkpoint: Checkpoint, peak_us: int) -> None:
-        """Within `_saving`: of two that come at the same time none may take the horizon back."""
+        """Writes a checkpoint; call with `_saving` held. The horizon never moves back."""
         self._peak_us = max(self._peak_us, peak_us)
         checkpoint = replace(checkpoint, written_us=self._peak_us)
         file.write(self._fs, self._path, checkpoint)
@@ -190,7 +192,7 @@ class Checkpointing:
             keep_room(self._fs, self._path, 2 * self._fs.size(self._path))
 
     def _reserve_clock(self, peak_us: int) -> None:
-        """Before the horizon moves: the checkpoint may be lost later. A full disk here does not stop the checkpoint."""
+        """Also stores the horizon in the reservation, in case the checkpoint is lost. A full disk is no error here."""
         with suppress(DiskFullError):
             self._sequences.reserve_clock(peak_us)
 
@@ -205,10 +207,10 @@ class Checkpointing:
         peak_us: int,
         clean: bool,
     ) -> None:
-        # Before the syncs, which then make the message of each of these outcomes durable. Of outcomes that come meanwhile
-        # the messages may be lost with the power, and a start looks only behind the marks for such.
+        # Marks first: the syncs then make the message of each marked outcome durable. Messages of later outcomes may be
+        # lost with the power, and a start searches for such outcomes only behind the marks.
         dispatch = self._dispatch.marks()
-        self._log.sync_assumed()  # nothing may point behind what a loss of power takes (durability `os`)
+        self._log.sync_assumed()  # the checkpoint must not point at records that a power loss takes (durability `os`)
         self._schedule.sync()
         schedule = self._schedule.marks()
         with self._saving:

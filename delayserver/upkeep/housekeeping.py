@@ -1,4 +1,4 @@
-"""Small things looked at every so often: free space, steps of the clock, windows that are complete."""
+"""Periodic checks: free space, wall-clock steps, completed windows."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from store.tables.days import DayTable
 logger = logging.getLogger("delayserver")
 
 INTERVAL_MS = 250
-# A wall clock that moves this much against the monotonic one was stepped, not slewed (NTP slews 0.5 ms a second).
+# A wall clock that moves this much against the monotonic one was stepped, not slewed (NTP slews 0.5 ms per second).
 STEP_MS = 100
-# Complete windows that a node is told of in one request, and how long one is left alone that did not hear it.
+# Complete windows in one request to a node, and the pause after a request that failed.
 WINDOWS_AT_ONCE = 1_000
 AGAIN_US = 10_000_000
-# Of more than eleven days of minutes a node that does not hear is not told: it gives keys up by itself after a week.
+# Complete windows that are kept for an unreachable node, eleven days of minutes. A node drops keys itself after a week.
 UNTOLD_MAX = 16_384
 
 
 class Housekeeping:
-    """Watches what nobody else waits for."""
+    """Checks the disk and the clock, and reports complete windows to nodes."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class Housekeeping:
         self._damage = runtime.damage
         self._clock = runtime.clock
         self._completed: set[int] = set()
-        # Windows that are over, by the address of a node that has not heard it; and when to try again, monotonic.
+        # By node address: complete windows that the node does not know yet, and the monotonic time of the next try.
         self._untold: dict[str, set[int]] = {
             node.broker.address: set() for group in groups.values() for node in group.nodes
         }
@@ -71,7 +71,7 @@ class Housekeeping:
         self.look_at_disk()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Checks the clock and the disk until cancelled."""
         offset_us = self._clock.now_us() - self._clock.monotonic_us()
         while True:
             await self._clock.sleep_ms(INTERVAL_MS)
@@ -79,9 +79,10 @@ class Housekeeping:
             self.look_at_disk()
 
     async def tell_nodes(self) -> None:
-        """Tell nodes of complete windows until cancelled. A task of its own, since every node that does not hear takes a
-        second; and not before the replay is complete, which may bring messages for any window."""
-        # Whether the process before told the nodes nobody knows.
+        """Reports complete windows to nodes until cancelled. A separate task, as each unreachable node takes a second.
+
+        Starts after the replay is complete, because the replay may bring messages for any window."""
+        # The previous process may not have reported these windows.
         self._completed.update(start for start in self._book.starts() if self._book.is_settled(start))
         while True:
             await self._clock.sleep_ms(INTERVAL_MS)
@@ -102,10 +103,10 @@ class Housekeeping:
         return now_us
 
     def look_at_disk(self) -> None:
-        """Refuse sends while space is short: what is accepted finds room in schedule_log, then outcomes and checkpoints."""
+        """Refuses sends while space is short, so that schedule_log, outcomes and checkpoints have room."""
         try:
             self.free_bytes = self._fs.free_bytes(self._path)
-        except DiskError as error:  # what was known goes on to count; whatever has to be written meets the error itself
+        except DiskError as error:  # the last values stay valid; writers meet the error themselves
             self._damage.report(error)
             return
         needed_bytes = self._room.needed_bytes
@@ -123,7 +124,7 @@ class Housekeeping:
                 logger.warning("the disk has room again; sends are accepted")
             self.disk_low = low
         storage, reserve = self._settings, self._reserve
-        # Not only when sends are accepted again: there may be less room then than the reserve takes.
+        # Tried at each check, because there may be too little room for the reserve when sends are accepted again.
         needed_bytes += storage.free_bytes_min + storage.dispatch_reserve_bytes
         if not reserve.held and self.free_bytes >= needed_bytes:
             reserve.restore()
@@ -151,7 +152,7 @@ class Housekeeping:
         windows = sorted(untold)[:WINDOWS_AT_ONCE]
 
         def complete() -> list[int]:
-            # A late message may have opened one again; it comes back here when that one has its outcome.
+            # A late message may have opened a window again. The window comes back when that message has its outcome.
             return [start for start in windows if self._is_settled(start)]
 
         try:
@@ -164,5 +165,5 @@ class Housekeeping:
             untold.difference_update(windows)
 
     def _is_settled(self, start_ms: int) -> bool:
-        """Whether nothing of the window is to be delivered: while its day drains, more of it is on its way from there."""
+        """True if no message of the window is left to deliver. While its day drains, more messages may come."""
         return self._book.is_settled(start_ms) and not self._days.is_draining(start_ms)
