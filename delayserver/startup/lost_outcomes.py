@@ -1,8 +1,8 @@
 """Restores outcomes at a start that damaged dispatch files have lost.
 
 message_log still holds cancels, which are recorded again, as for `recover rebuild`. The schedule file proves
-duplicates. If nothing else was lost, all outcomes of the file are known again, and its window is not held back. Only its
-outcome row proves that a message was delivered, expired or dead-lettered. If such rows are lost, the window is held
+duplicates. If nothing else was lost, all outcomes of the file are known again, and its window is not held back. Only
+its outcome row proves that a message was delivered, expired or dead-lettered. If such rows are lost, the window is held
 back, and only readable outcomes count. Reads files; may run in a thread.
 """
 

@@ -334,7 +334,7 @@ class Retention:
         )
 
     def _remove(self, start_ms: int) -> bool:
-        """Removes the files of a window that the ledger counts. False if a later message or a damaged ledger keeps any."""
+        """Removes files of a window that the ledger counts. False if a later message or a damaged ledger keeps any."""
         try:
             retired_to = self._retired.up_to(start_ms)
         except (CorruptionError, DiskError):  # `_enter` has reported it: the window keeps its files
