@@ -1,9 +1,9 @@
 """The row `isolation-backlog`: p99 lateness of a quiet broker group beside a backlog, against the quiet group alone.
 
-The backlog is very many messages of another group, which wait in memory for a slow node. They are sent in parts, with a
-kill -9 of the server between them. Each start skips sequences, so those of the backlog spread over a wide range. Windows
-are short and loaded shortly before they begin. So the messages of the quiet group are read from disk every few seconds,
-beside the waiting rows.
+The backlog is very many messages of another group, which wait in memory for a slow node. They are sent in parts, with
+a kill -9 of the server between them. Each start skips sequences, so those of the backlog spread over a wide range.
+Windows are short and loaded shortly before they begin. So the messages of the quiet group are read from disk every few
+seconds, beside the waiting rows.
 """
 
 from __future__ import annotations
