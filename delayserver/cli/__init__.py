@@ -1,6 +1,6 @@
-"""The command line. `main` is the way in of the `delayserver` script and of `python -m delayserver`.
+"""The command line. `main` is the entry point of the `delayserver` script and of `python -m delayserver`.
 
-Start-up is kept short: nothing here imports numpy, trio or rich; each command imports what it needs when it runs.
+For a short start-up, this module does not import numpy, trio or rich. Each command imports its modules when it runs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def cli() -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; what fails is told in one line on stderr."""
-    # numpy's linear algebra starts a thread a core that spins between calls; nothing here calculates that way.
+    """Runs one command and returns its exit code. Prints a failure in one line on stderr; raises a bug."""
+    # OpenBLAS starts a thread per core that spins between calls; this program does not need it.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     taken = find_taken_names()
     if taken:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = cli.main(
             args=None if arguments is None else list(arguments), prog_name="delayserver", standalone_mode=False
         )
-        if sys.stdout is not None:  # closed by whoever started us
+        if sys.stdout is not None:  # the parent process may have closed it
             sys.stdout.flush()
     except BaseException as error:
         code = report_failure(error)

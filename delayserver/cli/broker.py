@@ -1,4 +1,4 @@
-"""`delayserver broker`: the broker alone, as a node of a broker group of other servers."""
+"""`delayserver broker`: runs only a broker, as a node of a broker group of other servers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`delayserver cancel`: messages that shall not be delivered."""
+"""`delayserver cancel`: cancels messages before they are due."""
 
 from __future__ import annotations
 

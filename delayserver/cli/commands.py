@@ -1,7 +1,7 @@
-"""The table of commands, each one a file that is imported only when it runs, and those that other packages register.
+"""The table of commands. Each command is a file that is imported only when it runs. Other packages can register more.
 
-An entry point of the group `delayserver.commands` adds a command. Its extra in square brackets, as in
-``report = "ops.audit.command:report [audit]"``, tells the user what to install when an import fails.
+An entry point of the group `delayserver.commands` adds a command. If its import fails, the error names the extra in
+square brackets to install, as in ``report = "ops.audit.command:report [audit]"``.
 """
 
 from __future__ import annotations
@@ -29,31 +29,31 @@ COMMANDS: Final = {
     "demo": "Start a server, schedule messages, watch them arrive.",
     "recover": "Check, trace and repair a data directory.",
 }
-"""In the order of the help; each is the function of the same name in the module of the same name."""
+"""In the order of the help. Each command is the function of the same name in the module of the same name."""
 
 REGISTERED: Final = {
     "bench": "Measure this machine and show the figures.",
     "report": "Report latency and completeness from the logs.",
 }
-"""Summaries of commands that our own distribution may register, so that the help need not import them."""
+"""Summaries of commands that our own distribution may register, so that the help does not import them."""
 
 
 class CommandGroup(click.Group):
-    """Commands by name, imported late."""
+    """Commands by name, imported when they run."""
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was named."""
-        # What somebody sent may not fit the terminal or the file that it is printed to: it is shown as \u20ac then.
+        """Runs the named command."""
+        # The output encoding may lack characters of a message. They are printed like \u20ac then.
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="backslashreplace")
         return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Our own first, then the registered ones by name."""
+        """The names of our own commands, then the registered ones in order of name."""
         return [*COMMANDS, *sorted(_registered())]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command, or None if there is none of that name. Raises `click.ClickException` if it is broken."""
+        """Imports a command; None if the name is unknown. Raises `click.ClickException` if it is broken."""
         if cmd_name in COMMANDS:
             command = getattr(importlib.import_module(f"delayserver.cli.{cmd_name}"), cmd_name)
             assert isinstance(command, click.Command)
@@ -64,11 +64,11 @@ class CommandGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click does it, but a misspelt name is answered with the nearest one."""
+        """Resolves a command like click, but suggests the nearest name for an unknown one."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            import difflib  # only a failure pays for it
+            import difflib  # here, because only failures need it
 
             nearest = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
             if not nearest:
@@ -76,7 +76,7 @@ class CommandGroup(click.Group):
             raise click.UsageError(f"No such command {args[0]!r}, did you mean {nearest[0]!r}?", ctx) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list in the help, from the tables above alone."""
+        """Writes the list of commands from the tables above, without importing the commands."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
         points = _registered()

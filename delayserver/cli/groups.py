@@ -1,4 +1,4 @@
-"""`delayserver groups`: consumer groups, and what each has before it."""
+"""`delayserver groups`: consumer groups and their backlogs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`delayserver lookup`: what became of messages."""
+"""`delayserver lookup`: the states of messages."""
 
 from __future__ import annotations
 

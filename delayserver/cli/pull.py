@@ -1,4 +1,4 @@
-"""`delayserver pull`: messages that are due, for a consumer group."""
+"""`delayserver pull`: receives due messages for a consumer group."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def _print(delivery: Delivery, as_json: bool) -> None:
 
 
 def _nodes_elsewhere(client: Client, subject: str) -> list[str]:
-    """The broker nodes where the server hands this subject over; empty where it keeps it for itself."""
+    """The broker nodes to which the server delivers this subject; empty if it uses its embedded broker."""
     groups = client.status().get("groups") or {}
     name = client.route(subject=subject).group
     addresses = [node["address"] for node in groups.get(name, {}).get("nodes", [])]

@@ -1,4 +1,4 @@
-"""`delayserver reschedule`: a message to another due time, in one atomic step."""
+"""`delayserver reschedule`: moves a message to another due time in one atomic step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serve` and `broker` share: options, settings from them, and the one line that says "ready"."""
+"""Shared by `serve` and `broker`: options, the settings made from them, and the ready line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def options(command: Command) -> Command:
-    """The options of a process that serves."""
+    """Adds the options of `serve` and `broker`."""
     for option in reversed(
         (
             click.option("--data-dir", metavar="DIR", help="Where the data is kept.  [default: ./delayserver-data]"),
@@ -57,7 +57,7 @@ def settings_from(
 
 
 def log_to_stderr() -> None:
-    """Warnings and errors of the running server go to stderr, a line each with its time; stdout has the ready line."""
+    """Logs warnings and errors of the server to stderr, one line each with its time. stdout has the ready line."""
     import logging
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
@@ -65,8 +65,9 @@ def log_to_stderr() -> None:
 
 @contextmanager
 def naming_what_failed(settings: Settings) -> Iterator[None]:
-    """Turn a failure to listen, and the loss of the data directory, into a `click.ClickException` that says what to do;
-    others pass."""
+    """Turns a failure to listen, and the loss of the data directory, into a `click.ClickException` with advice.
+
+    Other exceptions pass."""
     from store.errors import StoreError
 
     try:
@@ -85,7 +86,7 @@ def naming_what_failed(settings: Settings) -> Iterator[None]:
 
 
 def _directory_is_gone(error: BaseException, data_dir: str) -> bool:
-    """Whether a file was missed because all of them are."""
+    """True if a file is missing because the whole data directory is."""
     if str(error).startswith(f"{data_dir}: cannot make"):  # it was never there
         return False
     cause = error if isinstance(error, OSError) else error.__cause__
@@ -93,10 +94,10 @@ def _directory_is_gone(error: BaseException, data_dir: str) -> bool:
 
 
 def _listen_advice(error: BaseException) -> str | None:
-    """What to do about a failure of bind; None for a failure of anything else."""
+    """Advice for a failure of bind; None for any other failure."""
     if not isinstance(error, OSError) or error.errno is None:
         return None
-    if error.errno < 0:  # of the resolver; trio passes it on as a plain OSError
+    if error.errno < 0:  # an error of the resolver, which trio raises as a plain OSError
         return "no such host; choose another address with --host"
     if error.errno == errno.EADDRINUSE:
         return "another process listens on this port; stop it, or choose another with --port"
@@ -112,7 +113,7 @@ def _place(host: str, port: int) -> str:
 
 
 def announce(role: str, settings: Settings, as_json: bool) -> Callable[[str, int], None]:
-    """The callback that prints one line once requests are accepted."""
+    """A callback that prints one line when requests are accepted."""
 
     def ready(host: str, port: int) -> None:
         from store.disk.filesystem import RealFileSystem

@@ -1,4 +1,4 @@
-"""`delayserver send`: one message."""
+"""`delayserver send`: sends one message."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def send(
     pairs = dict(_split_property(text) for text in properties)
     relative, expires_ms = expires or (False, None)
     with options.connect(server) as client:
-        # The due time is settled here, once, by the server's clock; a relative expiry counts from it.
+        # The client computes the due time once, from the server's clock. A relative expiry counts from it.
         due_ms = at_ms if at_ms is not None else -(-client.ping() // 1000) + (delay_ms or 0)
         result = client.send(
             subject,
@@ -76,7 +76,7 @@ def _read_body(body: str | None, path: str | None) -> bytes:
         if sys.stdin is None:
             raise click.UsageError("the body `-` is read from stdin, and stdin is closed")
         return sys.stdin.buffer.read()
-    # Arguments that are no UTF-8 arrive as surrogates; the message gets the bytes that were typed.
+    # Bytes of an argument that are not UTF-8 arrive as surrogates. The message gets the original bytes.
     return (body or "").encode("utf-8", "surrogateescape")
 
 

@@ -1,4 +1,4 @@
-"""`delayserver serve`: the server, until it is told to stop."""
+"""`delayserver serve`: runs the server until SIGTERM or SIGINT."""
 
 from __future__ import annotations
 

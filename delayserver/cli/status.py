@@ -1,4 +1,4 @@
-"""`delayserver status`: what the server holds, and how late it is."""
+"""`delayserver status`: shows the balance, the health and the lateness of the server."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FIRST: Final = (
     "pending",
     "lateness_ms",
 )
-"""The balance in the order in which it adds up."""
+"""The balance, in the order of its equation."""
 
 TROUBLES: Final = ("errors", "corruption", "unreadable", "damages", "duplicate_server_ids")
-"""Shown to people whenever they hold something; the rest of what the server tells waits for ``--all``."""
+"""Printed if they are not empty. Other fields are printed only with ``--all``."""
 
 
 @click.command
@@ -93,7 +93,7 @@ def _table(rows: list[tuple[str, str]]) -> Table:
 def _rows(current: Mapping[str, Any], everything: bool) -> list[tuple[str, str]]:
     rest = [name for name in current if name not in FIRST]
     if not everything:
-        node = {"broker"} if current.get("role") == "broker" else set()  # of a node its broker is all there is
+        node = {"broker"} if current.get("role") == "broker" else set()  # a node has only a broker
         rest = [name for name in rest if (name in TROUBLES and current[name]) or name in node]
     names = [name for name in FIRST if name in current] + rest
     rows: list[tuple[str, str]] = []
@@ -103,7 +103,7 @@ def _rows(current: Mapping[str, Any], everything: bool) -> list[tuple[str, str]]
 
 
 def _hidden_troubles(current: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What keeps messages waiting: a disk without room, nodes that do not answer."""
+    """Rows for the reasons why messages wait: a full disk, nodes that do not answer."""
     rows: list[tuple[str, str]] = []
     if current.get("storage", {}).get("disk_low"):
         rows.append(("disk_low", "yes, sends are refused"))

@@ -1,7 +1,7 @@
-"""One client connection: frames in, requests to their handlers, replies out, and all the bounds of it.
+"""One client connection: reads frames, calls the handlers, sends replies, and bounds memory and time.
 
-A handler is either quick (called at once, replies now or later through `reply`) or slow (a task of this connection's
-nursery). A client that stops reading, sends half a frame and goes, or sends nonsense costs its own connection only.
+A quick handler is called at once and replies now or later through `reply`. A slow handler is a task of the connection's
+nursery. A client that stops reading, sends half a frame or sends nonsense loses only its own connection.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ from delayserver.state.connections import Connections
 from store.errors import StoreError
 
 QuickHandler = Callable[["Connection", Request], None]
-# The result, or None where the handler has replied. What a handler does before it gives its awaitable is done at once, in
-# the order of the requests; tasks that begin in the same pass of the event loop have no order.
+# The awaitable gives the result, or None if the handler has replied itself. The call that makes the awaitable runs at
+# once, in the order of the requests. Tasks that begin in the same event-loop iteration run in no fixed order.
 SlowHandler = Callable[["Connection", Request], Awaitable[dict[str, Any] | None]]
 
-# Slow requests (pulls, lookups) of one connection at the same time; each is a task of a few KiB.
+# Slow requests (pulls, lookups) of one connection in parallel; each is a task of a few KiB.
 SLOW_REQUESTS_MAX = 1024
-# A frame from this size on is measured while it is begun; what a smaller one costs, when it comes alone, is not.
+# The cost of beginning a request is measured from this frame size on. A smaller frame that comes alone is not measured.
 LARGE_FRAME_BYTES = 4096
-# The operations that go through their items one by one, and with how many of them a request is large.
+# Operations that go through their items one by one. Their requests are large with more than LARGE_ITEMS items.
 ITEM_OPERATIONS = frozenset({names_of.CANCEL, names_of.LOOKUP, names_of.RESCHEDULE, names_of.REDISPATCH})
 LARGE_ITEMS = 64
 
@@ -63,26 +63,26 @@ logger = logging.getLogger("delayserver")
 
 
 class Handlers:
-    """What answers which operation, and the counters that all connections of this front share."""
+    """The handlers by operation, and the counters that all connections of this front share."""
 
     def __init__(self, damage: DamageReport) -> None:
         self.quick: dict[str, QuickHandler] = {}
         self.slow: dict[str, SlowHandler] = {}
         self.damage = damage
-        # Requests so far that became tasks of their own.
+        # Requests so far that became tasks.
         self.slow_begun = 0
         self.closed = False
 
     def began_slow(self) -> None:
-        """A request became a task of its own."""
+        """Counts a request that became a task."""
         self.slow_begun += 1
 
     def serve(self, quick: Mapping[str, QuickHandler], slow: Mapping[str, SlowHandler]) -> None:
-        """From now on these answer."""
+        """Replaces all handlers by these."""
         self.quick, self.slow = dict(quick), dict(slow)
 
     def close(self) -> None:
-        """Refuse whatever comes: the files are about to be closed. A handler that has begun may still meet that."""
+        """Refuses all new requests: the files are about to be closed, which a running handler may meet."""
         self.closed = True
         self.quick = dict.fromkeys([*self.quick, *self.slow], _refuse)
 
@@ -138,20 +138,20 @@ class Connection:
         self._share = connections.memory.join()
         self._fair = fair
         self._account = Account()
-        # Its next requests wait for a turn.
+        # Set while the next requests wait for a turn.
         self._ticket: Ticket | None = None
-        # Whether the last request that was measured took long.
+        # True if the last measured request took at least LONG_US.
         self._long = False
-        # A large request runs, and the next one waits for its end, with all behind it.
+        # `_large_runs`: a large request runs. `_large_waits`: another large one and all requests behind it wait for it.
         self._large_runs = False
         self._large_waits = False
         self._decoder = FrameDecoder(settings.frame_bytes_max)
-        # Requests that have come and are not begun, and actions of begun ones that make their replies when there is room.
+        # `_ready`: frames of requests that have not begun. `_blocked`: actions that make replies when there is room.
         self._ready: deque[bytes | memoryview] = deque()
         self._ready_bytes = 0
         self._blocked: deque[Callable[[], None]] = deque()
         self._unsent = Unsent()
-        # Since the beginning: what came, and what the kernel took.
+        # Bytes received, and bytes that the kernel took, since the connection was accepted.
         self._came_bytes = 0
         self._sent_bytes = 0
         self._reading = True
@@ -167,7 +167,7 @@ class Connection:
         self.open = True
 
     async def run(self) -> None:
-        """Read and answer until the peer goes, errs beyond repair, or the task is cancelled."""
+        """Reads and answers until the peer closes, sends a fatal error, or the task is cancelled."""
         try:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
@@ -180,8 +180,7 @@ class Connection:
             self._nursery = None
 
     def close(self) -> None:
-        """Close at once. All that the connection held is freed, and what was handed out in replies that are not sent is
-        given back."""
+        """Closes at once, frees the memory, and calls `lost` of every reply that was not sent. Idempotent."""
         if not self.open:
             return
         self.open = False
@@ -196,7 +195,7 @@ class Connection:
         for give_back in lost:
             give_back()
 
-    # -- what comes
+    # -- requests
 
     def _received(self, data: bytes) -> None:
         self._came_bytes += len(data)
@@ -215,8 +214,7 @@ class Connection:
             self._await_rest_of_frame()
 
     def _begin_ready(self) -> None:
-        """Begin the next requests of this connection, in the order in which they came. Nothing else begins a request, so it
-        is decided here when it is a connection's turn."""
+        """Begins the next requests in the order in which they came, or waits for a turn."""
         ready = self._ready
         if self._long and ready and self.open:
             self._wait_for_turn()
@@ -234,7 +232,7 @@ class Connection:
             self._hold_rest()
 
     def _begin_some(self) -> None:
-        """Begin requests while the step or the turn has time for them, at least one; the rest waits for the next turn."""
+        """Begins at least one request, and more while the step or turn has time. The rest waits for the next turn."""
         ready, fair, handlers = self._ready, self._fair, self._handlers
         begun = False
         while ready and self._may_begin():
@@ -254,7 +252,7 @@ class Connection:
                 self._wait_for_turn()
 
     def _is_large_unread(self, payload: bytes | memoryview) -> bool:
-        """Whether a request that is not decoded is a large one; of a smaller frame decoding tells."""
+        """True for a large frame of an operation with items. `_is_large` judges smaller frames after decoding."""
         return len(payload) >= LARGE_FRAME_BYTES and peek_operation(payload) in ITEM_OPERATIONS
 
     def _wait_for_turn(self) -> None:
@@ -275,12 +273,12 @@ class Connection:
         self._hold_rest()
 
     def _hold_rest(self) -> None:
-        """What is not begun is counted, and while it is there nothing more is read."""
+        """Counts the memory of requests that have not begun. The connection reads nothing while there are any."""
         self._memory.hold_ready(self._share, self._ready_bytes)
         self._read_or_pause()
 
     def _may_begin(self) -> bool:
-        """Not before its turn, nor while it has no room for replies."""
+        """True if the connection waits for no turn and no large request, and has room for replies."""
         return (
             self.open
             and self._ticket is None
@@ -289,11 +287,11 @@ class Connection:
         )
 
     def _has_room(self) -> bool:
-        """Not while too much is unread, nor before begun requests whose replies wait for that."""
+        """False while the client has too much unread, or earlier replies wait for room."""
         return self.open and (not self._unsent.bytes or (not self._blocked and self._memory.may_begin(self._share)))
 
     def _read_or_pause(self) -> None:
-        """What is not read stays in the kernel, and so with the client."""
+        """Stops or resumes reading. Unread bytes stay in the kernel, so TCP slows the client down."""
         reading = not self._ready and not self._frame_waits
         if reading == self._reading or not self.open:
             return
@@ -319,8 +317,9 @@ class Connection:
         self._read_or_pause()
 
     async def _watch_frame(self) -> None:
-        """Give up on a peer that sends a part of a frame and then nothing, or too little, for too long. Time in which the
-        server did not read is not counted."""
+        """Refuses a peer that sends a part of a frame and then too little within `idle_frame_timeout_ms`.
+
+        An interval in which the server paused reading is not counted."""
         timeout_ms = self._settings.idle_frame_timeout_ms
         while self._decoder.buffered_bytes:
             came, pauses = self._came_bytes, self._pauses
@@ -334,7 +333,7 @@ class Connection:
         self._watching_frame = False
 
     def _refuse(self, error: DelayServerError) -> None:
-        """Tell the peer why, then close: behind such an error no frame boundary can be trusted."""
+        """Sends the error and closes, because frame boundaries cannot be trusted after such an error."""
         self._connections.count_error(error.name)
         self.reply(encode_error(error.request_id, error))
         self.close()
@@ -374,11 +373,11 @@ class Connection:
         answer = slow(self, request)
         self._slow += 1
         self._handlers.began_slow()
-        # Without the arguments: an operation that waits keeps only what it needs of them.
+        # The task does not get the request, so that an operation that waits does not keep the arguments in memory.
         self._nursery.start_soon(self._serve_slow, answer, request.id, request.operation)
 
     def _begin_large(self, slow: SlowHandler, request: Request, payload: bytes | memoryview) -> None:
-        """One at a time. Another one waits as bytes and is decoded once more when it is begun."""
+        """Begins a large request, one at a time. A second one waits undecoded and is decoded again when it begins."""
         if self._large_runs:
             self._ready.appendleft(payload)
             self._ready_bytes += len(payload)
@@ -391,7 +390,7 @@ class Connection:
         self._nursery.start_soon(self._serve_large, slow, request)
 
     async def _serve_large(self, slow: SlowHandler, request: Request) -> None:
-        """Serve a request with many items. It takes a turn before it does anything."""
+        """Takes a turn, then serves a request with many items."""
         try:
             await self._fair.take(self._account, SLICE_ITEMS)
             await self._serve_slow(slow(self, request), request.id, request.operation)
@@ -423,14 +422,14 @@ class Connection:
             self._slow -= 1
 
     def work(self) -> Work:
-        """The slices of a request that begins."""
+        """The slices of work of a request that begins now."""
         return Work(self._fair, self._account)
 
     def _reply_result(self, request_id: int, result: dict[str, Any]) -> None:
         self.reply(encode_reply(request_id, result))
 
     def _refused_by_disk(self, request_id: int, error: StoreError | FileNotFoundError) -> None:
-        """Answer with the name of what the disk did; the operator hears of it without a traceback."""
+        """Answers with a named disk error and reports it to the operator without a traceback."""
         if self._handlers.closed:
             self._cut_off(request_id)
             return
@@ -439,7 +438,7 @@ class Connection:
         self.fail(request_id, named(refused))
 
     def _cut_off(self, request_id: int) -> None:
-        """What the request did until the server stopped is not known."""
+        """Answers a request that the stopping server interrupted; its result is unknown."""
         self.fail(request_id, StorageFailed("the server stopped while it worked on this; look when it is back"))
 
     def _bug(self, request_id: int, operation: str, error: Exception) -> None:
@@ -450,33 +449,36 @@ class Connection:
         self.fail(request_id, InternalError(f"{operation} met a bug of the server; its log says more"))
 
     def fail(self, request_id: int, error: DelayServerError) -> None:
-        """Answer a request with a named error."""
+        """Answers a request with a named error."""
         self._connections.count_error(error.name)
         self.reply(encode_error(request_id, error))
 
-    # -- what goes
+    # -- replies
 
     def reply_bytes(self) -> int:
-        """How large a reply may be whose size is free to choose; 0: none is to be made before `when_room` says so."""
+        """Bytes allowed for a reply whose size the handler chooses. At 0 the handler must wait with `when_room`."""
         return self._memory.reply_bytes(self._share)
 
     def when_room(self, action: Callable[[], None]) -> None:
-        """Make a reply as soon as the client has read enough: in this call, or later in the order of the calls, or never
-        where the connection ends before."""
+        """Calls `action`, which makes a reply, when the client has read enough: in this call, or later in call order.
+
+        Never calls it if the connection ends before."""
         if self._has_room():
             action()
         elif self.open:
             self._blocked.append(action)
 
     async def room(self) -> None:
-        """Return when a large reply may be made: the client has read enough of what was sent before."""
+        """Returns when the client has read enough of the earlier replies that a large one may be made."""
         if not self._has_room():
             room = trio.Event()
             self.when_room(room.set)
             await room.wait()
 
     def reply(self, frame: bytes, lost: Callable[[], None] | None = None) -> None:
-        """Send a frame, or keep what the peer does not take yet. `lost` is called if its last byte is never sent."""
+        """Sends a frame and keeps the bytes that the kernel does not take yet.
+
+        Calls `lost` if the connection closes before the last byte is sent."""
         if not self.open:
             if lost is not None:
                 lost()
@@ -500,7 +502,7 @@ class Connection:
             self._nursery.start_soon(self._write)
 
     async def _write(self) -> None:
-        """Send what is kept, as the peer takes it. Runs only while something is kept."""
+        """Sends the kept bytes as the peer takes them, and ends when none are left."""
         assert self._nursery is not None
         if not self._watching_unsent:
             self._watching_unsent = True
@@ -521,14 +523,14 @@ class Connection:
             self._writing = False
 
     def _go_on(self) -> None:
-        """Some of the replies went out: make those that wait for it, then begin the next requests."""
+        """Makes the replies that waited for room, then begins the next requests."""
         blocked = self._blocked
         while blocked and self.open and self._memory.may_begin(self._share):
             blocked.popleft()()
         self._begin_ready()
 
     async def _watch_unsent(self) -> None:
-        """Cut off a client that has unread replies and reads nothing, or too little, for too long."""
+        """Closes the connection of a client that has unread replies and reads too little in `unsent_timeout_ms`."""
         while self._unsent.bytes:
             received = self._sent_bytes - self.transport.unacknowledged_bytes()
             wanted = self._memory.progress_bytes(self._share, self._unsent.bytes)
@@ -542,7 +544,7 @@ class Connection:
 
 
 def _is_large(request: Request) -> bool:
-    """Whether it has many items. How many a `redispatch` finds is not known before."""
+    """True if the request has more than LARGE_ITEMS items. A `redispatch` is always large: its count is unknown."""
     if request.operation == names_of.REDISPATCH:
         return True
     arguments = request.arguments

@@ -1,4 +1,4 @@
-"""The binary front of a server: which operation is answered by what, whether it may be, and who may connect."""
+"""The binary front of a server: accepts connections and decides which operations the present stage serves."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ logger = logging.getLogger("delayserver")
 
 SERVER, BROKER = "server", "broker"
 
-# What only a server with a delay pipeline for clients has.
+# Operations that a lone broker does not have.
 _DELAY_OPERATIONS = frozenset(
     {names_of.SEND, names_of.CANCEL, names_of.RESCHEDULE, names_of.LOOKUP, names_of.REDISPATCH}
 )
@@ -48,24 +48,24 @@ _SERVED = {
 
 
 class Steps(Protocol):
-    """What the connections hand in between the two calls, without a pause, is committed as one group."""
+    """An event-loop step that reads requests. Messages that arrive between the two calls are committed as one group."""
 
     def begin_step(self) -> None:
         """The hub begins to read what has come."""
 
     def end_step(self) -> bool:
-        """All of it was read. False where something is left for a task."""
+        """The hub has read all that came. False if work is left for a task."""
 
 
 class Table(Protocol):
-    """Handlers by the names of their operations: `quick` ones reply in the step of the request, `slow` ones are awaited."""
+    """Handlers by operation name. `quick` handlers run in the step of the request; `slow` handlers are awaited."""
 
     quick: dict[str, QuickHandler]
     slow: dict[str, SlowHandler]
 
 
 class Front:
-    """Accepts connections, and lets each operation be answered from the stage on that serves it."""
+    """Accepts connections and serves each operation from its stage on."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Front:
         fair: FairTurns,
         runtime: Runtime,
     ) -> None:
-        """Before the data directory is open: every request is refused with the reason, but for `ping`."""
+        """Starts before the data directory is open: refuses every request except `ping`, with the reason."""
         self._settings = settings
         self._names = names_of.OPERATIONS if role == SERVER else names_of.OPERATIONS - _DELAY_OPERATIONS
         self._readiness = readiness
@@ -93,7 +93,7 @@ class Front:
         self.enter(Stage.OPENING)
 
     def enter(self, stage: Stage) -> None:
-        """Serve what a server of this stage serves; the rest is refused as `not_ready`."""
+        """Serves the operations of this stage and refuses the others as `not_ready`."""
         refused: dict[str, QuickHandler] = dict.fromkeys(self._names - _SERVED[stage], self._refuse)
         quick = {name: handler for name, handler in self._quick.items() if name not in refused}
         slow = {name: handler for name, handler in self._slow.items() if name not in refused}
@@ -107,8 +107,9 @@ class Front:
         connection.reply(encode_reply(request.id, {"server_us": self._clock.now_us()}))
 
     def opened(self, steps: Steps, table: Table) -> None:
-        """The data directory is open: these handlers answer, each from the stage on that serves its operation. `steps` hears
-        of each step that reads requests."""
+        """Adds the handlers, because the data directory is open; each one answers from the stage of its operation on.
+
+        `steps` is called at each step that reads requests."""
         self._steps = steps
         self._quick |= table.quick
         self._slow |= table.slow
@@ -116,7 +117,7 @@ class Front:
     # -- connections
 
     async def accept(self, listener: Listener, nursery: trio.Nursery) -> None:
-        """Accept and serve connections until the listener closes or the task is cancelled."""
+        """Accepts and serves connections until the listener closes or the task is cancelled."""
         nursery.start_soon(listener.run, self._begin_step, self._end_step)
         nursery.start_soon(self._fair.run)
         while True:
@@ -125,12 +126,12 @@ class Front:
             except (OSError, trio.ClosedResourceError) as error:
                 if self._readiness.stopping.is_set():
                     return
-                logger.warning("cannot accept a connection: %s", error)  # out of file descriptors, mostly
+                logger.warning("cannot accept a connection: %s", error)  # usually out of file descriptors
                 await self._clock.sleep_ms(100)
                 continue
             if self._connections.open >= self._settings.connections_max:
                 self._connections.count_error(TooManyConnections.error)
-                with contextlib.suppress(OSError):  # it is gone again
+                with contextlib.suppress(OSError):  # the client has closed already
                     transport.send_now(encode_error(0, TooManyConnections("try again later", retry_after_ms=1000)))
                 transport.close()
                 continue

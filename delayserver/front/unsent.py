@@ -1,4 +1,4 @@
-"""Replies that the kernel has not taken yet, in order. Bytes only; sending and waiting are the connection's."""
+"""Replies that the kernel has not taken yet, in order. Holds bytes only; the connection sends and waits."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 Lost = Callable[[], None]
 
-# A rest that is less than half of its frame is copied, so that memory follows the count. Not for small ones.
+# The rest of a larger frame is copied when it is at most half of the frame, so that the rest of the frame is freed.
 COPY_BYTES_MIN = 64 * 1024
 
 
 class Unsent:
-    """A queue of frames, the first of them perhaps sent in part."""
+    """A queue of frames. The first one may be sent in part."""
 
     __slots__ = ("_frames", "bytes")
 
@@ -21,16 +21,16 @@ class Unsent:
         self.bytes = 0
 
     def add(self, rest: memoryview, lost: Lost | None) -> None:
-        """Keep the rest of a frame. `lost` is called if its last byte is never sent."""
+        """Appends the rest of a frame. `drop` returns `lost` if the last byte was never sent."""
         self._frames.append((_alone(rest), lost))
         self.bytes += len(rest)
 
     def first(self) -> memoryview:
-        """What is to be sent next. There is something."""
+        """The bytes to send next. The queue must not be empty."""
         return self._frames[0][0]
 
     def sent(self, count: int) -> None:
-        """So many bytes of `first` were sent."""
+        """Removes `count` sent bytes of `first`."""
         rest, lost = self._frames[0]
         self.bytes -= count
         if count == len(rest):
@@ -39,14 +39,14 @@ class Unsent:
             self._frames[0] = _alone(rest[count:]), lost
 
     def drop(self) -> list[Lost]:
-        """Forget all of it; what is to be called now, since a frame that was sent in part is no reply."""
+        """Empties the queue. Returns the `lost` callbacks to call, also of a frame that was sent in part."""
         lost = [lost for _, lost in self._frames if lost is not None]
         self._frames.clear()
         self.bytes = 0
         return lost
 
     def check_invariants(self) -> None:
-        """The count is that of the frames, and no frame is empty. For tests."""
+        """Asserts that `bytes` is the size of all frames and that no frame is empty. For tests."""
         sizes = [len(rest) for rest, _ in self._frames]
         assert self.bytes == sum(sizes)
         assert all(sizes)

@@ -1,4 +1,4 @@
-"""Whether new messages may be accepted now."""
+"""Decides whether new messages may be accepted now."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from delayserver.upkeep.housekeeping import Housekeeping
 
 
 class Admission:
-    """Every operation that accepts messages asks it first."""
+    """Every operation that accepts messages calls `require` first."""
 
     def __init__(self, readiness: Readiness, housekeeping: Housekeeping, free_bytes_min: int) -> None:
-        """`free_bytes_min` is the setting by which `housekeeping` judges the disk; the refusal names it."""
+        """`free_bytes_min` is the threshold of `housekeeping` for a full disk; the refusal gives it."""
         self._readiness = readiness
         self._housekeeping = housekeeping
         self._free_bytes_min = free_bytes_min
 
     def require(self) -> None:
-        """Return if messages may be accepted. Raises NotReady, ShuttingDown, DiskFull."""
+        """Returns if messages may be accepted. Raises NotReady, ShuttingDown, DiskFull."""
         readiness = self._readiness
         if readiness.stopping.is_set():
             raise ShuttingDown("the server is stopping", retry_after_ms=1000)

@@ -1,4 +1,4 @@
-"""The operation `cancel`, of messages by their numbers or by what the client calls them."""
+"""The operation `cancel`, by the numbers of messages or by the names that clients give them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from store.records.batches import I64, U8
 
 @dataclass(frozen=True, slots=True)
 class Cancelled:
-    """The messages that were named, and their outcome codes u8[n]. An item with an error in `named` has no outcome."""
+    """The named messages and their outcome codes, u8[n]. An item with an error in `named` has no outcome."""
 
     named: NamedMessages
     outcome: U8
@@ -29,12 +29,13 @@ class Cancel:
         self._cancellation = cancellation
 
     async def by_number(self, sequence: I64, due_ms: I64) -> U8:
-        """Outcome codes u8[n] of messages by sequence and due time, i64[n] each. Raises the named error of the commit."""
+        """Cancels messages by sequence and due time, i64[n] each: outcome codes u8[n]. Raises errors of the commit."""
         return await self._cancellation.cancel(sequence, due_ms)
 
     async def by_name(self, given: Given, work: Work) -> Cancelled:
-        """A name that stands for another message by now, after a reschedule, cancels that one. Raises the named error of
-        the commit."""
+        """Cancels messages by name. If a reschedule gives the name to another message meanwhile, cancels that one.
+
+        Raises the named error of the commit."""
         named = await self._naming.find(given, work)
         outcome = await self._cancellation.cancel(named.sequence, named.due_ms)
         again = np.flatnonzero(outcome == int(Outcome.ALREADY_CANCELLED))

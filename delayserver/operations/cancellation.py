@@ -1,10 +1,11 @@
-"""Cancel, linearised: `cancelled` is answered only where no attempt can have been made, and never lies.
+"""Linearised cancel: `cancelled` is answered only if no attempt can have delivered the message.
 
-The decision is one step on the event loop: what has an outcome, runs, or may have run before a crash is told so; the rest
-is taken out of the wheel and the queues and held. Then the control record is committed like a message. Nobody can load or
-deliver a held row until the replayer has recorded the outcome. If the commit fails, the rows go back.
+The decision is one step on the event loop. A message with an outcome, a running attempt, or a possible attempt before
+a crash gets that answer. The others leave the wheel and the queues and are held. Then the control record is committed
+like a message. A held row cannot be loaded or delivered until the replayer has recorded the outcome. If the commit
+fails, the rows go back.
 
-A message whose attempts are all known to have failed may be cancelled: nobody has it.
+A message may be cancelled if all its attempts are known to have failed, because no node has it.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ from wheel.keys import groups
 
 Places = NDArray[np.intp]
 
-# Up to this many are looked up on the event loop.
+# At most this many messages are looked up on the event loop; more in a thread.
 INLINE_MESSAGES_MAX = 32
-# And so many rows are looked through there for ids.
+# At most this many rows are searched for ids on the event loop.
 INLINE_ROWS_MAX = 4096
 CANCELLED, ALREADY_CANCELLED = int(Outcome.CANCELLED), int(Outcome.ALREADY_CANCELLED)
-# Promises that the message never arrives. Each rests on its outcome row alone, so it is not told before that is durable.
+# Each promises that the message never arrives. The outcome row is the only proof, so it is durable before the answer.
 EXPIRED, DEAD_LETTERED = int(Outcome.EXPIRED), int(Outcome.DEAD_LETTERED)
 
 
@@ -70,7 +71,7 @@ class Cancellation:
         self._clock = runtime.clock
 
     async def locate(self, sequence: I64, due_ms: I64) -> Located:
-        """Find messages, after their replay (rule 4: never `unknown` of an accepted message)."""
+        """Finds messages after their replay, so that an accepted message is never `unknown` (rule 4)."""
         accepted = (sequence > 0) & (sequence <= self._positions.accepted_sequence.value)
         if accepted.any():
             await self._positions.replayed_sequence.reached(int(sequence[accepted].max()))
@@ -85,7 +86,7 @@ class Cancellation:
         return located
 
     async def locate_names(self, names: Sequence[MessageName]) -> LocatedNames:
-        """Find messages by their ids, after the replay of all that is accepted so far; see `Locator.by_ids`."""
+        """Finds messages by ids after the replay of everything accepted so far; see `Locator.by_ids`."""
         await self._positions.replayed_sequence.reached(self._positions.accepted_sequence.value)
         find = partial(self._locator.by_ids, names)
         few = len(names) <= INLINE_MESSAGES_MAX
@@ -94,9 +95,10 @@ class Cancellation:
         return await self._workers.run(find)
 
     async def durable(self, message: I64, answer: U8) -> None:
-        """Return when `expired` and `dead_lettered` among the answers are on disk: after a crash before that the message
-        would be due once more, and what was due before a crash is asked for at the node instead of expiring. Raises
-        StorageFailed where they never will be."""
+        """Returns when the outcomes of all `expired` and `dead_lettered` answers are on disk.
+
+        After a crash before that the message would be due again, and the server would ask the node for it instead of
+        expiring it. Raises StorageFailed if the outcomes can never be written."""
         promised = message[(answer == EXPIRED) | (answer == DEAD_LETTERED)]
         while len(promised) and any(np.isin(promised, rows.sequence).any() for rows in self._decided.unwritten()):
             if self._decided.gave_up:
@@ -105,7 +107,7 @@ class Cancellation:
             await self._clock.sleep_ms(1)
 
     async def cancel(self, sequence: I64, due_ms: I64) -> U8:
-        """Outcome codes u8[n] for n messages. Durable when this returns. Raises named errors of the commit."""
+        """Cancels n messages. Outcome codes u8[n], durable when this returns. Raises named errors of the commit."""
         located = await self.locate(sequence, due_ms)
         message = located.message
         answer = await self.decide(located, sequence, due_ms)
@@ -128,14 +130,15 @@ class Cancellation:
         return answer
 
     async def decide(self, located: Located, sequence: I64, due_ms: I64) -> U8:
-        """Answer what can be answered, u8[n]. The rest is held and answered `cancelled`: `commit_held` or `give_back` must
-        follow in the same step."""
+        """Decides n messages, u8[n]: answers those that cannot be cancelled, holds the others and answers `cancelled`.
+
+        The caller must call `commit_held` or `give_back` in the same step."""
         answer = await self._decide(located, due_ms)
         self._name_missing(answer, located, sequence, due_ms)
         return answer
 
     async def _decide(self, located: Located, due_ms: I64) -> U8:
-        """Answer what can be answered, hold the rest (answer `cancelled`)."""
+        """`decide` without the answers of messages that were not found."""
         message = located.message
         while True:
             known = self._undecided(located, due_ms)
@@ -149,19 +152,19 @@ class Cancellation:
                     except CorruptionError:
                         told[key] = await self._decided.told(key, message[rows])
                 if self._decided.holds.any_held(message):
-                    # Another cancel of one of these is on its way: it decides first.
+                    # Another cancel of one of these messages is in progress and decides first.
                     await self._decided.holds.wait_released()
                 elif self._by_file(np.flatnonzero(located.found & ~known), due_ms).keys() != files.keys():
-                    continue  # a day was sealed meanwhile: what was decided since stands in its minutes
+                    continue  # a day was sealed meanwhile: newer outcomes are in the files of its minutes
                 elif not files or not (known & ~self._undecided(located, due_ms)).any():
                     return self._answered(located, due_ms, files, indexes, told)
 
     def _undecided(self, located: Located, due_ms: I64) -> NDArray[np.bool_]:
-        """Of which of the found messages memory knows that they have no outcome, bool[n]; holds for this step."""
+        """True for found messages that memory knows to be without an outcome, bool[n]. Valid in this step only."""
         return located.found & self._open_messages.find(located.message, due_ms)[0]
 
     def _by_file(self, rows: Places, due_ms: I64) -> dict[DispatchKey, Places]:
-        """Sort rows by the file that tells their outcomes."""
+        """Groups rows by the file that holds their outcomes."""
         starts = window_starts(due_ms[rows], self._window_ms)
         order = np.argsort(starts, kind="stable")
         files: dict[DispatchKey, list[Places]] = {}
@@ -177,8 +180,10 @@ class Cancellation:
         indexes: dict[DispatchKey, OutcomeIndex],
         told: dict[DispatchKey, U8],
     ) -> U8:
-        """One step: the answers u8[n]. What is in none of the files has no outcome. `told`: the answers for the rows of a
-        damaged file, where a missing outcome is `too_late`; outcomes never change, so these may be older."""
+        """The answers u8[n], decided in one step. A message in none of the files has no outcome.
+
+        `told` has the answers for the rows of damaged files, where a missing outcome is `too_late`. They may be older
+        than this step, because outcomes never change."""
         message = located.message
         answer = np.zeros(len(message), dtype=np.uint8)
         for key, rows in files.items():
@@ -186,7 +191,7 @@ class Cancellation:
                 answer[rows] = told[key]
             else:
                 answer[rows] = self._decided.outcome_of(key, indexes[key], message[rows])
-            # The window went with its outcomes since the message was located.
+            # Retention removed the window and its outcomes after the message was located.
             answer[rows[self._retired.are(key.start_ms, message[rows])]] = int(Outcome.RETIRED)
         answer[answer == CANCELLED] = ALREADY_CANCELLED
         open_rows = np.flatnonzero(located.found & (answer == 0))
@@ -195,7 +200,9 @@ class Cancellation:
         return answer
 
     def _name_missing(self, answer: U8, located: Located, sequence: I64, due_ms: I64) -> None:
-        """What retention removed was accepted once, and so may have been what damage hides: it is never `unknown`."""
+        """Answers messages not found: `too_late` if damage may hide them, `retired` if retention removed them.
+
+        Both may have been accepted, so neither is `unknown`."""
         answer[located.hidden] = int(Outcome.TOO_LATE)
         missing = np.flatnonzero(~located.found)
         starts = window_starts(due_ms[missing], self._window_ms)
@@ -205,7 +212,9 @@ class Cancellation:
             answer[rows[self._retired.are(start, sequence[rows])]] = int(Outcome.RETIRED)
 
     def _take_out(self, message: I64, due_ms: I64) -> U8:
-        """One step: whatever runs or may have run is too late, the rest leaves wheel and queues and is held."""
+        """Answers u8[n], decided in one step. Messages with a running or possible attempt are too late.
+
+        The others leave the wheel and the queues and are held."""
         answer = np.full(len(message), CANCELLED, dtype=np.uint8)
         answer[self._residency.may_be_delivered(message, due_ms)] = int(Outcome.TOO_LATE)
         mine = np.flatnonzero(answer == CANCELLED)
@@ -216,7 +225,7 @@ class Cancellation:
         return answer
 
     async def commit_held(self, batch: CancelBatch | MessageBatch, held: I64, due_ms: I64) -> Committed:
-        """Commit what cancels held messages i64[n]; where it fails they are given back. Raises its named error."""
+        """Commits the batch that cancels held messages i64[n]. If that fails, gives them back and raises its error."""
         try:
             return await self._commit.commit(batch)
         except DelayServerError:

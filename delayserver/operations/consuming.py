@@ -30,11 +30,11 @@ DELAY_MS_MAX: Final = NACK_DELAY_MS_MAX
 ACK_TIMEOUT_MS_MAX: Final = 86_400_000
 
 Pulled: TypeAlias = PulledBatch
-"""Messages that were handed out, in columns."""
+"""Leased messages in columns."""
 
 
 class Pull(NamedTuple):
-    """What a consumer asks for. Without messages it is answered after `wait_ms`."""
+    """A request of a consumer for messages. If none come, the answer follows after `wait_ms`."""
 
     subject: str
     group: str
@@ -45,12 +45,12 @@ class Pull(NamedTuple):
 
 
 Handed = Callable[[Pulled, Callable[[], None]], None]
-"""Takes the messages of a pull, and what it has to call if they never reach the consumer."""
+"""Takes the messages of a pull, and a callback to call if they never reach the consumer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nacked:
-    """How many deliveries come again, how many were not leased, and how many do not come again since they have expired."""
+    """Counts: `nacked` deliveries that come again, `unknown` ones that were not leased, and `expired` ones."""
 
     nacked: int
     unknown: int
@@ -59,7 +59,7 @@ class Nacked:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroup:
-    """A consumer group of a subject by their names, and what it has before it."""
+    """A consumer group of a subject, by names, with its backlog."""
 
     subject: str
     group: str
@@ -68,14 +68,14 @@ class ConsumerGroup:
 
 @dataclass(frozen=True, slots=True)
 class GroupPage:
-    """Some consumer groups, and behind which one the next page begins; None behind the last page."""
+    """Some consumer groups. The next page begins behind `next`; None on the last page."""
 
     groups: list[ConsumerGroup]
     next: GroupKey | None
 
 
 class Consuming:
-    """What each request of a consumer does."""
+    """The operations of consumers."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Consuming:
         self._settings = settings
         self._turns = runtime.turns
         self._clock = runtime.clock
-        # Pulls of subjects that no message has had yet.
+        # Waiting pulls of subjects without a message so far.
         self._before_first = 0
 
     @property
@@ -104,7 +104,7 @@ class Consuming:
 
     @property
     def given_back(self) -> int:
-        """Deliveries so far that were handed out and never sent."""
+        """Deliveries so far whose reply was never sent."""
         return self._redelivery.given_back
 
     # -- pull
@@ -112,18 +112,18 @@ class Consuming:
     async def pull(
         self, pull: Pull, acks: I64 | None, handed: Handed, outlet: Outlet, waiting: trio.CancelScope
     ) -> bool:
-        """Ack `acks` (i64[n]), then give messages to `handed` in the very step in which they are handed out. False where
-        there were none in time, or the caller ended the wait by cancelling `waiting`.
+        """Acks `acks` (i64[n]), then gives messages to `handed` in the step that leases them.
 
-        While `outlet` has no room nothing is handed out. Raises SubjectInvalid, QueueFull, GroupsFull, ShuttingDown."""
+        False if none came in time or the caller cancelled `waiting`. Leases nothing while `outlet` has no room.
+        Raises SubjectInvalid, QueueFull, GroupsFull, ShuttingDown."""
         name, group_name, max_messages, max_bytes, wait_ms, ack_timeout_ms = pull
         subject, group = self._known(name, group_name)
         if acks is not None:
             await self._turn_for(acks)
             self._ack(subject, group, acks)
-            # The reply does not wait for it: a crash in between hands those messages out again.
+            # The reply does not wait for the commit. After a crash before it these messages are delivered again.
             self._broker.commit.soon()
-        del pull, acks  # the request that they are views of is not kept while this waits
+        del pull, acks  # they are views of the request, whose memory is freed before the wait
         answered = False
 
         def answer(pulled: Pulled) -> None:
@@ -142,11 +142,11 @@ class Consuming:
                     subject, group, max_messages, max_bytes, wait_ms, ack_timeout_ms, answer, outlet
                 )
         if self._core.expired_messages > expired:
-            self._broker.commit.soon()  # no ack of a consumer would bring these counts to disk
+            self._broker.commit.soon()  # expired messages get no ack that would write their counts
         return answered
 
     async def _first_message(self, subject: str, wait_ms: int) -> tuple[int, int]:
-        """The code of a subject that no message has had yet, 0 where none comes in time, and what is left of the time."""
+        """Waits for the first message of a subject. Its code, 0 if none comes in time, and the milliseconds left."""
         if not wait_ms:
             return 0, 0
         if self.waiting_pulls >= self._settings.waiting_pulls_max:
@@ -160,7 +160,7 @@ class Consuming:
         return code, max(wait_ms - (self._clock.monotonic_us() - began_us) // 1000, 0)
 
     def _new_group(self, subject: int, name: str) -> int:
-        """The code of a group that has its first pull. Raises GroupsFull before anything is stored."""
+        """The new code of a group at its first pull. Raises GroupsFull before anything is stored."""
         if not self._core.admits(subject, 0):
             raise GroupsFull(TOO_MANY_GROUPS)
         return int(self._intake.intern(CONSUMER_GROUP, [name])[0])
@@ -168,7 +168,7 @@ class Consuming:
     # -- ack and nack
 
     async def ack(self, subject: str, group: str, deliveries: I64) -> Acked:
-        """Ack deliveries (i64[n], any order). Durable when this returns. Raises SubjectInvalid, DiskFull, StorageFailed."""
+        """Acks deliveries, i64[n] in any order, durably. Raises SubjectInvalid, DiskFull, StorageFailed."""
         codes = self._known(subject, group)
         await self._turn_for(deliveries)
         acked = self._ack(*codes, deliveries)
@@ -180,21 +180,22 @@ class Consuming:
             await self._turns.take()
 
     def _ack(self, subject: int, group: int, deliveries: I64) -> Acked:
-        if not subject or not group:  # nothing of it was ever handed out
+        if not subject or not group:  # no message of this group was ever handed out
             return Acked(0, len(deliveries))
         return self._broker.ack(subject, group, deliveries)
 
     async def nack(self, subject: str, group: str, deliveries: I64, delay_ms: int | None) -> Nacked:
-        """Have deliveries (i64[n]) come again in `delay_ms`; None for the group's own pauses. The redeliveries are durable
-        when this returns. Raises SubjectInvalid, DiskFull, StorageFailed."""
+        """Redelivers deliveries (i64[n]) after `delay_ms`; None for the group's own pauses. Durable when this returns.
+
+        Raises SubjectInvalid, DiskFull, StorageFailed."""
         subject_code, group_code = self._known(subject, group)
-        if not subject_code or not group_code:  # nothing of it was ever handed out
+        if not subject_code or not group_code:  # no message of this group was ever handed out
             return Nacked(0, len(deliveries), 0)
         batch = await self._redelivery.nack(subject_code, group_code, deliveries, delay_ms)
         return Nacked(len(deliveries) - batch.unknown, batch.unknown, batch.expired)
 
     def _known(self, subject: str, group: str) -> tuple[int, int]:
-        """The codes of the names, 0 for one that was never seen: it is checked and not stored. Raises SubjectInvalid."""
+        """The codes of the names, 0 for a new one, which is checked but not stored. Raises SubjectInvalid."""
         subject_code = self._names.code(SUBJECT, subject)
         if not subject_code:
             self._intake.check_subject(subject)

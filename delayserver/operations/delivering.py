@@ -19,15 +19,15 @@ from store.errors import DiskFullError, StoreError
 from store.records.batches import I64, U8, U32, StoredBatch
 from store.tables.names import CONSUMER_GROUP, SUBJECT
 
-# The code of a name that a delivery brings and this node does not take.
+# The code of a name in a delivery that this node refuses.
 NOT_TAKEN = 0xFFFF_FFFF
-# Sequences have 48 bits: a receipt has twelve hex digits for one, and a key of the broker's store room for no more.
+# Sequences have 48 bits: a receipt has twelve hex digits, and a key of the broker's store has no room for more.
 SEQUENCE_MAX = (1 << 48) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class NameColumn:
-    """The names of n messages: `names`, and which of them each message has (`index` u32[n])."""
+    """The names of n messages: the list `names`, and for each message its `index` into the list, u32[n]."""
 
     names: list[str]
     index: U32
@@ -35,9 +35,9 @@ class NameColumn:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """n messages of one window of a server, n at least 1, as columns.
+    """n messages of one window of a server as columns, n at least 1.
 
-    `redelivery` u32[n] is packed as the store keeps it. `uncertain`: some of them may be here already."""
+    `redelivery` u32[n] is packed as in the store. `uncertain`: the node may already have some of the messages."""
 
     server_id: int
     window_ms: int
@@ -51,7 +51,7 @@ class Delivery:
     redelivery: U32
     subjects: NameColumn
     target_groups: NameColumn
-    """Index 0 is no group in particular; the names count from 1."""
+    """Index 0 means no particular group; the names count from 1."""
     ids: Ragged
     properties: Ragged
     bodies: Ragged
@@ -62,15 +62,14 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What became of each message, `DeliverOutcome` codes u8[n], on disk. `contested`: another process claims the server id
-    as well."""
+    """Durable `DeliverOutcome` codes, u8[n]. `contested`: another process also claims the server id."""
 
     outcome: U8
     contested: bool
 
 
 class Delivering:
-    """Takes what other servers deliver to this node."""
+    """Takes deliveries of other servers to this node."""
 
     def __init__(
         self,
@@ -81,8 +80,8 @@ class Delivering:
         clock_ahead_ms_max: int,
         clock: Clock,
     ) -> None:
-        """`pipeline` ends the server where the store fails. What is due later than `clock_ahead_ms_max` from now is refused:
-        one of the two clocks is wrong."""
+        """`pipeline` ends the server if the store fails. A message due more than `clock_ahead_ms_max` from now is
+        refused, because one of the two clocks is wrong."""
         self._broker = broker
         self._servers = servers
         self._intake = intake
@@ -91,10 +90,10 @@ class Delivering:
         self._clock = clock
 
     def deliver(self, peer: Peer, delivery: Delivery) -> Awaitable[Stored]:
-        """Store at once, in the order of the calls; the awaitable returns when it is durable.
+        """Stores a delivery at once, in the order of the calls. The awaitable returns when it is durable.
 
-        Raises ServerNotProven, InvalidArgument and NotDue before any name is stored; Superseded, DuplicateServerId,
-        DiskFull, StorageFailed."""
+        Raises ServerNotProven, InvalidArgument and NotDue before any name is stored; also Superseded,
+        DuplicateServerId, DiskFull, StorageFailed."""
         self._servers.check(peer)
         _check_sequences(delivery)
         self._check_due(delivery.due_ms)
@@ -110,7 +109,7 @@ class Delivering:
             delivered = self._broker.deliver(batch, uncertain=delivery.uncertain)
         except DiskFullError as error:
             raise DiskFull(str(error), retry_after_ms=1000) from error
-        except StoreError as error:  # as where the deliveries are this server's own: it ends, and a restart recovers
+        except StoreError as error:  # the server ends, as after a failure of its own deliveries; a restart recovers
             failed = StorageFailed(str(error))
             self._pipeline.storage_failed(failed)
             raise failed from error
@@ -123,20 +122,21 @@ class Delivering:
         try:
             await self._broker.commit.stored(end)
         except StoreError as error:
-            # Also for want of space: it is stored, seen by consumers and may yet be synced, so nobody may call it refused.
+            # Also on a full disk: consumers can see the messages and they may yet be synced, so they are not refused.
             raise StorageFailed(str(error)) from error
         return stored
 
     def window_complete(self, peer: Peer, server_id: int, windows_ms: list[int]) -> None:
-        """Forget the keys of these windows, at once: what the server delivers behind it belongs to a window that was opened
-        again. Raises ServerNotProven, InvalidArgument, Superseded, DuplicateServerId."""
+        """Forgets the keys of these windows at once. A later delivery of such a window means that it was opened again.
+
+        Raises ServerNotProven, InvalidArgument, Superseded, DuplicateServerId."""
         self._servers.admit(peer, server_id)
         self._broker.core.window_complete(server_id, windows_ms)
 
     # -- checking
 
     def _check_due(self, due_ms: I64) -> None:
-        """Before 1970 nothing is due; what is due far ahead would be early here. Raises InvalidArgument, NotDue."""
+        """Raises InvalidArgument for a due time before 1970, and NotDue for one too far ahead of this node's clock."""
         if int(due_ms.min()) < 0:
             raise InvalidArgument(f"due_ms must be a time in milliseconds since 1970, not {int(due_ms.min())}")
         maximum = self._clock_ahead_ms_max
@@ -149,7 +149,7 @@ class Delivering:
             )
 
     def _batch(self, delivery: Delivery) -> StoredBatch:
-        """The messages with this node's codes."""
+        """The messages with the codes of this node."""
         return StoredBatch.filled(
             len(delivery),
             sequence=delivery.sequence,
@@ -174,8 +174,9 @@ class Delivering:
         )
 
     def _codes(self, kind: int, names: list[str]) -> U32:
-        """Codes u32[n], NOT_TAKEN for a name that is refused or has no room: the others are not to wait for it. All new ones
-        share one sync, for it is waited for on the event loop."""
+        """Codes u32[n]. NOT_TAKEN for a name that is invalid or has no room, so that the others are stored without it.
+
+        All new names share one sync, because the event loop waits for it."""
         valid = [place for place, name in enumerate(names) if self._intake.is_subject(name)]
         found = self._intake.intern(kind, [names[place] for place in valid], fitting=True)
         codes = np.full(len(names), NOT_TAKEN, np.uint32)

@@ -1,4 +1,4 @@
-"""What this process says of itself."""
+"""The identity of this process, for clients and other servers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from delayserver import __version__
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The id of the data directory (12 hex digits), whether it is a server or a lone broker, and the version of the
-    program."""
+    """The id of the data directory (12 hex digits), the role (server or lone broker), and the program version."""
 
     server_id: str
     role: str

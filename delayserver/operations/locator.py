@@ -1,6 +1,6 @@
 """Finds accepted messages in schedule_log by receipt or by id. Reads files, decides nothing; may run in a thread.
 
-Damage is reported and read around; what it may hide is told apart from what was never there.
+Damage is reported and read around. A message that damage may hide is marked `hidden`, not just missing.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """For n messages asked: `found` bool[n], the `message` each stands for (its own sequence, or that of the original
-    it is a copy of; i64[n]) and its subject code u32[n]. Zeros where not found. `hidden` bool[n]: not found, and damage
-    of a file may be the reason."""
+    """The result for n messages: `found` bool[n], sequence `message` i64[n] and subject code `subject` u32[n].
+
+    `message` is the sequence of the original if the message is a duplicate. Both are 0 where nothing was found.
+    `hidden` bool[n]: not found, and damage of a file may be the reason."""
 
     found: NDArray[np.bool_]
     message: I64
@@ -37,11 +38,11 @@ class Located:
     hidden: NDArray[np.bool_]
 
     def first(self, count: int) -> Located:
-        """The first `count` of them."""
+        """The first `count` messages."""
         return Located(*[column[:count] for column in self._columns()])
 
     def put(self, rows: NDArray[np.intp], found: Located) -> None:
-        """Take over what was found of some rows elsewhere."""
+        """Copies the results of some rows from another search."""
         for mine, theirs in zip(self._columns(), found._columns(), strict=True):
             mine[rows] = theirs
 
@@ -51,15 +52,14 @@ class Located:
 
 @dataclass(frozen=True, slots=True)
 class LocatedNames:
-    """The messages that names stand for, by name: their `sequence`, or the damage (told already) that may hide one; neither
-    where there is none."""
+    """For each name the `sequence` of its message, or the reported damage that may hide it (`hidden`), or neither."""
 
     sequence: dict[MessageName, int]
     hidden: dict[MessageName, CorruptionError]
 
 
 class Locator:
-    """Looks into all files that may hold a message."""
+    """Searches all files that may hold a message."""
 
     def __init__(self, schedule: ScheduleLog, days: DayTable, window_ms: int, runtime: Runtime) -> None:
         self._schedule = schedule
@@ -68,7 +68,7 @@ class Locator:
         self._damage = runtime.damage
 
     def _files(self, start_ms: int) -> list[ScheduleKey]:
-        """Files that may hold messages of a window, the likeliest first."""
+        """Files that may hold messages of a window, the most likely first."""
         files = [
             ScheduleKey(start_ms, Source.DIRECT),
             ScheduleKey(start_ms, Source.FROM_DAY),
@@ -77,11 +77,11 @@ class Locator:
         return [file for file in files if file in self._schedule or self._schedule.hiding(file) is not None]
 
     def locate(self, sequence: I64, due_ms: I64) -> Located:
-        """Messages by sequence and due time (both must agree). Internal records are nobody's to find."""
+        """Finds messages by sequence and due time; both must agree. Internal records are not found."""
         while True:
             version = self._days.version
             located = self._locate(sequence, due_ms)
-            # The file of a day may have gone meanwhile, on the event loop, and its rows to minutes looked into before.
+            # Meanwhile the event loop may have moved the rows of a day into minutes that were searched before.
             if version == self._days.version or bool(located.found.all()):
                 return located
 
@@ -104,11 +104,12 @@ class Locator:
         return Located(found, message, subject, hidden & ~found)
 
     def _hits(self, sequence: I64, due_ms: I64) -> Iterator[tuple[ScheduleKey, Rows, Found | None, Mask]]:
-        """The files that may hold these messages: each with the places that it was asked for, its rows (None where nothing
-        of it can be read) and which of those are the messages, with the right due time."""
+        """Searches each file that may hold these messages. Yields the file, the places searched for and the rows found.
+
+        The rows are None if nothing of the file can be read. The mask is True for rows with the right due time."""
         starts = window_starts(due_ms, self._window_ms)
         coarse = self._days.in_day_files(due_ms)
-        # All rows of a coarse or whole day are in one file: asked for together, whatever their minutes.
+        # All rows of a coarse or whole day are in one file, so one search covers all its minutes.
         units = starts if coarse is None else np.where(coarse, day_starts(due_ms), starts)
         for unit in np.unique(units).tolist():
             rows = np.flatnonzero(units == unit)
@@ -124,10 +125,10 @@ class Locator:
                     break
 
     def _find(self, file: ScheduleKey, sequence: I64) -> Found | None:
-        """The rows of a file, or None where nothing of it can be read."""
+        """The rows of a file, or None if nothing of it can be read. Reports damage."""
         try:
             hit = self._schedule.find(file, sequence)
-        except KeyError:  # it went while it was looked at: by retention, or with a day that is drained
+        except KeyError:  # retention or the draining of its day removed the file during the search
             return self._schedule.find(file, sequence)
         except (CorruptionError, FormatError) as error:
             self._told(error)
@@ -146,14 +147,14 @@ class Locator:
         return error
 
     def rows_near(self, due_ms: Iterable[int]) -> int:
-        """How many rows a search for ids at these times looks through."""
+        """The number of rows that a search for ids at these times reads."""
         files = {file for due in due_ms for file in self._files(window_of(due, self._window_ms))}
         return sum([self._schedule.rows(file) for file in files])
 
     def by_ids(self, names: Iterable[MessageName]) -> LocatedNames:
-        """The messages with these ids. Scans the columns of each file that may hold some of them once.
+        """Finds messages by ids. Scans the columns of each file that may hold some of them once.
 
-        A reschedule that keeps the due time leaves the cancelled message there as well: the last one is the one that lives.
+        A reschedule to the same due time leaves the cancelled message in the file, so the last one with an id counts.
         """
         rest = list(dict.fromkeys(names))
         sequence: dict[MessageName, int] = {}
@@ -193,8 +194,9 @@ class Locator:
         return LocatedNames(last, hidden)
 
     def read_first(self, sequence: I64, due_ms: I64, bytes_max: int) -> tuple[int, MessageBatch]:
-        """The first of n messages whose bytes are about `bytes_max` together, at least one: how many they are, and those
-        of them that could be read, whole, in any order. Damage is told and read around."""
+        """Reads the first of n messages, about `bytes_max` bytes of them, at least one. Reports damage and skips it.
+
+        Returns how many messages were tried, and those that could be read, whole and in any order."""
         while True:
             version = self._days.version
             size, places = np.zeros(len(sequence), dtype=np.int64), []

@@ -1,4 +1,4 @@
-"""The operation `lookup`, of messages by their numbers or by what the client calls them."""
+"""The operation `lookup`, by the numbers of messages or by the names that clients give them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from store.records.batches import I64
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """The messages that were named, and what became of each. An item with an error in `named` has no state."""
+    """The named messages and their states. An item with an error in `named` has no state."""
 
     named: NamedMessages
     found: list[Found]
 
 
 class Lookup:
-    """Tells what became of messages."""
+    """Looks up the states of messages."""
 
     def __init__(self, naming: Naming, states: MessageStates) -> None:
         self._naming = naming
@@ -35,7 +35,7 @@ class Lookup:
         return await self._states.with_rows(found, due_ms.tolist(), work)
 
     async def by_name(self, given: Given, work: Work) -> LookedUp:
-        """A name that stands for another message by now, after a reschedule, tells of that one."""
+        """States by name. If a reschedule gives the name to another message meanwhile, the state of that one."""
         named = await self._naming.find(given, work)
         found = await self._states.find(named.sequence, named.due_ms, work)
         again = _cancelled(found, np.arange(len(found)))
@@ -48,5 +48,5 @@ class Lookup:
 
 
 def _cancelled(found: list[Found], places: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Those of some places where a cancelled message was found."""
+    """Those of `places` where a cancelled message was found."""
     return places[[found[place].outcome == Outcome.CANCELLED for place in places.tolist()]]

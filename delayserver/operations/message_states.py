@@ -1,4 +1,4 @@
-"""What became of messages, by their numbers. Looks at durable outcomes first, then at what is in memory."""
+"""The states of messages, by their numbers: from outcomes, and for messages without one from memory."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from wheel.keys import groups
 
 Mask = NDArray[np.bool_]
 
-# So many messages are looked for together, and the rows that wait in memory gone through once for all of them.
+# Messages that are looked up in one step. One pass over the rows in memory serves all of them.
 MESSAGES_AT_ONCE = 1024
-# What a window costs besides its messages, in items.
+# The cost of a window besides its messages, in items.
 WINDOW_ITEMS = 16
 TOO_LATE = int(Outcome.TOO_LATE)
 # A larger file of outcomes is read in a thread.
@@ -39,8 +39,7 @@ INLINE_READ_BYTES_MAX = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """One answer. `message` is the sequence of the original; 0 where nothing was found, with an `error` if damage may
-    hide it."""
+    """One answer. `message` is the sequence of the original; 0 if nothing was found. `error`: damage may hide it."""
 
     outcome: Outcome
     message: int = 0
@@ -50,7 +49,7 @@ class Found:
     unanswered_elsewhere: int = 0
     broker_group: str = ""
     replaced_by: tuple[int, int] = (0, 0)
-    """Sequence and due time of the message that a reschedule put in its place, or zeros."""
+    """Sequence and due time of the message that replaced it by a reschedule, or zeros."""
     has_row: bool = False
     error: MessageDamaged | None = None
 
@@ -79,7 +78,7 @@ class MessageStates:
         self._clock = runtime.clock
 
     async def find(self, sequence: I64, due_ms: I64, work: Work) -> list[Found]:
-        """The states of n messages by the numbers of their receipts, some at a time: others run in between."""
+        """The states of n messages by the numbers of their receipts. Other tasks run between parts of the work."""
         found: list[Found] = []
         for start in range(0, len(sequence), MESSAGES_AT_ONCE):
             some = slice(start, start + MESSAGES_AT_ONCE)
@@ -89,7 +88,7 @@ class MessageStates:
     async def _find(self, sequence: I64, due_ms: I64, work: Work) -> list[Found]:
         located = await self._cancellation.locate(sequence, due_ms)
         message, own = located.message, located.found & (located.message == sequence)
-        # All of one moment, since it is a look at every row that waits. What has no outcome later had none at that moment.
+        # Read first, in one step over all waiting rows. A message without an outcome later has none now either.
         waiting = self._in_memory(message, due_ms)
         code, retired = np.zeros(len(sequence), dtype=np.uint8), np.zeros(len(sequence), dtype=bool)
         starts = window_starts(due_ms, self._window_ms)
@@ -107,7 +106,7 @@ class MessageStates:
         outcome[located.found] = int(Outcome.DEDUPLICATED)
         outcome[own] = waiting[own]
         outcome[has_row] = code[has_row]
-        # One that was found, since then.
+        # Also messages that were found and whose window was retired since.
         gone = retired & (code == 0) & (own | ~located.found)
         outcome[gone] = int(Outcome.RETIRED)
         message[gone] = 0
@@ -126,8 +125,9 @@ class MessageStates:
         return found
 
     async def _outcomes(self, start_ms: int, message: I64) -> U8:
-        """Codes u8[n] of messages of one window, 0 where there is no outcome, TOO_LATE where the file does not tell. What
-        is being cancelled is waited for."""
+        """Codes u8[n] of messages of one window: 0 without an outcome, TOO_LATE where the file is damaged.
+
+        Waits for cancels in progress."""
         code = np.zeros(len(message), dtype=np.uint8)
         rest = np.arange(len(message))
         while True:
@@ -136,7 +136,7 @@ class MessageStates:
                 async with self._decided.pinned(key) as index:
                     free = self._decided.holds.not_held(message[rest])
                     code[rest[free]] = self._decided.outcome_of(key, index, message[rest[free]])
-            except CorruptionError:  # reported; of most of them nobody knows what became of them
+            except CorruptionError:  # reported; the outcomes of most messages are unknown
                 code[rest] = await self._decided.told(key, message[rest])
                 return code
             rest = rest[~free]
@@ -145,7 +145,7 @@ class MessageStates:
             await self._decided.holds.wait_released()
 
     def _in_memory(self, message: I64, due_ms: I64) -> U8:
-        """One step: what is known of n messages without an outcome, codes u8[n]."""
+        """Codes u8[n] of n messages without an outcome, in one step: pending, retrying or in flight."""
         state = np.full(len(message), int(Outcome.PENDING), dtype=np.uint8)
         state[self._residency.retrying(due_ms, message)] = int(Outcome.RETRYING)
         # Before it is due, the batch of a message in flight only waits for the moment.
@@ -153,13 +153,14 @@ class MessageStates:
         return state
 
     async def with_rows(self, found: Sequence[Found], due_ms: Sequence[int], work: Work) -> list[Found]:
-        """The same answers, and what their outcome rows say: when and by which group they were dispatched. A file is read
-        once for all of them."""
+        """The same answers with the fields of their outcome rows, such as time and group of the dispatch.
+
+        Reads each file once."""
         wanted: dict[DispatchKey, list[int]] = {}
         for each, due in zip(found, due_ms, strict=True):
             if each.has_row:
                 wanted.setdefault(self._decided.key_of(due), []).append(each.message)
-        # From the files, or from what is about to be written: looked at first, since it goes from here to there.
+        # Unwritten rows are collected before the files are read, because rows move from memory to the files.
         batches = self._decided.unwritten()
         for key, messages in wanted.items():
             await work.items(WINDOW_ITEMS)
@@ -188,7 +189,7 @@ class MessageStates:
         )
 
     async def _written(self, key: DispatchKey, messages: I64) -> OutcomeBatch:
-        """Rows of a file, as far as they can be read: their codes are in memory, so the answer stands without them."""
+        """The readable rows of a file. Reports damage; the answer is valid without them, as the codes are known."""
         damages: list[Damage] = []
         read = partial(self._dispatch.rows_of, key, messages, damages)
         try:

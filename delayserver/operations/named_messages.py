@@ -1,6 +1,6 @@
-"""Which messages a `cancel`, `lookup` or `reschedule` is about: named by receipts, or by subject, message_id and due time.
+"""Finds the messages of a `cancel`, `lookup` or `reschedule` by receipts, or by subject, message_id and due time.
 
-What a name stands for is a matter of the moment: a reschedule to the same time puts another message in its place.
+A name can change its message at any time: a reschedule to the same due time gives it to the new message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from store.tables.names import SUBJECT, Names
 
 Places = NDArray[np.intp]
 
-# Receipts that are read in one step, half a millisecond.
+# Receipts that are parsed in one step, which takes 0.5 ms.
 RECEIPTS_AT_ONCE = 1024
 
 
@@ -45,14 +45,14 @@ class GivenName:
 
 @dataclass(frozen=True, slots=True)
 class GivenReceipts:
-    """The items of a request, each a receipt. They are not checked yet."""
+    """The items of a request, each an unchecked receipt."""
 
     receipts: list[Any]
 
 
 @dataclass(frozen=True, slots=True)
 class GivenItems:
-    """The `count` items of a request: each place stands in `receipts`, in `names`, or in `errors` if it names nothing."""
+    """The `count` items of a request. Each place is in `receipts`, in `names`, or in `errors` if it names nothing."""
 
     count: int
     receipts: dict[int, Any] = field(default_factory=dict)
@@ -65,8 +65,9 @@ Given = GivenReceipts | GivenItems
 
 @dataclass(frozen=True, slots=True)
 class NamedMessages:
-    """The n items of a request: `sequence` i64[n] and `due_ms` i64[n] of their messages, 0 where there is none we have. By
-    place the `errors` of items that name nothing, and the `names` of those that have an id of their own."""
+    """The n items of a request: `sequence` i64[n] and `due_ms` i64[n] of their messages, 0 for an unknown message.
+
+    By place: the `errors` of items that name nothing, and the `names` of items with an id of the client."""
 
     receipts: list[str] | None
     sequence: I64
@@ -85,7 +86,7 @@ class Naming:
         self._subjects = subjects
 
     async def find(self, given: Given, work: Work) -> NamedMessages:
-        """The messages that the client names."""
+        """Finds the messages that the client names."""
         if isinstance(given, GivenReceipts):
             return await self._of_receipts(given.receipts, work)
         count = given.count
@@ -100,8 +101,9 @@ class Naming:
         return named
 
     async def replaced(self, named: NamedMessages, places: Places) -> Places:
-        """At which of these places the name stands for another message by now, which then takes its place there: a
-        reschedule to the same time, which was under way when the name was looked up."""
+        """Looks the names at these places up again. Returns the places whose message has changed, and updates `named`.
+
+        This happens if a reschedule to the same time was in progress at the first look."""
         places = places[[place in named.names for place in places.tolist()]]
         if not len(places):
             return places
@@ -131,7 +133,7 @@ class Naming:
         return named
 
     async def _put_names(self, named: NamedMessages, names: dict[int, GivenName], work: Work) -> None:
-        """Find the messages of some places by their names."""
+        """Finds the messages of some places by their names."""
         derived: dict[int, int] = {}
         for place, given in names.items():
             await work.items()
@@ -158,14 +160,14 @@ class Naming:
         return MessageName(subject, due_ms, message_id, hash_id(message_id))
 
     async def _keep_own(self, named: NamedMessages, subjects: dict[int, int]) -> None:
-        """A derived id names its message below its own subject only."""
+        """Sets the sequence to 0 where a derived id comes with a subject that is not its message's."""
         places = np.fromiter(subjects, np.intp, len(subjects))
         located = await self._cancellation.locate(named.sequence[places], named.due_ms[places])
         subject = np.fromiter(subjects.values(), np.uint32, len(subjects))
         named.sequence[places[located.found & (located.subject != subject)]] = 0
 
     async def _locate(self, named: NamedMessages, places: list[int]) -> None:
-        """Look for the ids at these places. One that is not there any more keeps its sequence."""
+        """Finds the messages of the ids at these places. A place whose id is gone keeps its sequence."""
         located = await self._cancellation.locate_names([named.names[place] for place in places])
         for place in places:
             name = named.names[place]

@@ -1,4 +1,4 @@
-"""All operations of a server, for any front: values in, values out. None of them knows a connection or a frame."""
+"""All operations of a server, for any front. They take and return values and know no connections or frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from delayserver.operations.status import Status
 
 @dataclass(frozen=True, slots=True)
 class DelayOperations:
-    """What only a server with a delay pipeline for clients has."""
+    """The operations that a lone broker does not have."""
 
     send: Send
     cancel: Cancel
@@ -30,7 +30,7 @@ class DelayOperations:
 
 @dataclass(frozen=True, slots=True)
 class Operations:
-    """What a server and a lone broker have; `delay` is None for a lone broker."""
+    """The operations of a server or a lone broker; `delay` is None for a lone broker."""
 
     identity: Identity
     status: Status

@@ -1,7 +1,7 @@
-"""Messages that come again: after a nack, after an ack timeout, or because the reply with them was not received.
+"""Redelivers messages after a nack, after an ack timeout, or if the reply with them was not received.
 
-They go back through the delay pipeline: internal records, committed to message_log like messages, due for one consumer
-group. Only when these are durable the old delivery is done.
+They go through the delay pipeline again, as internal records for one consumer group, committed to message_log like
+messages. The old delivery is settled only when these records are durable.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from store.records.batches import I64, MessageBatch
 
 # Ended leases that become internal records in one step.
 EXPIRED_AT_ONCE = 4096
-# Replies that were not received and whose deliveries are not taken back yet. Those of more come again when their leases end.
+# Unreceived replies whose deliveries wait to be taken back. Those of further replies come again when their leases end.
 UNRECEIVED_MAX = 4096
 
 
@@ -37,36 +37,37 @@ class Redelivery:
         self._leases = trio.Event()
         self._unreceived: deque[tuple[int, int, I64]] = deque()
         self._work_back = trio.Event()
-        # Deliveries so far that were handed out and never sent.
+        # Deliveries so far whose reply was never sent.
         self.given_back = 0
 
     async def run(self) -> None:
-        """End leases, and take back what was not received; until cancelled."""
+        """Ends leases and takes back unreceived deliveries, until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._end_leases)
             nursery.start_soon(self._take_back)
 
     def leased(self) -> None:
-        """Messages were handed out: their leases may end before those that are known."""
+        """Recomputes the next end of a lease, because new leases have begun."""
         self._leases.set()
 
     def not_received(self, subject: int, group: int, deliveries: I64) -> None:
-        """A reply with these deliveries was not sent to its end, so no client has read it: they come again at once."""
+        """Redelivers the deliveries of a reply that was not sent completely, so no client has read it."""
         if len(self._unreceived) < UNRECEIVED_MAX:
             self._unreceived.append((subject, group, deliveries))
             self._work_back.set()
 
     async def nack(self, subject: int, group: int, deliveries: I64, delay_ms: int | None) -> RetryBatch:
-        """Take leased deliveries back, due again in `delay_ms`; None for the group's own pauses. Durable when this returns.
-        Raises DiskFull, StorageFailed, and what the pipeline raises."""
+        """Takes leased deliveries back, due again in `delay_ms`; None for the group's own pauses. Durable on return.
+
+        Raises DiskFull, StorageFailed, and the errors of the pipeline."""
         clock = self._clock
         batch = self._broker.core.nack(subject, group, deliveries, delay_ms, clock.now_us(), clock.monotonic_us())
-        self._leases.set()  # what waits in its place has a time of its own
+        self._leases.set()  # the redeliveries change the next deadline
         await self._retry(batch)
         return batch
 
     async def durable(self) -> None:
-        """Wait until all that the broker has taken is on disk. Raises DiskFull, StorageFailed."""
+        """Waits until everything that the broker has taken is on disk. Raises DiskFull, StorageFailed."""
         try:
             await self._broker.commit.durable()
         except DiskFullError as error:
@@ -75,7 +76,7 @@ class Redelivery:
             raise StorageFailed(str(error)) from error
 
     async def _retry(self, batch: RetryBatch) -> None:
-        """Send internal records through the pipeline, then settle the deliveries they stand for."""
+        """Commits the internal records of a batch, then settles the old deliveries."""
         core = self._broker.core
         if batch.messages is not None:
             try:
@@ -96,13 +97,13 @@ class Redelivery:
             raise DiskFull(str(error), retry_after_ms=1000) from error
 
     async def _take_back(self) -> None:
-        """What a client did not receive comes again at once, as after a nack without a delay."""
+        """Redelivers unreceived deliveries at once, like a nack without a delay."""
         while True:
             if not self._unreceived:
                 self._work_back = trio.Event()
                 await self._work_back.wait()
             subject, group, deliveries = self._unreceived.popleft()
-            with suppress(DelayServerError, StoreError):  # refused for now: it comes again when its lease ends
+            with suppress(DelayServerError, StoreError):  # refused for now: they come again when their leases end
                 await self.nack(subject, group, deliveries, 0)
                 self.given_back += len(deliveries)
 

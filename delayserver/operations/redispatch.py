@@ -1,8 +1,8 @@
-"""Delivers messages once more that have an outcome already, for brokers that lost what they were given.
+"""Delivers messages again that already have an outcome, for brokers that lost their messages.
 
-Nothing of the past is changed: each delivery is an internal record (`origin_sequence` the message, for no consumer group
-in particular, due at once) that goes through the pipeline like a retry, outside the balance. One request handles a
-bounded slice and says where the next one begins.
+Existing records do not change. Each new delivery is an internal record, due at once, for no particular consumer group.
+`origin_sequence` is the message. The record goes through the pipeline like a retry and does not count in the balance.
+One request handles a bounded slice and returns the position of the next one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from store.logs.schedule_log import ScheduleKey
 from store.records.batches import I64
 from store.tables.names import SUBJECT
 
-# What was cancelled or suppressed is never delivered, whoever asks.
+# Cancelled and suppressed messages are never delivered.
 ALLOWED = (Outcome.DELIVERED, Outcome.EXPIRED, Outcome.DEAD_LETTERED)
 
 
 class Position(NamedTuple):
-    """Where a slice begins: behind this sequence of the file with this start and source."""
+    """The beginning of a slice: behind this sequence of the file with this start and source."""
 
     start_ms: int
     source: int
@@ -43,7 +43,7 @@ _END_OF_FILE = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Which messages: due in [from_ms, to_ms), of one subject or of all, with one of these outcomes (out of `ALLOWED`)."""
+    """Selects messages due in [from_ms, to_ms), of one subject or all, with one of these outcomes out of `ALLOWED`."""
 
     from_ms: int
     to_ms: int
@@ -53,8 +53,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Redispatched:
-    """How many messages are delivered again, where the next slice begins (None behind the last one), and what damage
-    hid."""
+    """The number of `messages` delivered again, the `next` slice (None behind the last one), and `unread` damage."""
 
     messages: int
     next: Position | None
@@ -85,8 +84,9 @@ class Redispatch:
         self._clock = runtime.clock
 
     async def slice(self, peer: Peer, asked: Asked, after: Position | None, dry_run: bool) -> Redispatched:
-        """One slice of the messages, behind `after`; with `dry_run` they are counted only. What damage hides is passed over,
-        named and counted. Raises ServerNotProven, InvalidArgument, and the errors of a send."""
+        """Redispatches one slice behind `after`; with `dry_run` only counts it. Skips, reports and counts damage.
+
+        Raises ServerNotProven, InvalidArgument, and the errors of a send."""
         self._servers.check(peer)
         self._admission.require()
         unread, wanted, after = Unread(), self._wanted(asked), after or _FIRST
@@ -111,8 +111,7 @@ class Redispatch:
         return Wanted(asked.from_ms, asked.to_ms, code, tuple(map(int, asked.outcomes)))
 
     def _files(self, wanted: Wanted) -> list[ScheduleKey]:
-        """Windows and whole days: nothing of a coarse day was delivered. Files that lost messages are named, also missing
-        ones."""
+        """The files of windows and whole days, also lost ones. No message of a coarse day was delivered."""
         first_ms = self._book.start_of(wanted.from_ms)
         keys = {*self._schedule.keys_between(first_ms, wanted.to_ms)}
         keys |= {key for key in self._schedule.lost if first_ms <= key.start_ms < wanted.to_ms}

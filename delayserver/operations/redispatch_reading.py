@@ -1,4 +1,4 @@
-"""Reads what a redispatch selects, around damage: what cannot be read is named and counted, the rest is served."""
+"""Reads the messages of a redispatch. Damage is reported and counted, and the readable messages are served."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class RedispatchReader:
         self._clock = runtime.clock
 
     async def select(self, key: ScheduleKey, wanted: Wanted, floor: int, unread: Unread) -> tuple[I64, bool]:
-        """Sequences i64[n], ascending, behind `floor`, as many as one slice may hold; whether the file has more.
+        """The next sequences behind `floor`, i64[n] ascending, at most one slice; and whether the file has more.
 
-        What cannot be read is told to `unread`, and counted with the first slice of the file (`floor` 0).
+        `unread` gets all damage. Hidden messages are counted with the first slice of the file (`floor` 0).
         """
         met: list[CorruptionError] = []
         columns = await self._run(partial(self._columns, key, met))
@@ -60,7 +60,7 @@ class RedispatchReader:
         return columns["sequence"][rows[:count]], count < len(rows)
 
     async def read(self, key: ScheduleKey, sequences: I64, unread: Unread) -> MessageBatch:
-        """The whole messages with these sequences; those whose bytes cannot be read are left out, and told."""
+        """The whole messages with these sequences. Unreadable ones are left out and counted in `unread`."""
         met: list[CorruptionError] = []
         batch = await self._run(partial(self._rows, key, sequences, met))
         self._tell(met, unread)
@@ -68,14 +68,14 @@ class RedispatchReader:
         return batch
 
     async def _outcomes(self, file: DispatchKey, sequences: I64, unread: Unread) -> tuple[U8, bool]:
-        """Outcome codes u8[n] of messages of a window, 0 for none; and whether all of its outcomes could be read."""
+        """Outcome codes u8[n] of messages of a window, 0 for none; and whether all outcomes could be read."""
         try:
             async with self._decided.pinned(file) as index:
                 return self._decided.outcome_of(file, index, sequences), True
         except _UNREADABLE as error:
             self._tell([_named(error)], unread)
         met: list[CorruptionError] = []
-        # Only what is certain: a message without a readable outcome may have been cancelled.
+        # Only known outcomes: a message without a readable outcome may have been cancelled.
         index = OutcomeIndex()
         for batch in self._decided.unwritten():
             index.add(batch.sequence, batch.outcome)
@@ -84,7 +84,7 @@ class RedispatchReader:
         self._tell(met, unread)
         return index.lookup(sequences), False
 
-    # In a thread, where the disk may make one wait.
+    # In a thread, because the disk may be slow.
 
     def _columns(self, key: ScheduleKey, met: list[CorruptionError]) -> Columns:
         nothing = MessageBatch.filled(0)
@@ -115,7 +115,8 @@ class RedispatchReader:
         )
 
     def _lost(self, key: ScheduleKey, wanted: Wanted) -> int:
-        """Messages of the window with a wanted outcome that no file of it gives out, counted with the first damaged one."""
+        """Counts messages of the window with a wanted outcome that no file of it has. 0 unless `key` is the first
+        damaged file, so that they are counted once."""
         damaged, placed = [], []
         for file in [key] if key.source == Source.DAY else [ScheduleKey(key.start_ms, source) for source in _FINE]:
             met: list[CorruptionError] = []
@@ -129,7 +130,7 @@ class RedispatchReader:
         decided = written.sequence[mask & wanted.decided(written.outcome)]
         return int(np.count_nonzero(~np.isin(np.unique(decided), np.concatenate(placed))))
 
-    # Telling
+    # Reporting
 
     def _tell(self, met: list[CorruptionError], unread: Unread) -> None:
         for error in met:
@@ -147,7 +148,7 @@ def _outcome_file(key: ScheduleKey) -> DispatchKey:
 def _around_damage(
     read: Callable[[list[Damage]], Read], nothing: Read, path: Callable[[], str], met: list[CorruptionError]
 ) -> Read:
-    """What `read` gives, or `nothing` of a file that cannot be read at all; what it passed over goes to `met`."""
+    """The result of `read`, or `nothing` if the file cannot be read at all. All damage goes to `met`."""
     damages: list[Damage] = []
     try:
         return read(damages)

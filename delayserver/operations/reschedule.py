@@ -1,4 +1,4 @@
-"""The operation `reschedule`: cancel and send in one atomic step a message, by items or in columns."""
+"""The operation `reschedule`, by items or in columns: cancels each message and sends a new one in one atomic step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from store.records.batches import I64
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Where a message goes, by one of two times, and what of it changes; None keeps it. The values are not checked yet."""
+    """The new time of a message (`due_ms` or `delay_ms`) and its new fields; None keeps a field. Unchecked values."""
 
     due_ms: object
     delay_ms: object
@@ -30,7 +30,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class GivenMoves:
-    """The items of a request: which messages, and by place the change of each that could be read."""
+    """The items of a request: their messages, and by place the change of each readable item."""
 
     messages: GivenItems
     changes: dict[int, Change] = field(default_factory=dict)
@@ -38,8 +38,7 @@ class GivenMoves:
 
 @dataclass(frozen=True, slots=True)
 class Rescheduled:
-    """n moves: `moves` says which messages and where to, `moved` what came of it. `errors` has the items that were refused,
-    by place."""
+    """n moves: `moves` are the messages and new times, `moved` the results, `errors` the refused items by place."""
 
     moves: Moves
     moved: Moved
@@ -56,8 +55,9 @@ class Reschedule:
         self._rescheduling = rescheduling
 
     async def by_name(self, given: GivenMoves, work: Work) -> Rescheduled:
-        """A name that stands for another message by now moves that one. Raises NotReady, ShuttingDown, DiskFull, and the
-        named error of the commit."""
+        """Moves messages by name. If another reschedule gives a name to another message meanwhile, moves that one.
+
+        Raises NotReady, ShuttingDown, DiskFull, and the named error of the commit."""
         self._admission.require()
         named = await self._naming.find(given.messages, work)
         count = given.messages.count
@@ -81,7 +81,7 @@ class Reschedule:
             places = await self._naming.replaced(named, again)
 
     def _read(self, moves: Moves, place: int, change: Change) -> None:
-        """Check a change and enter it. Raises named errors."""
+        """Checks a change and enters it in `moves`. Raises named errors."""
         moves.new_due_ms[place] = self._intake.due(change.due_ms, change.delay_ms)
         if change.body is not None:
             moves.bodies[place] = self._intake.body(change.body)
@@ -91,7 +91,7 @@ class Reschedule:
             moves.expires_ms[place] = self._intake.expires(change.expires_ms)
 
     async def by_number(self, sequence: I64, due_ms: I64, due: DueColumn, work: Work) -> Rescheduled:
-        """Move messages by sequence and due time, i64[n] each, to `due`. Raises as `by_name`."""
+        """Moves messages by sequence and due time, i64[n] each, to `due`. Raises the errors of `by_name`."""
         self._admission.require()
         count = len(sequence)
         errors: dict[int, DelayServerError] = {}

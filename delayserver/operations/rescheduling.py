@@ -1,7 +1,7 @@
-"""Reschedule: cancel messages and accept others in their place, each pair in one record of message_log. Columns in and out.
+"""Reschedule: cancels messages and accepts others in their place, each pair in one record of message_log.
 
-The old messages are read before the cancel is decided. So the time between the decision and its commit holds no read, and
-damage is met while nothing is held yet.
+The old messages are read before the cancel is decided. So no read delays the commit after the decision, and damage is
+found while no message is held.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from store.records.columns import ragged_offsets
 
 Places = NDArray[np.intp]
 
-# Messages of one record. More would make the others wait, and bring no speed.
+# Messages of one record. More would delay other requests and gain no speed.
 MESSAGES_AT_ONCE = 1024
-# Old messages that are in memory at a time, for one request.
+# Bytes of old messages that one request holds in memory at a time.
 READ_BYTES_MAX = 8 << 20
 _ALREADY_CANCELLED = int(Outcome.ALREADY_CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """n messages to move. `sequence` i64[n] and `due_ms` i64[n] name them; `new_due_ms` i64[n] is where they go.
+    """n messages to move: `sequence` i64[n] and `due_ms` i64[n] name them; `new_due_ms` i64[n] are the new due times.
 
-    By place the `bodies` (bytes), `properties` (a msgpack map) and `expires_ms` that change; the rest is kept.
+    By place the `bodies` (bytes), `properties` (a msgpack map) and `expires_ms` that change; other fields are kept.
     """
 
     sequence: I64
@@ -49,9 +49,9 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """The answers to n moves: `outcome` u8[n] of the cancels, and `new_sequence` i64[n] where it is `cancelled`, else 0.
+    """The answers to n moves: `outcome` u8[n] of the cancels, and `new_sequence` i64[n], 0 unless `cancelled`.
 
-    By place the `errors` of moves that were refused, and the `message_ids` of new messages that carry one of the client's.
+    By place the `errors` of refused moves, and the `message_ids` of new messages with an id of the client.
     """
 
     outcome: U8
@@ -66,7 +66,7 @@ class Moved:
 
 
 class Rescheduling:
-    """Moves messages, some at a time: others run in between."""
+    """Moves messages in parts. Other tasks run between the parts."""
 
     def __init__(self, cancellation: Cancellation, locator: Locator, intake: Intake, runtime: Runtime) -> None:
         self._cancellation = cancellation
@@ -75,7 +75,7 @@ class Rescheduling:
         self._workers = runtime.workers
 
     async def move(self, moves: Moves, places: Places, moved: Moved, work: Work) -> None:
-        """Move the messages at some places, and put the answers there."""
+        """Moves the messages at some places and enters the answers in `moved`."""
         while len(places):
             done = await self._some(moves, places[:MESSAGES_AT_ONCE], moved)
             places = places[done:]
@@ -83,7 +83,7 @@ class Rescheduling:
                 await work.items(SLICE_ITEMS)
 
     async def _some(self, moves: Moves, places: Places, moved: Moved) -> int:
-        """Move the first of these; returns how many. One commit."""
+        """Moves the first of these messages with one commit. Returns their number."""
         located = await self._cancellation.locate(moves.sequence[places], moves.due_ms[places])
         count, old = await self._read(located, moves.due_ms[places])
         places, located = places[:count], located.first(count)
@@ -91,7 +91,7 @@ class Rescheduling:
         answer = await self._cancellation.decide(located, sequence, due_ms)
         cancelled = np.flatnonzero(answer == CANCELLED)
         if len(cancelled):
-            # One step from here to the commit: the messages are held.
+            # No await from here to the commit, because the messages are held.
             held, place = distinct_messages(located.message, cancelled)
             answer[cancelled] = _ALREADY_CANCELLED  # named twice in one request
             answer[place] = CANCELLED
@@ -128,8 +128,7 @@ class Rescheduling:
         return await self._workers.run(read)
 
     def _refused(self, new_due_ms: I64, found: NDArray[np.bool_]) -> dict[int, DelayServerError]:
-        """Those that are cancelled and cannot be sent: their bytes are damaged, or the window of the new due time was
-        closed while the request waited."""
+        """Errors of messages that cannot be sent: damaged bytes, or a new due time in a window closed meanwhile."""
         refused: dict[int, DelayServerError] = self._intake.refused_due(new_due_ms)
         for index in np.flatnonzero(~found).tolist():
             refused[index] = MessageDamaged("the part of the schedule file that holds it is damaged")
@@ -137,7 +136,7 @@ class Rescheduling:
 
 
 def _rows_of(old: MessageBatch, message: I64) -> tuple[NDArray[np.bool_], Places]:
-    """Which of these messages were read, bool[n], and their rows."""
+    """True for messages that were read, bool[n], and their rows in `old`."""
     if not len(old):
         return np.zeros(len(message), np.bool_), np.zeros(len(message), np.intp)
     order = np.argsort(old.sequence, kind="stable")
@@ -146,7 +145,7 @@ def _rows_of(old: MessageBatch, message: I64) -> tuple[NDArray[np.bool_], Places
 
 
 def _replacing(old: MessageBatch, moves: Moves, places: Places) -> MessageBatch:
-    """The new messages of rows of old ones, in the same order."""
+    """The new messages for some old ones, in the same order."""
     columns: dict[str, Any] = {
         "ids": old.ids,
         "ids_length": old.ids_length,
@@ -171,7 +170,7 @@ def _replacing(old: MessageBatch, moves: Moves, places: Places) -> MessageBatch:
 
 
 def _changed(old: MessageBatch, blob: str, changes: dict[int, bytes], places: Places) -> dict[str, Any]:
-    """A blob of the old messages and its lengths, with the changes at some of the places."""
+    """A blob column of the old messages and its lengths, with the changes applied."""
     data, lengths = getattr(old, blob), getattr(old, f"{blob}_length")
     if changes:
         offsets = ragged_offsets(lengths).tolist()

@@ -14,7 +14,7 @@ from delayserver.state.routes import Routes
 
 @dataclass(frozen=True, slots=True)
 class RouteNode:
-    """One node of a group: where it listens, and its part of the group's deliveries."""
+    """One node of a group: its address, and its weight in the group's deliveries."""
 
     address: str
     weight: int
@@ -32,13 +32,13 @@ class Routing:
     """Finds the nodes of a group."""
 
     def __init__(self, routes: Routes, groups: Sequence[BrokerGroup], own_address: str) -> None:
-        """`own_address`: where clients reach this process, and so its embedded node."""
+        """`own_address`: the address at which clients reach this process and its embedded node."""
         self._routes = routes
         self._groups = groups
         self._own_address = own_address
 
     def of_subject(self, subject: str) -> Route:
-        """The first group of a subject's route. A subject that no pattern matches goes to the first group of all."""
+        """The first group of a subject's route. A subject that matches no pattern goes to the first of all groups."""
         route = self._routes.match(subject)
         return self.of_group(route.groups[0] if route is not None else self._groups[0].name)
 

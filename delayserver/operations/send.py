@@ -1,6 +1,6 @@
-"""The operation `send`: messages in rows or in columns become durable, and are answered then.
+"""The operation `send`: makes messages in rows or in columns durable, then answers.
 
-The answer is a continuation of the request: it is called in the step in which the group commit has its sync.
+The answer is a callback. It is called in the step in which the group commit ends its sync.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from store.records.message_rows import Row
 from store.tables.names import Names
 
 SentMessage: TypeAlias = tuple[str, str, str, int, int]
-"""One accepted message: receipt, message_id (the sender's, or the one by which the server names it), subject, due_ms and
-sequence. A plain tuple, because a named one costs a third of what a message of a large `send` costs."""
+"""One accepted message: receipt, message_id (the sender's, or the derived id), subject, due_ms and sequence.
+
+A plain tuple: a named one would be a third of the cost of a message in a large `send`."""
 
 
 class SentRows(NamedTuple):
-    """The accepted messages in their order, and the others by their places in the request."""
+    """The accepted messages in order, and the rejected ones by their places in the request."""
 
     messages: list[SentMessage]
     rejections: list[Rejection]
@@ -36,8 +37,7 @@ class SentRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SentColumns:
-    """The accepted messages in their order: their due times i64[n] and sequences, which count up from the first one. Beside
-    them the rows that were refused."""
+    """The accepted messages in order, and the rejected rows. `due_ms` i64[n]; sequences count from `first_sequence`."""
 
     due_ms: I64
     first_sequence: int
@@ -55,11 +55,10 @@ class Send:
         self._names = names
 
     def rows(self, messages: list[Any], answer: Callable[[SentRows | DelayServerError], None]) -> None:
-        """Accept messages in rows, each a map of its fields. `answer` is called once: when they are durable, with the error
-        if they could not be made so, or at once if each of them is refused.
+        """Accepts messages in rows, each a map of its fields. Calls `answer` once: after the sync, or with its error.
 
-        Raises for the whole request: NotReady, ShuttingDown, DiskFull, QueueFull, StorageFailed, InvalidArgument,
-        BatchTooLarge."""
+        If every row is refused, calls `answer` at once. Raises for the whole request: NotReady, ShuttingDown, DiskFull,
+        QueueFull, StorageFailed, InvalidArgument, BatchTooLarge."""
         self._admission.require()
         rows, rejections = self._intake.rows(messages)
 
@@ -81,7 +80,7 @@ class Send:
         return sent
 
     def columns(self, messages: MessageColumns, answer: Callable[[SentColumns | DelayServerError], None]) -> None:
-        """Accept messages in columns, all or none of those that are not refused. `answer` and errors as for `rows`."""
+        """Accepts messages in columns; all rows that pass the checks, or none. `answer` and errors as for `rows`."""
         self._admission.require()
         batch, rejections = self._intake.columns(messages)
         if batch is None:

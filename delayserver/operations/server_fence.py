@@ -1,7 +1,7 @@
-"""Which process of a server may deliver to this node, and over which of its connections. No connection and no clock here.
+"""Decides which process of a server may deliver to this node, and over which connection. Pure: no I/O, no clock.
 
-A node keeps the keys (server id, sequence, redelivery) of what it was given. They mean one message each only while one
-process delivers under a server id. So the newest process wins, and the older ones are fenced off.
+A node keeps the keys (server id, sequence, redelivery) of its messages. A key means one message only while one process
+delivers under a server id. So the newest process wins, and the older ones are fenced off.
 """
 
 from __future__ import annotations
@@ -11,32 +11,32 @@ from typing import Any
 
 from delayserver.protocol.errors import DuplicateServerId, InvalidArgument, Superseded
 
-# A fenced process is taken again when the newer one has been disconnected and silent for this long: longer than a server
-# pauses between two attempts (`backoff_ms_max`, 30 s), so that a short break of a connection changes nothing.
+# A fenced process is admitted again when the newer one has been disconnected for this long. A server pauses less
+# between two attempts (`backoff_ms_max`, 30 s), so a short disconnection changes nothing.
 HOLD_MS = 60_000
-# Servers that are remembered, and older processes of each.
+# Servers that are remembered, and older processes per server.
 SERVERS_MAX = 1024
 PROCESSES_MAX = 16
 
 
 @dataclass(slots=True)
 class FencedServer:
-    """One server id: which process owns it at this node."""
+    """One server id and the process that owns it at this node."""
 
     owner: str
     connection: int
-    """The newest connection over which anything was taken."""
+    """The newest connection with an admitted request."""
     open: bool = True
     active_us: int = 0
     """When the owner was last seen, monotonic."""
     older: dict[str, None] = field(default_factory=dict)
-    """Processes that a newer one has replaced, the latest last."""
+    """Processes that a newer one has replaced, the most recent last."""
     refused: int = 0
-    """Requests that were refused because two processes have this id."""
+    """Requests refused because two processes have this id."""
     refused_us: int | None = None
 
     def own(self, instance: str) -> None:
-        """A process takes the place of the owner."""
+        """Makes a process the owner in place of the present one."""
         self.older.pop(instance, None)
         if self.owner:
             self.older[self.owner] = None
@@ -45,37 +45,37 @@ class FencedServer:
         self.owner = instance
 
     def take(self, connection: int, now_us: int) -> None:
-        """Something was taken over this connection."""
+        """Notes an admitted request on this connection."""
         self.connection, self.open, self.active_us = connection, True, now_us
 
     def close(self, now_us: int) -> None:
-        """The newest connection has ended."""
+        """Notes the end of the newest connection."""
         self.open, self.active_us = False, now_us
 
     def refuse(self, now_us: int) -> None:
-        """A request was refused."""
+        """Counts a refused request."""
         self.refused += 1
         self.refused_us = now_us
 
 
 class ServerFence:
-    """Admits requests of servers. `instance` is what a process drew at its start; "" for one that says none."""
+    """Admits requests of servers. `instance` is the random id of a process; "" if the process sends none."""
 
     def __init__(self) -> None:
         self._servers: dict[int, FencedServer] = {}
         self._owners: dict[int, int] = {}  # connection → server id, of connections that are the newest of a server
 
     def admit(self, server_id: int, instance: str, connection: int, now_us: int) -> bool:
-        """Let a request of a server through; returns whether another process claimed its id within the last minute.
+        """Admits a request of a server. True if another process claimed its id within the last minute.
 
-        `connection` counts connections in the order in which they were accepted. Raises Superseded (over an older
-        connection), DuplicateServerId (a newer process is at work) and InvalidArgument (Superseded, for a server that
-        says no instance: it does not know that name).
+        `connection` is the number of a connection in the order of acceptance. Raises Superseded for an older connection
+        and DuplicateServerId while a newer process is active. A server without an instance does not know Superseded and
+        gets InvalidArgument.
         """
         known = self._servers.pop(server_id, None)
         if known is None:
             known = FencedServer(instance, connection)
-        self._servers[server_id] = known  # the last one that was used is forgotten last
+        self._servers[server_id] = known  # most recently used last
         if connection < known.connection:
             why = "this server delivers over a newer connection; what comes over an older one is too late"
             raise Superseded(why) if instance else InvalidArgument(why)
@@ -110,13 +110,13 @@ class ServerFence:
         )
 
     def closed(self, connection: int, now_us: int) -> None:
-        """A connection has ended."""
+        """Notes the end of a connection."""
         server_id = self._owners.pop(connection, None)
         if server_id is not None:
             self._servers[server_id].close(now_us)
 
     def duplicates(self, now_us: int) -> list[dict[str, Any]]:
-        """Server ids that several processes have claimed since the start, for `status`: `now` says whether they still do."""
+        """Server ids claimed by several processes since the start, for `status`. `now`: within the last minute."""
         return [
             {"server_id": f"{server_id:012x}", "refused": known.refused, "now": self._contested(known, now_us)}
             for server_id, known in self._servers.items()
@@ -124,7 +124,7 @@ class ServerFence:
         ]
 
     def check_invariants(self) -> None:
-        """Every open owner is found by its connection, and no owner counts as an older process."""
+        """Asserts that each open owner is found by its connection and that no owner counts as an older process."""
         assert len(self._servers) <= SERVERS_MAX
         for connection, server_id in self._owners.items():
             assert self._servers[server_id].connection == connection and self._servers[server_id].open

@@ -1,4 +1,4 @@
-"""The servers among the peers of this process: what they said, whether they have proven it, and which of them may act."""
+"""The servers among the peers of this process: their claimed ids, their proofs, and their permission to act."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from delayserver.runtime.runtime import Runtime
 logger = logging.getLogger("delayserver")
 
 INSTANCE_LENGTH = 16
-# The log says again that two processes have one server id after this long.
+# Pause between two log lines about two processes with one server id.
 LOG_AGAIN_US = 60_000_000
 
 
 class Peer(NamedTuple):
-    """The other end of a connection: a number, which counts connections in the order in which they were accepted, and the
-    address."""
+    """The other end of a connection: its number, in the order of acceptance, and its address."""
 
     number: int
     address: str
@@ -30,7 +29,7 @@ class Peer(NamedTuple):
 
 @dataclass(slots=True)
 class _Claim:
-    """What a peer has said so far."""
+    """The identity that a peer has claimed so far."""
 
     instance: str = ""
     server_id: str = ""
@@ -38,23 +37,23 @@ class _Claim:
     proven: bool = False
 
     def say(self, instance: str, server_id: str) -> None:
-        """Raises InvalidArgument where it said something else before."""
+        """Stores the identity. Raises InvalidArgument if the peer claimed another one before."""
         if self.instance not in ("", instance) or self.server_id not in ("", server_id):
             raise InvalidArgument("a connection belongs to one server and one instance")
         self.instance, self.server_id = instance, server_id
 
     def exchange(self, challenge: bytes) -> bytes:
-        """Take the present challenge and leave another one: each is good for one try."""
+        """Replaces the challenge and returns the old one, so that each is good for one try."""
         before, self.challenge = self.challenge, challenge
         return before
 
     def believe(self) -> None:
-        """It is a server."""
+        """Marks the peer as a server."""
         self.proven = True
 
 
 class Servers:
-    """Checks who asks for an operation of servers. One of a process; a connection is forgotten when it ends."""
+    """Checks the peers that call operations for servers. One per process; a connection is forgotten when it ends."""
 
     def __init__(self, settings: ListenSettings, runtime: Runtime) -> None:
         self._secret = settings.server_secret
@@ -66,20 +65,19 @@ class Servers:
         self.fence = ServerFence()
 
     def hello(self, peer: Peer, instance: object, server_id: object) -> None:
-        """A server that will deliver says its id (12 hex digits) and the instance of its process (16). Raises
-        InvalidArgument."""
+        """Takes the id (12 hex digits) and the process instance (16) of a server. Raises InvalidArgument."""
         if not _is_hex(instance, INSTANCE_LENGTH) or not _is_hex(server_id, 12):
             raise InvalidArgument(f"instance has {INSTANCE_LENGTH} hex digits, and server_id 12")
         self._claim(peer).say(instance, server_id)
 
     def challenge(self, peer: Peer) -> bytes:
-        """What a peer has to prove next that it knows the secret; empty where no secret is set."""
+        """A new challenge, for which the peer must prove that it knows the secret; empty if no secret is set."""
         challenge = self._chance.randbytes(CHALLENGE_BYTES) if self._secret else b""
         self._claim(peer).exchange(challenge)
         return challenge
 
     def prove(self, peer: Peer, proof: object) -> None:
-        """Take the peer for a server from now on, if this is the proof for its challenge. Raises ServerNotProven."""
+        """Accepts the peer as a server if this is the proof for its challenge. Raises ServerNotProven."""
         claim = self._claim(peer)
         challenge = claim.exchange(b"")
         if not self._secret or not is_proof(self._secret, challenge, proof):
@@ -89,7 +87,7 @@ class Servers:
         claim.believe()
 
     def check(self, peer: Peer) -> None:
-        """Whether a peer may ask for operations of servers. Raises ServerNotProven."""
+        """Returns if a peer may call operations for servers. Raises ServerNotProven."""
         claim = self._claims.get(peer.number)
         if claim is not None and claim.proven:
             return
@@ -100,11 +98,11 @@ class Servers:
                 "no listen.server_secret is set here, and this peer is in none of listen.server_networks: "
                 "set the same secret on both sides"
             )
-        # Remembered: an address is read once for each connection.
+        # Remembered, so that an address is parsed once per connection.
         self._claim(peer).believe()
 
     def admit(self, peer: Peer, server_id: int) -> bool:
-        """Let a request of a server through; returns whether its id is claimed by another process as well.
+        """Admits a request of a server. True if another process also claims its id.
 
         Raises ServerNotProven, InvalidArgument, Superseded, DuplicateServerId."""
         self.check(peer)
@@ -122,12 +120,12 @@ class Servers:
             raise
 
     def closed(self, peer: Peer) -> None:
-        """The connection of a peer has ended."""
+        """Forgets a peer whose connection has ended."""
         self._claims.pop(peer.number, None)
         self.fence.closed(peer.number, self._clock.monotonic_us())
 
     def duplicates(self) -> list[dict[str, Any]]:
-        """Server ids that several processes have claimed, for `status`."""
+        """Server ids claimed by several processes, for `status`."""
         return self.fence.duplicates(self._clock.monotonic_us())
 
     def _claim(self, peer: Peer) -> _Claim:

@@ -1,4 +1,4 @@
-"""The operation `status`: counts by the balance of rule 3, lateness, and the health of every part. It changes nothing."""
+"""The operation `status`: the balance of rule 3, lateness, and the health of every part. Changes nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from delayserver.state.connections import Connections
 
 @dataclass(frozen=True, slots=True)
 class ConnectionsStatus:
-    """The connections of all fronts. The bytes are those beyond the allowances of the connections."""
+    """The connections of all fronts. The bytes exclude the allowances of the connections."""
 
     open: int
     used_bytes: int
@@ -38,7 +38,7 @@ class ConnectionsStatus:
 
 @dataclass(frozen=True, slots=True)
 class ServerStatus:
-    """Everything that `status` tells."""
+    """All sections of `status`."""
 
     process: ProcessStatus
     balance: BalanceStatus
@@ -57,7 +57,7 @@ class ServerStatus:
 
 
 class StorageReader:
-    """The readers of what lies on disk."""
+    """The readers of the sections about the disk."""
 
     def __init__(self, disk: DiskReader, progress: ProgressReader, windows: WindowsReader) -> None:
         self.disk = disk
@@ -66,7 +66,7 @@ class StorageReader:
 
 
 class Status:
-    """Asks the readers of all sections in one step."""
+    """Reads all sections in one step."""
 
     def __init__(
         self,

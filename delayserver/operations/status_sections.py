@@ -1,6 +1,6 @@
-"""The sections of `status`: for each the value that tells it, and a reader that knows the few parts it is about.
+"""The sections of `status`. Each has a value class and a reader, which knows the few parts that it reads.
 
-The fields of the values have the names that PROTOCOL.md describes.
+PROTOCOL.md describes the fields.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from store.logs.dispatch_log import DispatchLog
 from store.logs.schedule_log import ScheduleLog
 from store.tables.names import SUBJECT, Names
 
-# A reply lists the first so many sentences about damage. Those behind them mostly have the same cause.
+# Sentences about damage in a reply, the first ones. Later ones usually have the same cause.
 DAMAGES_TOLD_MAX = 100
 
 
@@ -45,7 +45,7 @@ DAMAGES_TOLD_MAX = 100
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """Who answers, and whether it serves."""
+    """The identity of the process, and whether it serves."""
 
     ready: bool
     waits_for: str
@@ -57,7 +57,7 @@ class ProcessStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClockStatus:
-    """The clock by which messages are delivered, and the one by which files are removed."""
+    """The clock for deliveries (`server_us`), and the clock for the removal of files (`believable_us`)."""
 
     server_us: int
     believable_us: int
@@ -66,7 +66,7 @@ class ClockStatus:
 
 
 class ProcessReader:
-    """Reads how far the start has come, and the clock."""
+    """Reads the progress of the start, and the clocks."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class ProcessReader:
 
 @dataclass(frozen=True, slots=True)
 class BalanceStatus:
-    """Accepted messages by what became of them, and how late they were handed over. `pending` has no outcome on disk."""
+    """Accepted messages by outcome, and the lateness of deliveries. `pending`: without a durable outcome."""
 
     accepted: int
     delivered: int
@@ -169,7 +169,7 @@ class DiskStatus:
 
 @dataclass(frozen=True, slots=True)
 class ProgressStatus:
-    """How far the stages have come that write files."""
+    """The progress of the stages that write files."""
 
     replay_lag_bytes: int
     group_commits: int
@@ -180,7 +180,7 @@ class ProgressStatus:
 
 @dataclass(frozen=True, slots=True)
 class WindowsStatus:
-    """The windows that are kept, and those that lack outcomes."""
+    """The kept windows, and those that lack outcomes."""
 
     oldest_due_ms: int
     retired_windows_ahead: int
@@ -189,7 +189,7 @@ class WindowsStatus:
 
 
 class DiskReader:
-    """Reads the disk and the open files. `damage` is what it has met so far."""
+    """Reads the disk and the open files. `damage` is the report of all damage so far."""
 
     def __init__(
         self,
@@ -222,7 +222,7 @@ class DiskReader:
 
 
 class ProgressReader:
-    """Reads the stages."""
+    """Reads the progress of the stages."""
 
     def __init__(
         self, commit: GroupCommit, positions: Positions, decided: Decided, checkpointing: Checkpointing
@@ -244,7 +244,7 @@ class ProgressReader:
 
 
 class WindowsReader:
-    """Reads the book of windows, and what retention has closed."""
+    """Reads the incomplete windows, and the windows that retention has closed."""
 
     def __init__(self, book: WindowBook, retention: Retention, clock: Clock) -> None:
         self._book = book
@@ -321,7 +321,7 @@ class DeliveryReader:
         return {group.name: _group(group) for group in self._groups}
 
     def duplicates(self) -> list[str]:
-        """One sentence for each node that another process with this server's id delivers to, as the nodes say."""
+        """One sentence for each node that reports another process with this server's id."""
         nodes = {node.broker.address: node.broker for group in self._groups for node in group.nodes}
         return [
             f"another process with the id of this server delivers to {address}: stop one of the two"
@@ -368,7 +368,7 @@ class BrokerReader:
         self._servers = servers
 
     def read(self) -> dict[str, Any]:
-        """The counts that the broker keeps of itself, and beside them those of its consumers."""
+        """The counts of the broker, and those of its consumers."""
         return self._broker.status() | {
             "waiting_pulls": self._consuming.waiting_pulls,
             "given_back": self._consuming.given_back,
@@ -377,7 +377,7 @@ class BrokerReader:
         }
 
     def duplicates(self) -> list[str]:
-        """One sentence for each server id with which two processes deliver to this one now."""
+        """One sentence for each server id with which two processes deliver to this node now."""
         return [
             f"two processes with the server id {found['server_id']} deliver to this one: stop one of the two"
             for found in self._servers.duplicates()

@@ -1,1 +1,1 @@
-"""What was decided becomes dispatch_log."""
+"""Writes decided outcomes to dispatch_log."""

@@ -1,6 +1,6 @@
-"""Writes what is decided to dispatch_log, many rows at a time. It waits for `Decided`, and is the only writer of the log.
+"""Writes the outcomes of `Decided` to dispatch_log, many rows at a time. The only writer of the log.
 
-Nobody waits for an outcome as for an acknowledgement, so the outcomes of a hot moment are written when it is over.
+Clients do not wait for outcomes as they do for acks, so the outcomes of a burst are written when it is over.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from store.errors import DiskFullError, StoreError
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.records.batches import OutcomeBatch
 
-# The outcomes of a hot moment are written when it is over, which is when none came for a while, or at the latest after
-# that: a writing thread competes for the GIL with what consumers wait for.
+# The outcomes of a burst are written when none came for QUIET_MS, at the latest after HOT_MS_MAX, because the writing
+# thread competes with deliveries for the GIL.
 QUIET_MS = 20
 HOT_MS_MAX = 100
 
 
 class OutcomeRecorder:
-    """Decided → dispatch_log."""
+    """Writes outcomes from `Decided` to dispatch_log."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class OutcomeRecorder:
         hot_ms_max: int,
         runtime: Runtime,
     ) -> None:
-        """`hot_ms_max`: how long the outcomes of a hot moment may gather."""
+        """`hot_ms_max`: the longest time in which the outcomes of a burst may gather."""
         self._decided = decided
         self._log = log
         self._book = book
@@ -51,7 +51,7 @@ class OutcomeRecorder:
         self.disk_full = False
 
     async def run(self) -> None:
-        """Flush until cancelled. A failed sync is raised: the server must stop."""
+        """Flushes until cancelled. Raises StoreError if a sync fails; the server must then stop."""
         decided = self._decided
         while True:
             if not decided.is_waiting and not decided.gave_up:
@@ -60,7 +60,7 @@ class OutcomeRecorder:
             await self._hot_moment_over()
             decided.wanted.hush()
             await self.flush()
-            # Outcomes that come within this time share the next sync, unless a part waits for them.
+            # Outcomes that come within this time share the next sync, unless a caller waits for them.
             with trio.move_on_after(self._settings.outcome_flush_ms / 1000):
                 await decided.wanted.rung()
 
@@ -77,14 +77,15 @@ class OutcomeRecorder:
         decided.was_hot()
 
     async def flush(self) -> None:
-        """Write and sync what is decided. One at a time; a second caller waits for the first, and is told of its failure: a
-        checkpoint must not go past outcomes that were lost."""
+        """Writes and syncs all decided outcomes. A second caller waits for the first.
+
+        Raises the StoreError of this or an earlier flush: a checkpoint must not cover lost outcomes."""
         while self._flushing and not self._decided.gave_up:
             await self._flushed.wait()
         if self._failure is not None:
             raise self._failure
         if self._decided.gave_up:
-            await trio.sleep_forever()  # the server ends: nothing may be written as if those were durable
+            await trio.sleep_forever()  # the server ends: a write must not suggest that the lost outcomes are durable
         if not self._decided.is_waiting:
             return
         batches = self._decided.begin_write()
@@ -105,7 +106,7 @@ class OutcomeRecorder:
         self._book.outcomes_durable(keys)
 
     async def _write(self, batches: list[OutcomeBatch]) -> set[DispatchKey]:
-        """No part waits for an outcome as for an ack, so the disk is never waited for on the event loop."""
+        """Writes and syncs outcomes in a thread, as they are not urgent. Returns the files. Retries on a full disk."""
         parts: list[tuple[DispatchKey, OutcomeBatch]] = await self._run(
             lambda: self._decided.by_file(OutcomeBatch.concatenate(batches))
         )
@@ -119,7 +120,7 @@ class OutcomeRecorder:
                 done += error.parts
                 self.disk_full = True
                 self._decided.disk_full.ring()
-                # Not shielded: a stop must not wait for room that nobody makes. The next start finds these undone.
+                # Not shielded: a stop must not wait for free space. The next start finds these messages undecided.
                 await self._clock.sleep_ms(200)
 
     async def _run(self, work: Callable[[], Any]) -> Any:
@@ -127,7 +128,7 @@ class OutcomeRecorder:
             return await self._workers.run(work)
 
     def _append_and_sync(self, parts: list[tuple[DispatchKey, OutcomeBatch]], done: int) -> None:
-        """Go on behind the parts an earlier try wrote before the disk was full, and sync those as well."""
+        """Writes the parts behind the first `done`, which an earlier try wrote, and syncs all parts."""
         try:
             self._log.prepare([key for key, _ in parts[done:]])
         except DiskFullError as error:
@@ -141,7 +142,7 @@ class OutcomeRecorder:
 
 
 class _PartlyWrittenError(Exception):
-    """The disk is full; the first `parts` files were written."""
+    """The disk is full; the first `parts` files of this try were written."""
 
     def __init__(self, parts: int) -> None:
         super().__init__(parts)

@@ -1,1 +1,1 @@
-"""A checked message becomes durable in message_log and is acknowledged."""
+"""Checks messages, makes them durable in message_log and acknowledges them."""

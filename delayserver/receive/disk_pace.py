@@ -1,17 +1,17 @@
-"""Whether the disk is so quick that the event loop may wait for a small sync itself. Pure: durations in, an answer out."""
+"""Decides whether the disk is fast enough for the event loop to wait for a small sync itself. Pure."""
 
 from __future__ import annotations
 
-# A sync that takes this long on average goes to a thread, so that it holds up nobody else. Not sooner: a thread has to be
-# woken, and its answer has to wake the event loop. Where all processors are busy, or virtual, that costs as much as a slow
-# sync, and groups that now take the one way and now the other come to two thirds of what either gives.
+# If syncs take this long on average, they run in a thread and do not block the event loop. The bound is not lower,
+# because waking the thread and then the event loop costs as much as a slow sync on busy or virtual processors. Groups
+# that alternate between both ways reach two thirds of the throughput of either.
 INLINE_SYNC_US_MAX = 1_000
-# So many of the last syncs have a say.
+# The weight of the moving mean, in syncs.
 _SYNCS = 8
 
 
 class DiskPace:
-    """The mean duration of the last small syncs, in which a single one counts for a quarter of the bound at most."""
+    """The moving mean duration of small syncs. One sync raises it by at most a quarter of the bound."""
 
     __slots__ = ("_mean_us",)
 
@@ -20,10 +20,10 @@ class DiskPace:
 
     @property
     def quick(self) -> bool:
-        """Whether the event loop may wait for the next one."""
+        """True if the event loop may wait for the next sync."""
         return self._mean_us < INLINE_SYNC_US_MAX
 
     def took(self, duration_us: int) -> None:
-        """A small sync took this long. Bounded, so that a pause of the machine does not look like a slow disk, and that a
-        slow minute is forgotten after some quick ones."""
+        """Adds the duration of a small sync, bounded: a pause of the machine does not look like a slow disk, and a few
+        quick syncs make up for a slow minute."""
         self._mean_us += (min(duration_us, 2 * INLINE_SYNC_US_MAX) - self._mean_us) // _SYNCS

@@ -1,8 +1,8 @@
-"""The group commit: everything that must be in message_log before it is answered goes through here, many at a time.
+"""The group commit: makes everything durable in message_log that must be there before its answer, many items at a time.
 
-While one group is written and synced the next one gathers. A small group is synced on the event loop while the disk is
-quick, because a hop to a worker thread costs as much as such a sync; a large one in a thread. Nothing downstream sees a
-record before its sync, and a failed sync is final: all who wait are told, and the server stops.
+The next group gathers while one is written and synced. A small group is synced on the event loop while the disk is
+quick, because a hop to a worker thread costs as much as such a sync. A large group is synced in a thread. No later
+stage sees a record before its sync. A failed sync is final: all waiting callers get the error, and the server stops.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from store.records.columns import ColumnBatch
 from store.records.message_rows import ROWS_MAX, MessageRows, Row, to_batch
 from store.tables.identity import SequenceReservation
 
-# What one row or one item costs in memory beside its bytes, for the bound on what may gather.
+# Memory of one row or item besides its bytes, for the bound on gathered bytes.
 ROW_OVERHEAD_BYTES = 120
 
 
 class GroupCommit:
-    """Gathers items, commits them in groups, tells each when it is durable or why it is not."""
+    """Gathers items, commits them in groups, and calls back each one when it is durable or has failed."""
 
     def __init__(
         self,
@@ -73,21 +73,23 @@ class GroupCommit:
     # -- handing in
 
     def submit_rows(self, rows: list[Row], done: RowsDone) -> None:
-        """Commit at least one row; `done` is called on the event loop, after the sync. Raises a named error if not taken."""
+        """Commits at least one row; calls `done` on the event loop after the sync. Raises a named error if refused."""
         size = ROW_OVERHEAD_BYTES * len(rows)
         for _, _, _, message_id, properties, body in rows:
             size += len(message_id) + len(properties) + len(body)
         self._take(size).add_rows(rows, done)
 
     def submit(self, batch: MessageBatch | CancelBatch, done: Done) -> None:
-        """Commit a batch as one record (all or nothing, also across a crash); sequences are given here."""
+        """Commits a batch as one record (all or nothing, also across a crash) and gives it sequences.
+
+        Calls `done` and raises as `submit_rows` does."""
         size = ROW_OVERHEAD_BYTES * len(batch)
         if isinstance(batch, MessageBatch):
             size += len(batch.bodies) + len(batch.properties) + len(batch.ids)
         self._take(size).add(batch, done)
 
     async def commit(self, batch: MessageBatch | CancelBatch) -> Committed:
-        """`submit` and wait. Raises the named error if it could not be made durable."""
+        """Submits a batch and waits until it is durable. Raises the named error if that fails."""
         results: list[Committed | DelayServerError] = []
         ready = trio.Event()
 
@@ -96,12 +98,12 @@ class GroupCommit:
             ready.set()
 
         self.submit(batch, done)
-        with trio.CancelScope(shield=True):  # what is handed in is decided by the disk, not by a caller that left
+        with trio.CancelScope(shield=True):  # a submitted batch cannot be taken back, so the caller gets its result
             await ready.wait()
         result = results.pop()
         if isinstance(result, DelayServerError):
             try:
-                raise copied(result)  # one that others of the group are told as well
+                raise copied(result)  # the other callers of the group get the same error
             finally:
                 del result
         return result
@@ -118,12 +120,13 @@ class GroupCommit:
         return group
 
     def begin_step(self) -> None:
-        """What is handed in from here to `end_step`, which follows without a pause, is one group."""
+        """Begins a step of the event loop. Items taken until `end_step` are one group."""
         self._in_step = True
 
     def end_step(self) -> bool:
-        """Commit what was read in this step, where that is quick: whoever is ready is in the group, so nothing is gained
-        by another pass of the event loop. False where something is left for `run`."""
+        """Commits the items of this step at once if the group is small and the disk quick. False if `run` must do it.
+
+        All clients that were ready are in the group, so another event-loop iteration would gain nothing."""
         self._in_step = False
         if not self._gathering:
             return True
@@ -150,28 +153,28 @@ class GroupCommit:
             await self._positions.replayed.reached(bound)
 
     def refuse(self, error: NotReady) -> None:
-        """Take nothing before `accept`: what is in the log already has no room in schedule_log yet."""
+        """Refuses all items until `accept`, because records in the log have no room in schedule_log yet."""
         if self.refusal is None:
             self.refusal = error
 
     def accept(self) -> None:
-        """Take what comes, unless something else than a start is in the way."""
+        """Ends `refuse`. A refusal for another reason stays."""
         if isinstance(self.refusal, NotReady):
             self.refusal = None
 
     def storage_failed(self, error: StorageFailed) -> None:
-        """A sync elsewhere failed for good: refuse everything from now on, and let `run` end the server."""
+        """Refuses everything from now on and lets `run` end the server, because a sync elsewhere has failed."""
         self.refusal = error
         self._work.set()
 
     # -- committing
 
     async def run(self) -> None:
-        """Commit groups until cancelled. Raises StoreError when a sync failed: the server must stop."""
+        """Commits groups until cancelled. Raises StoreError if a sync fails; the server must then stop."""
         try:
             await self._run()
         finally:
-            # Who waits for an answer is shielded: without one a server that must stop would hang.
+            # Waiting callers are shielded from cancellation, so a stop would hang without these answers.
             if self.refusal is None:
                 self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
             self._fail_gathered(self.refusal)
@@ -184,7 +187,7 @@ class GroupCommit:
                 await self._work.wait()
                 self._idle = trio.Event()
                 self._stop_if_failed()
-                continue  # it may have been woken for that alone
+                continue  # `storage_failed` may have set `_work` with nothing gathered
             await self._lag_over()
             with self._gathering.committing() as group:
                 try:
@@ -216,7 +219,7 @@ class GroupCommit:
         if isinstance(error, DiskFullError):
             group.fail(DiskFull(str(error), retry_after_ms=1000))
             return
-        # Final: whatever gathered meanwhile and whatever comes later is told the same.
+        # Final: items that have gathered and all later ones get the same error.
         self.refusal = StorageFailed(str(error))
         group.fail(self.refusal)
         self._fail_gathered(self.refusal)
@@ -235,7 +238,7 @@ class GroupCommit:
             elif isinstance(written, MessageBatch):
                 self._positions.accepted_sequence.advance(int(written.sequence[-1]))
                 self._balance.commit(len(written) - int(np.count_nonzero(written.origin_sequence)))
-        # Answers first: the clients go on while the rest of this step is done.
+        # Answers first, so that the clients go on during the rest of this step.
         group.tell(entries)
         self._positions.durable.advance(entries[-1].end)
         self._queue.put(entries)
@@ -263,7 +266,7 @@ class GroupCommit:
         return numbered
 
     def _write(self, batches: Sequence[ColumnBatch | MessageRows], size_bytes: int) -> list[LogEntry]:
-        """Append and make durable; called on the event loop or in a thread, never twice at the same time."""
+        """Appends records and makes them durable. Runs on the event loop or in a thread, never twice in parallel."""
         if self._sequences.needs_extension():
             self._sequences.extend()
         started_us = self._clock.monotonic_us()
@@ -271,7 +274,7 @@ class GroupCommit:
             entries = self._log.append_durably(batches)
         else:
             entries = self._log.append(batches)
-            self._log.assume_synced()  # durability "os": the page cache counts
+            self._log.assume_synced()  # durability "os": the page cache counts as durable
         self._log.require_name()
         self._took(self._clock.monotonic_us() - started_us, size_bytes)
         return entries
@@ -279,7 +282,7 @@ class GroupCommit:
     # -- around
 
     async def warm(self) -> None:
-        """Overwrite space ahead of the tail while nothing is to be committed. Raises SyncFailedError."""
+        """Overwrites space ahead of the tail while there is nothing to commit. Raises SyncFailedError."""
         while self._settings.warm_ahead_bytes:
             following = self._positions.durable.value + 1
             step = None
@@ -296,7 +299,7 @@ class GroupCommit:
             await self._clock.sleep_ms(20)
 
     async def stop(self) -> None:
-        """Refuse what is new, and wait until what was taken is durable and answered."""
+        """Refuses new items, and waits until all taken ones are durable and answered."""
         if self.refusal is None:
             self.refusal = ShuttingDown("the server is stopping", retry_after_ms=1000)
         while self._gathering or not self._idle.is_set():  # what was taken in this pass has not begun yet

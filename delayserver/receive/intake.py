@@ -1,7 +1,7 @@
-"""Turns `send` requests into columns that may be committed, row by row checked; refuses by name what may not.
+"""Checks `send` requests row by row and turns them into rows or columns to commit. Refuses bad rows with named errors.
 
-No I/O and no waiting, but for the table of names, which syncs a new subject before it gives out its code.
-A bad row never fails its neighbours: it is answered with its error, and the others go on.
+The only I/O is that of the table of names, which syncs a new subject before it returns its code. A bad row gets its
+own error and does not fail the other rows.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MAP_TYPES = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why row `index` of a request was refused."""
+    """The error of row `index` of a request."""
 
     index: int
     error: DelayServerError
@@ -71,29 +71,30 @@ class Intake:
         storage_failed: Callable[[StorageFailed], None],
         runtime: Runtime,
     ) -> None:
-        """`server_id` has twelve hex digits: ids that begin with them name messages which have none of their own.
+        """`server_id` has twelve hex digits. Derived ids, of messages without an id of the client, begin with them.
 
         Due times before `oldest_due_ms()` are refused, and later ones whose window is `closed`.
-        `storage_failed` is called where a name could not be stored: the server has to stop."""
+        `storage_failed` is called if a name cannot be stored; the server must then stop."""
         self._settings = settings
         self._names = names
         self._clock = runtime.clock
         self._oldest_due_ms = oldest_due_ms
         self._closed = closed
         self._storage_failed = storage_failed
-        # Within this millisecond these due times may be accepted without another look; any other is looked at.
+        # Due times in `_surely_ms` are accepted without a check during this millisecond, until `closed` changes.
         self._asked_ms = -1
         self._asked_changes = -1
         self._surely_ms = range(0)
-        # Subjects that consumers wait for and no message has had yet.
+        # Subjects without a message so far for which consumers wait.
         self._awaited: dict[str, trio.Event] = {}
         self._server_id = server_id
 
     # -- rows
 
     def rows(self, messages: object) -> tuple[list[Row], list[Rejection]]:
-        """Check messages in row form; the accepted ones, in order. Raises InvalidArgument and BatchTooLarge for the whole
-        request."""
+        """Checks messages in rows. Returns the accepted ones in order, and the rejections.
+
+        Raises InvalidArgument and BatchTooLarge for the whole request."""
         if type(messages) is not list or not messages:
             raise invalid("messages", "a list of at least one map", messages)
         if len(messages) > self._settings.batch_messages_max:
@@ -146,13 +147,13 @@ class Intake:
         return data
 
     def expires(self, expires_ms: object) -> int:
-        """When a message expires, 0 for never. Raises InvalidArgument."""
+        """Checks an expiry time in ms, 0 for never. Raises InvalidArgument."""
         if type(expires_ms) is not int or not 0 <= expires_ms < 1 << 62:
             raise invalid("expires_ms", "a time in milliseconds since 1970, or 0 for never", expires_ms)
         return expires_ms
 
     def due(self, due_ms: object, delay_ms: object) -> int:
-        """Resolve and check the due time of one message. Raises InvalidArgument, TooOld, TooFar."""
+        """Resolves and checks the due time of one message. Raises InvalidArgument, TooOld, TooFar."""
         return self._due(due_ms, delay_ms, self._clock.now_us())
 
     def _due(self, due_ms: object, delay_ms: object, now_us: int) -> int:
@@ -181,13 +182,13 @@ class Intake:
         return due
 
     def refused_due(self, due_ms: NDArray[np.int64]) -> dict[int, DelayServerError]:
-        """Which of n due times that were accepted before are refused now, by place: a request may have waited."""
+        """Checks n accepted due times again after a request has waited. Returns the errors by place."""
         refused: dict[int, DelayServerError] = {}
         self._check_due(due_ms, self._clock.now_us(), refused)
         return refused
 
     def subject(self, subject: object) -> int:
-        """The code of a subject, interned if it is new. Raises SubjectInvalid and what `intern` raises."""
+        """The code of a subject, interned if it is new. Raises SubjectInvalid and the errors of `intern`."""
         if type(subject) is str:
             code = self._names.code(SUBJECT, subject)
             if code:
@@ -195,8 +196,8 @@ class Intake:
         return int(self.intern(SUBJECT, [self.check_subject(subject)])[0])
 
     def _make_known(self, subjects: Iterable[object]) -> None:
-        """Give all new subjects among these their codes with one sync, which everybody waits for; what is refused, or finds
-        no room, is refused in its own row."""
+        """Interns all new valid subjects with one sync, for which the event loop waits. The check of a row refuses
+        subjects that are invalid or have no room."""
         names = dict.fromkeys([subject for subject in subjects if type(subject) is str])
         new = [name for name in names if not self._names.code(SUBJECT, name) and self.is_subject(name)]
         if len(new) > 1:
@@ -204,7 +205,7 @@ class Intake:
                 self.intern(SUBJECT, new, fitting=True)
 
     def is_subject(self, subject: object) -> bool:
-        """Whether `check_subject` takes it."""
+        """True if `check_subject` accepts it."""
         try:
             self.check_subject(subject)
         except SubjectInvalid:
@@ -212,8 +213,9 @@ class Intake:
         return True
 
     def intern(self, kind: int, names: list[str], *, fitting: bool = False) -> NDArray[np.uint32]:
-        """The codes u32[n] of names, with `fitting` 0 where the table has no room. Raises SubjectsFull, DiskFull, and
-        StorageFailed, after which the server stops."""
+        """The codes u32[n] of names; with `fitting`, 0 where the table has no room.
+
+        Raises SubjectsFull, GroupsFull, DiskFull, and StorageFailed, after which the server stops."""
         try:
             codes = self._names.intern(kind, names, fitting=fitting)
         except TableFullError as error:
@@ -231,8 +233,7 @@ class Intake:
         return codes
 
     async def first_message(self, subject: str, wait_ms: int) -> int:
-        """The code of a subject that was never seen: waits for its first message. 0 where none came in time. Nothing is
-        stored for the name meanwhile."""
+        """Waits for the first message of a new subject. Returns its code, 0 if none came in time. Stores nothing."""
         event = self._awaited.setdefault(subject, trio.Event())
         try:
             with trio.move_on_after(wait_ms / 1000):
@@ -243,7 +244,7 @@ class Intake:
         return self._names.code(SUBJECT, subject)
 
     def check_subject(self, subject: object, what: str = "subject") -> str:
-        """A subject, or the name of a consumer group (`what`). Raises SubjectInvalid."""
+        """Checks a subject or the name of a consumer group (`what`). Raises SubjectInvalid."""
         if type(subject) is not str or not subject:
             raise SubjectInvalid(f"a {what} is a text of at least one character, not {shown(subject)}")
         if len(subject.encode()) > self._settings.subject_bytes_max:
@@ -264,7 +265,7 @@ class Intake:
         return data
 
     def own_id(self, message_id: object) -> bytes:
-        """`message_id` of what is sent: not of the form that names messages without one. Raises MessageIdInvalid."""
+        """`message_id` for a send, which must not have the form of a derived id. Raises MessageIdInvalid."""
         data = self.message_id(message_id)
         if len(data) == DERIVED_ID_CHARACTERS and is_derived_id(data, self._server_id):
             raise MessageIdInvalid("message_ids of this form are this server's, for messages that are sent without one")
@@ -284,7 +285,9 @@ class Intake:
     # -- columns
 
     def columns(self, messages: MessageColumns) -> tuple[MessageBatch | None, list[Rejection]]:
-        """Check messages in column form; None if no row is left. Raises named errors for the whole request."""
+        """Checks messages in columns. Returns the accepted ones, None if no row is left, and the rejections.
+
+        Raises named errors for the whole request."""
         bodies = messages.bodies
         bad: dict[int, DelayServerError] = {}
         due_ms = self.due_column(messages.due, bad)
@@ -301,7 +304,7 @@ class Intake:
             "bodies_length": bodies.lengths,
             "subject": self._subject_column(messages, count, bad),
         }
-        # Ids that were meant and not taken would cost the sender, without a word, that a repeated send is one message.
+        # Ids are checked strictly: without its id, a repeated send would silently become a second message.
         if messages.ids is not None:
             columns |= self._id_columns(messages.ids, bad)
         if messages.properties is not None:
@@ -319,14 +322,14 @@ class Intake:
         return (batch.take(rest) if len(rest) else None), rejections
 
     def due_column(self, due: DueColumn, bad: dict[int, DelayServerError]) -> NDArray[np.int64]:
-        """The due times i64[n] of a column of them, or of delays; rows that are refused go to `bad`."""
+        """The due times i64[n] of a column of due times or delays. Errors of refused rows go to `bad`."""
         now_us = self._clock.now_us()
         column = due.values
         if due.are_delays:
             delays, maximum = due.values, self._settings.delay_ms_max
             _mark(bad, delays < 0, lambda i: InvalidArgument(f"delay_ms is {delays[i]}; it must be 0 or more"))
             _mark(bad, delays > maximum, lambda i: _delay_too_far(int(delays[i]), maximum))
-            # Kept from overflowing: what is beyond the maximum is refused already.
+            # Bounded against overflow; delays above the maximum are refused already.
             column = np.minimum(delays, maximum) + (now_us + 999) // 1000
         self._check_due(column, now_us, bad)
         return column
@@ -373,7 +376,7 @@ class Intake:
             bytes(ids.blob).decode()
         except UnicodeDecodeError as error:
             raise MessageIdInvalid(f"message_ids is not UTF-8: {error.reason} at byte {error.start}") from error
-        # The blob as a whole is UTF-8; a row is too if it does not start inside a character.
+        # The whole blob is UTF-8. A row is valid if no row starts inside a character.
         firsts = np.frombuffer(ids.blob, np.uint8)[ids.offsets[:-1][ids.lengths > 0]]
         if bool(((firsts & 0xC0) == 0x80).any()):
             raise MessageIdInvalid("message_ids is cut inside a UTF-8 character")
@@ -387,7 +390,7 @@ class Intake:
     def _properties_columns(self, properties: Ragged, bad: dict[int, DelayServerError]) -> dict[str, Any]:
         maximum = self._settings.properties_bytes_max
         _mark(bad, properties.lengths > maximum, lambda _: PropertiesInvalid(f"at most {maximum} bytes of properties"))
-        # Properties are opaque to the server but consumers read them as a map: every one is proven to be one.
+        # The server does not read properties, but consumers read them as a map, so each is checked.
         for index in np.flatnonzero(properties.lengths).tolist():
             try:
                 value = msgpack.unpackb(properties.row(index), max_ext_len=0)
@@ -426,7 +429,7 @@ def _delay_too_far(delay_ms: int, delay_ms_max: int) -> TooFar:
 
 
 def _mark(bad: dict[int, DelayServerError], mask: NDArray[np.bool_], error: Callable[[int], DelayServerError]) -> None:
-    """Note the first error of each row that the mask names. Costs one reduction when there is none."""
+    """Stores the error of each masked row that has none yet. Costs one reduction if the mask is empty."""
     if mask.any():
         for index in np.flatnonzero(mask).tolist():
             if index not in bad:

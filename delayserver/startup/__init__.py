@@ -1,1 +1,1 @@
-"""Opens a data directory as the last stop, or the last crash, left it."""
+"""Opens a data directory after a stop or a crash."""

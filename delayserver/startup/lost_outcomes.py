@@ -1,9 +1,9 @@
-"""What a start can restore of outcomes that dispatch files lost with their bytes.
+"""Restores outcomes at a start that damaged dispatch files have lost.
 
-message_log still holds cancels. They are recorded once more, as `recover rebuild` has it done. Copies are known from the
-schedule file. If nothing else was lost, all outcomes of the file are known again, and its window is not held back. That a
-message was delivered, expired or dead-lettered only its row can prove: where such rows are lost the window is held back, and
-of its messages those with a readable outcome alone have one. Reads files; may run in a thread.
+message_log still holds cancels, which are recorded again, as for `recover rebuild`. The schedule file proves
+duplicates. If nothing else was lost, all outcomes of the file are known again, and its window is not held back. Only
+its outcome row proves that a message was delivered, expired or dead-lettered. If such rows are lost, the window is held
+back, and only readable outcomes count. Reads files; may run in a thread.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ logger = logging.getLogger("delayserver")
 
 _READ_BYTES = 4 << 20
 _CANCELLED = int(Outcome.CANCELLED)
-# A cancel is in message_log, and what makes a message a copy is in its schedule file.
+# Cancels are also in message_log, and duplicates are marked in schedule files.
 _IN_OTHER_FILES = (_CANCELLED, int(Outcome.DEDUPLICATED))
 Read = TypeVar("Read")
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedCancels:
-    """Cancels in message_log, one a message, by sequence. `covered` bool[n]: a checkpoint has passed the record, so its
-    outcome was durable before any file was lost. `whole`: message_log holds all that were ever made."""
+    """Cancels in message_log, one per message, by sequence.
+
+    `covered` bool[n]: a checkpoint covers the record, so the outcome was durable before any file was lost.
+    `whole`: message_log still holds all cancels ever made."""
 
     batch: CancelBatch
     covered: NDArray[np.bool_]
@@ -48,7 +50,7 @@ class LoggedCancels:
 
 
 def cancels_in(log: MessageLog, lost: Iterable[DispatchKey], window_ms: int, replay_offset: int) -> LoggedCancels:
-    """Read message_log for the cancels of some windows and days. A cancel that came as a reschedule is one too."""
+    """Reads the cancels of some windows and days from message_log, also those of reschedules."""
     windows = np.array([key.start_ms for key in lost if not key.coarse], dtype=np.int64)
     days = np.array([key.start_ms for key in lost if key.coarse], dtype=np.int64)
     parts, covered = [CancelBatch.filled(0)], [np.zeros(0, dtype=np.bool_)]
@@ -77,8 +79,9 @@ def cancels_in(log: MessageLog, lost: Iterable[DispatchKey], window_ms: int, rep
 
 
 def is_restored(loss: Loss, cancels: LoggedCancels, left: I64) -> bool:
-    """Whether other files tell every outcome that a file lost. `cancels` are those of the file's window or day, `left`
-    i64[n] the sequences with an outcome that was not lost."""
+    """True if other files prove every outcome that a file lost.
+
+    `cancels` are those of the file's window or day; `left` i64[n] are the sequences whose outcome was not lost."""
     if not _is_in_other_files(loss):
         return False
     missing = ~np.isin(cancels.batch.sequence, left)
@@ -94,7 +97,7 @@ def _is_in_other_files(loss: Loss) -> bool:
 
 
 class LostOutcomes:
-    """Restores what can be restored, once a loss."""
+    """Restores lost outcomes, once per loss."""
 
     def __init__(
         self,
@@ -104,7 +107,7 @@ class LostOutcomes:
         record_missing: Callable[[CancelBatch], Awaitable[None]],
         window_ms: int,
     ) -> None:
-        """`record_missing` records the cancels that have no outcome which can be read."""
+        """`record_missing` records those of the cancels that have no readable outcome."""
         self._dispatch = dispatch
         self._days = days
         self._decided = decided
@@ -112,11 +115,11 @@ class LostOutcomes:
         self._window_ms = window_ms
 
     def wanted(self) -> list[DispatchKey]:
-        """Files that message_log was not searched for yet."""
+        """Files whose lost outcomes were not searched for in message_log yet."""
         return [key for key, loss in self._dispatch.lost.items() if not loss.searched]
 
     async def restore(self, found: LoggedCancels) -> list[DispatchKey]:
-        """Record the cancels that were lost, durably. Returns the files whose outcomes are all known again."""
+        """Records the lost cancels durably. Returns the files whose outcomes are all known again."""
         restored = []
         for key in self.wanted():
             loss = self._dispatch.lost[key]
@@ -124,7 +127,7 @@ class LostOutcomes:
             try:
                 left = self._dispatch.outcomes_left(key, loss.end)
             except CorruptionError:
-                continue  # told; it is looked at again by the next start
+                continue  # reported; the next start tries again
             await self._record_missing(mine.batch)
             if is_restored(loss, mine, left.sequence):
                 restored.append(key)
@@ -142,5 +145,5 @@ class LostOutcomes:
         rows = np.flatnonzero((due_ms >= key.start_ms) & (due_ms < key.start_ms + span_ms))
         covered = found.covered[rows]
         if self._days.is_draining(key.start_ms):
-            covered[:] = False  # the outcome may stand in the file of the day or of the minute
+            covered[:] = False  # the outcome may be in the file of the day or of the minute
         return LoggedCancels(found.batch.take(rows), covered, found.whole)

@@ -1,7 +1,7 @@
-"""Opens a data directory as the last stop left it: clean, killed or damaged. Files only; no tasks, no network.
+"""Opens a data directory after a clean stop, a crash or damage. Files only; no tasks, no network.
 
-The steps are numbered in store/FORMAT.md. What is read grows with what was written since the last checkpoint and with the
-number of files, never with the number of pending messages.
+store/FORMAT.md numbers the steps. The bytes read grow with those written since the last checkpoint and with the number
+of files, never with the number of pending messages.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
 
 @dataclass(slots=True)
 class Opened:
-    """Everything durable, open."""
+    """All open files of a data directory, and the state that was read from them."""
 
     directory: DataDirectory
     names: Names
@@ -74,11 +74,11 @@ class Opened:
 
     @property
     def damages(self) -> list[str]:
-        """The corruption that is known, one text each."""
+        """The known corruption, one text per case."""
         return self.damage.corruption
 
     def close(self) -> None:
-        """Close all files and give the lock back; nothing is synced."""
+        """Closes all files and releases the lock, without a sync."""
         for part in (self.log, self.schedule, self.dispatch, self.ledger, self.names, self.directory):
             part.close()
 
@@ -90,10 +90,10 @@ def open_directory(
     holder: str,
     role: str,
 ) -> Opened:
-    """Lock, read, recover; `runtime.damage` hears of what is wrong and can be gone around.
+    """Locks, reads and recovers a data directory. Reports damage that can be read around to `runtime.damage`.
 
-    Raises LockedError, FormatError, CorruptionError (of what cannot be done without), DiskFullError (all is closed, and it
-    can be tried again when there is room), StoreError.
+    Raises LockedError, FormatError, CorruptionError (of a file that it cannot do without), DiskFullError (everything is
+    closed, and the call can be repeated when there is room), StoreError.
     """
     with ExitStack() as stack:
         opened = _open(stack, fs, settings, runtime, holder, role)
@@ -109,7 +109,7 @@ def _open(
     holder: str,
     role: str,
 ) -> Opened:
-    """`stack` closes what was opened where this fails."""
+    """`open_directory`; on failure, `stack` closes the opened files."""
     clock, damage = runtime.clock, runtime.damage
     storage = settings.storage
     path = storage.data_dir.rstrip("/") or "/"
@@ -139,7 +139,7 @@ def _open(
     schedule = ScheduleLog(fs, f"{path}/schedule_log", server_id, storage.window_ms, schedule_files_max)
     stack.callback(schedule.close)
     placed = schedule_marks(checkpoint.schedule)
-    # A file may have been removed, as it should be, after the checkpoint that knows it: then it is not missing.
+    # A file that was properly removed after the checkpoint is not missing.
     schedule.recover_all(
         {
             key: mark
@@ -171,11 +171,11 @@ def _open(
     dispatch.restore_reserve()
     above = max([schedule.last_sequence(key) for key in schedule.keys()], default=0)
     reservation = read_reservation(fs, f"{path}/{SEQUENCES}", server_id)
-    # The latest time of which a checkpoint told. Where it is lost the reservation has a later one; 0: neither tells it.
+    # The latest time in a checkpoint. If the checkpoint is lost, the reservation has a later one. 0: neither has any.
     peak_us = checkpoint.written_us or reservation.clock_us
-    if reservation.clean:  # no attempt is unknown: a clock that once ran far ahead need not be remembered
+    if reservation.clean:  # all attempts have known results, so a clock that once ran far ahead is forgotten
         peak_us = min(peak_us, clock.now_us())
-    # Before the first checkpoint nothing is attempted, so there is nothing to remember.
+    # No message is attempted before the first checkpoint, so there is no time to reserve.
     reserved_us = max(peak_us, clock.now_us() + CLOCK_AHEAD_US) if peak_us else 0
     sequences = SequenceReservation.open(fs, path, server_id, above=above, clock_us=reserved_us)
     for path_damages in (log.damages, schedule.damages, dispatch.damages):
@@ -190,11 +190,11 @@ def _open(
         damage.report(lost_rows.error(f"{path}/ledger.log"))
     attempted, horizon = Attempted(0, 0), AttemptHorizon(peak_us)
     if not sequences.clean and not directory.created:
-        # Where the horizon of the last life is not known, what this one would begin with has to do.
+        # Without the horizon of the last process, the horizon with which this one would begin is used.
         latest_ms = max(clock.now_ms(), horizon.due_ms) if peak_us else clock.now_ms() + AHEAD_MS
-        # What was due in this very millisecond may have been attempted in it.
+        # Messages due in this millisecond may have been attempted in it.
         attempted = Attempted(latest_ms + 1, sequences.next)
-    # A new directory holds nothing that a wrong clock could remove.
+    # A new directory has no files that a wrong clock could remove.
     known_us = clock.now_us() if directory.created else checkpoint.believable_us
     return Opened(
         directory,
@@ -217,24 +217,25 @@ def _open(
 def _has_gone(
     days: DayTable, ledger: Ledger, start_ms: int, placed: Mapping[ScheduleKey, FileMark], *, of_day: bool
 ) -> bool:
-    """Whether a file of this window or day was removed as it should be. `placed`: the schedule files of the checkpoint."""
+    """True if a file of this window or day was removed properly. `placed`: the schedule files of the checkpoint."""
     if not of_day:
         return ledger.has(start_ms)
     if not days.is_whole(start_ms):
         return days.is_drained(start_ms)
     if not ledger.has_between(start_ms, start_ms + DAY_MS):
         return False
-    # It was retired with all of its minutes. After a step of the clock it may have got messages again.
+    # The day was retired with all its minutes. After a step of the clock it may have got messages again.
     mark = placed.get(ScheduleKey(start_ms, Source.DAY))
     try:
         return mark is None or mark.last_sequence <= ledger.last_sequence_between(start_ms, start_ms + DAY_MS)
-    except CorruptionError:  # told by the ledger
+    except CorruptionError:  # the ledger reports it
         return True
 
 
 def _refuse_lost_tables(fs: FileSystem, path: str) -> None:
-    """Tables that are there before the first record that needs them. Made anew and empty they would give other names to
-    the codes in the logs, and sequences of a sealed day to its minutes once more. Raises CorruptionError."""
+    """Raises CorruptionError if a table is missing that must exist before the first record.
+
+    New, empty tables would give other names to the codes in the logs, and rows of a sealed day to its minutes again."""
     for table, folder in (("names.log", "message_log"), ("days", "schedule_log")):
         if not fs.exists(f"{path}/{table}") and fs.listdir(f"{path}/{folder}"):
             detail = f"the table is missing, but {folder} has files; `delayserver recover rebuild` makes it anew"
@@ -242,7 +243,7 @@ def _refuse_lost_tables(fs: FileSystem, path: str) -> None:
 
 
 def _refuse_other_windows(path: str, found_ms: int, window_ms: int) -> None:
-    """Files of windows of another length would not be found, and their messages not delivered. Raises FormatError."""
+    """Raises FormatError if the windows have another length, because their files and messages would not be found."""
     if found_ms and found_ms != window_ms:
         raise FormatError(
             path,
@@ -252,7 +253,7 @@ def _refuse_other_windows(path: str, found_ms: int, window_ms: int) -> None:
 
 
 def _read_checkpoint(fs: FileSystem, path: str, server_id: int, damage: DamageReport) -> tuple[Checkpoint, bool]:
-    """The checkpoint, or an empty one: then everything is read again, which takes long and loses nothing."""
+    """The checkpoint, and False; or an empty one, and True. Without it all files are read, which is slow but safe."""
     try:
         found = checkpoint_file.read(fs, f"{path}/checkpoint")
     except CorruptionError as error:
@@ -265,7 +266,7 @@ def _read_checkpoint(fs: FileSystem, path: str, server_id: int, damage: DamageRe
 
 
 def _forget_what_is_back(schedule: ScheduleLog) -> None:
-    """An operator put a lost file back; or a minute lost what its day, whose file is still there, will give it again."""
+    """Forgets losses of files that the operator has put back, and of minutes that their day's file will fill again."""
     for key in list(schedule.lost):
         day = ScheduleKey(day_of(key.start_ms), Source.DAY)
         from_day = key.source == Source.FROM_DAY and day in schedule and day not in schedule.lost
@@ -276,8 +277,9 @@ def _forget_what_is_back(schedule: ScheduleLog) -> None:
 def _remember_losses(
     fs: FileSystem, path: str, checkpoint: Checkpoint, schedule: ScheduleLog, dispatch: DispatchLog
 ) -> Checkpoint:
-    """Write the checkpoint once more, with what the files lost in place of their marks, before anything is appended to them:
-    a later start could neither see the loss nor count such a file by its old mark. Raises DiskFullError."""
+    """Writes the checkpoint again with the losses of files in place of their marks, before any append to these files.
+
+    Otherwise a later start could neither see the loss nor count the file by its old mark. Raises DiskFullError."""
     lost = lost_table(schedule.lost, dispatch.lost)
     known = schedule_marks(checkpoint.schedule), dispatch_marks(checkpoint.dispatch)
     remembered = replace(
@@ -292,20 +294,22 @@ def _remember_losses(
 
 
 def count_accepted(opened: Opened) -> tuple[int, int]:
-    """Accepted messages and internal records in all files, by reading their columns: for a lost checkpoint only."""
+    """Counts accepted messages and internal records in all files by reading their columns, after a lost checkpoint."""
     rows, internal = count_placed(opened, 0)
     return rows + int(opened.ledger.totals().accepted.sum()), internal
 
 
 def count_placed(opened: Opened, above: int) -> tuple[int, int]:
-    """Messages and internal records in schedule files behind this sequence. Behind the end of message_log there are some
-    only where a loss of power kept these pages and not those (durability `os`), or where its tail is damaged."""
+    """Counts messages and internal records in schedule files behind the sequence `above`.
+
+    There are some behind the end of message_log only if its tail is damaged, or if a loss of power kept these pages and
+    not those of the log (durability `os`)."""
     schedule, days, ledger = opened.schedule, opened.days, opened.ledger
     rows = internal = 0
     for key in schedule.keys():
         if schedule.last_sequence(key) <= above or (key.source == Source.FROM_DAY and days.is_draining(key.start_ms)):
             continue  # the day's file still has all of its rows
-        # Damage was reported when the files were taken over; what is in it cannot be counted.
+        # Damage was reported when the files were opened; messages in it cannot be counted.
         columns = schedule.read_columns(key, ("sequence", "origin_sequence"), damages=[])
         counted = 0
         if key.source != Source.DAY:
@@ -319,8 +323,9 @@ def count_placed(opened: Opened, above: int) -> tuple[int, int]:
 
 
 def find_lost_broker(fs: FileSystem, opened: Opened) -> CorruptionError | None:
-    """What to report where the broker's files are gone: a directory that has had a message or a consumer has had a broker
-    too; that of a new one is made now."""
+    """The damage if the broker's files are missing in a directory that has had messages or consumers, else None.
+
+    A new directory has no such files yet."""
     path = f"{opened.directory.path}/broker"
     if not len(opened.names.codes(SUBJECT)) + len(opened.names.codes(CONSUMER_GROUP)) or fs.listdir(path):
         return None

@@ -1,8 +1,8 @@
-"""Outcomes of messages that no schedule file holds any more: a crash or damage took the messages, dispatch_log kept these.
+"""Finds orphans: outcomes whose message is in no schedule file any more, because a crash or damage took it.
 
-Counts alone would take them for outcomes of the window's other messages, which would then never be loaded. So a start
-compares sequences wherever a window or a coarse day may have lost rows; what a day has is noted for the window that it
-will move to. In the balance neither they nor their messages count. Reads files; may run in a thread.
+By counts alone they would pass for outcomes of other messages of the window, which would then never be loaded. So a
+start compares sequences wherever a window or a coarse day may have lost rows. Orphans of a day are noted for the window
+to which they will move. Neither orphans nor their messages count in the balance. Reads files; may run in a thread.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ logger = logging.getLogger("delayserver")
 
 _FINE = (Source.DIRECT, Source.FROM_DAY)
 _READ_BYTES = 4 << 20
-# A day may have millions of outcomes; so many are looked up in its file at a time.
+# Outcomes that are looked up in a file at a time. A day may have millions.
 _FIND_ROWS = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """The orphaned outcomes in some files, one a message, by sequence; and which of the files cannot be read at all."""
+    """The orphaned outcomes in some files, one per message, by sequence; and the files that cannot be read at all."""
 
     outcomes: OutcomeBatch
     unreadable: set[DispatchKey]
 
 
 def orphans_in(schedule: ScheduleLog, dispatch: DispatchLog, keys: Iterable[DispatchKey], window_ms: int) -> Orphans:
-    """Look through these dispatch files.
+    """Searches these dispatch files for orphans.
 
-    Messages in damaged records count as there as long as the file counts them, so damage alone makes no orphans.
+    Messages in damaged records count as present as long as the file counts them, so damage alone makes no orphans.
     """
     parts = [OutcomeBatch.filled(0)]
     unreadable = set()
@@ -54,9 +54,9 @@ def orphans_in(schedule: ScheduleLog, dispatch: DispatchLog, keys: Iterable[Disp
             parts.append(
                 _of_day(schedule, key, settled, window_ms) if key.coarse else _of_window(schedule, key, settled)
             )
-        except (CorruptionError, FormatError):  # told by whoever needs the file
+        except (CorruptionError, FormatError):  # a reader that needs the file reports it
             unreadable.add(key)
-    # While a day is drained, an outcome may be in its file and in the minute's.
+    # While a day is drained, an outcome may be in the files of the day and of the minute.
     return Orphans(_one_each(OutcomeBatch.concatenate(parts)), unreadable)
 
 
@@ -72,12 +72,12 @@ def _of_window(schedule: ScheduleLog, key: DispatchKey, settled: OutcomeBatch) -
     placed = [_sequences(schedule, file) for file in files]
     counted = sum([schedule.rows(file) for file in files])
     if sum([len(sequences) for sequences in placed]) > counted:
-        # A record whose bytes were damaged when the file was taken over is not counted, though its columns can be read:
-        # its outcomes stand for nobody either.
+        # A record with damaged bytes at the opening of the file is not counted, although its columns can be read. So
+        # its outcomes must not count either.
         placed = [_verified(schedule, file) for file in files]
     unreadable = counted - sum([len(sequences) for sequences in placed])
     unknown = settled.take(np.flatnonzero(~np.isin(settled.sequence, np.concatenate(placed))))
-    # While a day is drained, the minutes may lack rows that a crash took: they come again from the day's file.
+    # While a day is drained, its minutes may lack rows that a crash took. They come again from the day's file.
     unknown = _not_in(schedule, ScheduleKey(day_of(key.start_ms), Source.DAY), unknown)
     return unknown.slice(min(max(unreadable, 0), len(unknown)), len(unknown))
 
@@ -86,14 +86,14 @@ def _of_day(schedule: ScheduleLog, key: DispatchKey, settled: OutcomeBatch, wind
     unknown = _not_in(schedule, ScheduleKey(key.start_ms, Source.DAY), settled, hidden=True)
     starts = window_starts(unknown.due_ms, window_ms)
     parts = [OutcomeBatch.filled(0)]
-    for start in np.unique(starts).tolist():  # drained already, where the day's file is gone
+    for start in np.unique(starts).tolist():  # minutes that are drained already, if the day's file is gone
         mine = unknown.take(np.flatnonzero(starts == start))
         parts.append(_not_in(schedule, ScheduleKey(start, Source.FROM_DAY), mine))
     return OutcomeBatch.concatenate(parts)
 
 
 def _not_in(schedule: ScheduleLog, file: ScheduleKey, outcomes: OutcomeBatch, *, hidden: bool = False) -> OutcomeBatch:
-    """Those whose messages are not in the file; with `hidden` what damage may hide counts as there."""
+    """The outcomes whose messages are not in the file. With `hidden`, a message that damage may hide is present."""
     parts = [OutcomeBatch.filled(0)]
     for first in range(0, len(outcomes), _FIND_ROWS):
         some = outcomes.slice(first, min(first + _FIND_ROWS, len(outcomes)))
@@ -108,7 +108,7 @@ def _sequences(schedule: ScheduleLog, key: ScheduleKey) -> I64:
 
 
 def _verified(schedule: ScheduleLog, key: ScheduleKey) -> I64:
-    """Of the records that verify as a whole."""
+    """The sequences in records that verify as a whole."""
     parts = [batch.sequence for _, batch in schedule.batches(key, damages=[])]
     return np.concatenate([np.zeros(0, np.int64), *parts])
 
@@ -118,8 +118,9 @@ def _verified(schedule: ScheduleLog, key: ScheduleKey) -> I64:
 
 @dataclass(frozen=True, slots=True)
 class Uncounted:
-    """What a start has to correct in the balance: outcomes to take out of the totals, one a row; messages and internal
-    records to add to what was accepted (negative: to take out)."""
+    """Corrections of the balance at a start: `outcomes` to subtract from the totals, one per row.
+
+    `accepted` messages and `internal` records are added to the accepted ones; they may be negative."""
 
     outcomes: OutcomeBatch
     accepted: int
@@ -127,7 +128,7 @@ class Uncounted:
 
 
 class OrphanSearch:
-    """Finds the orphans of a directory that was just opened, once its replay is complete."""
+    """Finds the orphans of a newly opened directory after its replay is complete."""
 
     def __init__(self, opened: Opened, book: WindowBook, window_ms: int, runtime: Runtime) -> None:
         self._checkpoint = opened.checkpoint
@@ -140,9 +141,10 @@ class OrphanSearch:
         self._workers = runtime.workers
 
     async def find(self, has_retired: Callable[[int], bool], *, everywhere: bool) -> Uncounted:
-        """Note orphans in the book, since they must not stand for others of their windows, or those would never be loaded;
-        and return what must not count in the balance. `has_retired`: whether the ledger has a window; `everywhere`: look at
-        all windows."""
+        """Notes orphans in the book, so that they do not count for other messages of their windows.
+
+        Returns the corrections of the balance. `has_retired`: True if the ledger has a window. `everywhere`: search all
+        windows."""
         book, table = self._book, self._checkpoint.orphans
         kept = {} if table is None else dict(zip(table.start_ms.tolist(), table.rows.tolist(), strict=True))
         book.note_orphans(kept)
@@ -152,17 +154,17 @@ class OrphanSearch:
             everywhere=everywhere or table is None or bool(self._log.damages),
         )
         found = await self._workers.run(partial(orphans_in, self._schedule, self._dispatch, suspects, self._window_ms))
-        # Of windows that cannot be looked through now, what was known before still holds.
+        # Windows that cannot be searched now keep their previous counts.
         unsaid = {start: rows for start, rows in kept.items() if not found.unreadable.isdisjoint(_files_of(start))}
         starts = self._days.starts_of(found.outcomes.due_ms, self._window_ms)
         windows, rows = np.unique(starts, return_counts=True)
         orphans = dict(zip(windows.tolist(), rows.tolist(), strict=True)) | unsaid
         book.note_orphans(orphans)
         self._tell(orphans, kept)
-        # What was retired once is counted by the ledger, whatever became of the files.
+        # The ledger counts retired windows, also if they have files again.
         skipped = {start for start in {*kept, *orphans} if start in unsaid or has_retired(start)}
         outcomes = found.outcomes.take(np.flatnonzero(~np.isin(starts, list(skipped))))
-        if table is None:  # only what the files hold was counted
+        if table is None:  # only messages in the files were counted
             return Uncounted(outcomes, 0, 0)
         left = [start for start in kept if start not in skipped and self._files_there(start)]
         return Uncounted(outcomes, *await self._left_out(outcomes, sum([kept[start] for start in left])))
@@ -177,8 +179,9 @@ class OrphanSearch:
         return [key for key in _files_of(start_ms) if key in self._dispatch]
 
     def _doubtful(self, kept: dict[int, int]) -> set[DispatchKey]:
-        """Files of windows with damage or orphans, or with outcomes that the checkpoint does not know: their messages may
-        be lost (durability `os`)."""
+        """Files of windows with damage or orphans, or with outcomes that the checkpoint does not cover.
+
+        The messages of such outcomes may be lost (durability `os`)."""
         marks, dispatch, schedule = dispatch_marks(self._checkpoint.dispatch), self._dispatch, self._schedule
         doubtful = {key for key in dispatch.keys() if key not in marks or dispatch.end(key) > marks[key].end}
         doubtful |= {
@@ -188,10 +191,12 @@ class OrphanSearch:
         return doubtful.union(*map(_files_of, kept))
 
     async def _left_out(self, orphans: OutcomeBatch, before: int) -> tuple[int, int]:
-        """What to add to accepted messages and internal records, whose outcomes are orphans now; those of `before` outcomes
-        are not in it any more. Messages that came back with their file (an operator found it) are taken in again."""
+        """The corrections of accepted messages and internal records for these orphans.
+
+        `before` outcomes were orphans already, so their messages are not counted any more. Messages that came back with
+        their file, which an operator found, are counted again."""
         counted = orphans.sequence <= self._checkpoint.replayed_sequence
-        if not counted.all():  # of these, what a loss of power took from message_log too was never counted
+        if not counted.all():  # messages that a loss of power also took from message_log were never counted
             replayed = await self._workers.run(partial(_sequences_behind, self._log, self._checkpoint.replay_offset))
             counted |= np.isin(orphans.sequence, replayed)
         counted_orphans = orphans.take(np.flatnonzero(counted))
@@ -202,12 +207,12 @@ class OrphanSearch:
 
 
 def _files_of(start_ms: int) -> tuple[DispatchKey, DispatchKey]:
-    """Where outcomes of a window may lie."""
+    """The files that may hold outcomes of a window."""
     return DispatchKey(start_ms, False), DispatchKey(day_of(start_ms), True)
 
 
 def _sequences_behind(log: MessageLog, offset: int) -> I64:
-    """Of the messages in message_log that can be read behind a logical offset."""
+    """The sequences of the readable messages in message_log behind a logical offset."""
     parts = [np.zeros(0, np.int64)]
     offset = max(offset, log.first)
     while offset < log.synced:

@@ -1,7 +1,7 @@
-"""What a start still has to replay, as far as deliveries must know of it before: the cancels. Reads files; for any thread.
+"""Reads the cancels in the part of message_log that a start still has to replay. Reads files; for any thread.
 
-A start normally replays all of message_log before it delivers anything. Where the replay waits for room, messages that are
-placed already are delivered meanwhile, and a cancel that lies in the rest must count all the same.
+A start normally replays all of message_log before it delivers. While the replay waits for room, it delivers messages
+that are placed already. Cancels in the rest of message_log must count for these.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ READ_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class ReplayAhead:
-    """Of a stretch of message_log: the sequences that it cancels (i64, ascending, 8 bytes each; `replay_lag_bytes_max`
-    bounds them), and how many messages of the balance it accepts."""
+    """The cancelled sequences of a range of message_log, i64[n] ascending, and the number of its accepted messages.
+
+    `replay_lag_bytes_max` bounds the sequences; each has 8 bytes. `accepted` counts messages of the balance only."""
 
     cancelled: I64
     accepted: int
 
 
 def read_ahead(log: MessageLog, position: int, stop: int) -> ReplayAhead:
-    """Read the records from `position` (a logical offset) to `stop`. Damage is passed over, as the replayer does, which
-    reports it."""
+    """Reads the records from `position` (a logical offset) to `stop`. Skips damage, which the replayer reports."""
     cancelled = [np.zeros(0, np.int64)]
     accepted = 0
     while position < stop:

@@ -1,1 +1,1 @@
-"""Checkpoints, retention, free space, clock steps."""
+"""Periodic work: checkpoints, retention, free space, clock steps."""

@@ -1,4 +1,4 @@
-"""Writes the checkpoint: syncs the schedule files first, then says how far replay came and what the files hold (rule 6)."""
+"""Writes the checkpoint: syncs the schedule files, then records the replay position and the file contents (rule 6)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POLL_MS = 250
 
 
 class Checkpointing:
-    """Keeps the checkpoint young, so that a start replays little."""
+    """Writes checkpoints often enough that a start replays little."""
 
     def __init__(
         self,
@@ -51,13 +51,13 @@ class Checkpointing:
         self.disk_full = False
 
     async def run(self) -> None:
-        """Write checkpoints until cancelled."""
+        """Writes checkpoints until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._deliver_on_a_full_disk)
             await self._write_when_due()
 
     async def _deliver_on_a_full_disk(self) -> None:
-        """A checkpoint waits for outcomes that have no room; the horizon is moved without them."""
+        """Moves the horizon while a checkpoint waits for outcomes that have no room on the disk."""
         while True:
             self._decided.disk_full.hush()
             await self._decided.disk_full.rung()
@@ -78,8 +78,9 @@ class Checkpointing:
             await self._clock.sleep_ms(min(left_ms, POLL_MS) if left_ms > 0 else POLL_MS)
 
     async def run_horizon(self) -> None:
-        """Until cancelled, move the horizon alone: for a start that delivers before its replay is complete. A whole
-        checkpoint would say that cancels are recorded which wait for the end of the replay."""
+        """Moves only the horizon until cancelled, for a start that delivers before its replay is complete.
+
+        A whole checkpoint would claim that cancels are recorded, although they wait for the end of the replay."""
         while True:
             await self._move_horizon()
             await self._clock.sleep_ms(POLL_MS)
@@ -96,8 +97,8 @@ class Checkpointing:
         return moved or self._progress.outcomes != self._written_outcomes
 
     async def write(self, *, clean: bool = False) -> None:
-        """Sync and write one checkpoint, after one that is being written. Raises DiskFullError; SyncFailedError is final."""
-        async with self._writing:  # a clean stop comes beside the periodic one, and both would use one temporary file
+        """Syncs and writes a checkpoint, after any in progress. Raises DiskFullError; SyncFailedError is final."""
+        async with self._writing:  # a clean stop and the periodic checkpoint use the same temporary file
             await self._write(clean)
 
     async def _write(self, clean: bool) -> None:
@@ -115,8 +116,9 @@ class Checkpointing:
             await self._workers.run(work)
 
     async def _move_horizon(self) -> None:
-        """On a full disk deliveries do not wait for the operator: write the last checkpoint again, with another horizon,
-        over the room that was kept for it. May come while `_write` waits for room for outcomes, or is in its thread."""
+        """Writes the last checkpoint again with a new horizon, so that deliveries go on while the disk is full.
+
+        Uses the room that was kept for it. May run while `_write` waits for room for outcomes, or is in its thread."""
         if self._horizon.is_near(self._clock.now_ms()):
             peak_us = self._clock.now_us()
             await self._run(partial(self._file.move_horizon, peak_us))

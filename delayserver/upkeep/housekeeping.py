@@ -16,7 +16,7 @@ from store.errors import DiskError
 logger = logging.getLogger("delayserver")
 
 INTERVAL_MS = 250
-# A wall clock that moves this much against the monotonic one was stepped, not slewed (NTP slews 0.5 ms a second).
+# A wall clock that moves this much against the monotonic one was stepped, not slewed (NTP slews 0.5 ms per second).
 STEP_MS = 100
 
 
@@ -49,7 +49,7 @@ class Housekeeping:
         self.look_at_disk()
 
     async def run(self) -> None:
-        """Look until cancelled."""
+        """Checks the clock and the disk until cancelled."""
         offset_us = self._clock.now_us() - self._clock.monotonic_us()
         while True:
             await self._clock.sleep_ms(INTERVAL_MS)
@@ -72,10 +72,10 @@ class Housekeeping:
         return now_us
 
     def look_at_disk(self) -> None:
-        """Refuse sends while space is short: what is accepted finds room in schedule_log, then outcomes and checkpoints."""
+        """Refuses sends while space is short, so that schedule_log, outcomes and checkpoints have room."""
         try:
             self.free_bytes = self._fs.free_bytes(self._path)
-        except DiskError as error:  # what was known goes on to count; whatever has to be written meets the error itself
+        except DiskError as error:  # the last values stay valid; writers meet the error themselves
             self._damage.report(error)
             return
         needed_bytes = self._room.needed_bytes
@@ -93,7 +93,7 @@ class Housekeeping:
                 logger.warning("the disk has room again; sends are accepted")
             self.disk_low = low
         storage, reserve = self._settings, self._reserve
-        # Not only when sends are accepted again: there may be less room then than the reserve takes.
+        # Tried at each check, because there may be too little room for the reserve when sends are accepted again.
         needed_bytes += storage.free_bytes_min + storage.dispatch_reserve_bytes
         if not reserve.held and self.free_bytes >= needed_bytes:
             reserve.restore()

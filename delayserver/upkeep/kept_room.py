@@ -1,8 +1,8 @@
-"""The room on the disk that accepted messages still need, and who may take of the rest.
+"""The disk space that accepted messages still need, and the writers that may use the rest.
 
-Accepted messages lie in message_log, or in the file of a day, until they have room in a file of their minute. Sends stop
-first, then what can wait: growth of the broker's store, and redeliveries, which are written to both logs once more.
-Outcomes and checkpoints are written in any case: they draw on what sends leave, then on the reserve of dispatch_log.
+Accepted messages are in message_log, or in the file of a day, until they have room in a file of their minute. Sends
+stop first. Then the growth of the broker's store and redeliveries stop, which are written to both logs again. Outcomes
+and checkpoints are always written, to the space that sends leave and then to the reserve of dispatch_log.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from store.errors import DiskError, DiskFullError
 
 
 class KeptRoom:
-    """Looks at the disk when it is asked: about two microseconds."""
+    """Reads the free space at each call, which takes about 2 µs."""
 
     __slots__ = ("_drains", "_fs", "_margin_bytes", "_path", "_positions")
 
@@ -28,13 +28,13 @@ class KeptRoom:
 
     @property
     def needed_bytes(self) -> int:
-        """What accepted messages still need: those of message_log that are not replayed, those of days that are drained."""
+        """Space for messages of message_log that are not replayed, and of days that are being drained."""
         return self._positions.lag_bytes + self._drains.needed_bytes
 
     def require_beside(self, growth_bytes: int) -> None:
-        """Whether the broker's store may grow by this much. Raises DiskFullError where accepted messages need that room.
+        """Returns if the broker's store may grow by this much. Raises DiskFullError if accepted messages need the room.
 
-        Where they do not fit anyway, what is delivered takes nothing from them: room has to come from outside."""
+        If they do not fit anyway, the store may grow: the operator has to make room in any case."""
         needed, free = self.needed_bytes, self._free_bytes()
         if needed and needed <= free < needed + growth_bytes + self._margin_bytes:
             raise DiskFullError(
@@ -43,7 +43,8 @@ class KeptRoom:
             )
 
     def require_redelivery(self, size_bytes: int) -> None:
-        """Whether a redelivery of this size may be written to message_log, from where it needs room in schedule_log too.
+        """Returns if there is room for a redelivery of this size in message_log and schedule_log.
+
         Raises DiskFullError."""
         needed, free = self.needed_bytes + 2 * size_bytes, self._free_bytes()
         if free < needed:
@@ -54,5 +55,5 @@ class KeptRoom:
     def _free_bytes(self) -> int:
         try:
             return self._fs.free_bytes(self._path)
-        except DiskError:  # whatever is written meets the error itself
+        except DiskError:  # the writer meets the error itself
             return 1 << 62

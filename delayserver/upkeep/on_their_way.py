@@ -1,7 +1,7 @@
-"""Which windows have messages on their way: accepted, or about to be, and not in their schedule file yet.
+"""Finds the windows of unplaced messages: accepted or about to be, and not in their schedule file yet.
 
-Retention asks before it lets a window go. While replay waits for a full disk, that may be long after the window is complete;
-and with the window goes what tells that such a message is a copy of one that was delivered.
+Retention keeps these windows. While the replay waits for free space, a window may be complete for long and still get
+messages. Its files are the only proof that such a message is a duplicate of a delivered one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ READ_BYTES = 1 << 20
 
 
 class OnTheirWay:
-    """Reads what the replay has still to place."""
+    """Reads the records that the replay still has to place."""
 
     def __init__(
         self, gathering: Gathering, log: MessageLog, positions: Positions, window_ms: int, runtime: Runtime
@@ -33,7 +33,7 @@ class OnTheirWay:
         self._positions = positions
         self._window_ms = window_ms
         self._workers = runtime.workers
-        # The last stretch that was read, and its windows: a blocked replayer is asked about again and again.
+        # The range of message_log that was read last, and its windows. A blocked replay would be read again and again.
         self._stretch = (0, 0)
         self._windows: set[int] = set()
 
@@ -58,7 +58,7 @@ class OnTheirWay:
         while position < stop:
             try:
                 entries = self._log.read(position, stop, READ_BYTES)
-            except CorruptionError:  # the replayer reports it, and goes around it in the same way
+            except CorruptionError:  # the replayer reports it and skips it in the same way
                 position = self._log.skip_damage(position)
                 continue
             if not entries:

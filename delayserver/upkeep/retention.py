@@ -1,5 +1,7 @@
-"""Removes what nobody needs any more, never by age alone: windows whose messages all have an outcome, message_log that is
-replayed. Before a window goes its counts are in the ledger, synced, so the balance stays provable.
+"""Removes old windows whose messages all have an outcome, and old segments of message_log that are replayed.
+
+Age alone removes nothing. The counts of a window are durable in the ledger before it is removed, so the balance can
+still be proven.
 """
 
 from __future__ import annotations
@@ -27,11 +29,11 @@ from store.logs.windows import window_of, window_starts
 from store.records.batches import I64, U32, LedgerBatch
 
 INTERVAL_MS = 5_000
-# Windows whose files are removed in one step of the event loop, some milliseconds.
+# Windows whose files are removed in one step of the event loop, which takes some milliseconds.
 REMOVED_AT_ONCE = 16
-# After a ledger that could not be written anew: so long it stays as it is.
+# Pause after a compaction of the ledger that failed.
 COMPACT_AGAIN_US = 600_000_000
-# Whole days that go in one pass: each closes 1,440 minutes at once.
+# Whole days that one pass removes. Each closes 1,440 minutes at once.
 WHOLE_DAYS_AT_ONCE = 16
 _COLUMNS = {
     "delivered": Outcome.DELIVERED,
@@ -42,7 +44,7 @@ _COLUMNS = {
 }
 
 
-# Codes of subjects count up from 1 and are bounded below 2**22: number of the minute and subject are one number.
+# Subject codes are below 2**22, so the number of a minute and a subject code fit in one i64, a cell.
 _SUBJECT_BITS = 24
 _SUBJECT_MASK = (1 << _SUBJECT_BITS) - 1
 
@@ -80,12 +82,13 @@ class Retention:
         self._damage = runtime.damage
 
     def oldest_due_ms(self) -> int:
-        """Due times before this are refused (`too_old`) by their age: their window may go at any moment, and with it what
-        tells copies. Of later windows those are refused that are `closed`."""
+        """The oldest due time that is accepted; earlier ones are `too_old`.
+
+        Their window, which proves duplicates, may be removed at any time. Later windows refuse if they are `closed`."""
         return window_of(self._clock.now_ms() - self._settings.retention_ms, self._settings.window_ms)
 
     def finish_interrupted(self) -> None:
-        """A crash came between the ledger's entry and the removal of the files: remove what is left of them now."""
+        """Removes the files of windows whose removal a crash interrupted after the entry in the ledger."""
         starts = self._book.starts()
         starts |= {key.start_ms for key in self._dispatch.keys() if self._book.is_outcome_file(key)}
         for start in sorted(starts):
@@ -94,19 +97,20 @@ class Retention:
         self._sync_removed()
 
     def _last_known(self, start_ms: int) -> int:
-        """As `_last_sequence`; a crash may have taken a late message from its schedule file and left its outcome."""
+        """`_last_sequence`, also of outcomes: a crash may lose a late message in its schedule file, not its outcome."""
         try:
             outcomes = self._dispatch.outcomes(self._book.outcome_file(start_ms), damages=[])
         except (CorruptionError, FormatError):
-            return 1 << 62  # told by whoever needs the file; it is kept
+            return 1 << 62  # the file is kept, and a reader that needs it reports the damage
         return max(self._last_sequence(start_ms), int(outcomes.sequence.max(initial=0)))
 
     def _last_sequence(self, start_ms: int) -> int:
         return max(self._schedule.last_sequence(file) for file in self._book.files(start_ms))
 
     def retired_totals(self) -> I64:
-        """Outcome counts i64[16] of what was retired, without those that files still tell: a late message can keep a
-        window's files past its entry in the ledger, and past a crash."""
+        """Outcome counts i64[16] of retired messages, without those that files still hold.
+
+        A late message can keep a window's files after its entry in the ledger, also across a crash."""
         totals = np.zeros(16, dtype=np.int64)
         counts = self._ledger.totals()
         for name, code in _COLUMNS.items():
@@ -120,7 +124,7 @@ class Retention:
         return totals
 
     async def run(self) -> None:
-        """Retire until cancelled."""
+        """Retires windows and segments until cancelled."""
         while True:
             await self._clock.sleep_ms(INTERVAL_MS)
             await self.retire_windows()
@@ -131,7 +135,7 @@ class Retention:
         end_ms = self._believable.now_ms() - self._settings.retention_ms
         early = [key for key in self._schedule.keys() if key.start_ms < end_ms and self._book.is_delivered_from(key)]
         starts = {key.start_ms for key in early if self._book.end(key.start_ms) <= end_ms}
-        # An empty minute has a cursor too, and nothing else would ever go with it.
+        # An empty minute has a cursor but no files, so its cursor is removed here.
         for start in self._cursors.windows(end_ms - self._settings.window_ms):
             if start not in starts and not self._book.is_whole(start) and not self._cursors.is_loading(start):
                 self._cursors.forget(start)
@@ -142,7 +146,7 @@ class Retention:
             done = [start for start in done if start not in later]
         if not done:
             return
-        # From here on nothing more is accepted for them, also if the clock goes back.
+        # From here on messages for these windows are refused, also if the clock goes back.
         closing = [minute for start in done for minute in self._minutes(start)]
         self.closed.close(closing)
         try:
@@ -157,7 +161,7 @@ class Retention:
         coming = {self._book.start_of(start) for start in await self._coming.windows()}
         done = [start for start in done if start not in coming]
         await self._decided.all_written()
-        # A late message may have come meanwhile, and may come while the files are read: none above these counts.
+        # Late messages may come while the files are read. Sequences above these are not counted.
         last = {start: self._last_sequence(start) for start in done if self._may_go(start)}
         collect = partial(self._enter, last)
         await self._workers.run(collect)
@@ -166,7 +170,7 @@ class Retention:
                 await trio.lowlevel.checkpoint()
             if self._retired.has(start):
                 self._remove(start)
-        # A crash before this brings some back: the ledger has them, and the next start removes them.
+        # A crash before this may bring files back. The ledger has their windows, and the next start removes them.
         await self._workers.run(self._sync_removed)
 
     def _sync_removed(self) -> None:
@@ -174,7 +178,7 @@ class Retention:
         self._dispatch.sync_removed()
 
     async def compact_ledger(self) -> None:
-        """Write the ledger anew where its many small records would hold up a start."""
+        """Rewrites the ledger if its many small records would delay a start."""
         if not self._ledger.wants_compaction or self._clock.monotonic_us() < self._compact_after_us:
             return
         try:
@@ -186,37 +190,35 @@ class Retention:
 
     def _may_go(self, start_ms: int) -> bool:
         if self._days.is_draining(start_ms) or start_ms in self._damaged:
-            return False  # more of its messages are on their way from the day's file
+            return False  # the drain brings more of its messages, or it is damaged
         return self._book.is_complete(start_ms) and not self._cursors.is_loading(start_ms)
 
     def _enter(self, last: dict[int, int]) -> None:
-        """Put the counts of windows, each up to its last sequence, into the ledger, synced: all, or those before the disk
-        was full."""
+        """Writes the counts of windows, each up to its last sequence, durably to the ledger, until the disk is full."""
         for start, last_sequence in last.items():
             try:
                 counted = self._count(start, last_sequence)
             except (CorruptionError, DiskError) as error:
                 if not isinstance(error, (UnreadableError, DiskError)):
-                    self._damaged.add(start)  # what cannot be counted is not removed
+                    self._damaged.add(start)  # a window that cannot be counted is not removed
                 self._damage.report(error)
                 continue
             try:
                 self._ledger.append(counted)
             except DiskFullError:
-                return  # the others keep their files, and a later pass comes back to them
+                return  # the other windows keep their files until a later pass
 
     def _count(self, start_ms: int, last_sequence: int) -> LedgerBatch:
-        """What the ledger will hold of a window: what it holds already, and the rows up to `last_sequence` that are not
-        in it yet.
+        """The new counts of a window for the ledger: its present counts, and the new rows up to `last_sequence`.
 
-        Raises CorruptionError where rows and outcomes are not of the same messages: equal counts prove nothing then.
+        Raises CorruptionError if rows and outcomes are of different messages, because equal counts would prove nothing.
         """
         if self._book.is_whole(start_ms):
             return self._count_day(start_ms, last_sequence)
         before, retired_to = self._ledger.window(start_ms), self._retired.up_to(start_ms)
         subjects = [before.subject]
         placed = [np.zeros(0, np.int64)]
-        # Before the rows: each outcome has its row then.
+        # Read before the rows, so that each outcome has its row.
         outcomes = self._dispatch.outcomes(DispatchKey(start_ms, False))
         for key in self._book.files(start_ms):
             if key in self._schedule:
@@ -228,7 +230,7 @@ class Retention:
         self._compare(start_ms, np.concatenate(placed), settled, last_sequence)
         codes = np.unique(np.concatenate(subjects))
         if not len(codes):
-            codes = np.zeros(1, dtype=np.uint32)  # internal records only: the window is noted all the same
+            codes = np.zeros(1, dtype=np.uint32)  # a window with internal records only has an entry too
         places = np.searchsorted(codes, before.subject)
         balance = (outcomes.origin_sequence == 0) | (outcomes.outcome == int(Outcome.DEDUPLICATED))
         balance &= (outcomes.sequence > retired_to) & (outcomes.sequence <= last_sequence)
@@ -315,7 +317,7 @@ class Retention:
         )
 
     def _remove(self, start_ms: int) -> bool:
-        """Remove what the ledger counts; whether it was all. A message that came after the entry keeps the files."""
+        """Removes files of a window that the ledger counts. False if a later message or a damaged ledger keeps any."""
         try:
             retired_to = self._retired.up_to(start_ms)
         except (CorruptionError, DiskError):  # `_enter` has reported it: the window keeps its files

@@ -1,4 +1,4 @@
-"""Turns chunks of numpy columns into Arrow record batches, without a step per row and mostly without a copy."""
+"""Turns chunks of numpy columns into Arrow record batches, without a step per row and usually without a copy."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from store.records.columns import ragged_offsets, take_column
 from store.records.redelivery import ATTEMPTS, REDELIVERY
 from store.tables.names import Names
 
-# Spark has no unsigned types. Codes, counts and lengths stay far below the sign bit, so the bytes serve as they are.
+# Spark has no unsigned types. Codes, counts and lengths stay far below the sign bit, so their bytes serve as signed.
 _SIGNED = {"<u8": "<i8", "<u4": "<i4", "|u1": "|i1"}
-# A cancel has fewer columns than a message; what it calls otherwise stands here.
+# Columns of a message that have another name in a cancel.
 _OF_CANCEL = {"accepted_us": "requested_us"}
 
 
 class ArrowRows:
-    """Makes record batches of the rows of one part. `schema` must be what Spark expects, column by column."""
+    """Makes record batches of the rows of one part. `schema` must match Spark's schema column by column."""
 
     def __init__(self, part: Part, fields: Sequence[Field], names: Names) -> None:
         self._part = part
@@ -73,7 +73,7 @@ class ArrowRows:
         return _plain(column, indices)
 
     def _texts(self, codes: NDArray[Any], indices: NDArray[np.intp] | None) -> pa.Array:
-        """Names by code; code 0 is none, and so null."""
+        """The names of codes; code 0 is null."""
         used, index = np.unique(codes if indices is None else codes[indices], return_inverse=True)
         try:
             texts = [name or None for name in self._names.names_of(used)]
@@ -84,7 +84,7 @@ class ArrowRows:
         return _dictionary(index.astype(np.int32), None, texts)
 
 
-# Numbers that share a column with another one.
+# Numbers that are packed into one column with another number.
 _PARTS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "attempts": ATTEMPTS.number,
     "attempts_elsewhere": ATTEMPTS.unanswered,
@@ -101,19 +101,19 @@ _CONSTANTS: dict[str, Callable[[Part], Any]] = {
 
 
 def stored_name(field: Field, batch_type: type[Any]) -> str:
-    """The column of this kind of record that the field is made of."""
+    """The name of the stored column for the field, in this kind of record."""
     return _OF_CANCEL.get(field.stored, field.stored) if batch_type is CancelBatch else field.stored
 
 
 def stored_columns(fields: Sequence[Field], batch_type: type[Any], more: Sequence[str]) -> list[str]:
-    """The columns of a kind of record that these fields and `more` need; at least one, since it carries the count."""
+    """The columns of a kind of record that these fields and `more` need; at least one, for the row count."""
     there = {name for name, _ in batch_type.schema.fields}
     wanted = [*[stored_name(field, batch_type) for field in fields], *more]
     return [name for name in dict.fromkeys(wanted) if name in there] or [batch_type.schema.fields[0][0]]
 
 
 def blob_names(fields: Sequence[Field]) -> list[str]:
-    """The blobs that must be read from the disk."""
+    """The blobs that these fields need."""
     return list(dict.fromkeys([field.blob for field in fields if field.blob]))
 
 
@@ -129,7 +129,7 @@ def _plain(column: NDArray[Any], indices: NDArray[np.intp] | None) -> pa.Array:
 
 
 def _dictionary(codes: NDArray[Any], indices: NDArray[np.intp] | None, texts: Sequence[str | None]) -> pa.Array:
-    # Spark reads no dictionaries: Arrow writes the texts out, which takes nanoseconds a row.
+    # Spark reads no dictionaries, so Arrow expands the texts, which takes nanoseconds per row.
     index = _plain(codes, indices)
     return pa.array(list(texts), pa.string()).take(index)
 
@@ -143,7 +143,7 @@ def _blob(field: Field, chunk: Chunk, count: int, indices: NDArray[np.intp] | No
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
     array = pa.Array.from_buffers(arrow_type(field), len(lengths), buffers)
     if field.made == "blob_text":
-        # A message without an id from the client has none here; its id for consumers follows from its receipt.
+        # Null for a message without an id of the client. Its derived id follows from its receipt.
         array = pa.Array.from_buffers(pa.string(), len(lengths), [_bitmap(lengths > 0), *buffers[1:]])
     return array if indices is None else array.take(pa.array(indices))
 
@@ -153,13 +153,13 @@ def _bitmap(valid: NDArray[np.bool_]) -> pa.Buffer:
 
 
 def open_names(directory: str, server_id: int) -> Names:
-    """The table of names of a data directory, kept for as long as the file does not grow."""
+    """The table of names of a data directory, cached until the file grows."""
     fs = RealFileSystem()
     path = f"{directory}/names.log"
     return _names(directory, server_id, fs.size(path) if fs.exists(path) else 0)
 
 
-@lru_cache(maxsize=256)  # a table of some thousand names is a megabyte, and a job reads some dozen servers
+@lru_cache(maxsize=256)  # a table of some thousand names takes 1 MB, and a job reads some dozen servers
 def _names(directory: str, server_id: int, _size_bytes: int) -> Names:
     names = Names.open(RealFileSystem(), directory, server_id, write=False)
     names.close()

@@ -1,4 +1,4 @@
-"""One audit of data directories: capture them at one moment, ask Spark, and begin again where retention came in between."""
+"""One audit of data directories: captures them at one moment, queries with Spark, repeats if retention interferes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from store.logs.windows import DAY_MS
 
 Result = TypeVar("Result")
 Say = Callable[[str], None]
-# Retention removes a window a minute at most; an audit that meets it this often in a row is slower than that.
+# Retention removes at most one window per minute. An audit that meets it this often in a row is slower than that.
 ATTEMPTS_MAX = 4
 _WINDOW_MS = 60_000
 
 
 class AuditDisturbedError(StoreError):
-    """Files went away under every attempt. Audit a copy, or a range of due times that retention does not touch."""
+    """Files vanished during every attempt. Audit a copy, or a range of due times that retention does not touch."""
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """What to audit and with what. `say` gets a line for people at each step."""
+    """The directories to audit, and the tools for it. `say` gets a line for people at each step."""
 
     spark: SparkSession
     fs: FileSystem
@@ -42,11 +42,11 @@ class Audit:
     say: Say
 
     def directories(self) -> list[ServerDirectory]:
-        """Raises FormatError for what is no data directory."""
+        """The directories of all paths. Raises FormatError for a path that is no data directory."""
         return find_directories(self.fs, self.paths)
 
     def latency(self, question: LatencyQuestion, use: Callable[[LatencyReport], Result]) -> Result:
-        """`use` of the latency report; it may run more than once, where files vanished under it."""
+        """The result of `use` with the latency report. `use` runs again if files vanish meanwhile."""
         found = self.directories()
 
         def attempt() -> tuple[Result, list[str]]:
@@ -62,11 +62,13 @@ class Audit:
     def completeness(
         self, question: CompletenessQuestion, *, broker_log: bool, use: Callable[[CompletenessReport], Result]
     ) -> Result:
-        """`use` of the completeness report, with the brokers' stores where `broker_log`."""
+        """The result of `use` with the completeness report; with `broker_log` also of the brokers' stores.
+
+        `use` runs again if files vanish meanwhile."""
         logs = [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG, *([BROKER_LOG] if broker_log else [])]
 
         def attempt() -> tuple[Result, list[str]]:
-            found = self.directories()  # anew: the replay position must not be later than the captured ends
+            found = self.directories()  # read again: the replay position must not be later than the captured ends
             captured = self._capture(found, logs)
             evidence = self._evidence(found, captured, question.chosen)
             report = CompletenessReport(self.spark, evidence, question)
@@ -99,7 +101,7 @@ class Audit:
         window_ms = {directory.server_id: _window_ms(directory, captured) for directory in found}
         from_ms = DUE_MIN if chosen.from_ms is None else chosen.from_ms
         to_ms = DUE_MAX if chosen.to_ms is None else chosen.to_ms
-        # After the files were captured: what went before is in the ledger, what goes later is noticed as vanished.
+        # Read after the capture: windows removed before are in the ledger, and files removed later count as vanished.
         retired = [read_retired(self.fs, directory, from_ms, to_ms) for directory in found]
         horizon = Horizon({directory.server_id: directory.replay_offset for directory in found})
         names = read_names(self.fs, found)
@@ -113,12 +115,12 @@ class Audit:
 
 
 def _window_ms(directory: ServerDirectory, captured: Mapping[str, Captured]) -> int:
-    """The length of a server's windows: as its checkpoint says, else that of its files, else the usual one."""
+    """The window length of a server, from its checkpoint, else from its files, else the default."""
     parts = captured[SCHEDULE_LOG].parts + captured[DISPATCH_LOG].parts
     spans = {part.span_ms for part in parts if part.server_id == directory.server_id} - {0, DAY_MS}
     return directory.window_ms or min(spans, default=_WINDOW_MS)
 
 
 def as_plain(value: Any) -> Any:
-    """Numbers of numpy as Python's, for JSON."""
+    """Converts numpy numbers to Python numbers, and other values to text, for JSON."""
     return value.item() if isinstance(value, np.generic) else str(value)

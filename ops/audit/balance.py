@@ -1,7 +1,7 @@
-"""Every message of every server once: what the logs say of it, brought together by (server, sequence).
+"""Joins the rows of all logs by (server, sequence) into one row per message.
 
-A row of any log becomes a few counters in one number, so that the join is one sum per message: a shuffle of narrow rows
-instead of three joins.
+A row of any log becomes a few counters packed in one number. So the join is one sum per message: a shuffle of narrow
+rows instead of three joins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from delayserver.protocol.outcomes import OUTCOME_LABELS, Outcome
 from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG, Captured
 from ops.audit.log_frames import Range, read_log
 
-# Counters of six bits each in one signed number: 63 rows of a kind are told apart, and no message has as many.
+# Counters of six bits each in one signed number. Each counts up to 63 rows of a kind, more than a message has.
 _BITS = 6
 _SCHEDULED, _LOGGED, _ENDED, _ENDED_COARSE, _EARLY, _STORED, _INTERNAL, _BEHIND, _DISPATCHED, _CANCELS = range(10)
 ENDS = (Outcome.DELIVERED, Outcome.CANCELLED, Outcome.DEAD_LETTERED, Outcome.EXPIRED, Outcome.DEDUPLICATED)
@@ -27,15 +27,16 @@ PROBLEMS = ("lost", "duplicated", "early", "orphaned", "not_stored")
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """Per server: `replayed` is the offset of message_log below which every message is in schedule_log; where the broker
-    log was asked for, `stored_from_us` is the hand-off time from which on everything stored is still kept."""
+    """`replayed` by server id: the offset of message_log below which every message is in schedule_log.
+
+    `stored_from_us`: the broker log still has every message handed off since then. None without the broker log."""
 
     replayed: Mapping[int, int]
     stored_from_us: int | None = None
 
 
 def _one(counter: int, where: Column | None = None) -> Column:
-    """One more in a counter, for rows where it is so."""
+    """Adds one to a counter, for the rows where `where` is True, by default all."""
     unit = F.lit(1 << (_BITS * counter))
     return unit if where is None else F.when(where, unit).otherwise(F.lit(0)).cast("long")
 
@@ -91,7 +92,7 @@ def _dispatch(spark: SparkSession, captured: Captured, chosen: Range, stored_fro
 
 
 def _stored(spark: SparkSession, captured: Captured, chosen: Range) -> DataFrame:
-    """Rows of the broker log count for the server that handed them over; subjects have other codes there."""
+    """Rows of the broker log, by the server that handed them over. Without subjects, whose codes differ there."""
     frame = read_log(spark, captured, ("server", "sequence", "due_ms"), Range(chosen.from_ms, chosen.to_ms))
     return _rows(frame.withColumn("subject_code", F.lit(0)), _one(_STORED))
 
@@ -104,10 +105,11 @@ def states(
     retired: DataFrame | None,
     window_ms: Mapping[int, int],
 ) -> DataFrame:
-    """One row a message: server, sequence, due_ms, subject_code, outcome (0: pending), internal, `maybe_twice` (delivered,
-    and an earlier hand-over to another node had no answer), and the flags of `PROBLEMS`.
+    """One row per message: server, sequence, due_ms, subject_code, outcome (0: pending), internal, `maybe_twice`, and
+    the flags of `PROBLEMS`.
 
-    `retired` rows (server, start_ms, last_sequence) are windows that the ledger speaks for.
+    `maybe_twice`: delivered, and an earlier hand-over to another node had no answer.
+    `retired` rows (server, start_ms, last_sequence) are windows that the ledger counts.
     """
     rows = _schedule(spark, captured[SCHEDULE_LOG], chosen)
     rows = rows.unionByName(_message(spark, captured[MESSAGE_LOG], chosen, horizon.replayed))
@@ -138,8 +140,8 @@ def _by_server(server: Column, values: Mapping[int, int]) -> Column:
 def _flagged(messages: DataFrame) -> DataFrame:
     accepted = (_counter(_SCHEDULED) > 0) | (_counter(_LOGGED) > 0)
     ended, coarse = _counter(_ENDED), _counter(_ENDED_COARSE)
-    # Where it was moved it is the same one. A cancel is in the log only of a message that was held then: it was answered
-    # `cancelled`, or the server stopped over it, and nothing else may become of it.
+    # A moved outcome is the same in both places. The log has a cancel only of a message that was held. It was answered
+    # `cancelled`, or the server stopped before the answer, and the message must not have another outcome.
     two_ends = (F.col("other_outcome") != F.col("outcome")) | (
         (_counter(_CANCELS) > 0) & (F.col("outcome") != int(Outcome.CANCELLED))
     )
@@ -147,7 +149,7 @@ def _flagged(messages: DataFrame) -> DataFrame:
         "internal": _counter(_INTERNAL) > 0,
         "accepted": accepted,
         "stored_only": ~accepted & (ended + coarse == 0),
-        # Replayed, so it must be in schedule_log; it is in none, and nothing became of it.
+        # Replayed, so it must be in schedule_log, but it is not, and it has no outcome.
         "lost": (_counter(_BEHIND) > 0) & (_counter(_SCHEDULED) == 0) & (ended + coarse == 0),
         # The outcomes of a coarse day move to the minutes; a crash may leave them in both places.
         "duplicated": (F.greatest(ended, coarse) > 1) | ((ended + coarse > 0) & two_ends),

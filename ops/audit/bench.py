@@ -1,7 +1,7 @@
-"""Rows of the bench for the audit: `python -m ops.audit.bench [ROW…]`, in the manner of `ops.bench`.
+"""Rows of the bench for the audit: `python -m ops.audit.bench [ROW…]`, like `ops.bench`.
 
-`local[2]`, session start excluded. The reports run over directories written through the store's own logs; the write path
-sends to a real server. Every run is verified; a wrong count counts for nothing.
+Measures with `local[2]`, without the start of the session. The reports read directories that are written through the
+store's own logs. The write path sends to a real server. Every run is verified, and a wrong count fails the row.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 def measure_latency(messages: int) -> Callable[[Options], Run]:
-    """Seconds of `report latency` over that many dispatch records."""
+    """A measurement of the seconds of `report latency` over that many dispatch records."""
 
     def use(audit: Audit, written: BenchDirectory) -> None:
         found = audit.latency(LatencyQuestion(Range()), lambda report: report.to_map())
@@ -51,7 +51,7 @@ def measure_latency(messages: int) -> Callable[[Options], Run]:
 
 
 def measure_completeness(messages: int) -> Callable[[Options], Run]:
-    """Seconds of `report completeness` over that many messages, in all three logs."""
+    """A measurement of the seconds of `report completeness` over that many messages, in all three logs."""
 
     def use(audit: Audit, written: BenchDirectory) -> None:
         question = CompletenessQuestion(Range(), time.time_ns() // 1_000_000)
@@ -76,7 +76,7 @@ def _measure(options: Options, messages: int, use: Callable[[Audit, BenchDirecto
 
 
 def measure_write(options: Options) -> Run:
-    """Messages a second of `df.write.format("delayserver")` into one server, ids derived, until all is acknowledged."""
+    """Messages per second of `df.write.format("delayserver")` to one server, with derived ids, until the last ack."""
     messages = options.messages or WRITTEN
     spark = _session()
     due_ms = time.time_ns() // 1_000_000 + 86_400_000
@@ -95,7 +95,7 @@ def measure_write(options: Options) -> Run:
 
 
 def _session() -> Any:
-    """The session, started before any clock runs, and warm: what a report does first loads Spark's own classes."""
+    """A session that has loaded Spark's classes, which the first query does. Made before the time is measured."""
     spark = start_session(MASTER)
     spark.range(1).count()
     return spark
@@ -103,18 +103,18 @@ def _session() -> Any:
 
 @dataclass(slots=True)
 class Memory:
-    """The most memory that this process and all its children held at once."""
+    """The maximum memory of this process and its descendants together."""
 
     mb_max: float = 0.0
 
     def sample(self) -> None:
-        """Look once more."""
+        """Takes one more sample."""
         self.mb_max = max(self.mb_max, tree_mb(os.getpid()))
 
 
 @contextlib.contextmanager
 def watched_memory() -> Iterator[Memory]:
-    """Sample the resident memory of the process tree: Python, the JVM, and its Python workers."""
+    """Samples the resident memory of the process tree: Python, the JVM, and its Python workers."""
     memory, done = Memory(), threading.Event()
 
     def watch() -> None:
@@ -131,7 +131,7 @@ def watched_memory() -> Iterator[Memory]:
 
 
 def tree_mb(pid: int) -> float:
-    """Resident memory of a process and its descendants. Shared pages count in each, so this is rather too much."""
+    """Resident memory in MB of a process and its descendants. Shared pages count in each, so it is an overestimate."""
     parents: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdigit():

@@ -1,4 +1,4 @@
-"""A data directory as a server of ten million messages leaves it, written through the store's own logs, without a server."""
+"""Writes a data directory like that of a server with ten million messages, through the store's logs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WINDOW_MS = 60_000
 START_MS = 1_767_225_600_000  # 2026-01-01T00:00Z
 SUBJECTS = 20
 BODY_BYTES = 100
-# Rows of a record: what a busy server puts into one group commit.
+# Rows of a record, as many as in one group commit of a busy server.
 _BATCH_ROWS = 8192
 _SEGMENT_BYTES = 256 << 20
 _SERVER_ID = 0xA0D17
@@ -27,7 +27,7 @@ _SERVER_ID = 0xA0D17
 
 @dataclass(frozen=True, slots=True)
 class BenchDirectory:
-    """What was written."""
+    """The written directory."""
 
     path: str
     messages: int
@@ -44,9 +44,9 @@ class _Logs:
 
 
 def write_directory(fs: FileSystem, path: str, messages: int, *, bodies: bool = True) -> BenchDirectory:
-    """Fill an empty directory with `messages` messages over an hour of due times, one in a hundred of them cancelled.
+    """Fills an empty directory with messages over an hour of due times, of which about one in a hundred is cancelled.
 
-    `bodies` False leaves message_log and schedule_log out: enough for a latency report.
+    With `bodies` False it writes only dispatch_log, which is enough for a latency report.
     """
     directory = DataDirectory.open(fs, path, random_server_id=lambda: _SERVER_ID)
     names = Names.open(fs, path, _SERVER_ID)
@@ -71,7 +71,7 @@ def write_directory(fs: FileSystem, path: str, messages: int, *, bodies: bool = 
 
 
 def _write_batch(logs: _Logs, sequence: I64, windows: int, *, bodies: bool) -> None:
-    """One record of each log: messages of one window, told apart by a multiplicative hash of their sequence."""
+    """Writes one record of each log, with messages of one window that vary by a hash of their sequence."""
     count = len(sequence)
     mixed = (sequence.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(33)
     start_ms = START_MS + int(sequence[0] // _BATCH_ROWS % windows) * WINDOW_MS

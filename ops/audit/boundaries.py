@@ -1,6 +1,6 @@
-"""Where a large file may be cut: offsets at which a record begins. Headers only; no rows are decoded.
+"""Finds offsets at which a large file may be cut: the beginnings of records. Reads headers only and decodes no rows.
 
-The headers are walked from the first record on, never searched for: a body may hold bytes that look like a record.
+It walks the headers from the first record on and never searches for them, because a body may look like a record.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from store.disk.filesystem import File
 from store.records.record import HEADER_BYTES, RECORD_MAGIC, record_bytes
 
-# Small records are walked within one read, large ones are skipped over.
+# Bytes of one read, which covers many small records. The walk skips large records without reading them.
 _READ_BYTES = 256 << 10
 # magic, columns_bytes, blob_bytes, place, synced_before of a record header; store/FORMAT.md draws it.
 _WALKED = struct.Struct("<I12xI4xQ4xIQ16x")
@@ -21,15 +21,16 @@ _PLACE_MASK = 0xFFFF_FFFF
 
 @dataclass(frozen=True, slots=True)
 class CutPoints:
-    """`offsets`: starts of records, ascending. `synced`: the highest offset that a walked header calls durable."""
+    """`offsets`: starts of records, ascending. `synced`: the highest offset that was durable according to a header."""
 
     offsets: tuple[int, ...]
     synced: int
 
 
 def cut_points(file: File, start: int, stop: int, part_bytes: int) -> CutPoints:
-    """Offsets about `part_bytes` apart. The walk ends at the first bytes that are no header: what lies behind stays with
-    the last part, whose reader judges it. A damaged header cannot pass for another: the reader checks its checksum."""
+    """Offsets about `part_bytes` apart. The walk ends at the first bytes that are no header.
+
+    The bytes behind belong to the last part, whose reader judges them. The reader also checks the header checksums."""
     offsets: list[int] = []
     position, synced, following = start, 0, start + part_bytes
     buffer, buffer_start = b"", start

@@ -1,4 +1,4 @@
-"""What the brokers' own files say: how far back they are kept, and which stored messages no consumer acked."""
+"""Reads the brokers' own files: how far back they are kept, and the stored messages that no consumer acked."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ from store.records.segment import FILE_PROGRESS
 from store.tables.names import Names
 
 _ACKED = 0
-# Rows hand-offs of several workers may overtake each other by this much on their way into the store.
+# Hand-offs of several workers may reach the store out of order by this much.
 _SLACK_US = 60_000_000
 Key = tuple[int, int, bool]
-"""Subject code, consumer group code, whether it is the group's retry queue."""
+"""Subject code, consumer group code, and True for the group's retry queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerSide:
-    """`stored_from_us`: everything handed over from then on is still kept, on every node. `queues`: a row for each
-    queue and consumer group with stored and unacked messages of those kept."""
+    """The brokers' stores. `stored_from_us`: every node still keeps all messages handed over since then.
+
+    `queues`: a row for each queue and consumer group, with counts of kept and unacked messages."""
 
     stored_from_us: int
     stored: int
     queues: tuple[dict[str, Any], ...]
 
     def to_map(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The fields of the JSON report."""
         return {
             "checked_from_us": self.stored_from_us,
             "stored": self.stored,
@@ -86,14 +87,14 @@ def read_broker_side(
 
 
 def _groups(acked: Mapping[Key, I64], subject: int, target_group: int) -> list[int]:
-    """The consumer groups that a queue is for; [0] where nobody ever pulled from it."""
+    """The consumer groups of a queue; [0] if no group ever pulled from it."""
     if target_group:
         return [target_group]
     return sorted({group for owner, group, _ in acked if owner == subject}) or [0]
 
 
 def read_acked(fs: FileSystem, directory: ServerDirectory) -> dict[Key, I64]:
-    """Acked ranges i64[n, 2] (start, stop) of every queue of a node; a group that only pulled has none."""
+    """Acked ranges i64[n, 2] (start, stop) of every queue of a node. A group that only pulled has empty ones."""
     path = f"{directory.path}/broker/progress.log"
     if not fs.exists(path):
         return {}
@@ -110,7 +111,7 @@ def read_acked(fs: FileSystem, directory: ServerDirectory) -> dict[Key, I64]:
         columns = chunk.columns
         keys = np.stack([columns["subject"], columns["consumer_group"], columns["retry"].astype(np.uint32)], axis=1)
         ranges = np.stack([columns["start"], columns["stop"]], axis=1)
-        ranges[columns["change"] != _ACKED] = 0  # handed out, not acked: the group exists, the range is empty
+        ranges[columns["change"] != _ACKED] = 0  # handed out, not acked: the group exists, with an empty range
         for key in np.unique(keys, axis=0):
             mine = (keys == key).all(axis=1)
             subject, group, retry = key.tolist()
@@ -124,7 +125,7 @@ def _progress_columns(batch_type: type[ColumnBatch]) -> list[str]:
 
 
 def covered(ranges: I64, start: int, stop: int) -> int:
-    """How many positions of [start, stop) lie in any of the ranges i64[n, 2], which may overlap."""
+    """The number of positions of [start, stop) within any of the ranges i64[n, 2], which may overlap."""
     ranges = np.clip(ranges, start, stop)
     ranges = ranges[np.argsort(ranges[:, 0], kind="stable")]
     if not len(ranges):
@@ -135,7 +136,7 @@ def covered(ranges: I64, start: int, stop: int) -> int:
 
 
 def _kept_from_us(fs: FileSystem, captured: Captured) -> int:
-    """The latest hand-off in the first record kept of any node that gave segments back; 0 if none did."""
+    """The latest hand-off time in the first kept record of all nodes that removed segments; 0 if none did."""
     first: dict[int, Part] = {}
     for part in captured.parts:
         known = first.get(part.server_id)

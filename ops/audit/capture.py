@@ -1,8 +1,8 @@
-"""Which files of a data directory hold what, and how far each reached at one moment. Names and offsets; no rows.
+"""Captures the files of a data directory and their ends at one moment. Names and offsets; no rows.
 
-A reader beside a running server takes the ends in the order dispatch_log, schedule_log, message_log: so an outcome that it
-sees belongs to a message that it sees as well. The broker log comes behind dispatch_log too: what a broker stored was
-handed to it before the outcome was recorded. What is written later lies behind these ends.
+Beside a running server, the ends are taken in the order dispatch_log, schedule_log, message_log. So the message of each
+captured outcome is captured too. The broker log follows dispatch_log, because a broker stores a message before its
+outcome is recorded. Later records are behind these ends.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from store.records.segment import FILE_DISPATCH, FILE_MESSAGE_LOG, FILE_SCHEDULE
 from store.tables.identity import read_identity
 
 DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG, BROKER_LOG = "dispatch_log", "schedule_log", "message_log", "broker_log"
-# The rule above.
+# The order described above.
 CAPTURE_ORDER = (DISPATCH_LOG, BROKER_LOG, SCHEDULE_LOG, MESSAGE_LOG)
 _FOLDERS = {
     BROKER_LOG: "broker/store",
@@ -37,14 +37,15 @@ _KINDS = {
     MESSAGE_LOG: FILE_MESSAGE_LOG,
 }
 _SUFFIX = ".log"
-# One task's share of a file: a second of work, so that a large segment keeps every core busy.
+# One task's share of a file: about a second of work, so that a large segment keeps every core busy.
 PART_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Records of one file from `start` up to `stop`. `synced`: the file was durable up to there, so damage below it is
-    corruption. `base_ms` and `span_ms` are the window of due times that the file holds (`span_ms` 0: any)."""
+    """Records of one file from `start` to `stop`. The file was durable up to `synced`, so damage below is corruption.
+
+    `base` and `span_ms` are the window of due times of the file (`span_ms` 0: any)."""
 
     directory: str
     path: str
@@ -63,14 +64,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """Parts of one log of one or more directories. `skipped`: paths of files that were gone before they were looked at."""
+    """Parts of one log of one or more directories. `skipped`: paths of files that vanished before they were opened."""
 
     log: str
     parts: tuple[Part, ...]
     skipped: tuple[str, ...] = ()
 
     def encode(self) -> str:
-        """A short text of the parts, for an option of a Spark reader."""
+        """The parts as a short text, for an option of a Spark reader."""
         rows = [list(asdict(part).values()) for part in self.parts]
         return base64.b64encode(zlib.compress(json.dumps([self.log, rows]).encode())).decode()
 
@@ -85,15 +86,15 @@ class Captured:
         return Captured(self.log, tuple([part for part in self.parts if part.server_id == server_id]))
 
     def vanished(self, fs: FileSystem) -> list[str]:
-        """Paths of files that are gone by now: retention, or a day that was drained."""
+        """Paths of files that are gone by now, because of retention or the drain of a day."""
         return sorted({*self.skipped, *[part.path for part in self.parts if not fs.exists(part.path)]})
 
 
 def capture(fs: FileSystem, directories: Sequence[str], log: str, part_bytes: int = PART_BYTES) -> Captured:
-    """What one log holds now. A file that is gone before it was looked at is `skipped`: its rows may be in files that were
-    looked at before they had them.
+    """Captures one log now. A file that vanishes before it is opened is `skipped`.
 
-    Raises FormatError (no data directory, a newer format, a file of another server), CorruptionError (file header).
+    Its rows may have moved to files that were captured before the move. Raises FormatError (no data directory, a newer
+    format, a file of another server), CorruptionError (file header).
     """
     parts: list[Part] = []
     skipped: list[str] = []
@@ -108,7 +109,7 @@ def capture(fs: FileSystem, directories: Sequence[str], log: str, part_bytes: in
 
 
 def capture_all(fs: FileSystem, directories: Sequence[str], logs: Iterable[str]) -> dict[str, Captured]:
-    """Several logs at one moment, in the order that rule 3 needs."""
+    """Captures several logs at one moment, in CAPTURE_ORDER."""
     wanted = set(logs)
     return {log: capture(fs, directories, log) for log in CAPTURE_ORDER if log in wanted}
 
@@ -126,7 +127,7 @@ def _parts(fs: FileSystem, directory: str, path: str, server_id: int, log: str, 
             header = decode_file_header(file.pread(0, FILE_HEADER_BYTES), path)
         except CorruptionError:
             if is_unfinished(fs, path):
-                return []  # what a crash leaves between making a file and writing its header
+                return []  # a crash came between making the file and writing its header
             raise
         _check_ours(header, path, log, server_id)
         whole = Part(

@@ -1,6 +1,6 @@
-"""`delayserver report`: how late deliveries were, and whether anything is missing, from the logs, with Spark.
+"""`delayserver report`: reports latency and completeness from the logs, with Spark.
 
-Arguments are checked before Spark starts, and nothing here imports it before Java was found.
+It checks the arguments before it starts Spark, and finds Java before it imports Spark.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ops.audit.request import HTML, JSON, PARQUET, Request
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DIMENSIONS = ("subject", "broker_group", "minute", "hour", "server_id")
-# What the issue of an SLO is: that share of deliveries within the target.
+# The default objective of the SLO, in per cent of deliveries within the target.
 OBJECTIVE = 99.9
 
 
 def report_options(command: Command) -> Command:
-    """Options of both reports, as one `Request`."""
+    """Adds the options of both reports."""
     for option in reversed(
         (
             click.argument("directories", metavar="DIR...", nargs=-1, required=True, type=click.Path()),
@@ -85,7 +85,7 @@ def completeness(context: click.Context, /, **given: Any) -> None:
 
 
 def _request(given: dict[str, Any]) -> Request:
-    """Check what can be checked without Spark. Raises `click.UsageError`, `click.ClickException`."""
+    """Checks the options without Spark. Raises `click.UsageError`, `click.ClickException`."""
     by = tuple([name.strip() for name in given["by"].split(",") if name.strip()])
     unknown = [name for name in by if name not in DIMENSIONS]
     if unknown:
@@ -104,7 +104,7 @@ def _request(given: dict[str, Any]) -> Request:
 
 
 def _check_writable(out: str, suffix: str) -> None:
-    """Now, and not after minutes of work."""
+    """Checks `--out` before minutes of work. Raises `click.UsageError`, `click.ClickException`."""
     if suffix not in (JSON, HTML, PARQUET):
         raise click.UsageError(f"--out {out}: the name must end in .html, .json or .parquet")
     path = Path(out)
@@ -117,14 +117,14 @@ def _check_writable(out: str, suffix: str) -> None:
 
 
 def _check_packages() -> None:
-    """What the extra brings. Raises `click.ClickException`."""
+    """Raises `click.ClickException` if a package of the extra is missing."""
     missing = [name for name in ("pyspark", "pyarrow", "plotly") if importlib.util.find_spec(name) is None]
     if missing:
         raise click.ClickException(f"{', '.join(missing)} not installed: pip install '.[audit]'")
 
 
 def _run(request: Request, name: str) -> int:
-    """Start Spark, work, print. Returns the exit code."""
+    """Starts Spark, makes the report and prints it. Returns the exit code."""
     from ops.audit.session import check_java, start_session
 
     check_java()

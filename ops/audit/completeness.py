@@ -1,7 +1,7 @@
-"""The completeness report: accepted = delivered + cancelled + dead-lettered + expired + deduplicated + pending, and what
-breaks it: lost, duplicated, early, orphaned, each with the evidence to hand to `delayserver recover trace`.
+"""The completeness report: accepted = delivered + cancelled + dead-lettered + expired + deduplicated + pending.
 
-Windows that retention removed count with what the ledger says of them.
+Lists messages that break it: lost, duplicated, early, orphaned, each with a receipt for `delayserver recover trace`.
+Windows that retention removed count as in the ledger.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from ops.audit.latency_cells import HOUR_MS
 from ops.audit.log_frames import Range, corrupt_ranges
 from store.tables.names import Names
 
-# Evidence is for a person who traces it; the counts are complete.
+# Listed messages per problem, for tracing by hand; the counts are complete.
 EVIDENCE_MAX = 100
 _LEDGER = ("accepted", "delivered", "cancelled", "dead_lettered", "expired", "deduplicated")
 
 
 @dataclass(frozen=True, slots=True)
 class CompletenessQuestion:
-    """What is asked. `now_ms`: what is pending and was due a `grace_ms` before it counts as overdue."""
+    """The question. A pending message that was due `grace_ms` before `now_ms` is overdue."""
 
     chosen: Range
     now_ms: int
@@ -43,8 +43,10 @@ class CompletenessQuestion:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the audit looks at: logs captured at one moment, what the ledgers say, names, and the horizons. `window_ms` and
-    `names` by server id. `damages`: rows of the `corrupt` report of checkpoints and ledgers, which Spark does not read."""
+    """The inputs: logs captured at one moment, ledgers (`retired`), names, and the horizons.
+
+    `window_ms` and `names` are by server id. `damages`: rows of the `corrupt` report for checkpoints and ledgers, which
+    Spark does not read."""
 
     captured: Mapping[str, Captured]
     retired: Sequence[Retired]
@@ -56,7 +58,7 @@ class Evidence:
 
 
 class CompletenessReport:
-    """One join over all logs, and the figures made of it."""
+    """One join over all logs, and the figures computed from it."""
 
     def __init__(self, spark: SparkSession, evidence: Evidence, question: CompletenessQuestion) -> None:
         self._spark = spark
@@ -80,7 +82,7 @@ class CompletenessReport:
         return self._spark.createDataFrame(pa.table({name: np.concatenate(parts) for name, parts in columns.items()}))
 
     def _hours(self) -> list[dict[str, Any]]:
-        """Counts by server, subject and hour of due time: of the rows that are there, and of the ledger's."""
+        """Counts by server, subject and hour of due time, of the rows in the logs and of the ledgers."""
         counts: dict[tuple[str, str, int], Counter[str]] = {}
         for row in self._counted().collect():
             key = (row["server_id"], row["subject"] or "", row["hour_ms"])
@@ -134,7 +136,7 @@ class CompletenessReport:
                     yield (f"{retired.server_id:012x}", text, hour_ms), found
 
     def to_map(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+        """The JSON report."""
         total = _sum(self.hours)
         broker = self._evidence.broker
         names = [name for name in PROBLEMS if name != "not_stored" or broker is not None]
@@ -155,7 +157,7 @@ class CompletenessReport:
         }
 
     def table(self) -> pa.Table:
-        """The balance by server, subject and hour: what a .parquet file gets."""
+        """The balance by server, subject and hour, for a .parquet file."""
         fields = [("server_id", pa.string()), ("subject", pa.string()), ("hour_ms", pa.int64())]
         schema = pa.schema([*fields, *[(name, pa.int64()) for name in _SUMS]])
         return pa.Table.from_pylist(self.hours, schema=schema)
@@ -172,7 +174,7 @@ class CompletenessReport:
         ]
 
     def evidence(self, problem: str) -> list[dict[str, Any]]:
-        """The first messages with a problem: server_id, sequence, due_ms, subject, outcome, and the receipt to trace."""
+        """The first messages with a problem: server_id, sequence, due_ms, subject, outcome, and receipt."""
         wanted = F.col(problem) & (~F.col("internal") | F.lit(problem in ("early", "not_stored")))
         rows = self._states.where(wanted).orderBy("server", "sequence").limit(EVIDENCE_MAX).collect()
         return [

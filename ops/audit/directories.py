@@ -1,6 +1,6 @@
-"""What a report needs of data directories besides their rows: names by code, the ledger, the replay position, windows.
+"""Reads the small files of data directories on the driver: names, the ledger, the replay position, the window length.
 
-Small things, read on the driver. Nothing is written, locked or repaired.
+Does not write, lock or repair.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from store.tables.ledger import Ledger
 from store.tables.names import BROKER_GROUP, SUBJECT, Names
 
 CorruptRow = dict[str, object]
-"""server_id, file, start, stop, detail: as the `corrupt` report of the logs."""
+"""server_id, file, start, stop, detail, like the `corrupt` report of the logs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retired:
-    """The ledger of one server: counts of windows whose files are gone (`rows`), without coarse days, which are moved.
+    """The ledger of one server. `rows`: counts of windows whose files are gone, without coarse days, which are moved.
+
     `damages`: rows of the `corrupt` report; the counts of windows in them are missing."""
 
     server_id: int
@@ -38,8 +39,10 @@ class Retired:
 
 @dataclass(frozen=True, slots=True)
 class ServerDirectory:
-    """One data directory. `replay_offset`: below it every record of message_log is in its schedule file. `window_ms`: the
-    length of its windows, 0 if no checkpoint tells it. `damages`: of the checkpoint, rows of the `corrupt` report."""
+    """One data directory. Every record of message_log below `replay_offset` is in its schedule file.
+
+    `window_ms`: the length of the windows, 0 without a checkpoint that has it.
+    `damages`: rows of the `corrupt` report for the checkpoint."""
 
     path: str
     server_id: int
@@ -49,9 +52,9 @@ class ServerDirectory:
 
 
 def find_directories(fs: FileSystem, paths: Sequence[str]) -> list[ServerDirectory]:
-    """Look at each path; the same one twice counts once.
+    """The directories at these paths; a repeated path counts once.
 
-    Raises FormatError: no data directory, or two directories of one server (a copy beside its original).
+    Raises FormatError for no data directory, or two directories of one server (a copy beside its original).
     """
     found: dict[str, ServerDirectory] = {}
     owners: dict[int, str] = {}
@@ -100,7 +103,7 @@ def read_retired(fs: FileSystem, directory: ServerDirectory, from_ms: int, to_ms
 
 
 def read_names(fs: FileSystem, directories: Iterable[ServerDirectory]) -> dict[int, Names]:
-    """The table of names by server id."""
+    """The tables of names by server id."""
     tables = {}
     for directory in directories:
         names = Names.open(fs, directory.path, directory.server_id, write=False)
@@ -128,7 +131,7 @@ def names_frame(spark: SparkSession, tables: dict[int, Names], kind: int, code: 
 
 
 def with_names(spark: SparkSession, cells: DataFrame, tables: dict[int, Names]) -> DataFrame:
-    """`cells` with `subject` and `broker_group` as text beside their codes, where they have such codes."""
+    """`cells` with the texts `subject` and `broker_group` added, if they have such codes."""
     for kind, name in ((SUBJECT, "subject"), (BROKER_GROUP, "broker_group")):
         code = f"{name}_code"
         if code in cells.columns:

@@ -1,4 +1,4 @@
-"""Failures inside Spark as one line: what our own code raised there, without Java's and Spark's traces around it."""
+"""Reports failures of our code inside Spark in one line, without the traces of Java and Spark."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MEMORY = re.compile(r"java\.lang\.OutOfMemoryError|Java heap space")
 
 @contextmanager
 def one_line() -> Iterator[None]:
-    """Turn what Spark raises into a `click.ClickException` where the reason is ours or the machine's."""
+    """Turns an exception of Spark into a `click.ClickException` if it has a line of ours or a known cause."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped,import-not-found,unused-ignore]
     from pyspark.errors import PySparkException, PySparkRuntimeError
 
@@ -32,7 +32,7 @@ def one_line() -> Iterator[None]:
 
 
 def reason_of(text: str) -> str | None:
-    """The line of a Spark failure that says what to do, or None."""
+    """The useful line of a Spark failure, or None."""
     for pattern in (_OURS, _VALUE_ERROR):
         found = pattern.findall(text)
         if found:

@@ -1,6 +1,6 @@
-"""The columns that a Spark reader offers for each log: their types, and which stored columns each is made of.
+"""The columns that a Spark reader offers for each log: their types, and the stored columns for each.
 
-Types are Spark's and Arrow's; names are those of the files, with subjects and groups as text. Nothing is read here.
+Types are Spark's and Arrow's. Names are those of the files, with subjects and groups as text. Reads no files.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from ops.audit.capture import BROKER_LOG, DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LO
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One column. `made` says how: "stored" (as in the file), or the name of a function of `arrow_rows`. `blob`: bytes
-    that are read from the disk only where the column is asked for."""
+    """One column. `made`: how it is made, "stored" (as in the file) or a name that `arrow_rows` knows.
+
+    `blob`: bytes that are read from the disk only if the column is selected."""
 
     name: str
     type: DataType
@@ -37,7 +38,7 @@ class Field:
 
     @property
     def stored(self) -> str:
-        """The stored column it is made of; empty where it is made of none."""
+        """The stored column of which it is made."""
         return self.source or self.name
 
 
@@ -48,7 +49,7 @@ _WHERE = (
     Field("server", _LONG, "server"),
 )
 _PLACE = (Field("file", _TEXT, "file"), Field("offset", _LONG, "offset"))
-# Whether the row lies in the file of a whole day: what is moved to a minute may be in both for a moment.
+# True for a row in the file of a whole day. A row that is moved to a minute may be in both files for a moment.
 _COARSE = Field("coarse", BooleanType(), "coarse")
 _BLOBS = (
     Field("message_id", _TEXT, "blob_text", "ids_length", "ids"),
@@ -66,7 +67,7 @@ def _ints(*names: str) -> tuple[Field, ...]:
 
 
 def _named(name: str) -> tuple[Field, Field]:
-    """The text of an interned name, and its code (of that server's table)."""
+    """The text of an interned name, and its code in the table of that server."""
     return Field(name, _TEXT, "name", name), Field(f"{name}_code", _INT, "stored", name)
 
 
@@ -120,7 +121,7 @@ FIELDS: dict[str, tuple[Field, ...]] = {
         *_PLACE,
     ),
 }
-"""By log, in the order of the schema."""
+"""The columns of each log, in the order of the schema."""
 
 CORRUPT_FIELDS = (
     Field("server_id", _TEXT),
@@ -129,7 +130,7 @@ CORRUPT_FIELDS = (
     Field("stop", _LONG),
     Field("detail", _TEXT),
 )
-"""The `corrupt` report: ranges of files that were durable once and cannot be read."""
+"""The columns of the `corrupt` report: ranges of files that were durable once and cannot be read."""
 
 _CODES = ("subject_code", "target_group_code", "broker_group_code", "outcome_code", "server", "node", "file", "offset")
 _ON_DEMAND = frozenset([*_CODES, "coarse", "log_offset", "message_id", "properties", "body"])
@@ -141,12 +142,12 @@ def schema_of(fields: Sequence[Field]) -> StructType:
 
 
 def default_fields(log: str) -> tuple[Field, ...]:
-    """What is read where nobody says what: no blobs, no codes, no places in files."""
+    """The default columns of a read: no blobs, no codes, no places in files."""
     return tuple([field for field in FIELDS[log] if field.name not in _ON_DEMAND])
 
 
 def fields_named(log: str, names: Sequence[str]) -> tuple[Field, ...]:
-    """The columns with these names, in that order. Raises ValueError that lists what there is."""
+    """The columns with these names, in that order. For unknown names, raises ValueError with the known ones."""
     known = {field.name: field for field in FIELDS[log]}
     unknown = [name for name in names if name not in known]
     if unknown or not names:
@@ -168,5 +169,5 @@ _ARROW: dict[type[DataType], pa.DataType] = {
 
 
 def arrow_type(field: Field) -> pa.DataType:
-    """Arrow's type for a column."""
+    """The Arrow type of a column."""
     return _ARROW[type(field.type)]

@@ -15,8 +15,9 @@ _CODES_MAX = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with integer `keys`, and values that are added up, or of which the largest or smallest counts. All arrays have
-    one length."""
+    """Rows with integer `keys`, and values that `grouped` sums up or reduces to the largest or smallest.
+
+    All arrays have the same length."""
 
     keys: Columns
     sums: Columns
@@ -31,7 +32,7 @@ class Table:
         return {**self.keys, **self.sums, **self.maxima, **self.minima}
 
     def by(self, *keys: str) -> Table:
-        """The same rows with these keys only; `grouped` then makes fewer of them."""
+        """The same rows with only these keys."""
         return replace(self, keys={name: self.keys[name] for name in keys})
 
     def where(self, wanted: NDArray[np.bool_]) -> Table:
@@ -42,7 +43,7 @@ class Table:
         return Table(*[{name: column[wanted] for name, column in part.items()} for part in parts])
 
     def grouped(self) -> Table:
-        """One row for each combination of keys that occurs, ascending by the keys."""
+        """One row for each combination of keys, ascending by the keys."""
         if not len(self):
             return self
         codes = combined(list(self.keys.values()))
@@ -80,7 +81,7 @@ def combined(keys: Sequence[NDArray[Any]]) -> NDArray[np.int64]:
         if low == high:
             continue
         if size * (high - low + 1) > _CODES_MAX:
-            # Too wide to multiply: number what occurs instead.
+            # The product would overflow, so the distinct values are numbered instead.
             codes, size = _numbered(codes)
             key, low, high = _numbered(key)[0], 0, len(key) - 1  # noqa: PLW2901 - the same key, numbered
         codes = codes * (high - low + 1) + (key.astype(np.int64, copy=False) - low)

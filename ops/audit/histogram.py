@@ -1,7 +1,7 @@
 """Times in buckets whose bounds grow by one per cent, and percentiles from counts by bucket.
 
-A percentile is the largest value of the bucket that the share falls into: the largest one seen in it, or its bound. So it
-is never below the exact value, and at most 1 % above it.
+A percentile is the largest value in the bucket of the percentile, or the bound of the bucket. So it is never below the
+exact value, and at most 1 % above it.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 GROWTH = 1.01
 ERROR = "at most 1 % above the exact value, never below it"
-# In thousandths, so that the rank is exact.
+# In thousandths, so that integer ranks are exact.
 POINTS = {"p50": 500, "p90": 900, "p99": 990, "p999": 999}
 _LOG_GROWTH = math.log(GROWTH)
 
 
 def buckets_of(value_us: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The bucket of each time in microseconds, i64[n]; what took no time at all is in bucket 0, 1 µs in bucket 1."""
+    """The bucket of each time in microseconds, i64[n]. 0 and negative times are in bucket 0, 1 µs in bucket 1."""
     exponents = np.log(np.maximum(value_us, 1)) / _LOG_GROWTH
     return np.where(value_us > 0, np.ceil(exponents).astype(np.int64) + 1, 0)
 
 
 def bound_us(bucket: int) -> int:
-    """The largest whole time that falls into a bucket."""
+    """The largest time in whole microseconds that belongs to a bucket."""
     return math.floor(GROWTH ** (bucket - 1)) if bucket else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """How many values fell into a bucket, and the largest of them (or a bound of it)."""
+    """The number of values in a bucket, and the largest of them or its bound."""
 
     bucket: int
     count: int
@@ -44,7 +44,7 @@ class Bucket:
 
 
 def points_of(buckets: Iterable[Bucket]) -> dict[str, int]:
-    """The `POINTS` of counted buckets, in microseconds; empty where nothing was counted."""
+    """The percentiles `POINTS` of counted buckets, in microseconds; empty without values."""
     ordered = sorted(buckets, key=lambda one: one.bucket)
     total, reached = sum([one.count for one in ordered]), 0
     points: dict[str, int] = {}
@@ -57,7 +57,7 @@ def points_of(buckets: Iterable[Bucket]) -> dict[str, int]:
 
 
 def percentiles(cells: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """One row a key with count, early, within, max_us and p50_us to p999_us, computed by Spark: for many keys.
+    """One row per key with count, early, within, max_us and p50_us to p999_us. Spark computes it, for many keys.
 
     `cells` has the keys, bucket, count, early, within (the SLO) and max_us of each bucket.
     """
@@ -78,5 +78,5 @@ def percentiles(cells: DataFrame, keys: Sequence[str]) -> DataFrame:
 
 
 def _sums() -> list[Any]:
-    """Aggregates that make cells of cells."""
+    """Aggregates that combine cells."""
     return [F.sum(name).alias(name) for name in ("count", "early", "within")] + [F.max("max_us").alias("max_us")]

@@ -1,4 +1,4 @@
-"""The latency report: how late, for whom, when, and through which stage. Figures only; pages are drawn elsewhere."""
+"""The latency report: lateness by subject, group, time and stage. Computes figures only; `page` draws them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ops.audit.log_frames import Range
 from ops.audit.outages import find_outages
 
 WORST_ROWS = 10
-# Two days of minutes; a curve with more points says no more on a screen.
+# Points of a curve, two days of minutes. More would not be visible on a screen.
 POINTS_MAX = 2880
-# A JSON list is for reading; more groups than this belong into a table (`--out report.parquet`).
+# Groups in a JSON list; more belong in a table (`--out report.parquet`).
 BY_ROWS_MAX = 100_000
-# Cells that are there whatever the question was; hours are made of minutes.
+# The kinds of cells that exist for every question. Hours are computed from minutes.
 _KINDS: dict[tuple[str, ...], str] = {("subject",): SUBJECT, ("minute",): MINUTE, ("hour",): MINUTE}
 _WORST, _MOST = ("p99_us", "max_us"), ("count",)
 DIMENSIONS = ("subject", "broker_group", "minute", "hour", "server_id")
@@ -33,7 +33,7 @@ DIMENSIONS = ("subject", "broker_group", "minute", "hour", "server_id")
 
 @dataclass(frozen=True, slots=True)
 class LatencyQuestion:
-    """What is asked: the range, the dimensions of `by`, and the objective: `share` of deliveries within `slo_ms`."""
+    """The question: the range, the dimensions `by`, and the objective, a `share` of deliveries within `slo_ms`."""
 
     chosen: Range
     by: tuple[str, ...] = ("subject",)
@@ -42,7 +42,7 @@ class LatencyQuestion:
 
 
 class LatencyReport:
-    """The cells of one audit, kept by Spark until `close`, and the figures made of them."""
+    """The cells of one audit, which Spark keeps until `close`, and the figures computed from them."""
 
     def __init__(self, spark: SparkSession, dispatch: Captured, question: LatencyQuestion) -> None:
         self._question = question
@@ -52,17 +52,17 @@ class LatencyReport:
         self._groups: dict[tuple[str, ...], DataFrame] = {}
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Releases the cells."""
         for frame in (self._cells, *self._groups.values()):
             frame.unpersist()
 
     @cached_property
     def _totals(self) -> LatencyTotals:
-        """What is added up on the driver, in one query."""
+        """The totals, summed up on the driver after one query."""
         return read_totals(self._cells)
 
     def to_map(self, *, listed: bool = True) -> dict[str, Any]:
-        """The report as JSON has it; without the groups of `by` unless `listed`, since they may be too many for that."""
+        """The JSON report. Without `listed` it omits the groups of `by`, which may be too many."""
         totals, by = self._totals, self._question.by
         head = _figures(totals.headline(internal_too=False))
         return {
@@ -83,7 +83,7 @@ class LatencyReport:
         }
 
     def _slo(self, head: Mapping[str, Any]) -> dict[str, Any]:
-        """The share within the target, and how much of the error budget the others used up."""
+        """The share within the target, and the used part of the error budget."""
         missed = head["count"] - head["within"]
         allowed = head["count"] * (1 - self._question.share)
         return {
@@ -95,13 +95,14 @@ class LatencyReport:
         }
 
     def by_frame(self, dimensions: Sequence[str]) -> DataFrame:
-        """One row for each combination of the dimensions, with the figures in microseconds. They are those of the question,
-        or one of subject, minute and hour."""
+        """One row for each combination of the dimensions, with the figures in microseconds.
+
+        `dimensions` must be those of the question, or one of subject, minute and hour."""
         keys = [KEYS.get(name, name) for name in dimensions]
         return self._grouped(dimensions).orderBy(*keys)
 
     def _grouped(self, dimensions: Sequence[str]) -> DataFrame:
-        """Figures by group; kept, since most are asked for more than once."""
+        """Figures by group, kept because most are used more than once."""
         wanted = tuple(dimensions)
         if wanted not in self._groups:
             kind = _KINDS.get(wanted, BY)
@@ -114,7 +115,7 @@ class LatencyReport:
         return self._groups[wanted]
 
     def by(self, dimensions: Sequence[str]) -> list[dict[str, Any]]:
-        """`by_frame` as JSON has it. Raises ValueError where that would be too long to read."""
+        """The rows of `by_frame` for JSON. Raises ValueError for more than BY_ROWS_MAX rows."""
         if not dimensions:
             return []
         rows = self.by_frame(dimensions).limit(BY_ROWS_MAX + 1).collect()
@@ -126,18 +127,18 @@ class LatencyReport:
         return [_group(row.asDict(), dimensions) | _figures(row.asDict()) for row in rows]
 
     def _first(self, dimension: str, order: tuple[str, ...]) -> list[dict[str, Any]]:
-        """The first minutes or subjects by these columns, largest first."""
+        """The minutes or subjects with the largest values in these columns, largest first."""
         ordered = self._grouped((dimension,)).orderBy(*[F.desc(name) for name in order], KEYS[dimension])
         rows = ordered.limit(WORST_ROWS).collect()
         return [_group(row.asDict(), [dimension]) | _figures(row.asDict()) for row in rows]
 
     def over_time(self) -> tuple[str, list[dict[str, Any]]]:
-        """("minute" or "hour", figures by it): the finer one that can still be drawn."""
+        """("minute" or "hour", figures by it). Minutes, unless there are more than POINTS_MAX."""
         dimension = "minute" if self._grouped(("minute",)).count() <= POINTS_MAX else "hour"
         return dimension, self.by([dimension])
 
     def distribution(self) -> list[dict[str, int]]:
-        """Count and largest lateness (microseconds) of each bucket, ascending: the CDF."""
+        """Count and largest lateness (microseconds) of each bucket, ascending, for the CDF."""
         return [{"count": one.count, "max_us": one.max_us} for one in self._totals.buckets(internal_too=False)]
 
 

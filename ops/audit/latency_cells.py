@@ -1,6 +1,6 @@
-"""Outcome rows as cells: what a latency report needs of them, counted where they are read. Pure numpy.
+"""Counts outcome rows into cells for a latency report, in the task that reads them. Pure numpy.
 
-Millions of rows become some thousand cells, and every figure of the report is a sum over cells of one kind:
+Millions of rows become some thousand cells. Every figure of the report is a sum over cells of one kind:
 
     WHOLE    by internal or not and bucket of lateness; of delivered rows, as the next three are
     MINUTE   by due minute and bucket, without internal rows
@@ -10,7 +10,7 @@ Millions of rows become some thousand cells, and every figure of the report is a
     STAGE    by stage and bucket of its time; of delivered rows that are not internal
     TROUBLE  by broker group and due minute, of delivered rows that had to wait for their group
 
-So a cell is a group of one figure, never of two at once: minutes times subjects would be nearly as many as there are rows.
+No cell is by minute and subject at once, because that would make nearly as many cells as rows.
 """
 
 from __future__ import annotations
@@ -27,32 +27,33 @@ from ops.audit.histogram import buckets_of
 from store.records.redelivery import ATTEMPTS
 
 MINUTE_MS, HOUR_MS = 60_000, 3_600_000
-# Whoever waits this long for a broker group, with attempts that failed or none possible, marks it as in trouble.
+# A delivery that waits this long for its broker group marks the group as in trouble.
 TROUBLE_US = 1_000_000
-# Attempts beyond this are counted together: their number tells nothing more.
+# Numbers of attempts from this on are counted together.
 ATTEMPTS_MAX = 20
 STAGES = ("load", "wheel", "queue", "handoff", "settle")
-"""Where the time goes: until the row was in the wheel; until the wheel gave it out; until a worker of its broker group
-took it from the queue (back-off is in here); until it was handed to the broker. These four add up to the lateness.
-`settle` is the broker's answer, after the hand-off."""
+"""The stages of a delivery. `load`: until the row is in the wheel. `wheel`: until the wheel releases it. `queue`: until
+a worker of its broker group takes it, with back-off. `handoff`: until it is handed to the broker. These four add up to
+the lateness. `settle`: until the broker's answer, after the hand-off."""
 
 WHOLE, MINUTE, SUBJECT, BY = "whole", "minute", "subject", "by"
 OUTCOME, STAGE, TROUBLE = "outcome", "stage", "trouble"
 KEYS = {"subject": "subject", "broker_group": "broker_group", "minute": "minute_ms", "hour": "hour_ms"}
-"""Columns of the cells by the dimension that they stand for; `server_id` is the same for all rows of a part."""
+"""The column of the cells for each dimension. `server_id` has none, as it is the same for all rows of a part."""
 
 COLUMNS = (
     "due_ms", "accepted_us", "loaded_us", "released_us", "queued_us", "dispatched_us", "settled_us",
     "origin_sequence", "subject", "broker_group", "attempts", "redelivery", "outcome",
 )  # fmt: skip
-"""Stored columns that cells are made of."""
+"""Stored columns from which cells are computed."""
 
 Columns = Mapping[str, NDArray[Any]]
 
 
 class CellCounter:
-    """Counts rows of the dispatch log of one server. `slo_us`: lateness within the objective. `by`: the dimensions of the
-    question, empty where they need no cells of their own."""
+    """Counts rows of the dispatch log of one server. `slo_us`: the lateness allowed by the objective.
+
+    `by`: the dimensions of the question; empty if other cells have them."""
 
     def __init__(self, slo_us: int, by: Sequence[str]) -> None:
         self._slo_us = slo_us
@@ -61,7 +62,7 @@ class CellCounter:
         self._others: dict[str, list[Table]] = {OUTCOME: [], STAGE: [], TROUBLE: []}
 
     def add(self, rows: Columns) -> None:
-        """Count rows: arrays of one length, by the names of `COLUMNS`."""
+        """Counts rows. `rows` has arrays of one length, with the names in `COLUMNS`."""
         if not len(rows["due_ms"]):
             return
         rows = _times(rows)
@@ -75,7 +76,7 @@ class CellCounter:
             self._others[TROUBLE].append(_troubles(_where(late, trouble)).grouped())
 
     def cells(self) -> dict[str, Table]:
-        """The cells by kind, of those kinds that have any."""
+        """The cells by kind, without kinds that have none."""
         found = {kind: concatenated(tables).grouped() for kind, tables in self._others.items() if tables}
         if self._late:
             late = concatenated(self._late)
@@ -111,7 +112,7 @@ def _where(rows: Columns, wanted: NDArray[np.bool_]) -> Columns:
 
 
 def _times(rows: Columns) -> dict[str, NDArray[Any]]:
-    """The rows with their lateness and stage times in microseconds; what was not delivered has zeros."""
+    """The rows with their lateness and stage times in microseconds, zeros for rows that were not delivered."""
     outcome, dispatched_us = rows["outcome"], rows["dispatched_us"]
     delivered = (outcome == int(Outcome.DELIVERED)) & (dispatched_us > 0)
     internal = (rows["origin_sequence"] != 0) | (rows["redelivery"] > 0)
@@ -136,7 +137,7 @@ def _times(rows: Columns) -> dict[str, NDArray[Any]]:
         "attempts": ATTEMPTS.number(rows["attempts"]),
         "elsewhere": ATTEMPTS.unanswered(rows["attempts"]),
         "delivered": delivered,
-        # A copy names its original there, and is a message of its own.
+        # A duplicate has its original in `origin_sequence`, but is a message, not an internal record.
         "internal": internal & (outcome != int(Outcome.DEDUPLICATED)),
         "released_us": rows["released_us"],
         "dispatched_us": dispatched_us,
@@ -145,7 +146,7 @@ def _times(rows: Columns) -> dict[str, NDArray[Any]]:
 
 def _outcomes(rows: Columns) -> Table:
     keys = {name: rows[name] for name in ("outcome", "internal", "delivered")}
-    # As doubles: a day of microseconds, times a billion messages, is more than 64 bits hold.
+    # As doubles: a day in microseconds, times a billion messages, overflows 64 bits.
     sums = {f"{stage}_sum_us": rows[f"{stage}_us"].astype(np.float64) for stage in STAGES}
     return Table(
         {**keys, "attempts": np.minimum(rows["attempts"], ATTEMPTS_MAX)},

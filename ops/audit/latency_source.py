@@ -1,6 +1,6 @@
-"""The cells of a latency report as a Spark source: each task reads its files once, and what leaves it is cells, not rows.
+"""The cells of a latency report as a Spark source. Each task reads its files once and returns cells, not rows.
 
-Internal to the report. Damage that a task met comes as rows of kind `corrupt`, so that no second pass looks for it.
+Internal to the report. A task returns damage as rows of kind `corrupt`, so no second pass is needed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _SCHEMA = pa.schema(list(_TYPES.items()))
 
 
 def read_cells(spark: SparkSession, dispatch: Captured, chosen: Range, slo_us: int, by: Sequence[str]) -> DataFrame:
-    """The cells of those files of a captured dispatch_log that the range touches, each cell once."""
+    """The cells of the files of a captured dispatch_log that overlap the range, each cell once."""
     options = chosen.options() | {"slo_us": str(slo_us), "by": ",".join(by)}
     values = [F.sum(name).alias(name) for name in _SUMS]
     values += [F.max(name).alias(name) for name in _MAXIMA] + [F.min(name).alias(name) for name in _MINIMA]
@@ -71,19 +71,19 @@ class LatencyCellSource(DataSource):  # type: ignore[misc,unused-ignore]  # Any 
         return FORMAT
 
     def schema(self) -> StructType:
-        """All kinds of cells in one table; a cell has no value in the columns of the other kinds."""
+        """The schema of all kinds of cells in one table. A cell is null in the columns of other kinds."""
         from pyspark.sql.pandas.types import from_arrow_schema
 
         schema: StructType = from_arrow_schema(_SCHEMA)
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """A reader of the whole schema."""
+        """A reader of all columns."""
         return CellReader(self.options)
 
 
 class CellReader(DataSourceReader):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed
-    """Counts the rows of one partition a task."""
+    """Counts the rows of one partition per task."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._captured = Captured.decode(options["capture"])
@@ -93,12 +93,12 @@ class CellReader(DataSourceReader):  # type: ignore[misc,unused-ignore]  # Any w
         self._selection = Selection.from_options(options)
 
     def partitions(self) -> list[LogPartition]:
-        """Captured files that the range touches."""
+        """The captured files that overlap the range."""
         return pack([part for part in self._captured.parts if self._selection.touches(part)], self._pack_bytes)
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """Cells of each server of a partition, then the damage met. A file that is gone has no rows: who captured it
-        looks afterwards."""
+        """The cells of each server in a partition, and the damage. A vanished file has no rows: the caller of `capture`
+        checks for these afterwards."""
         if not isinstance(partition, LogPartition):
             return  # Spark asks once with nothing where there are no files
         counters: dict[tuple[str, int], CellCounter] = {}
@@ -114,7 +114,7 @@ class CellReader(DataSourceReader):  # type: ignore[misc,unused-ignore]  # Any w
         for (directory, server_id), counter in counters.items():
             names = open_names(directory, server_id)
             for kind, table in counter.cells().items():
-                # Only where servers are told apart: elsewhere a cell is of all of them.
+                # Cells of the other kinds are summed over all servers.
                 apart = kind == TROUBLE or (kind == BY and "server_id" in self._by)
                 yield _batch(kind, server_id if apart else None, table, names)
 
@@ -136,7 +136,7 @@ def _batch(kind: str, server_id: int | None, table: Table, names: Names) -> pa.R
 
 
 def _texts(codes: NDArray[Any], names: Names) -> pa.Array:
-    """Names by code. Code 0 is none, and so null; so is a code that a damaged names.log lost."""
+    """The names of codes. Code 0 is null, and so is a code that a damaged names.log lost."""
     used, index = np.unique(codes, return_inverse=True)
     texts = [names.name(code) if 0 < code <= len(names) else None for code in used.tolist()]
     return pa.array(texts, pa.string()).take(pa.array(index))

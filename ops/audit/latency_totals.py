@@ -1,4 +1,4 @@
-"""The figures of a latency report that are about all messages: a few thousand rows, added up on the driver."""
+"""The figures of a latency report about all messages: some thousand cells, summed up on the driver."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def read_totals(cells: DataFrame) -> LatencyTotals:
-    """One query for all kinds."""
+    """Collects the cells of all kinds with one query."""
     rows = [row.asDict() for row in cells.where(F.col("kind").isin(*_KINDS)).collect()]
     return LatencyTotals(*[[row for row in rows if row["kind"] == kind] for kind in _KINDS])
 
 
 @dataclass(frozen=True)
 class LatencyTotals:
-    """Cells by kind, of which there are few however many rows there were."""
+    """Cells by kind. Their number does not grow with the number of rows."""
 
     late: Rows
     outcome: Rows
@@ -38,7 +38,7 @@ class LatencyTotals:
     corrupt: Rows
 
     def buckets(self, *, internal_too: bool) -> list[Bucket]:
-        """Lateness of messages, or of all deliveries; ascending."""
+        """The lateness of messages, or with `internal_too` of all deliveries, ascending."""
         counts: Counter[int] = Counter()
         largest: dict[int, int] = {}
         for row in self.late:
@@ -56,13 +56,13 @@ class LatencyTotals:
         return {**counts, **points, "max_us": max([row["max_us"] for row in rows], default=None)}
 
     def mean_ms(self) -> float | None:
-        """Mean lateness of messages."""
+        """The mean lateness of messages in ms."""
         rows = self._delivered()
         count = sum([row["count"] for row in rows])
         return sum([row["sum_us"] for row in rows]) / count / 1000 if count else None
 
     def stages_ms(self) -> dict[str, dict[str, float]]:
-        """Mean, p50, p99 and maximum of each stage; the means of the first four add up to the mean lateness."""
+        """Mean, p50, p99 and maximum of each stage. The means of the first four add up to the mean lateness."""
         rows = self._delivered()
         count = sum([row["count"] for row in rows])
         if not count:
@@ -84,8 +84,9 @@ class LatencyTotals:
         return found
 
     def attempts(self) -> dict[str, Any]:
-        """Messages by their number of attempts, and how many may have been delivered twice: an earlier hand-over of them to
-        another node had no answer."""
+        """Messages by their number of attempts, and `maybe_twice`, those that may have been delivered twice.
+
+        An earlier hand-over of these to another node had no answer."""
         counts: Counter[int] = Counter()
         maybe_twice = 0
         for row in self._delivered():
@@ -98,7 +99,7 @@ class LatencyTotals:
         }
 
     def outcomes(self) -> dict[str, int]:
-        """Messages by what became of them."""
+        """Messages by outcome."""
         counts: Counter[int] = Counter()
         for row in self.outcome:
             if not row["internal"]:
@@ -106,7 +107,7 @@ class LatencyTotals:
         return {OUTCOME_LABELS[code]: counts[int(code)] for code in _ENDS}
 
     def corrupt_ranges(self) -> list[dict[str, Any]]:
-        """server_id, file, start, stop and detail of the damage met, by file."""
+        """server_id, file, start, stop and detail of all damage, in order of file."""
         rows = [{field.name: row[field.name] for field in CORRUPT_FIELDS} for row in self.corrupt]
         return sorted(rows, key=lambda row: (row["file"], row["start"]))
 

@@ -1,4 +1,4 @@
-"""What one Spark task reads: the rows of some parts of files as Arrow batches, or the damage found in them."""
+"""The work of one Spark task: reads the rows of some file parts as Arrow batches, or the damage in them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from store.records.segment import Damage
 
 
 class VanishedError(StoreError):
-    """A file was there when the read was planned and is gone now: retention, or its day was drained. Read again."""
+    """A file has vanished since the read was planned, by retention or the drain of its day. Read again."""
 
 
 @dataclass
@@ -31,8 +31,9 @@ class LogPartition(InputPartition):  # type: ignore[misc,unused-ignore]  # Any w
 
 
 def pack(parts: Sequence[Part], pack_bytes: int) -> list[LogPartition]:
-    """One partition a part; with `pack_bytes`, neighbours share one up to that size: a task costs some milliseconds,
-    and a day of minute files would cost a minute."""
+    """One partition per part. With `pack_bytes`, neighbours share one up to that size.
+
+    A task costs some milliseconds, so a day of minute files would cost a minute."""
     partitions: list[list[Part]] = []
     size = 0
     for part in parts:
@@ -48,8 +49,9 @@ def pack(parts: Sequence[Part], pack_bytes: int) -> list[LogPartition]:
 def read_rows(
     partition: LogPartition, fields: Sequence[Field], selection: Selection, *, skip: bool, vanished_too: bool
 ) -> Iterator[pa.RecordBatch]:
-    """Record batches of the rows wanted. `skip`: pass over corruption. `vanished_too`: a file that is gone has no rows
-    (who captured it looks afterwards); otherwise VanishedError. Raises CorruptionError, FormatError."""
+    """Record batches of the selected rows. `skip`: skip corruption. Raises CorruptionError, FormatError, VanishedError.
+
+    `vanished_too`: a vanished file has no rows, and the caller of `capture` checks for it afterwards."""
     for part in partition.parts:
         damages: list[Damage] | None = [] if skip else None
         try:
@@ -75,7 +77,7 @@ def _part_rows(
 
 
 def corrupt_rows(partition: LogPartition) -> Iterator[pa.RecordBatch]:
-    """The corrupt report of some parts: every checksum of headers and columns is checked, no row leaves."""
+    """The corrupt report of some parts. Checks all checksums of headers and columns, and returns no rows."""
     for part in partition.parts:
         damages: list[Damage] = []
         try:

@@ -1,4 +1,4 @@
-"""Rows of a DataFrame as the columns of a send: subjects by index, bodies as one blob, ids given or derived."""
+"""Converts rows of a DataFrame to columns of a send: subjects by index, bodies as one blob, ids given or derived."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 COLUMNS = ("subject", "body", "due_ms", "due", "message_id", "properties", "expires_ms")
-# 128 bits: two rows of a campaign of ten million meet by chance once in 10^24 campaigns.
+# 128 bits: a collision within a campaign of ten million rows has a chance of 1 in 10^24.
 _ID_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
 class MessageRows:
-    """n messages: subject names and u32[n] index into them, due_ms i64[n], bodies end to end with i64[n + 1] offsets, n
-    ids, and properties and expires_ms where the rows have them."""
+    """n messages: subject names with an index u32[n], due_ms i64[n], bodies end to end with offsets i64[n + 1], n ids.
+
+    `properties` and `expires_ms` are None if the rows have none."""
 
     subjects: list[str]
     subject_index: NDArray[np.uint32]
@@ -66,16 +67,16 @@ class MessageRows:
         )
 
     def places(self, count: int) -> NDArray[np.int64]:
-        """Which of `count` servers each row belongs to, i64[n]: by its id alone, so always the same one."""
+        """The server of each row, of `count` servers, i64[n]. It depends only on the id, so it is always the same."""
         return np.array([zlib.crc32(text.encode()) % count for text in self.message_ids], np.int64)
 
     def blob(self) -> bytes:
-        """The bodies of exactly these rows, end to end."""
+        """The bodies of these rows, end to end."""
         return bytes(self.bodies[int(self.offsets[0]) : int(self.offsets[-1])])
 
 
 def rows_of(batch: pa.RecordBatch, subject: str | None, campaign: str) -> MessageRows:
-    """The rows of an Arrow batch. Raises ValueError for a row without a subject or due time, or due in no zone."""
+    """The rows of an Arrow batch. Raises ValueError for a missing subject or due time, or a time without a zone."""
     columns = {name: batch.column(name) for name in batch.schema.names}
     subjects, subject_index = _subjects(columns.get("subject"), subject, batch.num_rows)
     due_ms = _due_ms(columns)
@@ -140,7 +141,7 @@ def _ids(rows: MessageRows, given: Sequence[str | None], campaign: str) -> list[
     due, index, offsets = rows.due_ms.astype("<i8").tobytes(), rows.subject_index.tolist(), rows.offsets.tolist()
     bodies, properties = rows.bodies, rows.properties
     digests = []
-    # The one step per row: a digest of 128 bits that two rows share only if they are the same.
+    # The only step per row: a digest of 128 bits, the same only for equal rows.
     for row, (head, start, stop) in enumerate(zip(index, offsets, offsets[1:], strict=False)):
         digest = heads[head].copy()
         digest.update(due[8 * row : 8 * row + 8])

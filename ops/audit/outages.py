@@ -1,7 +1,7 @@
-"""Broker outages as dispatch_log shows them: stretches in which a group's rows waited while attempts failed.
+"""Finds broker outages in dispatch_log: times in which a group's rows waited while attempts failed.
 
-An outage leaves two traces: rows with more than one attempt, and rows that waited long in the group's queue because no
-attempt was made during back-off. Long waits alone are a queue that was too long, not an outage.
+An outage leaves two traces: rows with more than one attempt, and rows that waited long in the group's queue during
+back-off. Long waits alone are not an outage, but a queue that was too long.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class _Stretch:
 
 
 def find_outages(troubles: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Outages of all servers and groups: from, to, duration_ms, delayed, retried, attempts_max; by their start.
+    """Outages of all servers and groups: from, to, duration_ms, delayed, retried, attempts_max; in order of start.
 
-    `troubles` are the cells of that kind: a row for each server, broker group and due minute.
+    `troubles` are the cells of kind TROUBLE: a row for each server, broker group and due minute.
     """
     troubled = sorted(troubles, key=lambda row: row["trouble_from_us"])
     by_group: dict[tuple[str, str], list[_Stretch]] = {}
@@ -52,7 +52,7 @@ def find_outages(troubles: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def joined(stretches: Iterable[_Stretch]) -> list[_Stretch]:
-    """Stretches in order of their start, those that overlap made one."""
+    """Joins overlapping stretches, which must be in order of start."""
     result: list[_Stretch] = []
     for stretch in stretches:
         last = result[-1] if result else None

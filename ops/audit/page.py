@@ -1,6 +1,6 @@
-"""The report as one page that opens without a network: what was wrong first, then figures, pictures and tables.
+"""The report as one HTML page that works offline: findings first, then figures, charts and tables.
 
-Every number stands in an element with `data-figure`, the path of the same number in the JSON, which the page carries too.
+The attribute `data-figure` of a number is its path in the JSON, which the page contains.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ops.audit.balance import COUNTS, PROBLEMS
 from ops.audit.charts import draw_calendar, draw_distribution, draw_over_time, plotly_script
 from ops.audit.latency_cells import ATTEMPTS_MAX
 
-# A table longer than this is no reading matter; the JSON in the page has all rows.
+# Rows of a table in the page; the JSON in the page has all rows.
 ROWS_MAX = 500
 _FIGURES = ("count", "early", "within", "lateness_ms")
 
@@ -46,7 +46,7 @@ th:first-child, td:first-child { text-align: left; }
 
 @dataclass(frozen=True, slots=True)
 class Pictured:
-    """The latency figures with what the pictures need: a series over time, and buckets."""
+    """The latency figures, and the data of the charts: a series over time, and buckets."""
 
     latency: dict[str, Any]
     over: str
@@ -84,7 +84,7 @@ def draw_page(pictured: Pictured, balance: Mapping[str, Any], about: str = "") -
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        # The browser would ask for an icon, and a page from a file has none to give.
+        # Keeps the browser from requesting an icon.
         '<link rel="icon" href="data:,">'
         f"<title>Delay audit</title><style>{_STYLE}</style><script>{plotly_script()}</script></head>\n<body>\n{body}\n"
         f'<script type="application/json" id="figures">{figures.replace("<", chr(92) + "u003c")}</script>\n</body></html>\n'

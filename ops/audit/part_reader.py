@@ -1,4 +1,4 @@
-"""Reads the rows of one part of a file, as numpy columns of many records at once. No Spark and no Arrow here."""
+"""Reads the rows of one part of a file, as numpy columns of many records at once. Without Spark and Arrow."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from store.records.segment import Damage
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """`columns`: arrays of one length, by the names of the batch. `blobs`: the ragged bytes asked for, by name (their
-    lengths are columns `<name>_length`). `offsets` i64: where each row's record begins in the file; `end`: where the last
-    record of any kind ends that was read so far."""
+    """Rows of one kind of record. `columns`: arrays of one length, by the names of the batch.
+
+    `blobs`: the selected ragged bytes by name; their lengths are columns `<name>_length`. `offsets` i64[n]: the start
+    of each row's record in the file. `end`: the end of the last record of any kind that was read so far."""
 
     batch_type: type[ColumnBatch]
     columns: dict[str, NDArray[Any]]
@@ -36,11 +37,11 @@ class Chunk:
 
 
 class PartReader:
-    """Iterates over the chunks of a part: each has rows of one kind of record, in the order of the file. `names` and
-    `blobs` say what is wanted of each kind.
+    """Iterates over the chunks of a part. Each has rows of one kind of record, in the order of the file.
 
-    A torn tail is the end. Corruption goes to `damages` and is passed over; without that list it is raised as
-    CorruptionError. A record of an unknown kind or version raises FormatError.
+    `names` gives the wanted columns of each kind, `blobs` the wanted blobs. A torn tail is the end. Corruption goes to
+    `damages` and is skipped; without that list it raises CorruptionError. A record of an unknown kind or version raises
+    FormatError.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class PartReader:
         self._damages = damages
 
     def __iter__(self) -> Iterator[Chunk]:
-        """Raises FileNotFoundError where the file is gone."""
+        """Yields the chunks. Raises FileNotFoundError if the file is gone."""
         part = self._part
         file = self._fs.open(part.path, write=False)
         try:

@@ -1,4 +1,4 @@
-"""Filters that Spark pushes down, turned into a selection. What a selection cannot say stays with Spark."""
+"""Turns filters that Spark pushes down into a selection. Filters that a selection cannot express stay with Spark."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from ops.audit.selection import DUE_MAX, Selection
 
 
 class pushed_without_being_asked:  # noqa: N801 - used like a function
-    """A `pushFilters` that works both ways.
+    """A `pushFilters` that works with filter pushdown on and off.
 
-    Spark refuses a reader that implements `pushFilters` while `spark.sql.python.filterPushdown.enabled` is off, which is
-    the default, and there is no session to ask where readers are made. It tells "implemented" by the function behind the
-    method; this one shows the base class's function and calls ours. So with the setting on filters are pushed, and with
-    it off nobody calls it.
+    Spark refuses a reader that implements `pushFilters` while `spark.sql.python.filterPushdown.enabled` is off, the
+    default. Code that makes readers has no session to read the setting. Spark detects an implementation by the function
+    behind the method. This object shows the function of the base class and calls ours. So Spark pushes filters with the
+    setting on, and does not call it with the setting off.
     """
 
     def __init__(self, push: Callable[[Sequence[Any]], list[Any]]) -> None:
@@ -28,7 +28,7 @@ class pushed_without_being_asked:  # noqa: N801 - used like a function
 
 
 def push_filters(selection: Selection, filters: Sequence[Any]) -> tuple[Selection, list[Any]]:
-    """The narrower selection, and the filters it does not cover."""
+    """The narrowed selection, and the filters that it does not cover."""
     rest = []
     for one in filters:
         narrowed = _narrowed(selection, one)
@@ -40,7 +40,7 @@ def push_filters(selection: Selection, filters: Sequence[Any]) -> tuple[Selectio
 
 
 def _narrowed(selection: Selection, one: Any) -> Selection | None:
-    """The selection with this filter in it, or None where it cannot say that."""
+    """The selection narrowed by this filter, or None if a selection cannot express it."""
     column, value = getattr(one, "attribute", ()), getattr(one, "value", None)
     if column == ("subject",):
         if isinstance(one, datasource.EqualTo) and isinstance(value, str):

@@ -1,4 +1,4 @@
-"""What a report is asked for; imports Spark only when a run has begun."""
+"""The options of a report. Imports Spark only when a run has begun."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Request:
 
     @property
     def format(self) -> str:
-        """The suffix of `out`, empty for the terminal."""
+        """The suffix of `out`; empty for output to the terminal."""
         return Path(self.out).suffix.lower() if self.out else ""
 
     def chosen(self) -> Range:
-        """The rows asked for."""
+        """The range of rows of the report."""
         from ops.audit.log_frames import Range
 
         return Range(self.from_ms, self.to_ms, self.subjects)

@@ -1,4 +1,4 @@
-"""What the two commands do once Spark runs: ask, write, summarise."""
+"""The work of the two commands when Spark runs: query, write, summarise."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ops.audit.request import HTML, JSON, PARQUET, Request
 
 
 def run_latency(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
-    """The latency figures, and whether nothing is wrong with them."""
+    """The latency figures, and True if nothing is early or corrupt."""
     if request.format == HTML:
         return _run_both(audit, request)
 
@@ -36,7 +36,7 @@ def run_latency(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
 
 
 def run_completeness(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
-    """The balance, and whether it is whole."""
+    """The balance, and True if it is whole."""
     if request.format == HTML:
         return _run_both(audit, request)
 
@@ -71,7 +71,7 @@ def _run_both(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
 
 
 def _about(request: Request) -> str:
-    """What was audited, in a line."""
+    """The directories, range and time of the audit, in one line."""
     words = [", ".join(request.directories)]
     words += [f"due from {_instant(request.from_ms)}"] if request.from_ms is not None else []
     words += [f"due before {_instant(request.to_ms)}"] if request.to_ms is not None else []
@@ -84,7 +84,7 @@ def _instant(ms: float) -> str:
 
 
 def is_whole(balance: Mapping[str, Any]) -> bool:
-    """Whether nothing is lost, twice, early, orphaned or unreadable."""
+    """True if the balance adds up and no message is lost, duplicated, early, orphaned or unreadable."""
     return balance["balanced"] and not balance["corrupt"] and not any(balance.get(name, 0) for name in PROBLEMS)
 
 
@@ -97,7 +97,7 @@ def _completeness_question(request: Request) -> CompletenessQuestion:
 
 
 def _deliver(request: Request, figures: Mapping[str, Any], lines: list[str]) -> None:
-    """To the file, or as a summary to the terminal; `--json` is the caller's."""
+    """Writes the figures to a .json file, or a summary to the terminal. The caller handles `--json`."""
     if request.format == JSON:
         text = json.dumps(figures, indent=2, ensure_ascii=False, default=as_plain)
         Path(str(request.out)).write_text(text + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Which rows a reader wants: a range of due times and a set of subjects, from options and from pushed filters."""
+"""The rows that a reader selects: a range of due times and a set of subjects, from options and pushed filters."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Selection:
 
     @classmethod
     def from_options(cls, options: Mapping[str, str]) -> Selection:
-        """Options `from`, `to` (ISO 8601 with a zone, or milliseconds since 1970) and `subjects` (split at commas).
+        """The selection of the options `from`, `to` (ISO 8601 with a zone, or ms since 1970), `subjects` (with commas).
 
-        Raises ValueError that says what to write.
+        Raises ValueError with advice.
         """
         subjects = options.get("subjects")
         from_ms, to_ms = options.get("from"), options.get("to")
@@ -42,28 +42,28 @@ class Selection:
         return chosen
 
     def between(self, from_ms: int, to_ms: int) -> Selection:
-        """The same, cut down to [from_ms, to_ms)."""
+        """The selection narrowed to [from_ms, to_ms)."""
         return replace(self, from_ms=max(self.from_ms, from_ms), to_ms=min(self.to_ms, to_ms))
 
     def only(self, subjects: Sequence[str]) -> Selection:
-        """The same, cut down to these subjects."""
+        """The selection narrowed to these subjects."""
         wanted = frozenset(subjects)
         return replace(self, subjects=wanted if self.subjects is None else self.subjects & wanted)
 
     def touches(self, part: Part) -> bool:
-        """Whether a part can hold such rows, by the window that its file stands for."""
+        """True if a part can hold selected rows, judged by the window of its file."""
         if not part.span_ms:
             return True
         return part.base < self.to_ms and part.base + part.span_ms > self.from_ms
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Stored columns that `mask` looks at."""
+        """Stored columns that `mask` reads."""
         by_time = ("due_ms",) if (self.from_ms, self.to_ms) != (DUE_MIN, DUE_MAX) else ()
         return by_time + (("subject",) if self.subjects is not None else ())
 
     def mask(self, columns: Mapping[str, NDArray[Any]], names: Names) -> NDArray[np.bool_] | None:
-        """True where a row is wanted, bool[n]; None where all are."""
+        """True for selected rows, bool[n]; None if all are selected."""
         parts = []
         if "due_ms" in self.columns:
             due_ms = columns["due_ms"]

@@ -1,7 +1,7 @@
-"""Sends message rows to one server in requests that it takes, and again where it asks to wait.
+"""Sends message rows to one server in requests of the size that it takes, and again if it is busy.
 
-While requests are under way, the next rows are read and their ids derived: a round trip and a sync of the server's disk
-cost a task nothing as long as it is busy itself.
+The task reads the next rows and derives their ids while requests are in flight. So a round trip and a sync of the
+server's disk cost nothing while the task is busy itself.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from delayserver.client import Client, RejectedRow
 from delayserver.protocol.errors import DelayServerError, FrameTooLarge
 from ops.audit.message_rows import MessageRows
 
-# How long a server that is full may be waited for before the task fails, and Spark tries it elsewhere or later.
+# The longest wait for a server that is full. Then the task fails, and Spark tries it elsewhere or later.
 _BUSY_S_MAX = 120.0
-# Batches that wait behind the one under way: enough that the thread never runs dry, few enough to hold in memory.
+# Batches that wait behind the one in flight: enough that the thread never idles, few enough for the memory.
 _WAITING_MAX = 2
 # A request takes at most this share of the largest frame, so that ids and properties fit beside the bodies.
 _FRAME_SHARE = 4
@@ -29,7 +29,7 @@ _FRAME_SHARE = 4
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """Counts of rows."""
+    """Counts of sent rows."""
 
     accepted: int
     rejected: int
@@ -39,8 +39,9 @@ class Sent:
 
 
 class Sender:
-    """One connection, used by one thread of its own. `fail`: a row that is refused for good raises ValueError; otherwise
-    it is counted. Leaving its `with` block drops the rows that wait, lets a request that is under way end, and closes."""
+    """One connection with its own thread. `fail`: a row that is refused for good raises ValueError, else it is counted.
+
+    The end of the `with` block drops waiting rows, waits for the request in flight, and closes the connection."""
 
     def __init__(self, client: Client, *, fail: bool) -> None:
         self._client = client
@@ -59,13 +60,13 @@ class Sender:
         self._client.close()
 
     def send(self, rows: MessageRows) -> None:
-        """Send rows after those before them; waits while too many are under way. Raises what an earlier one raised."""
+        """Sends rows behind the earlier ones; waits while too many are in flight. Raises errors of earlier rows."""
         self._under_way.append(self._thread.submit(self._all, rows))
         while len(self._under_way) > _WAITING_MAX:
             self._sent += self._under_way.popleft().result()
 
     def flush(self) -> Sent:
-        """Wait until all rows are durable, and count them. Raises named errors of the client."""
+        """Waits until all rows are durable, and returns their counts. Raises named errors of the client."""
         while self._under_way:
             self._sent += self._under_way.popleft().result()
         return self._sent
@@ -85,7 +86,7 @@ class Sender:
         return total
 
     def _fitted(self, rows: MessageRows) -> Sent:
-        """One request, or halves of it where large properties and ids make it larger than a frame."""
+        """Sends one request, or its halves if large properties and ids make it larger than a frame."""
         try:
             return self._request(rows)
         except FrameTooLarge:
@@ -95,7 +96,7 @@ class Sender:
         return self._fitted(rows.slice(0, half)) + self._fitted(rows.slice(half, len(rows)))
 
     def _request(self, rows: MessageRows) -> Sent:
-        """One request, and again for rows and servers that are only busy."""
+        """Sends one request, and sends it again for rows that were refused because the server was busy."""
         sent = Sent(0, 0)
         deadline_s = time.monotonic() + _BUSY_S_MAX
         while True:

@@ -1,4 +1,4 @@
-"""A Spark session that can read our files: Java is there, workers run this interpreter and find this distribution."""
+"""Starts a Spark session that can read our files. Checks Java; workers run this interpreter and find our packages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 JAVA_MIN = 17
 LOCAL = "local[*]"
-# The driver of a local session does all the work; the target is a report over ten million messages within 4 GB.
+# Driver memory of a local session, which does all the work. The target is a report over ten million messages in 4 GB.
 LOCAL_MEMORY = "2g"
 
 
 def check_java() -> None:
-    """Raises `click.ClickException` with one line that says what to install, before Spark fills the screen."""
+    """Raises `click.ClickException` with one line of advice if Java is missing, before Spark fills the screen."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
     if java is None:
@@ -42,13 +42,14 @@ def check_java() -> None:
 
 
 def start_session(master: str | None = None, *, progress: bool = False) -> SparkSession:
-    """A session with our formats registered, or the one that runs already.
+    """A new session with our formats registered, or the running one.
 
-    `master` None: what spark-submit or SPARK_MASTER set, else this machine. Raises `click.ClickException` without Java.
+    `master` None: the setting of spark-submit or SPARK_MASTER, else this machine. Raises `click.ClickException` without
+    Java.
     """
     check_java()
     _share_the_interpreter()
-    # We use no pandas; that it is too new for Spark's own use of it concerns nobody here.
+    # This package does not use pandas, so the warning does not matter.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas", category=FutureWarning)
     from pyspark.sql import SparkSession
 
@@ -59,7 +60,7 @@ def start_session(master: str | None = None, *, progress: bool = False) -> Spark
     if local:
         builder = builder.master(local)
     if local.startswith("local"):
-        # A name that does not resolve, as in many containers, must not keep a local session from starting.
+        # So that a local session starts on a host whose name does not resolve, as in many containers.
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config("spark.driver.memory", os.environ.get("SPARK_DRIVER_MEMORY", LOCAL_MEMORY))
         builder = builder.config("spark.sql.shuffle.partitions", "8")
@@ -76,7 +77,7 @@ def _submitted() -> bool:
 
 
 def _share_the_interpreter() -> None:
-    """Workers of a local session are started by Java, with our environment and nothing else of ours."""
+    """Sets the environment from which Java starts the workers of a local session: interpreter and search path."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     root = str(Path(__file__).parents[2])

@@ -3,12 +3,12 @@
     send(campaign, servers="10.0.0.1:20801,10.0.0.2:20801")
     campaign.write.format("delayserver").option("servers", "10.0.0.1:20801,10.0.0.2:20801").mode("append").save()
 
-The second is what the first does. Columns: `subject` (or option `subject` for all), `body` (binary or text), `due_ms`
-(milliseconds) or `due` (timestamp), and if wanted `message_id`, `properties` (map of text), `expires_ms`. Spark refuses its
-default mode for every source that is written in Python, before it asks us: so say append.
+Both do the same. Columns: `subject` (or option `subject` for all), `body` (binary or text), `due_ms` (milliseconds) or
+`due` (timestamp), and optionally `message_id`, `properties` (map of text), `expires_ms`. The mode must be append,
+because Spark refuses its default mode for sources written in Python.
 
-A task that Spark runs again sends the same ids, and the server suppresses the copies. Where there is no id it is derived
-from subject, due time, body, properties and the option `campaign`: rows that are the same in all of these are one message.
+A task that Spark runs again sends the same ids, and the server suppresses the duplicates. A missing id is derived from
+subject, due time, body, properties and the option `campaign`. Rows that are equal in all of these are one message.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ FAIL, SKIP = "fail", "skip"
 
 
 def send(frame: DataFrame, servers: str | Sequence[str], **options: str) -> None:
-    """Send every row of a DataFrame as a message; all are durable when this returns.
+    """Sends every row of a DataFrame as a message. All are durable when this returns.
 
-    `servers`: HOST:PORT, several of them with commas or as a list. `options` are those of the format: subject, campaign,
-    rejected. Raises what Spark raises where a task fails for good; then call it again, and copies are suppressed.
+    `servers`: one or more HOST:PORT, with commas or as a list. `options` are those of the format: subject, campaign,
+    rejected. Raises the exception of Spark if a task fails for good. Call it again then; duplicates are suppressed.
     """
     addresses = servers if isinstance(servers, str) else ",".join(servers)
     frame.sparkSession.dataSource.register(DelayServerSink)
@@ -50,7 +50,7 @@ class DelayServerSink(DataSource):  # type: ignore[misc,unused-ignore]  # Any wh
         return "delayserver"
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """A writer for these columns. Raises ValueError for columns and options that cannot be."""
+        """A writer for these columns. Raises ValueError for bad columns or options."""
         if overwrite:
             raise ValueError("messages that were sent are not taken back: write with .mode('append')")
         return DelayServerWriter(WriteOptions.read(self.options), schema.fieldNames())
@@ -58,8 +58,9 @@ class DelayServerSink(DataSource):  # type: ignore[misc,unused-ignore]  # Any wh
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """`servers`: addresses; a message goes to the one that its id selects, so that a retry goes there too. `subject`: for
-    rows without that column. `campaign`: told apart from the same rows sent earlier. `rejected`: `fail`, or `skip`."""
+    """`servers`: addresses. The id of a message selects one, also for a retry. `subject`: for rows without that column.
+
+    `campaign`: makes derived ids differ from those of the same rows sent earlier. `rejected`: `fail` or `skip`."""
 
     servers: tuple[str, ...]
     subject: str | None
@@ -68,7 +69,7 @@ class WriteOptions:
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> WriteOptions:
-        """Raises ValueError."""
+        """Reads the options of the format. Raises ValueError."""
         servers = [text.strip() for text in options.get("servers", "").split(",") if text.strip()]
         if not servers:
             raise ValueError("option servers is missing: one HOST:PORT, or several with commas")
@@ -82,7 +83,7 @@ class WriteOptions:
 
 @dataclass
 class Written(WriterCommitMessage):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed
-    """What one task sent."""
+    """Counts of the rows that one task sent."""
 
     accepted: int
     rejected: int
@@ -104,7 +105,7 @@ class DelayServerWriter(DataSourceArrowWriter):  # type: ignore[misc,unused-igno
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """One task. Raises the named errors of the client; ValueError for a rejected row where `rejected` is fail."""
+        """Runs one task. Raises named errors of the client, and ValueError for a rejected row if `rejected` is fail."""
         fail = self._options.rejected == FAIL
         with ExitStack() as stack:
             clients = [Client(server, timeout_s=60.0, retries=8) for server in self._options.servers]
@@ -125,7 +126,7 @@ class DelayServerWriter(DataSourceArrowWriter):  # type: ignore[misc,unused-igno
             yield place, rows.take(places == place)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """All tasks are done; every message was durable when its task ended."""
+        """Does nothing: the messages of a task are durable when it ends."""
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Some task failed for good. What was sent stays sent: run the job again, and the copies are suppressed."""
+        """Does nothing: sent messages stay sent. If the job runs again, the server suppresses the duplicates."""

@@ -1,10 +1,10 @@
-"""Spark's data sources over our files: `delay_dispatch_log`, `delay_schedule_log`, `delay_message_log`, `delay_broker_log`.
+"""Spark data sources for our files: `delay_dispatch_log`, `delay_schedule_log`, `delay_message_log`, `delay_broker_log`.
 
     register(spark)
     spark.read.format("delay_dispatch_log").option("columns", "subject,due_ms").load("/data/server-1")
 
-Options: `columns` (or a narrower `.schema`), `from`, `to`, `subjects`, `corrupt` (`fail`, `skip` or `report`), `part_bytes`,
-`pack_bytes`. Paths are data directories, which driver and executors must see under the same name.
+Options: `columns` (or a narrower `.schema`), `from`, `to`, `subjects`, `corrupt` (`fail`, `skip` or `report`),
+`part_bytes`, `pack_bytes`. Paths are data directories, which must have the same path on driver and executors.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ class LogSource(DataSource):  # type: ignore[misc,unused-ignore]  # Any where py
 
     @property
     def corrupt(self) -> str:
-        """What corruption does. Raises ValueError."""
+        """The option `corrupt`. Raises ValueError."""
         choice = str(self.options.get("corrupt", FAIL)).lower()
         if choice not in (FAIL, SKIP, REPORT):
             raise ValueError(f"corrupt={choice}: write fail, skip or report")
         return choice
 
     def schema(self) -> StructType:
-        """The columns asked for by option, or all that cost little."""
+        """The schema of the option `columns`, or of the default columns."""
         if self.corrupt == REPORT:
             return schema_of(CORRUPT_FIELDS)
         named = self.options.get("columns")
@@ -80,7 +80,7 @@ class LogSource(DataSource):  # type: ignore[misc,unused-ignore]  # Any where py
         return LogReader(self.log, self.options, self._checked(schema), self.corrupt)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """A reader that follows the files as they grow; of dispatch_log only."""
+        """A reader that follows the files as they grow. Raises ValueError for a log other than dispatch_log."""
         from ops.audit.stream import DispatchStreamReader
 
         if self.log != DISPATCH_LOG:
@@ -99,19 +99,19 @@ class LogSource(DataSource):  # type: ignore[misc,unused-ignore]  # Any where py
 
 
 class DispatchLogSource(LogSource):
-    """What became of messages."""
+    """Outcomes of messages."""
 
     log = DISPATCH_LOG
 
 
 class ScheduleLogSource(LogSource):
-    """Messages by the window they are due in."""
+    """Messages by the window of their due times."""
 
     log = SCHEDULE_LOG
 
 
 class MessageLogSource(LogSource):
-    """What was asked, in arrival order: messages, and cancels (`cancel` is true)."""
+    """Messages and cancels (`cancel` is true) in the order of arrival."""
 
     log = MESSAGE_LOG
 
@@ -126,7 +126,7 @@ SOURCES: tuple[type[LogSource], ...] = (DispatchLogSource, ScheduleLogSource, Me
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats known to a session, the one for writing included."""
+    """Registers all formats with a session, also the one for writing."""
     from ops.audit.latency_source import LatencyCellSource
     from ops.audit.sink import DelayServerSink
 
@@ -136,7 +136,7 @@ def register(spark: SparkSession) -> None:
 
 
 class LogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed
-    """Plans one input partition a file or part of a large file, and reads them where Spark wants."""
+    """Plans one input partition per file or part of a large file. Spark reads the partitions in its tasks."""
 
     def __init__(self, log: str, options: Mapping[str, str], fields: Sequence[Field], corrupt: str) -> None:
         self._log = log
@@ -145,18 +145,18 @@ class LogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]  # Any wh
         self._corrupt = corrupt
         self._selection = Selection.from_options(options)
         if hasattr(DataSourceReader, "pushFilters"):
-            # An attribute and no method: `pushdown` says why.
+            # An attribute, not a method; see `pushed_without_being_asked`.
             setattr(self, "pushFilters", pushed_without_being_asked(self._push))  # noqa: B010
 
     def _push(self, filters: Sequence[Any]) -> list[Any]:
-        """Take over the filters that a selection can express; the others stay Spark's."""
+        """Takes the filters that a selection can express, and returns the others to Spark."""
         if self._corrupt == REPORT:
             return list(filters)
         self._selection, rest = push_filters(self._selection, filters)
         return rest
 
     def partitions(self) -> list[LogPartition]:
-        """Captured by option (`capture`), or here and now."""
+        """The partitions of the files captured in the option `capture`, or of those captured now."""
         text = self._options.get("capture")
         if text:
             captured = Captured.decode(text)
@@ -167,7 +167,7 @@ class LogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]  # Any wh
         return pack(wanted, parse_size(self._options.get("pack_bytes"), 0))
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """Record batches of a partition."""
+        """The record batches of a partition."""
         if not isinstance(partition, LogPartition):
             return  # Spark asks once with nothing where there are no files
         if self._corrupt == REPORT:
@@ -180,7 +180,7 @@ class LogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]  # Any wh
 
 
 def parse_size(text: str | None, default: int) -> int:
-    """`64MiB` or a number of bytes. Raises ValueError."""
+    """A size in bytes from a text such as `64MiB` or a number. Raises ValueError."""
     if text is None:
         return default
     return int(text) if text.strip().isdigit() else parse_size_bytes(text)

@@ -1,7 +1,7 @@
-"""Following dispatch_log while it grows: `spark.readStream.format("delay_dispatch_log").load(directories)`.
+"""Follows dispatch_log as it grows: `spark.readStream.format("delay_dispatch_log").load(directories)`.
 
-The offset of a stream is how far each file was read: {path: bytes}, always the end of a whole, verified record. So every
-row comes exactly once, whatever is restarted. A file that retention removed leaves the offset.
+The offset of a stream is the read position in each file, {path: bytes}, always the end of a whole, verified record. So
+every row comes exactly once, also after a restart. A file that retention removes is dropped from the offset.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from store.records.file_header import FILE_HEADER_BYTES
 
 # Small files of one micro-batch share a task.
 _PACK_BYTES = 16 << 20
-# One part a file: what was added since the last micro-batch is short.
+# One part per file, because the rows of one micro-batch are few.
 _WHOLE = 1 << 62
 
 
 class StreamBrokenError(StoreError):
-    """A file is shorter than what the stream has read of it: a loss of power took records back that were not synced yet.
-    Their messages are delivered, and recorded, again; start the stream with a new checkpoint to count them anew."""
+    """A file is shorter than the stream's offset, because a loss of power took unsynced records.
+
+    Their messages are delivered and recorded again. Start the stream with a new checkpoint to count them anew."""
 
 
 class DispatchStreamReader(DataSourceStreamReader):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed
-    """Micro-batches of the rows that were added."""
+    """Micro-batches of the added rows."""
 
     def __init__(self, directories: Sequence[str], fields: Sequence[Field], options: Mapping[str, str]) -> None:
         self._directories = list(directories)
@@ -46,11 +47,11 @@ class DispatchStreamReader(DataSourceStreamReader):  # type: ignore[misc,unused-
         self._known: dict[str, int] = {}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """The start of every file, or with option `starting=latest` their ends now."""
+        """The start of every file, or with the option `starting=latest` its end now."""
         return {"files": json.dumps(self._ends({}) if self._from_latest else {})}
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """The ends of what is whole now. `start` is given by newer versions of Spark, and only saves looking again."""
+        """The ends of the whole records now. Newer versions of Spark give `start`, which only saves reading."""
         known = _ends_of(start) if start else self._known
         self._known = self._ends(known)
         return {"files": json.dumps(self._known)}
@@ -61,7 +62,7 @@ class DispatchStreamReader(DataSourceStreamReader):  # type: ignore[misc,unused-
         return {part.path: whole_end(fs, part, known.get(part.path, 0)) for part in captured.parts}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """What lies between two offsets. Raises StreamBrokenError."""
+        """The parts between two offsets. Raises StreamBrokenError."""
         before, after = _ends_of(start), _ends_of(end)
         captured = capture(RealFileSystem(), self._directories, DISPATCH_LOG, _WHOLE)
         parts = []
@@ -76,15 +77,15 @@ class DispatchStreamReader(DataSourceStreamReader):  # type: ignore[misc,unused-
         return pack(parts, _PACK_BYTES) or [LogPartition(())]
 
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
-        """The rows of a partition. A file that was retired since is past reading, and its counts are in the ledger."""
+        """The rows of a partition. A file that was retired meanwhile has none; its counts are in the ledger."""
         yield from read_rows(partition, self._fields, self._selection, skip=self._skip, vanished_too=True)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is kept here: Spark's checkpoint is the only one."""
+        """Does nothing: Spark's checkpoint is the only one."""
 
 
 def whole_end(fs: FileSystem, part: Part, known: int) -> int:
-    """Where the whole records of a file end now, looking only behind what was `known` to be whole."""
+    """The end of the whole records of a file now. Reads only behind the `known` end of whole records."""
     start = max(known, FILE_HEADER_BYTES)
     if start >= part.stop:
         return start

@@ -1,4 +1,4 @@
-"""``python -m ops.bench``: the same as ``delayserver bench``."""
+"""``python -m ops.bench`` is the same as ``delayserver bench``."""
 
 from __future__ import annotations
 

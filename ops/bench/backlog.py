@@ -1,9 +1,9 @@
-"""The row `isolation-backlog`: p99 lateness of a quiet broker group while very many messages of another group wait in
-memory for a slow node, against the quiet group alone.
+"""The row `isolation-backlog`: p99 lateness of a quiet broker group beside a backlog, against the quiet group alone.
 
-The waiting messages are sent in parts with a kill -9 of the server between them: each start skips sequences, so those of
-the waiting rows are spread over a wide range. Windows are short and loaded shortly before they begin, so that the quiet
-group's messages are read from disk, beside the waiting rows, every few seconds.
+The backlog is very many messages of another group, which wait in memory for a slow node. They are sent in parts, with
+a kill -9 of the server between them. Each start skips sequences, so those of the backlog spread over a wide range.
+Windows are short and loaded shortly before they begin. So the messages of the quiet group are read from disk every few
+seconds, beside the waiting rows.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ RATE: Final = 1000
 SECONDS: Final = 25.0
 PARTS: Final = 5
 PART_S: Final = 3.0
-"""What a kill, a start and the start of the producers may take, for each part."""
+"""The time allowed per part for a kill, a start and the start of the producers."""
 DELAY_MS: Final = 11_000
-"""Longer than a window and the time that it is loaded ahead: every message is read from its file."""
+"""Longer than a window and its load-ahead time, so that every message is read from its file."""
 SETTLE_S: Final = 6.0
 REPLY_AFTER_S: Final = 3.0
 DRAIN_S_MAX: Final = 180.0
@@ -60,7 +60,7 @@ groups = ["calm"]
 
 
 def measure_backlog(options: Options) -> Run:
-    """The value is the ratio over what is due once the backlog waits."""
+    """The value is the ratio of the p99 lateness of the messages due while the backlog waits."""
     messages = options.messages or MESSAGES
     seconds = options.seconds or SECONDS
     alone, _ = _measure(options, 0, seconds)
@@ -81,7 +81,7 @@ def _measure(options: Options, messages: int, seconds: float) -> tuple[Received,
                 Path(config).write_text(CONFIG.format(node=f"127.0.0.1:{port}"))
                 with ServerProcess(near, config) as server:
                     received, details = _run(server, messages, seconds)
-                    link.tell()  # replies are not held back any more
+                    link.tell()  # ends the delay of replies
                     _verify_all(server, node, messages, received)
                 link.tell()
                 link.result()
@@ -112,7 +112,7 @@ def _run(server: ServerProcess, messages: int, seconds: float) -> tuple[Received
 
 
 def _load(server: ServerProcess, messages: int) -> None:
-    """Send the backlog, all due at one whole second, and wait until it is due and waits in memory."""
+    """Sends the backlog, all due at one whole second, and waits until it is due and in memory."""
     due_ms = whole_second_ms(messages / LOAD_RATE_MIN + PARTS * PART_S)
     part = -(-messages // PARTS)
     for first in range(0, messages, part):

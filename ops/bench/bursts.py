@@ -1,8 +1,7 @@
-"""`bench compare --bursts`: sending to this project and to its peers in short bursts in turns, on servers that all live
-as long as the comparison.
+"""`bench compare --bursts`: sends to this project and its peers in short bursts in turns, on servers that stay up.
 
-A machine that others share changes its speed by more than two within minutes, and whole runs then differ by that. What
-neighbouring bursts came to differs by it as well, but their ratio does not.
+The speed of a shared machine changes by more than a factor of two within minutes, and so do the rates of whole runs.
+The ratio of neighbouring bursts does not change.
 """
 
 from __future__ import annotations
@@ -22,21 +21,21 @@ from ops.bench.figures import expect
 from ops.bench.producing import DAY_MS, SUBJECT, open_client, send_batch
 
 BURST_S: Final = 0.3
-# From the word to the first request: all senders have heard it by then.
+# The time from the order to the first request, so that all senders have received the order.
 HEAD_START_S: Final = 0.02
 JOIN_TIMEOUT_S: Final = 10.0
 
 Send = Callable[[int], None]
-"""Sends one batch due at a time in ms, and returns when it is durable; the number of the batch makes it unlike others."""
+"""Sends one batch that is due at the given time in ms, and returns when it is durable."""
 OpenSend = Callable[[int], Send]
-"""Makes that for one sender, by its number."""
+"""Makes the `Send` of one sender from the sender's number."""
 
-# What the harness calls a peer holds servers and functions of modules that are not to be imported by name.
+# Forked, because a peer of the harness has functions of modules that a new process cannot import by name.
 _CONTEXT: Final = multiprocessing.get_context("fork")
 
 
 def ours(address: str, batch: int) -> OpenSend:
-    """As the rows of this bench send: one message as a row, several as columns that are ready."""
+    """Sends like the rows of this bench: one message as a row, several as prepared columns."""
 
     def open_send(_: int) -> Send:
         client = open_client(address)
@@ -54,7 +53,7 @@ def ours(address: str, batch: int) -> OpenSend:
 
 
 def theirs(harness: Any, peer: Any, batch: int) -> OpenSend:
-    """As the harness sends to a peer."""
+    """Sends like the harness sends to a peer."""
 
     def open_send(sender: int) -> Send:
         producer = peer.producer()
@@ -72,7 +71,7 @@ def theirs(harness: Any, peer: Any, batch: int) -> OpenSend:
 def bursts_in_turns(
     opened: dict[str, OpenSend], connections: int, batch: int, bursts: int, burst_s: float = BURST_S
 ) -> dict[str, list[float]]:
-    """Messages a second of each, by burst; they take turns, in another order each time."""
+    """Messages per second of each system, by burst. The systems take turns, in another order each time."""
     rates: dict[str, list[float]] = {who: [] for who in opened}
     with ExitStack() as stack:
         senders = {who: stack.enter_context(_senders(send, connections)) for who, send in opened.items()}
@@ -84,7 +83,7 @@ def bursts_in_turns(
 
 
 def ratios_of(rates: dict[str, list[float]], mine: str) -> dict[str, tuple[float, float, float]]:
-    """The quartiles of the ratio of ``mine`` to each of the others, burst by burst: lower, median, upper."""
+    """The quartiles (lower, median, upper) of the ratio of ``mine`` to each of the others, burst by burst."""
     found = {}
     for who, theirs_ in rates.items():
         if who != mine:
@@ -95,12 +94,12 @@ def ratios_of(rates: dict[str, list[float]], mine: str) -> dict[str, tuple[float
 
 
 def medians_of(rates: dict[str, list[float]]) -> dict[str, float]:
-    """The median rate of each."""
+    """The median rate of each system."""
     return {who: statistics.median(found) for who, found in rates.items()}
 
 
 def check_pending(who: str, peer: Any, rates: Sequence[float], burst_s: float = BURST_S) -> None:
-    """Raise `WrongResult` unless a server holds what it said it had taken."""
+    """Raises `WrongResult` unless a server holds all messages that it acknowledged."""
     sent, held = round(sum(rates) * burst_s), peer.pending()
     expect(held is None or held == sent, f"{who} holds {held} of {sent} messages")
 
@@ -128,7 +127,7 @@ def _senders(open_send: OpenSend, connections: int) -> Iterator[list[Connection]
         yield pipes
     finally:
         for pipe in pipes:
-            with suppress(OSError):  # one that has failed
+            with suppress(OSError):  # the sender has failed
                 pipe.send(None)
         for process in processes:
             process.join(JOIN_TIMEOUT_S)
@@ -157,5 +156,5 @@ def _send_bursts(pipe: Connection, open_send: OpenSend, number: int) -> None:
                 send(time.time_ns() // 1_000_000 + DAY_MS)
                 batches += 1
             pipe.send(batches)
-    except Exception as error:  # noqa: BLE001 - told to the parent
+    except Exception as error:  # noqa: BLE001 - the parent raises it
         pipe.send(f"{type(error).__name__}: {error}")

@@ -1,7 +1,7 @@
-"""The row `cancel`: how many messages a second are cancelled, durably, in batches of 1,000 receipts.
+"""The row `cancel`: durable cancels per second in batches of 1,000 receipts.
 
-Cancelled is what fell due half an hour after its send ("the order is paid"). Beside it the columnar form, and receipts of
-messages whose due times are spread over an hour, so that each batch touches sixty files.
+The messages are due half an hour after their send ("the order is paid"). Also measured: the columnar form, and receipts
+of messages with due times spread over an hour, so that each batch touches sixty files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DELAY_MS: Final = 30 * 60_000
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How messages are cancelled, and over how long a time their due times lie uniformly (0: all the same delay)."""
+    """The form of the cancels, and the time over which due times are spread uniformly (0: all have the same delay)."""
 
     as_columns: bool
     spread_ms: int
@@ -38,7 +38,7 @@ RECEIPTS, COLUMNS, SPREAD = Manner(False, 0), Manner(True, 0), Manner(False, HOU
 
 
 def measure_cancel(options: Options) -> Run:
-    """All manners after each other on one server; the value is that of the receipts."""
+    """Measures all manners in turn on one server. The value is that of the receipts."""
     fifth = max((options.messages or MESSAGES) // (5 * CONNECTIONS), 1)
     with fresh_directory(options.data_dir) as directory, ServerProcess(directory) as server:
         receipts = _cancel_all(server, 2 * fifth, RECEIPTS)
@@ -61,7 +61,7 @@ def measure_cancel(options: Options) -> Run:
 def _cancel_all(server: ServerProcess, share: int, manner: Manner) -> list[Sent]:
     targets = [(cancel, server.address, share, manner)] * CONNECTIONS
     with children(targets) as started:
-        # They have sent their messages before the gate. Waiting in cancels for the replayer is not what is measured.
+        # The clients have sent their messages before the gate. Waiting here keeps the replay out of the measurement.
         server.wait_replayed()
         for child in started:
             child.tell()
@@ -72,13 +72,13 @@ def _cancel_all(server: ServerProcess, share: int, manner: Manner) -> list[Sent]
 
 def _wait_cancelled(server: ServerProcess) -> None:
     server.wait_replayed()
-    # Outcomes are written behind the answer; the counts are complete when none waits.
+    # Outcomes are written after the answer, so the counts are complete when none waits.
     while server.status()["storage"]["outcomes_waiting"]:
         time.sleep(0.01)
 
 
 def cancel(gate: Gate, address: str, messages: int, manner: Manner) -> Sent:
-    """Send messages, due in half an hour; then cancel all of them, in the order they were sent."""
+    """Sends messages due in half an hour, then cancels all of them in the order of sending."""
     calls: list[float] = []
     with open_client(address) as client:
         batches = [_send(client, min(BATCH, messages - first), manner) for first in range(0, messages, BATCH)]

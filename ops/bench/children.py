@@ -1,6 +1,6 @@
-"""Clients in processes of their own: started, held at a gate until all are connected, let go together, their results read.
+"""Runs clients in child processes, which wait at a gate until all are connected, start together and return results.
 
-A child is a function whose first argument is its `Gate`. What it raises is raised again in the parent.
+A child is a function whose first argument is its `Gate`. The parent raises `ChildFailed` if the child raises.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-# Forked from a small process that has no threads and has imported the clients already: a start takes milliseconds.
+# Forked from a small process without threads that has imported the clients, so a start takes milliseconds.
 CONTEXT: Final = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
     ["ops.bench.producing", "ops.bench.consuming", "ops.bench.cancelling", "ops.bench.restart", "ops.bench.fairness"]
@@ -21,26 +21,26 @@ JOIN_TIMEOUT_S: Final = 10.0
 
 
 class ChildFailed(Exception):
-    """A client process raised or went away; holds its traceback."""
+    """A client process raised, with its traceback, or ended early."""
 
 
 class Gate:
-    """The child's end: says "ready", waits for the start, and hears the call to stop."""
+    """The child's end: reports "ready", waits for the start, and receives the call to stop."""
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
 
     def wait(self) -> None:
-        """Say that everything is set up, and wait for the start."""
+        """Reports "ready" and waits for the start."""
         self._pipe.send(("ready", None))
         self._pipe.recv()
 
     def stopped(self) -> bool:
-        """Whether the parent has called to stop; asked between two requests."""
+        """True if the parent has called to stop; called between two requests."""
         return self._pipe.poll()
 
     def take(self) -> None:
-        """Take one call of the parent, so that `stopped` waits for the next one."""
+        """Removes one call of the parent, so that `stopped` reports the next one."""
         self._pipe.recv()
 
 
@@ -63,27 +63,27 @@ class Child:
         return value
 
     def wait_ready(self) -> None:
-        """Wait until the child stands at its gate. Raises `ChildFailed`."""
+        """Waits until the child is at its gate. Raises `ChildFailed`."""
         self._receive("ready")
 
     def tell(self) -> None:
-        """Let the child go, or, once it runs, call it to stop."""
+        """Starts the child; if it runs, calls it to stop."""
         self._pipe.send(None)
 
     def done(self, timeout_s: float) -> bool:
-        """Wait up to ``timeout_s`` for the result to be there (or the failure)."""
+        """Waits up to ``timeout_s`` for the result or failure. True if there is one."""
         return self._pipe.poll(timeout_s)
 
     def result(self) -> Any:
-        """What the child returned. Raises `ChildFailed`."""
+        """The value that the child returned. Raises `ChildFailed`."""
         return self._receive("result")
 
     def kill(self) -> None:
-        """End it now."""
+        """Kills the process."""
         self._process.kill()
 
     def end(self) -> None:
-        """Wait for the process to end, or kill it."""
+        """Waits for the process to end, and kills it after JOIN_TIMEOUT_S."""
         self._process.join(0.0 if self._process.exitcode is not None else JOIN_TIMEOUT_S)
         if self._process.is_alive():
             self._process.kill()
@@ -93,7 +93,7 @@ class Child:
 
 @contextmanager
 def children(targets: Sequence[tuple[Any, ...]]) -> Iterator[list[Child]]:
-    """Start one child for each ``(function, arguments…)``, all of them at their gates on entering; ended on leaving."""
+    """Starts one child per ``(function, arguments…)`` and waits until all are at their gates. Ends them on exit."""
     started: list[Child] = []
     try:
         started += [Child(*target) for target in targets]
@@ -112,7 +112,7 @@ def children(targets: Sequence[tuple[Any, ...]]) -> Iterator[list[Child]]:
 def run_together(
     targets: Sequence[tuple[Any, ...]], watch: Callable[[], object] | None = None, watch_s: float = 0.25
 ) -> list[Any]:
-    """Let all children go at once and give their results, in order; ``watch`` is called every ``watch_s`` meanwhile."""
+    """Starts all children together and returns their results in order. Calls ``watch`` every ``watch_s`` meanwhile."""
     with children(targets) as started:
         for child in started:
             child.tell()

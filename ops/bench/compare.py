@@ -1,8 +1,8 @@
-"""`bench compare`: this project and its peers in turns, in one run on one machine, and the ratios.
+"""`bench compare`: measures this project and its peers in turns, in one run on one machine, and computes ratios.
 
-The peers are measured by their harness (see `peer`), ours twice: by the row of this bench ("ours", with columns ready in
-the client), and through the harness like any peer ("adaptor", whose client makes every message in Python). A ratio above
-1 means that ours is better, whichever way the figure counts.
+The harness measures the peers (see `peer`). Ours is measured twice: by the row of this bench ("ours", with prepared
+columns in the client), and through the harness ("adaptor", whose client makes every message in Python). A ratio above 1
+means that ours is better, for rates as well as for times.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PENDING: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class PeerKind:
-    """A peer: its adaptor in the harness, and what must be installed for it."""
+    """A peer: its adaptor in the harness, and the packages that it needs."""
 
     module: str
     class_name: str
@@ -64,8 +64,9 @@ PEERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One row against the peers: ``measure(harness, peer, options)`` calls the harness; ``field`` of its result counts.
-    ``modes`` are the durable modes of those peers that can do it."""
+    """One row against the peers. ``measure(harness, peer, options)`` calls the harness; ``field`` of its result counts.
+
+    ``modes`` are the durable modes of the peers that support the row."""
 
     field: str
     measure: Callable[[Any, Any, Options], object]
@@ -73,7 +74,7 @@ class Comparison:
     lower: bool = False
     messages: int | None = None
     shape: tuple[int, int] | None = None
-    """Connections and batch, where it is sending alone and can be compared in bursts."""
+    """Connections and batch size of a row that only sends, so that it can be compared in bursts."""
 
 
 def _steady(rate: int) -> Callable[[Any, Any, Options], object]:
@@ -81,7 +82,7 @@ def _steady(rate: int) -> Callable[[Any, Any, Options], object]:
 
 
 def _thunder(messages: int) -> Callable[[Any, Any, Options], object]:
-    # Floors of the load rates, by which the due second is chosen; where that was too soon, twice the time is given.
+    # Floors of the load rates, from which the due second is computed. If it came too soon, the time is doubled.
     rates = {"redis": 40_000, "postgres": 40_000, "beanstalkd": 7_000, "delayserver": 100_000}
 
     def measure(harness: Any, peer: Any, options: Options) -> object:
@@ -97,7 +98,7 @@ def _pending(harness: Any, peer: Any, options: Options) -> object:
 
 INGEST_MODES: Final = {"redis": "always-v", "postgres": "unnest", "beanstalkd": "f0"}
 CONSUME_MODES: Final = {"redis": "always-ack", "postgres": "unnest", "beanstalkd": "f0"}
-# beanstalkd with a sync each write cannot take 10,000 a second, nor load a million before they are due.
+# Without beanstalkd: with a sync per write it cannot take 10,000 per second, nor load a million before they are due.
 FAST_MODES: Final = {"redis": "always-ack", "postgres": "unnest"}
 
 
@@ -130,14 +131,15 @@ def compare(
     as_json: bool,
     bursts: int | None = None,
 ) -> None:
-    """Run the comparisons and print them as they are done; with ``bursts`` those of sending, in so many bursts of each.
-    Raises `click.ClickException` for what is missing."""
+    """Runs the comparisons and prints each when it is done. With ``bursts``, runs those of sending in so many bursts.
+
+    Raises `click.ClickException` if a peer, a package or the harness is missing."""
     chosen = _chosen(peers, list(PEERS), "--peers")
     known = [name for name, comparison in COMPARISONS.items() if bursts is None or comparison.shape is not None]
     comparisons = _chosen(names, known, "--shapes")
     _require(chosen)
     with fresh_directory(options.data_dir) as directory:
-        # Servers that give up root must reach their data in it.
+        # Servers that drop root need access to their data in it.
         os.chmod(directory, 0o755)
         os.environ["PEERS_DIR"] = directory
         try:
@@ -162,7 +164,7 @@ def _compare_row(common: Any, name: str, comparison: Comparison, chosen: list[st
     makers: dict[str, Callable[[], Any]] = {
         peer: _maker(PEERS[peer], comparison.modes[peer]) for peer in chosen if peer in comparison.modes
     }
-    # A sustained figure has no adaptor of its own: the harness does not wait for what comes after the answer.
+    # The sustained figure has no adaptor, because the harness does not wait for the replay after the answers.
     if name != "ingest-sustained":
         makers = {ADAPTOR: lambda: adaptor("sync"), **makers}
     values: dict[str, list[float]] = {OURS: []}
@@ -225,13 +227,13 @@ def _maker(kind: PeerKind, mode: str) -> Callable[[], Any]:
 
 
 def _run(common: Any, peer: Any, comparison: Comparison, options: Options) -> float | None:
-    """One measurement by the harness, None if it gave none; the server is ended and its data removed."""
+    """One measurement by the harness, or None without a result. Ends the server and removes its data."""
     rows: list[dict[str, Any]] = []
     with _captured(common, rows), contextlib.redirect_stdout(sys.stderr):
         try:
             comparison.measure(common, peer, options)
         except RuntimeError as error:
-            # So says the harness that a peer refused, or did not come up. Ours failing is a bug and stops the comparison.
+            # The harness raises this if a peer refused or did not start. A failure of ours is a bug, and is raised.
             if peer.name == "delayserver":
                 raise
             click.echo(f"{peer.name}: {error}", err=True)
@@ -242,7 +244,7 @@ def _run(common: Any, peer: Any, comparison: Comparison, options: Options) -> fl
 
 
 def _end(peer: Any) -> None:
-    """End the server and remove its data."""
+    """Ends the server and removes its data."""
     if peer.pids:
         peer.stop()
     shutil.rmtree(peer.dir, ignore_errors=True)
@@ -250,7 +252,7 @@ def _end(peer: Any) -> None:
 
 @contextlib.contextmanager
 def _captured(common: Any, rows: list[dict[str, Any]]) -> Iterator[None]:
-    """The harness saves its rows by a function of its module; meanwhile they come here."""
+    """Appends the rows that the harness saves to ``rows`` instead, by replacing the function of its module."""
     original = common.save
     common.save = lambda peer, mode, metric, variant, row: rows.append(row)
     try:
@@ -268,7 +270,7 @@ def _chosen(text: str | None, known: list[str], option: str) -> list[str]:
 
 
 def _require(peers: list[str]) -> None:
-    """Raise `click.ClickException` that says what to install, for all peers at once."""
+    """Raises `click.ClickException` with all packages to install, if any peer lacks some."""
     servers = [PEERS[name].debian_package for name in peers if not Path(PEERS[name].server).exists()]
     packages = [
         str(PEERS[name].python_package)

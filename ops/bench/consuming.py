@@ -1,4 +1,4 @@
-"""Client processes that pull with long polling and note when each message came; and what the notes say together."""
+"""Client processes that pull with long polling and record when each message came, and checks of these records."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ops.bench.producing import open_client
 
 GROUP: Final = "bench"
 PULL_MESSAGES_MAX: Final = 8192
-WAIT_S: Final = 0.25  # so often an idle consumer looks whether it is to stop
-LINGER_S: Final = 0.3  # so long it goes on after the last message: a second copy would be seen
-QUIET_S_MAX: Final = 30.0  # without any message for so long, what is missing is lost
+WAIT_S: Final = 0.25  # the interval in which an idle consumer checks for the call to stop
+LINGER_S: Final = 0.3  # consumers go on this long after the last message, to receive duplicates
+QUIET_S_MAX: Final = 30.0  # missing messages are lost if none came for this long
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """Columns i64[n] of what consumers received, in the order it came."""
+    """Columns i64[n] of the received messages, in order of arrival."""
 
     number: NDArray[np.int64]
     due_ms: NDArray[np.int64]
@@ -33,22 +33,22 @@ class Received:
 
     @property
     def late_ms(self) -> NDArray[np.float64]:
-        """Clock at receipt less due time, f64[n]."""
+        """The time of receipt minus the due time, f64[n]."""
         return self.received_us / 1000 - self.due_ms
 
     @property
     def dispatched_late_ms(self) -> NDArray[np.float64]:
-        """Clock at hand-off to the broker less due time, f64[n]."""
+        """The time of hand-off to the broker minus the due time, f64[n]."""
         return self.dispatched_us / 1000 - self.due_ms
 
     def within(self, begin_ms: int, end_ms: int) -> Received:
-        """What was due from ``begin_ms`` up to before ``end_ms``."""
+        """The messages due in [begin_ms, end_ms)."""
         keep = (self.due_ms >= begin_ms) & (self.due_ms < end_ms)
         return Received(*(getattr(self, name)[keep] for name in self.__dataclass_fields__))
 
 
 def consume(gate: Gate, address: str, subject: str, counts: Any, place: int) -> Received:
-    """Pull until told to stop; each pull acknowledges the one before. ``counts[place]`` follows what has come."""
+    """Pulls until the call to stop. Each pull acks the one before. ``counts[place]`` counts the received messages."""
     rows: list[Received] = []
     previous = None
     with open_client(address) as client:
@@ -60,7 +60,7 @@ def consume(gate: Gate, address: str, subject: str, counts: Any, place: int) -> 
             if pulled.count:
                 counts[place] += pulled.count
                 received = np.full(pulled.count, received_us, np.int64)
-                # Copies, since a view would keep every frame alive.
+                # Copies, because a view would keep the whole frame in memory.
                 rows.append(Received(read_numbers(pulled), pulled.due_ms.copy(), received, pulled.dispatched_us.copy()))
         if previous is not None:
             client.ack(subject, GROUP, previous)
@@ -68,22 +68,23 @@ def consume(gate: Gate, address: str, subject: str, counts: Any, place: int) -> 
 
 
 def join(parts: Sequence[Received]) -> Received:
-    """All rows of some parts."""
+    """The rows of all parts."""
     names = Received.__dataclass_fields__
     empty = np.empty(0, np.int64)
     return Received(*(np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in names))
 
 
 class Consumers:
-    """Some consumers of one subject, told to stop when all is there."""
+    """Consumers of one subject, which the parent stops when all messages have come."""
 
     def __init__(self, address: str, subject: str, count: int = 1) -> None:
         self.counts = CONTEXT.RawArray("q", count)
         self.targets = [(consume, address, subject, self.counts, place) for place in range(count)]
 
     def wait_for(self, messages: int, due_ms: int) -> None:
-        """Wait until so many have come, and a little longer; raises `ChildFailed` when none comes any more after
-        ``due_ms``, the last due time."""
+        """Waits until so many messages have come, and LINGER_S longer.
+
+        Raises `ChildFailed` if none comes for QUIET_S_MAX after ``due_ms``, the last due time."""
         seen, seen_s = -1, time.time()
         while (now := sum(self.counts)) < messages:
             if now != seen:
@@ -95,14 +96,14 @@ class Consumers:
 
     @staticmethod
     def stop(started: Sequence[Child]) -> Received:
-        """Stop the consumers and give what they received."""
+        """Stops the consumers and returns the received messages."""
         for child in started:
             child.tell()
         return join([child.result() for child in started])
 
 
 def verify(received: Received, messages: int) -> None:
-    """Raise `WrongResult` unless the numbers 0…messages-1 came exactly once each, and none before it was due."""
+    """Raises `WrongResult` unless the numbers 0…messages-1 came exactly once each, and none before it was due."""
     counts = np.bincount(received.number, minlength=messages)
     expect(len(counts) == messages, f"a message that was never sent came: number {len(counts) - 1}")
     expect(

@@ -1,4 +1,4 @@
-"""Rows `steady-*` and `thunder-*`: how late messages reach a pulling consumer, at a steady rate and all in one second."""
+"""Rows `steady-*` and `thunder-*`: lateness at a pulling consumer, at a steady rate and with all due in one second."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from ops.bench.server_process import ServerProcess, fresh_directory
 SECONDS: Final = 20.0
 DELAY_MS: Final = 5000
 LOADERS: Final = 2
-LOAD_RATE_MIN: Final = 100_000  # what the due second is chosen by; a slower machine gets twice the time, and again
+LOAD_RATE_MIN: Final = 100_000  # from which the due second is computed; for a slower machine the time is doubled
 SPARE_S: Final = 1.0
 TRIES_MAX: Final = 5
 
 
 def measure_steady(rate: int) -> Callable[[Options], Run]:
-    """A row: ``rate`` messages a second, each due 5 s after its send."""
+    """A row: ``rate`` messages per second, each due 5 s after its send."""
 
     def measure(options: Options) -> Run:
         seconds = options.seconds or SECONDS
@@ -43,7 +43,7 @@ def measure_steady(rate: int) -> Callable[[Options], Run]:
 
 
 def measure_thunder(messages: int) -> Callable[[Options], Run]:
-    """A row: so many messages due at one whole second, and the time until the last one has come."""
+    """A row: so many messages due at one whole second. The value is the time until the last one has come."""
 
     def measure(options: Options) -> Run:
         count = options.messages or messages
@@ -82,7 +82,7 @@ def whole_second_ms(lead_s: float) -> int:
 
 
 def load_targets(server: ServerProcess, subject: str, messages: int, due_ms: int) -> list[tuple[Any, ...]]:
-    """Producers that send numbers 0…messages-1 between them, in batches of 1,000."""
+    """Producers that together send the numbers 0…messages-1 in batches of 1,000."""
     share = -(-messages // LOADERS)
     firsts = range(0, messages, share)
     return [
@@ -92,7 +92,7 @@ def load_targets(server: ServerProcess, subject: str, messages: int, due_ms: int
 
 
 def verified(server: ServerProcess, received: Received, messages: int) -> dict[str, Any]:
-    """Lateness; raises `WrongResult` unless all was delivered exactly once, and the server counts the same."""
+    """The lateness. Raises `WrongResult` unless all messages came exactly once, and the server counts the same."""
     verify(received, messages)
     status = server.status()
     expect(status["accepted"] == messages, f"{messages} were sent, the server accepted {status['accepted']}")

@@ -1,6 +1,7 @@
-"""The rows `after-downtime-*`: a server that was down for days starts with a backlog, and fresh messages come all the while.
+"""The rows `after-downtime-*`: a server starts with a backlog after days of downtime, while fresh messages come in.
 
-A server whose clock is behind accepts the messages, due over the downtime, and stops. The next one has the right clock.
+A server whose clock is behind accepts messages that are due during the downtime, and stops. The next server has the
+right clock.
 """
 
 from __future__ import annotations
@@ -26,17 +27,17 @@ from ops.bench.server_process import ROOT, ServerProcess, fresh_directory, pytho
 OLD, FRESH = "old", "fresh"
 BATCH: Final = 1000
 SPARE_MS: Final = 60_000
-"""So long before the next start the last message of the backlog is due."""
+"""The last message of the backlog is due this long before the next start."""
 RATE: Final = 100
 FRESH_DELAY_MS: Final = 50
 FRESH_S: Final = 8.0
 FIRST_S: Final = 2.0
-"""Fresh messages that are sent so soon after the start count as the first ones."""
+"""Fresh messages sent within this time after the start count as the first ones."""
 SETTLED_S_MAX: Final = 120.0
 
 
 def measure_downtime(days: int, messages: int) -> Callable[[Options], Run]:
-    """A row: so many messages due over so many days. The value is the time from "ready" until the last one of them came."""
+    """A row: so many messages due over so many days. The value is the time from "ready" until the last one came."""
 
     def measure(options: Options) -> Run:
         count = options.messages or messages
@@ -51,7 +52,7 @@ def measure_downtime(days: int, messages: int) -> Callable[[Options], Run]:
 
 
 def _fill(server: ServerProcess, count: int, down_ms: int) -> int:
-    """Accept the backlog on a server whose clock is behind, and stop it; the first minute of the backlog."""
+    """Sends the backlog to a server whose clock is behind, and stops it. Returns the first possible due time in ms."""
     command = [sys.executable, "-m", "ops.bench.past_server", f"{server.directory}/data"]
     command += [server.address.rpartition(":")[2], str(down_ms)]
     environment = {"PYTHONPATH": python_path(), "PATH": "/usr/bin:/bin"}
@@ -101,7 +102,7 @@ def _run(server: ServerProcess, count: int, seconds: float, first_ms: int) -> Ru
 
 
 def _wait_delivered(server: ServerProcess, count: int) -> None:
-    """A consumer sees a message before its outcome is written."""
+    """Waits until the server counts all messages as delivered, which is after the consumer receives them."""
     end_s = time.monotonic() + SETTLED_S_MAX
     while (delivered := server.status()["delivered"]) != count:
         expect(time.monotonic() < end_s, f"the server says delivered = {delivered}")
@@ -109,7 +110,7 @@ def _wait_delivered(server: ServerProcess, count: int) -> None:
 
 
 def _waits(news: Received) -> dict[str, float]:
-    """The longest waits of fresh messages: of those sent at first, and of all others."""
+    """The longest waits of fresh messages: of the first ones, and of all others."""
     late, due_ms = news.late_ms, news.due_ms
     first = due_ms < int(due_ms.min()) + FIRST_S * 1000
     return {

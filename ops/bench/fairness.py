@@ -1,5 +1,7 @@
-"""The row `fairness`: what greedy clients cost a normal one, which sends a message that is due now, pulls and acks it, over
-and over. And 1,000 messages a second come due beside it. The value is the worst ratio of its p99 to that of being alone.
+"""The row `fairness`: the cost of greedy clients for a normal one, beside 1,000 messages per second that fall due.
+
+The normal client repeats round trips: it sends a message that is due now, pulls it and acks it. The value is the worst
+ratio of the p99 of its round trips to the p99 without greedy clients.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from ops.bench.producing import SUBJECT, Sent, open_client, steady
 from ops.bench.server_process import ServerProcess, fresh_directory
 
 SECONDS: Final = 4.0
-# The abuser is at work before the normal client is measured.
+# The abuser starts this long before the normal client is measured.
 LEAD_S: Final = 0.5
 DELAY_MS: Final = 1000
 RATE: Final = 1000
@@ -36,7 +38,7 @@ def _requests(operation: str, arguments: dict[str, Any], pipelined: int) -> byte
 
 
 def _empty_maps() -> bytes:
-    """A frame of 16 MB that keeps every bound but those of lists."""
+    """A frame of 16 MB that exceeds only the bounds of lists."""
     maps = 15 << 20
     head = encode_frame((1, "send", {"messages": []}))[4:-1]
     return frame_of(head + b"\xdd" + maps.to_bytes(4, "big") + b"\x80" * maps)
@@ -44,7 +46,7 @@ def _empty_maps() -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Abuse:
-    """One kind of abuser: so many connections send the bytes again and again; they read the replies, or do not."""
+    """One kind of abuser. Its connections send the data repeatedly. With ``reads`` they read the replies."""
 
     name: str
     connections: int
@@ -66,7 +68,7 @@ ABUSES: Final = (
 
 
 def measure_fairness(options: Options) -> Run:
-    """Alone, then beside each abuser in turn, each time on a new server."""
+    """Measures the normal client alone, then beside each abuser, each time on a new server."""
     seconds = options.seconds or SECONDS
     alone = _measure(options, None, seconds)
     details: dict[str, Any] = {f"alone_{name}": rounded(value) for name, value in alone.items()}
@@ -119,7 +121,7 @@ def _beside(server: ServerProcess, abuse: Abuse | None, seconds: float) -> dict[
 
 
 def round_trips(gate: Gate, address: str, seconds: float) -> list[float]:
-    """What each round trip of a normal client took, in seconds. Raises `WrongResult` where a message is not its own."""
+    """The duration of each round trip of a normal client, in seconds. Raises `WrongResult` for a wrong message."""
     took: list[float] = []
     with open_client(address) as client:
         gate.wait()
@@ -138,8 +140,8 @@ def round_trips(gate: Gate, address: str, seconds: float) -> list[float]:
 
 
 def harm(gate: Gate, address: str, place: int) -> int:
-    """Send what an abuser sends until told to stop; gives the bytes that the server took."""
-    # An abuser stands for another machine: it gets the processor when the server and the normal client leave it.
+    """Sends the data of an abuser until the call to stop. Returns the bytes that the server took."""
+    # An abuser stands for another machine, so it runs only when the server and the normal client leave the processor.
     os.nice(19)
     abuse = ABUSES[place]
     data = abuse.data()
@@ -154,7 +156,7 @@ def harm(gate: Gate, address: str, place: int) -> int:
 
 
 class _Abuser:
-    """One connection: sends the data again and again as the server takes it."""
+    """One connection that sends the data repeatedly, as fast as the server takes it."""
 
     def __init__(self, address: str, abuse: Abuse, data: bytes) -> None:
         host, _, port = address.rpartition(":")
@@ -176,7 +178,7 @@ class _Abuser:
         self._socket.close()
 
     def go_on(self) -> bool:
-        """Send and read what can be; False where nothing could. A connection that the server closed is made anew."""
+        """Sends and reads without blocking. False if neither was possible. Reconnects if the server has closed."""
         moved = False
         try:
             with contextlib.suppress(BlockingIOError):

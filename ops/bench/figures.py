@@ -1,4 +1,4 @@
-"""What a measurement gives: one run of a row, and the row's figure as the median of its runs. Arithmetic only."""
+"""Results of measurements: one run of a row, and the row's figure as the median of its runs. Arithmetic only."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 class WrongResult(Exception):
-    """The server's answer or what was delivered is not what was sent: the run counts for nothing, it is a bug."""
+    """An answer or a delivery does not match the sent messages. This is a bug, and the run does not count."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line asks for. None means the row's own default."""
+    """The options of the command line. None means the default of the row."""
 
     runs: int = 3
     seconds: float | None = None
@@ -24,7 +24,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of a row, verified. ``details`` are numbers with units in their names, or words."""
+    """One verified run of a row. ``details`` are numbers with units in their names, or words."""
 
     value: float
     details: dict[str, Any]
@@ -32,7 +32,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A row's figure: ``value`` is the median of ``values``, and so is every number among the details."""
+    """The figure of a row. ``value`` is the median of ``values``; numbers in ``details`` are medians too."""
 
     row: str
     value: float
@@ -57,13 +57,13 @@ class Figure:
 
 
 def expect(condition: bool, message: str) -> None:
-    """Raise `WrongResult` with the message unless the condition holds."""
+    """Raises `WrongResult` with the message unless the condition holds."""
     if not condition:
         raise WrongResult(message)
 
 
 def median_details(runs: Sequence[Run]) -> dict[str, Any]:
-    """Every number as its median over the runs; words and lists from the last run."""
+    """The median of every number over the runs; words and lists of the last run."""
     details: dict[str, Any] = {}
     for name, last in runs[-1].details.items():
         values = [run.details[name] for run in runs if name in run.details]
@@ -73,7 +73,7 @@ def median_details(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def rounded(value: float, digits: int = 4) -> float:
-    """As many digits as a measurement deserves; whole numbers stay whole."""
+    """Rounds to the significant digits of a measurement. Integers do not change."""
     if isinstance(value, int) or value == 0:
         return value
     if abs(value) >= 10_000:

@@ -1,4 +1,4 @@
-"""The row `pending-10m`: what the server needs in memory to hold messages that are due in a day."""
+"""The row `pending-10m`: the server's memory while it holds messages that are due in a day."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MEGABYTE: Final = 1_000_000
 
 
 def measure_pending(options: Options) -> Run:
-    """Resident memory with a tenth of the messages, and with all: the value."""
+    """Measures the resident memory with a tenth of the messages and with all of them, which is the value."""
     messages = options.messages or MESSAGES
     with fresh_directory(options.data_dir) as directory, ServerProcess(directory) as server:
         empty = server.memory_bytes()
@@ -43,7 +43,7 @@ def measure_pending(options: Options) -> Run:
 
 
 def hold(server: ServerProcess, messages: int) -> list[Sent]:
-    """Send messages that are due one day after their send, and wait until they are all in their segments."""
+    """Sends messages that are due one day after their send, and waits until all are replayed."""
     results: list[Sent] = run_together(load_targets(server, SUBJECT, messages, 0))
     server.wait_replayed()
     return results

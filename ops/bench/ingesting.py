@@ -1,4 +1,4 @@
-"""Rows `ingest-*`: how many messages a second are acknowledged as durable, from C connections with batches of B."""
+"""Rows `ingest-*`: messages per second that are acknowledged as durable, from C connections with batches of B."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ YEAR_MS: Final = 365 * 86_400_000
 SECONDS: Final = 4.0
 SPREAD_SECONDS: Final = 10.0
 SUSTAINED_SECONDS: Final = 60.0
-LAG_BYTES_MAX: Final = 512 * 1024 * 1024 + 64 * 1024 * 1024  # the server's bound, and what one gathering may hold
+LAG_BYTES_MAX: Final = 512 * 1024 * 1024 + 64 * 1024 * 1024  # the server's bound, plus the bound of gathered bytes
 FILES_WATCH_S: Final = 0.05
 
 
 @dataclass(slots=True)
 class Watch:
-    """What is looked at while the clients run: the replayer's lag and the open files, at their highest."""
+    """The maxima of the replay lag and of the open files while the clients run."""
 
     server: ServerProcess
     lag_bytes_max: int = 0
@@ -30,19 +30,19 @@ class Watch:
     samples: int = field(default=0)
 
     def lag(self) -> None:
-        """Ask the server for the replayer's lag."""
+        """Samples the replay lag and the open files."""
         lag_bytes = self.server.status()["storage"]["replay_lag_bytes"]
         self.lag_bytes_max = max(self.lag_bytes_max, lag_bytes)
         self.files()
 
     def files(self) -> None:
-        """Count the server's open files."""
+        """Samples the server's open files."""
         self.open_files_max = max(self.open_files_max, self.server.open_files())
         self.samples += 1
 
 
 def measure_ingest(connections: int, batch: int) -> Callable[[Options], Run]:
-    """A row: ingest alone, due one day ahead."""
+    """A row: only ingest, of messages due one day ahead."""
 
     def measure(options: Options) -> Run:
         with fresh_directory(options.data_dir) as directory, ServerProcess(directory) as server:
@@ -58,7 +58,7 @@ def measure_ingest(connections: int, batch: int) -> Callable[[Options], Run]:
 
 
 def measure_sustained(options: Options) -> Run:
-    """The row `ingest-sustained`: the value counts the time until the replayer has all of it, too."""
+    """The row `ingest-sustained`: the rate over the time until everything is replayed."""
     with fresh_directory(options.data_dir) as directory, ServerProcess(directory) as server:
         run = _until_replayed(server, options.seconds or SUSTAINED_SECONDS, 0)
     lag_bytes_max = run.details["lag_bytes_max"]
@@ -67,7 +67,7 @@ def measure_sustained(options: Options) -> Run:
 
 
 def measure_spread(options: Options) -> Run:
-    """The row `ingest-spread`: due uniformly over one year against one hour, the replayer's time included in both."""
+    """The row `ingest-spread`: due times spread uniformly over one year against one hour, both with the replay."""
     rates: dict[str, Any] = {}
     for name, spread_ms in (("hour", HOUR_MS), ("year", YEAR_MS)):
         with fresh_directory(options.data_dir) as directory, ServerProcess(directory) as server:
@@ -102,7 +102,7 @@ def _targets(
 
 
 def _verified(server: ServerProcess, results: list[Sent]) -> dict[str, Any]:
-    """Details of a run; raises `WrongResult` unless the server has accepted and still holds exactly what was sent."""
+    """Details of a run. Raises `WrongResult` unless the server has accepted and holds exactly the sent messages."""
     messages = sum(sent.messages for sent in results)
     status = server.status()
     for name in ("accepted", "pending"):

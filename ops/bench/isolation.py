@@ -1,5 +1,6 @@
-"""The row `isolation`: p99 lateness of a quiet broker group while another has very many messages due in one second,
-against the quiet group alone."""
+"""The row `isolation`: p99 lateness of a quiet broker group beside a flood, against the quiet group alone.
+
+The flood is very many messages of another group that are due in one second."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ groups = ["calm"]
 
 
 def measure_isolation(options: Options) -> Run:
-    """The value is the ratio over what is due from the flood's second until its last message has come."""
+    """The value is the ratio for messages due between the second of the flood and the arrival of its last message."""
     messages = options.messages or MESSAGES
     seconds = options.seconds or SECONDS
     alone, _ = _measure(options, 0, seconds)
@@ -76,7 +77,7 @@ def _run(server: ServerProcess, flood_messages: int, seconds: float) -> tuple[Re
     with children(targets) as (calm_child, flood_child, producer):
         calm_child.tell()
         flood_child.tell()
-        # The flood falls into the first third of what the quiet group has due, so that all of it is beside messages.
+        # The flood is due after a third of the quiet group's messages, so that all of it is beside such messages.
         before_s = DELAY_MS / 1000 + seconds / 3
         flood_ms = whole_second_ms(flood_messages / LOAD_RATE_MIN + 1 + before_s)
         if flood_messages:

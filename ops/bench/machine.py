@@ -1,4 +1,4 @@
-"""What the figures were measured on, in one line."""
+"""Describes the machine of the figures in one line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from delayserver import __version__
 
 
 def describe_machine() -> str:
-    """Processor, memory, kernel, Python, load and day."""
+    """Day, version, processor, memory, kernel and Python."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / (1 << 30)
     day = datetime.datetime.now(datetime.UTC).date().isoformat()
     return (
@@ -22,7 +22,7 @@ def describe_machine() -> str:
 
 
 def load_average() -> float:
-    """Processes that wanted to run over the last minute: what else the machine is doing, seen before a run."""
+    """The load average of the last minute. Before a run, it shows the other work of the machine."""
     return os.getloadavg()[0]
 
 

@@ -1,4 +1,4 @@
-"""A real server whose clock is behind: what it accepts is overdue when the next one starts, as after a downtime.
+"""A real server whose clock is behind. Its messages are overdue when the next server starts, as after a downtime.
 
 python -m ops.bench.past_server DATA_DIR PORT BEHIND_MS
 """
@@ -19,7 +19,7 @@ READY: Final = "ready"
 
 
 class ClockBehind(SystemClock):
-    """The machine's clock, less some time."""
+    """The machine's clock minus some time."""
 
     def __init__(self, behind_ms: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class ClockBehind(SystemClock):
 
 
 def main() -> None:
-    """Serve until SIGTERM."""
+    """Serves until SIGTERM."""
     data_dir, port, behind_ms = sys.argv[1:]
     settings = load_settings(None, {"storage.data_dir": data_dir, "listen.port": int(port)})
     trio.run(

@@ -1,11 +1,12 @@
-"""This project as one more peer of the harness that measures Redis, PostgreSQL, beanstalkd and others, so that a figure
-is a ratio from one machine and one run.
+"""This project as a peer of the harness that measures Redis, PostgreSQL, beanstalkd and others.
+
+So figures of one run on one machine give ratios.
 
     PEERS_HARNESS=DIR python -m ops.bench.peer ingest --mode sync --shapes 8x1000
     python -m ops.bench.peer --harness DIR thunder --n 100000
 
-The harness is no part of this repository. Everything behind its folder is its own command line; the modes are the
-durabilities ``sync`` and ``os``.
+The harness is not part of this repository. All arguments except its folder are those of its command line. The modes are
+the durabilities ``sync`` and ``os``.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ops.bench.server_process import python_path
 
 VARIABLE: Final = "PEERS_HARNESS"
 MODES: Final = ("sync", "os")
-LOAD_RATES: Final = {"sync": 100_000, "os": 100_000}  # floors, by which the harness chooses the due second
+LOAD_RATES: Final = {"sync": 100_000, "os": 100_000}  # floors, from which the harness computes the due second
 SUBJECT, GROUP = "peers", "peers"
 PORT: Final = 26_801
 SERVING_S_MAX: Final = 120.0
@@ -38,7 +39,7 @@ RECORD: Final = np.dtype([("received_s", "<f8"), ("due_s", "<f8"), ("number", "<
 
 
 class HarnessMissing(Exception):
-    """The folder of the harness is not given, or holds no harness."""
+    """The folder of the harness is not given, or has no harness."""
 
 
 def load_harness(directory: str | None) -> Any:
@@ -54,14 +55,14 @@ def load_harness(directory: str | None) -> Any:
 
 
 class Producer:
-    """Sends lists of (due in unix seconds, body); returns when all are durable."""
+    """Sends lists of (due in unix seconds, body). `send` returns when all are durable."""
 
     def __init__(self, address: str) -> None:
         self._client = Client(address, timeout_s=120.0, retries=0)
         self._client.connect()
 
     def send(self, messages: Sequence[tuple[float, bytes]]) -> None:
-        """One message as a row, several as columns. Due times are rounded up to whole milliseconds."""
+        """Sends one message as a row, several as columns. Rounds due times up to whole milliseconds."""
         if len(messages) == 1:
             due_s, body = messages[0]
             self._client.send(SUBJECT, body, due_ms=math.ceil(due_s * 1000))
@@ -74,7 +75,7 @@ class Producer:
 
 
 def records_of(pulled: PulledColumns, received_s: float) -> bytes:
-    """What the harness's recorder writes about some messages, drawn at once."""
+    """The records of some messages as the harness's recorder writes them, made at once."""
     bodies = np.frombuffer(pulled.bodies.blob, BODY)
     records = np.empty(pulled.count, RECORD)
     records["received_s"] = received_s
@@ -84,7 +85,7 @@ def records_of(pulled: PulledColumns, received_s: float) -> bytes:
 
 
 def make_peer(common: Any) -> Any:
-    """The adaptor: a subclass of the harness's ``Peer``."""
+    """The adaptor, a subclass of the harness's ``Peer``."""
 
     class DelayServerPeer(common.Peer):  # type: ignore[misc]
         name = "delayserver"
@@ -139,7 +140,7 @@ def make_peer(common: Any) -> Any:
 
 
 def main(arguments: list[str]) -> None:
-    """Take the folder out of the arguments and hand the rest to the harness."""
+    """Takes the folder from the arguments and gives the others to the harness."""
     directory = None
     if "--harness" in arguments:
         place = arguments.index("--harness")

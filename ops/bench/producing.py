@@ -1,4 +1,4 @@
-"""Client processes that send. Batches are columns with ready bodies, so that the client is not what is measured."""
+"""Client processes that send. Batches are columns with prepared bodies, so that the client does not limit the rate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TIMEOUT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What one producer did: how many were acknowledged, between which moments (monotonic), and what a call took."""
+    """The result of one producer: acknowledged messages, begin and end (monotonic), and the duration of calls."""
 
     messages: int
     begin_s: float
@@ -33,15 +33,16 @@ class Sent:
 
 
 def open_client(address: str) -> Client:
-    """Without retries: no ids are made, and whatever fails fails the run."""
+    """A client without retries. It makes no ids, and any failure fails the run."""
     client = Client(address, timeout_s=TIMEOUT_S, retries=0)
     client.connect()
     return client
 
 
 def ingest(gate: Gate, address: str, batch: int, seconds: float, spread_ms: int) -> Sent:
-    """Send batches one after the other for some time, due one day ahead; or, with ``spread_ms``, uniformly over that
-    long a time from an hour ahead."""
+    """Sends batches one after the other for some time, due one day ahead.
+
+    With ``spread_ms`` the due times are spread uniformly over that time, from an hour ahead on."""
     chance = np.random.default_rng()
     blob = make_bodies(batch).tobytes()
     calls = []
@@ -61,14 +62,14 @@ def ingest(gate: Gate, address: str, batch: int, seconds: float, spread_ms: int)
 
 
 def send_batch(client: Client, subject: str, due_ms: NDArray[np.int64] | int, blob: bytes, count: int) -> int:
-    """Send ``count`` bodies; gives the first sequence. Raises `WrongResult` unless every one is accepted."""
+    """Sends ``count`` bodies and returns the first sequence. Raises `WrongResult` unless all are accepted."""
     sent = client.send_columns(subject, due_ms, blob, body_length=BODY_BYTES, count=count)
     expect(sent.accepted == count, f"{sent.accepted} of {count} accepted; first refusal: {sent.rejected[:1]}")
     return sent.first_sequence
 
 
 def load(gate: Gate, address: str, subject: str, first_number: int, messages: int, due_ms: int, batch: int) -> Sent:
-    """Send ``messages`` with numbers from ``first_number`` on, all due at ``due_ms`` (0: one day after each send)."""
+    """Sends messages with numbers from ``first_number`` on, all due at ``due_ms`` (0: one day after each send)."""
     bodies = make_bodies(batch)
     calls = []
     done = 0
@@ -86,7 +87,7 @@ def load(gate: Gate, address: str, subject: str, first_number: int, messages: in
 
 
 def steady(gate: Gate, address: str, subject: str, rate: int, seconds: float, delay_ms: int) -> Sent:
-    """Send at a rate, in ticks of 10 ms, each message due ``delay_ms`` after its send. Falls behind rather than bursts."""
+    """Sends at a rate, in ticks of 10 ms, each message due ``delay_ms`` after its send. Falls behind without bursts."""
     total = int(rate * seconds)
     bodies = make_bodies(1000)
     calls = []
@@ -112,6 +113,6 @@ def _sent(messages: int, begin_s: float, end_s: float, calls: list[float]) -> Se
 
 
 def rate_of(results: list[Sent]) -> float:
-    """Messages a second of producers that ran together."""
+    """Messages per second of producers that ran in parallel."""
     elapsed = max(sent.end_s for sent in results) - min(sent.begin_s for sent in results)
     return sum(sent.messages for sent in results) / elapsed

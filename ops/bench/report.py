@@ -1,4 +1,4 @@
-"""Figures as people read them: a table for the terminal, and the Markdown page that is committed."""
+"""Prints figures: a table for the terminal, and the Markdown page that is committed."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ HEADER: Final = ("row", "value", "unit", "floor", "", "details")
 
 
 def shown(value: Any) -> str:
-    """A number with thousands separated, anything else as it is."""
+    """A number with thousands separators; anything else unchanged."""
     if type(value) is int or (type(value) is float and abs(value) >= 1000):
         return f"{value:,.0f}"
     return f"{value:g}" if type(value) is float else str(value)
 
 
 def table_line(figure: Figure) -> str:
-    """One row of the table in the terminal, details at its end."""
+    """One row of the table for the terminal, with its details at the end."""
     mark = "ok" if figure.reached else "below"
     details = "  ".join(f"{name}={shown(value)}" for name, value in figure.details.items())
     return f"{figure.row:17} {shown(figure.value):>10} {figure.unit:6} {_floor(figure):>12} {mark:6} {details}"

@@ -1,5 +1,6 @@
-"""The row `restart-10m`: kill -9 with messages pending, then from exec to the first send acknowledged and to the first
-overdue message delivered."""
+"""The row `restart-10m`: kill -9 with pending messages, and a restart.
+
+Measures the time from exec to the first acknowledged send, and to the first delivery of an overdue message."""
 
 from __future__ import annotations
 
@@ -34,14 +35,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The moment the first overdue message came (monotonic), and the numbers of all that came."""
+    """The time of the first overdue message (monotonic), and the numbers of all received messages."""
 
     first_s: float
     numbers: NDArray[np.int64]
 
 
 def measure_restart(options: Options) -> Run:
-    """The value is the later of the two moments after the restart."""
+    """The value is the longer of the two times."""
     messages = options.messages or MESSAGES
     with fresh_directory(options.data_dir) as directory, ServerProcess(directory) as server:
         hold(server, messages)
@@ -81,7 +82,7 @@ def _send_overdue(server: ServerProcess) -> int:
 
 
 def first_send(gate: Gate, address: str) -> float:
-    """Try until one send is acknowledged; gives the moment."""
+    """Tries until one send is acknowledged. Returns the time."""
     blob = make_bodies(1).tobytes()
 
     def attempt(client: Client) -> float:
@@ -93,7 +94,7 @@ def first_send(gate: Gate, address: str) -> float:
 
 
 def first_delivery(gate: Gate, address: str) -> Delivered:
-    """Try until an overdue message comes, then take all of them, and look for second copies."""
+    """Tries until an overdue message comes, then pulls all of them, and possible duplicates."""
 
     def attempt(client: Client) -> Delivered:
         pulled = client.pull_columns(OVERDUE_SUBJECT, GROUP, PULL_MESSAGES_MAX, TIMEOUT_S / 2)

@@ -1,4 +1,4 @@
-"""The rows of the bench: their names, what they measure, their units and floors, in the order of the table."""
+"""The rows of the bench with their names, measurements, units and floors, in the order of the table."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from ops.bench.restart import measure_restart
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row. ``floor`` is the least a good value may be, or with ``lower`` the most; ``floors`` bounds details that
-    count as well, each by its most."""
+    """One row. ``floor`` is the lowest good value; with ``lower`` the highest. ``floors``: upper bounds of details."""
 
     name: str
     summary: str
@@ -33,7 +32,7 @@ class Row:
     floors: tuple[tuple[str, float], ...] = ()
 
     def figure(self, options: Options) -> Figure:
-        """Measure it ``options.runs`` times. Raises `WrongResult` at the first run that is not right."""
+        """Measures the row ``options.runs`` times. Raises `WrongResult` at the first wrong run."""
         runs = [self.measure(options) for _ in range(options.runs)]
         values = tuple(rounded(run.value) for run in runs)
         value = rounded(statistics.median(values))

@@ -1,4 +1,4 @@
-"""A real server process on a fresh data directory: started as an operator would, watched through /proc, ended by its pid."""
+"""Runs a real server process on a fresh data directory, as an operator does, and watches it through /proc."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 
 
 class ServerFailed(Exception):
-    """The server did not start, or went away during a run; holds what it said last."""
+    """The server did not start, or ended during a run. Has the end of its log."""
 
 
 @contextlib.contextmanager
 def fresh_directory(base: str | None) -> Iterator[str]:
-    """A new directory below ``base`` (default: the system's temporary directory), emptied afterwards, and removed when the
-    process ends: where ext4 has just removed some thousand files, it takes twenty times as long to make another one, for
-    minutes, and the next run would pay for that."""
+    """A new directory below ``base`` (default: the system's temporary directory). Truncates its files at the end.
+
+    The directory is removed when the process ends. After ext4 has removed some thousand files, making a file takes
+    twenty times as long for minutes, which would slow down the next run."""
     if base is not None:
         os.makedirs(base, exist_ok=True)
     path = tempfile.mkdtemp(prefix="delayserver-bench-", dir=base)
@@ -41,18 +42,18 @@ def fresh_directory(base: str | None) -> Iterator[str]:
     finally:
         atexit.register(shutil.rmtree, path, ignore_errors=True)
         for file in Path(path).rglob("*"):
-            with contextlib.suppress(OSError):  # another user's, as a peer's may be
+            with contextlib.suppress(OSError):  # files of a peer may belong to another user
                 if file.is_file() and not file.is_symlink():
                     os.truncate(file, 0)
 
 
 def python_path() -> str:
-    """PYTHONPATH with which a server finds the same packages as this process."""
+    """A PYTHONPATH with which a server finds the same packages as this process."""
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
 
 
 def free_port() -> int:
-    """A free port below the ephemeral range: a client that polls a port of that range can connect to itself."""
+    """A free port below the ephemeral range, because a client that polls an ephemeral port can connect to itself."""
     for port in PORTS:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -62,7 +63,7 @@ def free_port() -> int:
 
 
 class ServerProcess:
-    """``python -m delayserver serve`` with durability ``sync`` on ``directory``; started on entering."""
+    """``python -m delayserver serve`` with durability ``sync`` on ``directory``. A `with` block starts and stops it."""
 
     def __init__(self, directory: str, config: str | None = None) -> None:
         self.directory = directory
@@ -77,11 +78,11 @@ class ServerProcess:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and self._process is not None:
-            # A server that fails says goodbye to its clients first: wait for its own end, which tells why.
+            # A failing server closes its connections first. Waits for its own end, whose log has the reason.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(FAILING_S)
         gone = self._stop()
-        # Also when a client has failed already: why the server went is the reason for that.
+        # Also after the failure of a client, because the end of the server is the reason for that.
         if gone is not None and (kind is None or issubclass(kind, Exception)):
             raise ServerFailed(f"the server ended by itself with code {gone}: {self.last_words()}")
 
@@ -92,7 +93,7 @@ class ServerProcess:
         return self._process.pid
 
     def launch(self) -> None:
-        """Start the process and return at once; it keeps its port over restarts."""
+        """Starts the process and returns at once. The port stays the same after restarts."""
         command = [sys.executable, "-m", "delayserver", "serve", "--json"]
         command += [
             "--data-dir",
@@ -110,20 +111,20 @@ class ServerProcess:
             )
 
     def wait_ready(self) -> None:
-        """Wait for the line that says "ready". Raises `ServerFailed`."""
+        """Waits for the ready line. Raises `ServerFailed`."""
         assert self._process is not None and self._process.stdout is not None
-        # The line comes or the process ends: reading needs no timer of its own beyond the bench's user.
+        # Without a timeout: the line comes, the process ends, or the user interrupts the bench.
         line = self._process.stdout.readline()
         if not line:
             raise ServerFailed(f"the server ended before it was ready: {self.last_words()}")
 
     def start(self) -> None:
-        """Launch and wait until requests are accepted."""
+        """Starts the process and waits until it accepts requests."""
         self.launch()
         self.wait_ready()
 
     def stop(self) -> int:
-        """End it with SIGTERM; its exit code. Raises `subprocess.TimeoutExpired` past the bound."""
+        """Stops the server with SIGTERM. Returns the exit code. Raises `subprocess.TimeoutExpired`."""
         assert self._process is not None
         self._process.terminate()
         code = self._process.wait(STOP_TIMEOUT_S)
@@ -131,7 +132,7 @@ class ServerProcess:
         return code
 
     def _stop(self) -> int | None:
-        """End it with SIGTERM, or SIGKILL past the bound; the exit code if it had gone by itself."""
+        """Stops the server by SIGTERM, or SIGKILL after STOP_TIMEOUT_S. Returns the exit code if it ended by itself."""
         process = self._process
         if process is None:
             return None
@@ -147,7 +148,7 @@ class ServerProcess:
         return gone
 
     def kill(self) -> None:
-        """SIGKILL, as a crash of the process; the page cache stays warm."""
+        """Kills the server with SIGKILL, like a crash of the process. The page cache stays warm."""
         assert self._process is not None
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -164,18 +165,18 @@ class ServerProcess:
         return f"{self.directory}/server.log"
 
     def last_words(self) -> str:
-        """The end of what the server wrote to stderr."""
+        """The end of the server's stderr."""
         return Path(self._log).read_text(errors="replace")[-2000:].strip() or "it said nothing"
 
     # -- watching
 
     def status(self) -> dict[str, Any]:
-        """The server's status map, over a connection of its own."""
+        """The server's status map, over a new connection."""
         with Client(self.address, timeout_s=60.0) as client:
             return dict(client.status())
 
     def wait_replayed(self, timeout_s: float = 120.0) -> float:
-        """Wait until nothing acknowledged is left to bucket; seconds waited. Raises `ServerFailed`."""
+        """Waits until all acknowledged messages are replayed. Returns the seconds waited. Raises `ServerFailed`."""
         begin = time.monotonic()
         with Client(self.address, timeout_s=60.0) as client:
             while client.status()["storage"]["replay_lag_bytes"]:
@@ -185,7 +186,7 @@ class ServerProcess:
         return time.monotonic() - begin
 
     def memory_bytes(self) -> dict[str, int]:
-        """Resident memory now, the anonymous part of it, and its peak."""
+        """The resident memory, its anonymous part, and its peak, in bytes."""
         fields = {}
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             name, _, value = line.partition(":")
@@ -198,6 +199,6 @@ class ServerProcess:
         return len(os.listdir(f"/proc/{self.pid}/fd"))
 
     def cpu_s(self) -> float:
-        """Processor time used so far, all threads."""
+        """The processor time of all threads so far, in seconds."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -1,5 +1,6 @@
-"""A relay between a server and a node that passes requests on at once and holds each reply back: a node that is slow, and
-a real one. For a child process of the bench."""
+"""A relay between a server and a node that delays each reply, so that a real node is slow.
+
+It passes requests on at once. Runs in a child process of the bench."""
 
 from __future__ import annotations
 
@@ -16,8 +17,9 @@ LOOK_S: Final = 0.1
 
 
 def relay(gate: Gate, port: int, node: str, reply_after_s: float) -> int:
-    """Relay every connection to `port` to `node`; from the first call of the parent on replies are not held back any
-    more, until the second one. Returns how many connections there were."""
+    """Relays every connection on `port` to `node`, and delays replies by `reply_after_s`.
+
+    The first call of the parent ends the delay, the second one ends the relay. Returns the number of connections."""
     connections = 0
     quick = threading.Event()
     with socket.create_server(("127.0.0.1", port)) as listener:

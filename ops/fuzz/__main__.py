@@ -16,7 +16,7 @@ from ops.fuzz.session import Session, bound_process
 
 
 def main() -> None:
-    """Fuzz one target until its time is over, then print one line of JSON."""
+    """Fuzzes one target until its time is over, then prints one line of JSON."""
     parser = argparse.ArgumentParser(prog="python -m ops.fuzz", description=__doc__)
     parser.add_argument("--target", help="what is fuzzed; --list names them")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long (default 60)")
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def _fuzz(atheris: Any, session: Session, options: argparse.Namespace, corpus: str, temporary: str) -> None:
-    """The engine never returns, so the last input of the time cleans up and ends the process."""
+    """Runs the engine. It never returns, so the last input within the time cleans up and ends the process."""
     mend = session.target.mend
 
     def mutate(data: bytes, size_max: int, seed: int) -> bytes:

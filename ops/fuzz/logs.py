@@ -1,6 +1,7 @@
-"""Targets of whole log files: each kind as its own reader opens it after a crash, and what the tools say of it.
+"""Targets for whole log files: each kind is opened by its own reader as after a crash, and scanned by the tools.
 
-What a reader gives out must carry right checksums; what it left of the file, it must read the same way once more.
+The records that a reader returns must have right checksums. A second opening must read the same from the file that the
+first one left.
 """
 
 from __future__ import annotations
@@ -56,13 +57,13 @@ _LOG = f"/d/{0:020d}.log"
 _WINDOW = "/d/1970-01-01/0001"
 _LIMITS = BrokerLimits(segment_bytes=SEGMENT_BYTES, queue_segment_bytes=SEGMENT_BYTES)
 
-# Columns that contradict their schema under a right checksum: the tools tell them when they decode, not when they scan.
+# Columns that contradict their schema under a right checksum. The tools report them at decoding, not at scanning.
 _CONTRADICTS = re.compile("column |lengths do not add up|-?[0-9]+ bytes ")
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a reader gave out, as values that can be compared, and whether it reported damage."""
+    """The rows that a reader returned, as comparable values, and whether it reported damage."""
 
     rows: list[Any]
     damaged: bool
@@ -84,9 +85,10 @@ def _seeds(kind: int, batches: list[ColumnBatch], base: int = 0, span_ms: int = 
 
 
 def _opened(path: str, read: Read) -> Callable[[bytes], bool]:
-    """Open, read, and do both once more with what the first opening left: the second must find the same.
+    """A check that opens and reads a file, then does so again with the file that the first opening left.
 
-    Not where damage was reported: what proved it (the header of a torn record behind it) may be cut off by then.
+    Both must read the same, unless damage was reported. The first opening may cut off the proof of the damage, the
+    header of a torn record behind it.
     """
 
     def check(data: bytes) -> bool:
@@ -113,7 +115,7 @@ def _files(disk: MemoryDisk, folder: str = "/d") -> Iterator[str]:
 
 
 def _read_message_log(disk: MemoryDisk, data: bytes) -> Seen:
-    """Everything from the first offset to the end, passing over damage as replay does."""
+    """Reads everything from the first offset to the end, and skips damage like the replay."""
     log = MessageLog.open(disk, "/d", SERVER, segment_bytes=SEGMENT_BYTES)
     found: list[tuple[int, int, str]] = []
     offset, end = log.first, log.end
@@ -217,7 +219,7 @@ def _scan(disk: MemoryDisk, path: str) -> ScanReport:
 
 
 def check_two_scans(data: bytes) -> bool:
-    """The scan of the tools finds the same end, the same damage and the same verdict as the one of the server."""
+    """The scan of the tools must find the same end, damage and verdict as the scan of the server."""
     disk = MemoryDisk({"/f": data})
     fast = _scan(disk, "/f")
     slow = ScanReport(64)

@@ -1,4 +1,4 @@
-"""Files in memory behind the door of `store.disk.filesystem`: what a parser may read, cut and write while it is fuzzed."""
+"""An in-memory `store.disk.filesystem`, whose files a parser reads, cuts and writes while it is fuzzed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from store.disk.filesystem import Buffer, File
 from store.errors import StoreError
 
-# A parser that writes or allocates more than this into one file has lost its bound.
+# A parser that makes a file larger than this lacks a bound.
 FILE_BYTES_MAX = 64 << 20
 
 
@@ -65,7 +65,7 @@ class MemoryFile:
 
 
 class MemoryDisk:
-    """A `FileSystem` of files by path; directories are what paths begin with."""
+    """A `FileSystem` of files by path. A directory exists if a path begins with it."""
 
     def __init__(self, files: dict[str, bytes]) -> None:
         self._files = {path: bytearray(data) for path, data in files.items()}

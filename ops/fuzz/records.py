@@ -1,4 +1,4 @@
-"""Targets of the bytes of a log: file header, one record, and column blocks read by two decoders that must agree."""
+"""Targets for the parts of a log: file header, one record, and column blocks read by two decoders that must agree."""
 
 from __future__ import annotations
 
@@ -52,22 +52,23 @@ def examples() -> list[ColumnBatch]:
 
 
 def mend_file_header(data: bytes) -> bytes:
-    """The checksum of the first 64 bytes made right."""
+    """Corrects the checksum in the first 64 bytes."""
     if len(data) < FILE_HEADER_BYTES:
         return data
     return data[:40] + crc_bytes(data[:40]) + data[44:]
 
 
 def mend_record(data: bytes, start: int = 0, place: int = 0) -> tuple[bytes, int]:
-    """The checksums and the place of the record at `start` made right, as far as its lengths lie within the data; and
-    where the next one stands."""
+    """Corrects the checksums and the place of the record at `start`, if its lengths are within the data.
+
+    Returns the data and the start of the next record."""
     if len(data) < start + HEADER_BYTES:
         return data, len(data)
     columns_bytes, _, blob_bytes, _, _ = _LENGTHS.unpack_from(data, start + 16)
     size = record_bytes(columns_bytes, blob_bytes)
     mended = bytearray(data)
     if int.from_bytes(data[start + 12 : start + 16], "little") > _COUNT_MAX:
-        # Rows near the bound of a record (2^24) take seconds by themselves: the fuzzer would do nothing else.
+        # Limits the row count, because records near the bound of 2^24 rows take seconds and would take all the time.
         mended[start + 14 : start + 16] = bytes(2)
     if start + size <= len(data):
         columns = start + HEADER_BYTES
@@ -81,7 +82,7 @@ def mend_record(data: bytes, start: int = 0, place: int = 0) -> tuple[bytes, int
 
 
 def mend_log(data: bytes) -> bytes:
-    """A whole file: header and every record that its lengths lead to."""
+    """Corrects a whole file: the header and every record that the lengths lead to."""
     data = mend_file_header(data)
     position = FILE_HEADER_BYTES
     while position < len(data):
@@ -90,7 +91,7 @@ def mend_log(data: bytes) -> bytes:
 
 
 def log_of(kind: int, batches: list[ColumnBatch], base: int = 0, span_ms: int = 0, server_id: int = 5) -> bytes:
-    """A whole file of these records, the last one's `synced_before` at its own start."""
+    """A whole file of these records. The `synced_before` of each is its own start."""
     parts = [FileHeader(kind, server_id, base, span_ms).encode()]
     offset = FILE_HEADER_BYTES
     for batch in batches:
@@ -101,7 +102,7 @@ def log_of(kind: int, batches: list[ColumnBatch], base: int = 0, span_ms: int = 
 
 
 def verify_accepted(data: bytes, offset: int, batch: ColumnBatch) -> None:
-    """A record that a reader gave out stands in these bytes with right checksums, worked out anew, and says the same."""
+    """Raises Garbage unless a record of a reader is in these bytes, with the same blob and with right checksums."""
     columns_bytes, columns_crc, blob_bytes, blob_crc, place = _LENGTHS.unpack_from(data, offset + 16)
     columns = offset + HEADER_BYTES
     blob = columns + columns_bytes
@@ -123,7 +124,7 @@ def _header_seeds() -> list[bytes]:
 
 
 def check_file_header(data: bytes) -> bool:
-    """Accepted headers of this version encode to the same 64 bytes."""
+    """Accepted headers of this version must encode to the same 64 bytes."""
     try:
         header = decode_file_header(data, "/f")
     except StoreError:
@@ -138,7 +139,7 @@ def _record_seeds() -> list[bytes]:
 
 
 def check_record(data: bytes) -> bool:
-    """Accepted records survive their own encoding, column for column."""
+    """Accepted records must have the same columns after encoding and decoding."""
     try:
         batch = decode_record(data, 128)
     except BadRecordError:
@@ -169,7 +170,9 @@ def _blocks_seeds() -> list[bytes]:
 
 
 def check_blocks(data: bytes) -> bool:
-    """[kind, count u16, length u16, block, block]: read one by one and together, the columns must be the same."""
+    """Reads two blocks one by one and together; the columns must be the same.
+
+    The input is [kind, count u16, length u16, block, block]."""
     if len(data) < 5 or data[0] not in BATCHES:
         return False
     schema = BATCHES[data[0]].schema

@@ -1,7 +1,7 @@
-"""One session of fuzzing: how many inputs, how many accepted, and each finding once with its smallest input.
+"""One session of fuzzing: counts inputs and accepted inputs, and keeps each finding once with its smallest input.
 
-Findings do not end a session: the same one in a thousand inputs is one. What counts as the same is the kind of the
-error and where in our code it came from.
+Findings do not end a session. Two findings are the same if they have the same kind of error from the same place in our
+code.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from types import FrameType
 
 from ops.fuzz.target import Target
 
-# CPU time of one input beyond which it counts as a hang: the slowest honest input takes 0.1 s.
+# CPU time of one input from which it counts as a hang. The slowest regular input takes 0.1 s.
 INPUT_S_MAX = 5.0
-# What one input may allocate: readers take reads of 4 MiB and columns of at most 2^16 rows here.
+# Memory that one input may allocate. Readers here need reads of 4 MiB and columns of at most 2^16 rows.
 MEMORY_BYTES_MAX = 1 << 30
 
 
@@ -28,7 +28,7 @@ class Hang(BaseException):
 
 @dataclass(slots=True)
 class Found:
-    """One finding: how often it was met, and the smallest input that leads to it."""
+    """One finding: its text, the smallest input that leads to it, and how often it came."""
 
     text: str
     data: bytes
@@ -47,16 +47,16 @@ class Session:
 
     @property
     def seconds(self) -> float:
-        """Since the session began."""
+        """Seconds since the session began."""
         return time.monotonic() - self.started_s
 
     def one(self, data: bytes) -> None:
-        """Check one input within the bounds of time and memory. Raises nothing."""
+        """Checks one input within the bounds of time and memory. Raises nothing."""
         self.executions += 1
         signal.setitimer(signal.ITIMER_VIRTUAL, INPUT_S_MAX)
         try:
             self.accepted += self.target.check(data)
-        except (Exception, Hang) as error:  # noqa: BLE001 - whatever it is, it is a finding
+        except (Exception, Hang) as error:  # noqa: BLE001 - every exception is a finding
             self._add(error, data)
         finally:
             signal.setitimer(signal.ITIMER_VIRTUAL, 0)
@@ -74,14 +74,14 @@ class Session:
             found.text, found.data = text, data
 
     def save(self, folder: str) -> None:
-        """Write the smallest input of each finding to a file of its own."""
+        """Writes the smallest input of each finding to its own file."""
         for number, found in enumerate(self.findings.values(), 1):
             Path(folder).mkdir(parents=True, exist_ok=True)
             (Path(folder) / f"{self.target.name}-{number}").write_bytes(found.data)
 
 
 def bound_process() -> None:
-    """Bound this process: an input that hangs or allocates without limit becomes an exception of that input."""
+    """Bounds this process, so that an input that hangs or allocates without limit raises an exception."""
 
     def hang(_number: int, _frame: FrameType | None) -> None:
         raise Hang(f"more than {INPUT_S_MAX:g} s of processor time")

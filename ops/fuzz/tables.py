@@ -1,5 +1,5 @@
-"""Targets of the small files that are replaced whole: identity, sequences, checkpoint, days, the broker's checkpoint, and
-the settings that a person writes."""
+"""Targets for small files that are replaced whole: identity, sequences, checkpoint, days, the broker's checkpoint, and
+the settings of the operator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _written(path: str, write: Callable[[MemoryDisk], object]) -> bytes:
 
 
 def _mend_fixed(data: bytes) -> bytes:
-    """identity and sequences: the checksum of the fields stands in the last four bytes."""
+    """Corrects `identity` and `sequences`, whose checksum is in the last four bytes."""
     if len(data) != 64:
         return data
     size = 24 if data[:8] == b"DELAYIDN" else 40
@@ -41,12 +41,12 @@ def _mend_fixed(data: bytes) -> bytes:
 
 
 def identity_file() -> bytes:
-    """The file of server 5."""
+    """The identity file of server 5."""
     return _written("/d/identity", lambda disk: rebuild_identity(disk, "/d", SERVER))
 
 
 def sequences_file() -> bytes:
-    """A reservation as a new directory has it."""
+    """The reservation of a new directory."""
     return _written("/d/sequences", lambda disk: DataDirectory.open(disk, "/d", random_server_id=lambda: SERVER))
 
 
@@ -107,7 +107,7 @@ def _check_checkpoint(data: bytes) -> bool:
 
 
 def days_file() -> bytes:
-    """A table of days with a sealed, a drained and a whole one."""
+    """A table of days with a sealed, a drained and a whole day."""
     sealed = [SealedDay(_DAY_MS, 9, False), SealedDay(0, 5, True)]
     return _written("/d/days", lambda disk: DayTable.rebuild(disk, "/d/days", 3 * _DAY_MS, sealed, [2 * _DAY_MS]))
 
@@ -130,7 +130,7 @@ def _check_days(data: bytes) -> bool:
 
 
 def broker_checkpoint_bytes() -> bytes:
-    """A queue in memory, one block of it spilled, a window and a segment."""
+    """A checkpoint with a queue that has a spilled block, a window and a segment."""
     queue = ConsumeQueue(0, 5)
     queue.blocks = [SpilledBlock(0, 64, 64, 64)]
     queue.append(300, 0, 2)

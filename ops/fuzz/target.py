@@ -1,7 +1,7 @@
-"""What is fuzzed: a parser, inputs to start from, and how to mend the checksums of a changed input. No engine here.
+"""A target of the fuzzer: a parser, seeds, and a function that corrects the checksums of a changed input. No engine.
 
-A target says of any bytes whether they are accepted. It raises `Garbage` where something was accepted that is not what
-was written, and lets every exception through that the parser's callers do not expect: both are findings.
+A target returns whether any bytes are accepted. It raises `Garbage` if the parser accepted data that was never written,
+and lets exceptions pass that the parser's callers do not expect. Both are findings.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 class Garbage(AssertionError):
-    """Accepted bytes that neither re-encode to the same nor carry a valid checksum, or that two readers read differently."""
+    """Accepted bytes that encode differently, have a wrong checksum, or that two readers read differently."""
 
 
 def _as_it_is(data: bytes) -> bytes:
@@ -20,8 +20,9 @@ def _as_it_is(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`seeds` are valid inputs; `check` parses and says whether the input was accepted; `mend` makes the checksums of
-    a changed input right again, so that the fuzzer gets behind them."""
+    """`seeds` are valid inputs. `check` parses an input and returns whether it was accepted.
+
+    `mend` corrects the checksums of a changed input, so that the fuzzer gets past them."""
 
     name: str
     seeds: Callable[[], list[bytes]]
@@ -30,6 +31,6 @@ class Target:
 
 
 def ensure(condition: bool, text: str) -> None:
-    """Raise Garbage unless the condition holds."""
+    """Raises Garbage unless the condition holds."""
     if not condition:
         raise Garbage(text)

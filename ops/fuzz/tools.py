@@ -1,4 +1,4 @@
-"""Targets of the recovery tools: one file of a small data directory replaced, then `check` and `dump` of all of it."""
+"""Targets for the recovery tools: replaces one file of a small data directory, then runs `check` or `dump` on it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _seed(name: str) -> bytes:
 
 
 def _seeds() -> list[bytes]:
-    """The first byte names the file that the rest replaces."""
+    """Seeds. The first byte selects the file, and the other bytes replace it."""
     return [bytes([number]) + _seed(name) for number, name in enumerate(_NAMES)]
 
 

@@ -1,4 +1,4 @@
-"""Targets of the wire: frames, requests, replies, columns and receipts, from peers that may send anything."""
+"""Targets for the wire: frames, requests, replies, columns and receipts, from peers that may send anything."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from delayserver.protocol.receipts import (
 from ops.fuzz.target import Target, ensure
 
 FRAME_BYTES_MAX = 1 << 16
-# A column is bounded by the operation that asks for it; the fuzzer asks for as many rows as a test can hold.
+# The operation bounds the rows of a column. The fuzzer uses as many as it has memory for.
 COUNT_MAX = 4096
 _SERVER = "0123456789ab"
 
@@ -47,7 +47,7 @@ def _stream_seeds() -> list[bytes]:
 
 
 def check_stream(data: bytes) -> bool:
-    """The first byte says how the rest is cut; the same payloads must come out as from the whole."""
+    """Decodes a stream in pieces and as a whole; the payloads must be the same. The first byte sets the piece size."""
     if not data:
         return False
     step, stream = data[0] + 1, data[1:]
@@ -81,11 +81,11 @@ def _request_seeds() -> list[bytes]:
 
 
 def check_request(data: bytes) -> bool:
-    """Accepted requests come back from their own encoding."""
+    """Accepted requests must be the same after encoding and decoding."""
     try:
         request = decode_request(data)
     except DelayServerError as error:
-        encode_error(error.request_id, error)  # what is answered
+        encode_error(error.request_id, error)  # the answer must be encodable
         return False
     frame = encode_request(request.id, request.operation, request.arguments)
     again = decode_request(frame[4:])
@@ -103,7 +103,7 @@ def _reply_seeds() -> list[bytes]:
 
 
 def check_reply(data: bytes) -> bool:
-    """Accepted replies come back from their own encoding."""
+    """Accepted replies must be the same after encoding and decoding."""
     try:
         reply = decode_reply(data)
     except DelayServerError:
@@ -132,7 +132,7 @@ def _column_seeds() -> list[bytes]:
 
 
 def check_column(data: bytes) -> bool:
-    """[count, type, value, blob] as a request carries them: an accepted column is the one that packs to the same rows."""
+    """An accepted column must be the same after packing. The input is [count, type, value, blob] as in a request."""
     try:
         value = msgpack.unpackb(data, max_ext_len=0)
     except (ValueError, TypeError, msgpack.UnpackException):
@@ -166,7 +166,7 @@ def _receipt_seeds() -> list[bytes]:
 
 
 def check_receipts(data: bytes) -> bool:
-    """A list as JSON draws it: the readers of one and of many agree, and what is accepted is written the same way."""
+    """The readers of one receipt and of many must agree, and accepted ones must format the same. Input: a JSON list."""
     try:
         items = json.loads(data)
     except (ValueError, RecursionError):

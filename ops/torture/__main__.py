@@ -16,7 +16,7 @@ from ops.torture.server import ServerFailed
 
 
 def main() -> int:
-    """Run, print progress to stderr and the report as JSON to stdout."""
+    """Runs the torture, and prints progress to stderr and the report as JSON to stdout. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m ops.torture", description=__doc__)
     parser.add_argument("--kills", type=int, default=300, help="how many times the server is killed (default 300)")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""The receiving side of the load: pulls, acks, hands back, and now and then keeps a delivery for later."""
+"""The receiving side of the load: pulls, acks and nacks, and sometimes keeps deliveries for later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NACK_DELAY_MS = 150
 
 
 class Consumer:
-    """One consumer of one group. A crash makes it forget what it holds: that comes again."""
+    """One consumer of one group. A crash makes it forget the kept deliveries, which come again."""
 
     def __init__(self, record: Record, address: str, chance: random.Random) -> None:
         self._record = record
@@ -24,7 +24,7 @@ class Consumer:
         self._held: list[tuple[Delivery, Instance]] = []
 
     def step(self, wait_s: float = 0.0, subject: str = SUBJECT, *, drain: bool = False) -> int:
-        """Pull once and settle some of it; returns how many deliveries came. `drain` settles all of it, by acks."""
+        """Pulls once and settles some deliveries; `drain` acks all of them. Returns the number of deliveries."""
         deliveries = self.client.pull(subject, GROUP, 300, wait_s)
         known = [(delivery, one) for delivery in deliveries if (one := self._record.arrived(delivery)) is not None]
         if drain:
@@ -36,7 +36,7 @@ class Consumer:
         return len(known)
 
     def ack_held(self) -> None:
-        """Ack what was kept for later."""
+        """Acks the deliveries kept for later."""
         held, self._held = self._held, []
         self._ack(held, SUBJECT)
 
@@ -72,7 +72,7 @@ class Consumer:
             raise
         except DelayServerError as error:
             self._record.failed(error)
-            return  # whether it happened nobody knows: they stay leased, and the next crash shows it
+            return  # the result is unknown: the deliveries stay leased, and the next crash shows it
         if result.unknown:
             self._record.violate(f"{result.unknown} of {len(known)} fresh deliveries could not be handed back")
         self._record.handed_back(instances, retries)

@@ -1,7 +1,7 @@
-"""The torture: a real server under load, killed with SIGKILL at random moments, again and again, judged from outside.
+"""The torture: kills a real server under load with SIGKILL at random moments, many times, and judges it from outside.
 
-The harness is another process than the server; its record survives every kill. Between kills it does what a careful
-client does: asks again for what was not answered. At the end it drains the server and compares all of it.
+The harness runs in its own process, so its record survives every kill. After a kill it repeats unanswered requests, as
+a careful client does. At the end it drains the server and compares everything with the record.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from ops.torture.record import Fate, Record
 from ops.torture.server import ROOT, TorturedServer
 from ops.torture.verdict import drain, judge
 
-# One in so many kills comes while the server starts, one in so many soon after a clean stop, and one in so many only after
-# all has come that must: what is stuck until the next restart shows in no other life.
+# One in so many kills comes during a start, one soon after a clean stop, and one only after all messages have come.
+# Only the last kind shows messages that are stuck until the next restart.
 KILL_DURING_START = 10
 STOP_CLEANLY = 25
 KILL_AFTER_DRAIN = 20
 START_S = 0.9
-# A server whose disk is gone lives on for so long at the most.
+# The longest time for which a server runs on after its disk is gone.
 AFTER_CUT_S = 0.05
 EMPTY_PULLS_MAX = 1000
-# Windows of a second and small files, so that a kill finds every kind of file at work; retention far away, so that
+# Windows of one second and small files, so that every kind of file is in use at a kill. Retention is long, so that
 # lookups can be checked at the end.
 CONFIG = """\
 [storage]
@@ -54,11 +54,12 @@ ack_timeout_ms = 3600000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How long and how hard. `run_s_max`: the longest time between a start and its kill. `pause_s`: between two requests
-    of one thread, so that the load leaves a core to the server."""
+    """The length and the load of a run. `run_s_max`: the longest time between a start and its kill.
+
+    `pause_s`: the pause between two requests of one thread, so that the load leaves a core to the server."""
 
     kills: int
-    """How many lives of the server end by SIGKILL, or with `power` by a loss of power."""
+    """The lives of the server that end by SIGKILL, or with `power` by a loss of power."""
     seed: int
     directory: str
     run_s_max: float = 1.2
@@ -67,16 +68,16 @@ class Plan:
     pause_s: float = 0.002
     lookups: int = 3000
     state: str = ""
-    """Folder that a run is saved in and goes on from; empty: it is not saved."""
+    """The folder in which a run is saved and from which it goes on; empty: the run is not saved."""
     power: str = ""
-    """The kind of a file system of its own that loses power at the end of each life; empty: the process is killed."""
+    """The kind of the separate file system that loses power at the end of each life; empty: the process is killed."""
     save_every: int = 10
-    """Kills between two saved states: a state is a copy of all of the data, so not after each one."""
+    """Kills between two saved states. A state is a copy of all data, so it is not saved after each kill."""
 
 
 @dataclass(slots=True)
 class Report:
-    """What came out. `passed` is the verdict; `duplicates` counts repeated arrivals by their explanation."""
+    """The result of a run. `passed` is the verdict. `duplicates` counts repeated arrivals by their explanation."""
 
     passed: bool = False
     kills: int = 0
@@ -101,16 +102,16 @@ class Report:
     violations: list[str] = field(default_factory=list)
 
     def to_map(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report for JSON."""
         return asdict(self)
 
 
 Step = Callable[[], object]
-"""Part of the load: one request, or what begins or ends a life."""
+"""A part of the load: one request, or the work at the beginning or end of a life."""
 
 
 class StateRefused(Exception):
-    """The folder of a saved run holds another one."""
+    """The folder has a saved run with another seed or code."""
 
 
 def _now_us() -> int:
@@ -118,7 +119,7 @@ def _now_us() -> int:
 
 
 def code_digest() -> str:
-    """Twelve hex digits over the sources of the service: a run proves something of one state of them only."""
+    """A digest of the sources of the service, twelve hex digits. A run proves something about one state only."""
     digest = hashlib.sha256()
     for folder in ("delayserver", "store", "wheel"):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -147,7 +148,7 @@ class Torture:
             self._go_on(log)
 
     def run(self) -> Report:
-        """All kills that are still to come, the drain and the verdict."""
+        """Runs the remaining kills, the drain and the verdict."""
         before_s = self._report.seconds
         started_s = time.monotonic()
         try:
@@ -173,7 +174,7 @@ class Torture:
     # -- a run in several sittings
 
     def _go_on(self, log: TextIO | None) -> None:
-        """Take up a saved run. Raises StateRefused where it was another one."""
+        """Continues a saved run, if there is one. Raises StateRefused for another seed or code."""
         state = Path(self._plan.state)
         if not (state / "run.pickle").exists():
             return
@@ -189,7 +190,7 @@ class Torture:
         shutil.copytree(state / "data", f"{self._plan.directory}/data")
 
     def _save(self) -> None:
-        """The server is dead, so its data and the record belong together. A stop in between leaves the state before."""
+        """Saves data and record, which match because the server is dead. An interruption keeps the old state."""
         state = Path(self._plan.state)
         new, old = state.with_name(state.name + ".new"), state.with_name(state.name + ".old")
         shutil.rmtree(new, ignore_errors=True)
@@ -215,14 +216,14 @@ class Torture:
         self._start()
         load = Load(self._plan, self._record, self._server.address, self._chance.randrange(1 << 60))
         load.start()
-        # Most kills come soon: the first moments, with recovery and replay just over, are the interesting ones.
+        # Most kills come soon, because the first moments after recovery and replay are the most interesting.
         time.sleep(self._plan.run_s_max * self._chance.random() ** 2 + 0.02)
         if kill % STOP_CLEANLY == 0:
             self._record.stopping()
             self._server.stop()
             self._report.clean_stops += 1
             load.stop()
-            self._record.crashed()  # leases do not outlive a process
+            self._record.crashed()  # leases end with the process
             self._start()
         elif kill % KILL_AFTER_DRAIN == 0:
             load.finish()
@@ -236,13 +237,13 @@ class Torture:
             self._record.violate(problem)
 
     def _cut_off(self) -> None:
-        """End the life: the process alone, or the power."""
+        """Ends a life by a kill of the process, or by a loss of power."""
         if self._disk is None:
             self._server.kill()
             return
         self._record.power_fails()
         self._disk.cut()
-        # Some of its requests meet a disk that refuses everything, and are answered by name.
+        # Some requests meet a disk that refuses everything, and get a named error.
         time.sleep(self._chance.uniform(0.0, AFTER_CUT_S))
         for line in self._server.lose_power():
             self._record.violate(f"the server called a disk without power a bug: {line}")
@@ -300,7 +301,7 @@ class Torture:
 
 
 class Load:
-    """Threads that send and receive until the server is gone."""
+    """Threads that send and receive until the server has ended."""
 
     def __init__(self, plan: Plan, record: Record, address: str, seed: int) -> None:
         self._stop = threading.Event()
@@ -316,17 +317,17 @@ class Load:
         ]
 
     def start(self) -> None:
-        """Let go."""
+        """Starts the threads."""
         for thread in self._threads:
             thread.start()
 
     def finish(self) -> None:
-        """Wait for all of them while the server runs: every request is answered, and nothing stays leased."""
+        """Ends the threads while the server runs, so that every request is answered and no message stays leased."""
         self._settle.set()
         self.stop()
 
     def stop(self) -> None:
-        """Wait for all of them; the server is gone or going."""
+        """Ends the threads and waits for them."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -352,13 +353,13 @@ class Load:
                     return
                 except DelayServerError as error:
                     self._record.failed(error)
-                    time.sleep(0.02)  # it is stopping, or full
+                    time.sleep(0.02)  # the server is stopping, or full
                 time.sleep(self._plan.pause_s)
             for last in after if self._settle.is_set() else ():
                 last()
         except DelayServerError as error:
             self._record.failed(error)
-        except Exception as error:  # noqa: BLE001  a thread must not end silently: it is told as a violation
+        except Exception as error:  # noqa: BLE001  a thread must not end silently: its failure is a violation
             self.problems.append(f"the harness failed: {error!r}")
         finally:
             client.close()

@@ -1,8 +1,8 @@
-"""A file system of its own that loses power: a loop device that is shut down without a flush.
+"""A separate file system that loses power: a loop device that is shut down without a flush.
 
-`FS_IOC_SHUTDOWN` with NOLOGFLUSH ends a mounted file system at this moment: what was not synced is not written any more,
-and every later call fails with EIO. Unmounted and mounted again, it is what a disk holds after a loss of power: the
-journal is replayed, unsynced bytes and names are gone. Needs root, loop devices and mkfs; `why_not` says what is missing.
+`FS_IOC_SHUTDOWN` with NOLOGFLUSH ends a mounted file system at once. Unsynced bytes are not written any more, and every
+later call fails with EIO. After unmounting and mounting, the file system is as after a loss of power: the journal is
+replayed, and unsynced bytes and names are gone. Needs root, loop devices and mkfs; `why_not` returns what is missing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 FILE_SYSTEMS: Final = ("ext4", "xfs")
-# _IOR('X', 125, __u32): the same number for all file systems of Linux that can do it.
+# _IOR('X', 125, __u32), the same for all file systems of Linux that support it.
 FS_IOC_SHUTDOWN: Final = 0x8004587D
 NO_LOG_FLUSH: Final = 2
 IMAGE_BYTES: Final = 2 << 30
@@ -27,7 +27,7 @@ UNMOUNT_TRIES: Final = 100
 
 
 class PowerFailed(Exception):
-    """A command of the file system failed: the run proves nothing. Holds what the command said."""
+    """A command of the file system failed, so the run proves nothing. Has the output of the command."""
 
 
 class PowerDisk:
@@ -40,7 +40,7 @@ class PowerDisk:
         self._mounted = False
 
     def make(self) -> None:
-        """Make the file system and mount it. Raises PowerFailed."""
+        """Makes the file system and mounts it. Raises PowerFailed."""
         with open(self._image, "wb") as image:
             image.truncate(IMAGE_BYTES)
         force = "-F" if self._kind == "ext4" else "-f"
@@ -49,7 +49,7 @@ class PowerDisk:
         self._mount()
 
     def cut(self) -> None:
-        """The power fails now. Every call on the file system fails from here on."""
+        """Cuts the power. Every later call on the file system fails."""
         descriptor = os.open(self.mount, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.ioctl(descriptor, FS_IOC_SHUTDOWN, struct.pack("I", NO_LOG_FLUSH))
@@ -57,12 +57,12 @@ class PowerDisk:
             os.close(descriptor)
 
     def restore(self) -> None:
-        """The power is back. No process may have a file open. Raises PowerFailed."""
+        """Mounts the file system again. No process may have a file open. Raises PowerFailed."""
         self._unmount()
         self._mount()
 
     def clean_up(self) -> None:
-        """Unmount, and remove the image."""
+        """Unmounts the file system and removes the image."""
         if self._mounted:
             self._unmount()
         Path(self._image).unlink(missing_ok=True)
@@ -72,7 +72,7 @@ class PowerDisk:
         self._mounted = True
 
     def _unmount(self) -> None:
-        # The kernel gives the files of a killed process back a moment after its end.
+        # The kernel closes the files of a killed process a moment after its end.
         for tries in range(1, UNMOUNT_TRIES + 1):
             try:
                 _run(["umount", self.mount])
@@ -86,7 +86,7 @@ class PowerDisk:
 
 
 def why_not(kind: str) -> str:
-    """What this machine lacks for a `PowerDisk` of this kind; empty where it lacks nothing. Tries it out."""
+    """The reason why this machine cannot use a `PowerDisk` of this kind, found by a trial; empty if it can."""
     if os.geteuid() != 0:
         return "only root may mount"
     if shutil.which(f"mkfs.{kind}") is None:

@@ -1,5 +1,7 @@
-"""The sending side of the load: sends, copies, cancels, reschedules and lookups, each noted in the record before it is
-sent and after it is answered. One `step` is one request; a lost connection ends it with `ConnectionLost`.
+"""The sending side of the load: sends, duplicates, cancels, reschedules and lookups.
+
+Each is noted in the record before it is sent and after it is answered. One `step` is one request, which raises
+`ConnectionLost` if the connection is lost.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ from delayserver.protocol.outcomes import Outcome
 from ops.torture.record import Fate, Record, Sent
 
 SUBJECT = "torture.orders"
-# Every so often a message has a subject of its own, so that the table of names grows.
+# Some messages have a new subject, so that the table of names grows.
 RARE_SUBJECT = "torture.rare."
-# Far beyond any answer: a machine that stands still for a while is no reason to give a request up.
+# Much longer than any answer takes, so that a request survives a pause of the machine.
 TIMEOUT_S = 120.0
 LOST = (ConnectionLost, RequestTimedOut)
-# After these nobody knows whether it happened.
+# After these errors the result of a request is unknown.
 UNKNOWN = (*LOST, StorageFailed)
 
 
 class Producer:
-    """Makes load with one client. Messages are due up to `delay_ms_max` after `due_base_ms`, by default after now."""
+    """Makes load with one client. Messages are due up to `delay_ms_max` after `due_base_ms`, which defaults to now."""
 
     def __init__(
         self,
@@ -45,7 +47,7 @@ class Producer:
         self._steps = 0
 
     def step(self) -> None:
-        """One request of a random kind."""
+        """Sends one request of a random kind."""
         self._steps += 1
         kinds = (self.send_rows, self.send_columns, self.cancel, self.reschedule, self.send_copy, self.look_up)
         kind = self._chance.choices(kinds, weights=(40, 25, 12, 10, 8, 5))[0]
@@ -64,14 +66,14 @@ class Producer:
         return self._record.new(subject, due_ms, with_id=self._chance.random() < 0.8, expires_ms=expires_ms)
 
     def send_rows(self) -> None:
-        """Some single messages."""
+        """Sends some messages in rows."""
         messages = [self._make() for _ in range(self._chance.randint(1, 20))]
         if self._rare_subjects and self._steps % 4 == 0:
             messages.append(self._make(f"{RARE_SUBJECT}{self._chance.randrange(1 << 30)}"))
         self.submit(messages)
 
     def submit(self, messages: list[Sent]) -> None:
-        """Send what is in the record already, for the first time or again."""
+        """Sends recorded messages, for the first time or again."""
         results = self.client.send_many([_message(sent) for sent in messages])
         for sent, result in zip(messages, results, strict=True):
             if not isinstance(result, DelayServerError):
@@ -83,7 +85,7 @@ class Producer:
         self._remember(messages)
 
     def send_columns(self) -> None:
-        """A batch in columns."""
+        """Sends a batch in columns."""
         with_ids = self._chance.random() < 0.7
         count = self._chance.randint(1, 100)
         messages = [self._record.new(SUBJECT, self._due_ms(), with_id=with_ids) for _ in range(count)]
@@ -102,7 +104,7 @@ class Producer:
         self._remember(taken)
 
     def send_copy(self) -> None:
-        """A message again, as a client does that did not hear the answer; delivered once all the same."""
+        """Sends a message again, like a client that lost the answer. It must be delivered once."""
         original = self._pick(lambda sent: bool(sent.message_id) and sent.fate == Fate.ACCEPTED and not sent.replaces)
         if original is None:
             return
@@ -128,13 +130,13 @@ class Producer:
     # -- ending
 
     def cancel(self) -> None:
-        """Some messages, whatever became of them meanwhile."""
+        """Cancels some messages, in whatever state they are."""
         open_ones = [sent for sent in self._recent if sent.fate == Fate.ACCEPTED and sent.receipt]
         chosen = self._chance.sample(open_ones, min(len(open_ones), self._chance.randint(1, 5)))
         self.submit_cancel(chosen)
 
     def submit_cancel(self, messages: list[Sent]) -> None:
-        """Cancel, for the first time or again."""
+        """Cancels messages, for the first time or again."""
         if not messages:
             return
         before = [sent.fate for sent in messages]
@@ -146,17 +148,17 @@ class Producer:
                 continue
             self._record.failed(result)
             if not isinstance(result, UNKNOWN):
-                sent.fate = fate  # refused: nothing was changed
+                sent.fate = fate  # refused, so nothing has changed
 
     def reschedule(self) -> None:
-        """Move one message to another due time, with another number as its body."""
+        """Moves one message to another due time, with another number as its body."""
 
         def fits(sent: Sent) -> bool:
             return sent.fate == Fate.ACCEPTED and not (sent.arrivals or sent.expires_ms or sent.replaces)
 
         old = self._pick(fits)
         due_ms = self._due_ms()
-        if old is None or due_ms == old.due_ms:  # the same id at the same time would be a copy
+        if old is None or due_ms == old.due_ms:  # the same id at the same time would be a duplicate
             return
         new = self._record.new(old.subject, due_ms, with_id=False)
         new.message_id, new.replaces = old.message_id, old.number
@@ -180,7 +182,7 @@ class Producer:
             self._record.refused(new, f"the reschedule was answered {result.outcome.label}")
 
     def look_up(self) -> None:
-        """An accepted message is never unknown, whatever was done to it."""
+        """Looks up an accepted message, which must never be unknown."""
         sent = self._pick(lambda sent: sent.fate == Fate.ACCEPTED)
         if sent is None:
             return
@@ -189,7 +191,7 @@ class Producer:
     # -- after a crash
 
     def resolve(self) -> None:
-        """Find out what became of the requests that were not answered: as a client does, by asking again."""
+        """Repeats the unanswered requests, as a client does, to learn their results."""
         self._resolve_reschedules()
         asked = [sent for sent in self._record.unanswered(Fate.ASKED) if sent.message_id]
         for start in range(0, len(asked), 1000):
@@ -199,7 +201,7 @@ class Producer:
             results = self.client.send_many([_message(sent) for sent in part])
             for sent, result in zip(part, results, strict=True):
                 if not isinstance(result, DelayServerError):
-                    self._record.copies_unknown += 1  # of two copies one is suppressed, if the first one was taken
+                    self._record.copies_unknown += 1  # a duplicate, if the first request was accepted
                     self._record.accepted([sent], [result.receipt])
                 else:
                     self._record.failed(result)
@@ -208,7 +210,7 @@ class Producer:
             self.submit_cancel(ending[start : start + 1000])
 
     def _resolve_reschedules(self) -> None:
-        """Atomic: the old one is cancelled and the new one accepted, or neither."""
+        """Checks unanswered reschedules: the old message is cancelled and the new one accepted, or neither."""
         for old in [sent for sent in self._record.unanswered(Fate.ENDING) if sent.replaced_by]:
             new = self._record.sent[old.replaced_by]
             outcome = self.client.lookup(old.receipt).outcome

@@ -1,7 +1,7 @@
-"""The outside record: what a server acknowledged and what arrived from it, kept where no crash of the server reaches.
+"""The outside record: messages that a server acknowledged and delivered, kept where no crash of the server reaches.
 
-It knows the promises and notes at once what breaks one. It asks nobody anything: `verdict.py` compares it with what the
-server says, `producing.py` and `consuming.py` fill it. Times are microseconds of the clock that the server uses.
+It knows the promises and notes each broken one at once. It sends no requests: `producing.py` and `consuming.py` fill it,
+and `verdict.py` compares it with the server's answers. Times are microseconds of the clock that the server uses.
 """
 
 from __future__ import annotations
@@ -24,93 +24,96 @@ from delayserver.protocol.errors import (
 )
 from delayserver.protocol.outcomes import Outcome
 
-# Violations told in full; of a broken server the first ones say enough.
+# Violations that are kept with their text. The first ones are enough to find the fault.
 VIOLATIONS_TOLD_MAX = 200
 
 
 class Fate(IntEnum):
-    """What the sender knows of one message."""
+    """The sender's knowledge about one message."""
 
     ASKED = 0
-    """Sent, and no answer came: it may be there or not."""
+    """Sent without an answer: the server may have it or not."""
     ACCEPTED = 1
     """Acknowledged: it must arrive."""
     REFUSED = 2
     """Answered with an error: it must not arrive."""
     ENDING = 3
-    """A cancel or a reschedule was sent, and no answer came: it may arrive or not."""
+    """A cancel or reschedule was sent without an answer: it may arrive or not."""
     ENDED = 4
     """Answered `cancelled`, or moved to another due time: it must not arrive."""
 
 
 @dataclass(slots=True)
 class Instance:
-    """One delivery of a message as the broker keeps it: the message itself, or a retry of it, which has a sequence of its
-    own. It may be handed out again only after a crash, and only until its ack or its nack was answered."""
+    """A message as the broker stores it, or a retry of it, which has its own sequence.
+
+    It may come again only after a crash, and only until its ack or nack is answered."""
 
     sent: Sent
     sequence: int
     arrived_in_run: int
     acking: bool = False
-    """An ack was sent that nobody answered yet: it may come again or not."""
+    """An ack was sent without an answer so far: the instance may come again or not."""
     acked: bool = False
     handing_back: bool = False
-    """A nack was sent that nobody answered yet."""
+    """A nack was sent without an answer so far."""
     handed_back: bool = False
 
     @property
     def settled(self) -> bool:
-        """Answered, so durable: it must not come again."""
+        """True if its ack or nack was answered, so it is durable and the instance must not come again."""
         return self.acked or self.handed_back
 
 
 @dataclass(slots=True)
 class Retry:
-    """A nack of `instance`: one more instance may come, due not before `from_us`; once `answered`, it must. Of a nack that
-    was not answered, the retry comes, or `instance` comes again, or both do."""
+    """A nack of `instance`. One more instance may come, due at `from_us` or later; if `answered`, it must come.
+
+    After a nack without an answer, the retry comes, or `instance` comes again, or both."""
 
     from_us: int
     instance: Instance
     answered: bool = False
     came: bool = False
     came_again: bool = False
-    """The instance came after its nack was cut off."""
+    """The instance came again after its nack was interrupted."""
 
 
 @dataclass(slots=True)
 class Sent:
-    """One message as its sender and its receiver saw it. The body is the number."""
+    """One message as its sender and receiver saw it. Its body is the number."""
 
     number: int
     subject: str
     message_id: str
-    """Empty where the server derives it."""
+    """Empty if the server derives it."""
     due_ms: int
     expires_ms: int = 0
     fate: Fate = Fate.ASKED
     receipt: str = ""
     replaced_by: int = 0
-    """The number of the message that was to take its place in a reschedule."""
+    """The number of the message that replaces it in a reschedule."""
     replaces: int = 0
     run: int = 1
-    """The life of the server in which it was asked for last: what nobody answered then, nobody will."""
+    """The life of the server in which its last request was sent. In later lives that request gets no answer."""
     arrivals: int = 0
     asked_again: bool = False
-    """It was sent twice, because nobody answered: its receipt may be the one of the suppressed copy."""
+    """It was sent twice for want of an answer, so its receipt may be that of the suppressed duplicate."""
     instances: dict[int, Instance] = field(default_factory=dict)
-    """By sequence, in the order of their first arrival."""
+    """Instances by sequence, in the order of their first arrival."""
     retries: list[Retry] = field(default_factory=list)
-    """All nacks of it."""
+    """All nacks of the message."""
 
     @property
     def awaited(self) -> list[Retry]:
-        """Nacks whose retry has not come: it may, or it must."""
+        """Nacks whose retry has not come."""
         return [retry for retry in self.retries if not retry.came]
 
     @property
     def lost_retries(self) -> int:
-        """How many retries must come and have not. Which of two retries it is that came cannot always be told, so those of
-        unanswered nacks are counted."""
+        """The number of retries that must come and have not.
+
+        Two retries cannot always be distinguished, so those of unanswered nacks are only counted."""
         unanswered = [retry for retry in self.retries if not retry.answered]
         instead = sum(not retry.came_again for retry in unanswered)
         came = sum(retry.came for retry in unanswered)
@@ -118,7 +121,7 @@ class Sent:
 
 
 class Record:
-    """All messages of a run. Used by several threads; each method is one step. Can be pickled between two lives."""
+    """All messages of a run. Thread-safe; each method is one step. Can be pickled between two lives."""
 
     def __init__(self, now_us: Callable[[], int], log: TextIO | None = None) -> None:
         self._lock = threading.RLock()
@@ -144,13 +147,13 @@ class Record:
         self._lock = threading.RLock()
 
     def go_on(self, now_us: Callable[[], int], log: TextIO | None) -> None:
-        """After it was read back: the clock and the log of the new process."""
+        """Sets the clock and the log of a new process, after unpickling."""
         self.now_us, self._log = now_us, log
 
-    # -- what the sender does
+    # -- sender
 
     def new(self, subject: str, due_ms: int, *, with_id: bool = True, expires_ms: int = 0) -> Sent:
-        """A message that is about to be sent."""
+        """Makes a message that is about to be sent."""
         with self._lock:
             number = len(self.sent) + 1
             message_id = f"m{number}" if with_id else ""
@@ -159,7 +162,7 @@ class Record:
             return sent
 
     def accepted(self, messages: Sequence[Sent], receipts: Sequence[str]) -> None:
-        """The server acknowledged them."""
+        """Notes that the server acknowledged messages."""
         with self._lock:
             for sent, receipt in zip(messages, receipts, strict=True):
                 sent.fate = Fate.ACCEPTED
@@ -167,7 +170,7 @@ class Record:
                 self._write("accepted", sent.number, receipt)
 
     def refused(self, sent: Sent, why: str) -> None:
-        """The server answered with an error."""
+        """Notes that the server refused a message with an error."""
         with self._lock:
             if sent.arrivals:
                 self.violate(f"{sent.number} was refused ({why}) and had arrived")
@@ -175,14 +178,14 @@ class Record:
             self._write("refused", sent.number, why)
 
     def ending(self, messages: Sequence[Sent]) -> None:
-        """A cancel or reschedule of them is about to be sent."""
+        """Notes that a cancel or reschedule of these messages is about to be sent."""
         with self._lock:
             for sent in messages:
                 sent.fate, sent.run = Fate.ENDING, self.run
                 self._write("ending", sent.number)
 
     def ended(self, sent: Sent, outcome: Outcome) -> None:
-        """The answer of a cancel or reschedule: `cancelled` is final, anything else means that it arrives or did."""
+        """Notes the answer of a cancel or reschedule. Unless it is `cancelled`, the message arrives or has arrived."""
         with self._lock:
             self._write("ended", sent.number, outcome.label)
             self._check_moment(sent, outcome)
@@ -193,27 +196,27 @@ class Record:
             elif outcome in (Outcome.DELIVERED, Outcome.TOO_LATE) or (outcome == Outcome.EXPIRED and sent.expires_ms):
                 sent.fate = Fate.ACCEPTED
             elif outcome == Outcome.RETIRED:
-                pass  # it had an outcome, and nobody remembers which: it stays open here
+                pass  # its outcome is not known any more, so it stays open here
             else:
                 self.violate(f"the cancel of {sent.number}, which was accepted, was answered {outcome.label}")
 
     def looked_up(self, sent: Sent, outcome: Outcome) -> None:
-        """The answer of a lookup of an accepted message that nobody cancels."""
+        """Checks the answer of a lookup of an accepted message without a cancel."""
         with self._lock:
             if outcome in (Outcome.UNKNOWN, Outcome.CANCELLED) or (outcome == Outcome.EXPIRED and not sent.expires_ms):
                 self.violate(f"{sent.number} is accepted, and lookup says {outcome.label}")
             self._check_moment(sent, outcome)
 
     def _check_moment(self, sent: Sent, outcome: Outcome) -> None:
-        """No answer speaks of what cannot have happened yet."""
+        """Checks that an outcome is not answered before it can have happened."""
         soonest_ms = {Outcome.DELIVERED: sent.due_ms, Outcome.EXPIRED: sent.expires_ms}.get(outcome, 0)
         if self.now_us() < soonest_ms * 1000:
             self.violate(f"{sent.number} was answered {outcome.label} at {self.now_us()}, before {soonest_ms}")
 
-    # -- what the receiver sees
+    # -- receiver
 
     def arrived(self, delivery: Delivery) -> Instance | None:
-        """A delivery; None for one that nobody sent."""
+        """Notes and checks a delivery. Returns its instance, or None for a message that was never sent."""
         with self._lock:
             now_us = self.now_us()
             sent = self.sent.get(int(delivery.body)) if delivery.body.isdigit() else None
@@ -232,14 +235,14 @@ class Record:
                 self._check_repeat(instance)
             sent.arrivals += 1
             instance.arrived_in_run = self.run
-            # What nobody answered before the crash has not happened, or it could not have come.
+            # Unanswered acks and nacks have not happened, or the instance could not have come.
             instance.acking = instance.handing_back = False
             for retry in sent.retries:
                 retry.came_again = retry.came_again or retry.instance is instance
             return instance
 
     def _check_name(self, sent: Sent, delivery: Delivery) -> None:
-        """A derived id is made of the sequence of the first instance."""
+        """Checks subject and id. A derived id is made from the sequence of the first instance."""
         message_id = sent.message_id or f"{delivery.server_id}-{next(iter(sent.instances), delivery.sequence):012x}"
         if (delivery.subject, delivery.message_id) != (sent.subject, message_id):
             self.violate(
@@ -247,7 +250,7 @@ class Record:
             )
 
     def _check_time(self, sent: Sent, delivery: Delivery, now_us: int) -> None:
-        """By the delivery's own due time, which is the message's or, for a retry, a later one."""
+        """Checks that a delivery is not early, by its own due time: that of the message, or a later one of a retry."""
         first = max(sent.due_ms, delivery.due_ms) * 1000
         if delivery.dispatched_us < first or now_us < first or delivery.due_ms < sent.due_ms:
             self.violate(
@@ -256,7 +259,9 @@ class Record:
             )
 
     def _first_of(self, sent: Sent, delivery: Delivery) -> Instance:
-        """The message itself, or what a nack made of it: each nack is good for one instance, and not before its time."""
+        """The new instance of a message, which is its first or the retry of a nack.
+
+        Each nack allows one retry, not before its time."""
         if not sent.instances:
             self.arrived_total += 1
             if sent.receipt and not sent.asked_again and int(sent.receipt[-12:], 16) != delivery.sequence:
@@ -275,7 +280,7 @@ class Record:
         return Instance(sent, delivery.sequence, self.run)
 
     def _check_repeat(self, instance: Instance) -> None:
-        """Only a crash brings the same instance again, and only until it was settled."""
+        """Checks a repeated instance. It may come only after a crash, and only until it is settled."""
         number = instance.sent.number
         if instance.settled:
             self.violate(f"{number} came again after its {'ack' if instance.acked else 'nack'} was answered")
@@ -289,22 +294,22 @@ class Record:
             self.duplicates["not acked before a crash"] += 1
 
     def acking(self, instances: Sequence[Instance]) -> None:
-        """An ack of them is about to be sent."""
+        """Notes that an ack of these instances is about to be sent."""
         with self._lock:
             for instance in instances:
                 instance.acking = True
 
     def acked(self, instances: Sequence[Instance]) -> None:
-        """The ack was answered."""
+        """Notes that the ack was answered."""
         with self._lock:
             for instance in instances:
                 instance.acking, instance.acked = False, True
                 self._write("acked", instance.sent.number, instance.sequence)
 
     def handing_back(self, instances: Sequence[Instance], delay_ms: int) -> list[Retry]:
-        """A nack of them is about to be sent; what it is good for, in the same order."""
+        """Notes that a nack is about to be sent. Returns the retries that it allows, in the same order."""
         with self._lock:
-            # The server adds the delay to its own now, which is not before this one.
+            # The server adds the delay to its present time, which is not before this one.
             retries = [Retry(self.now_us() + delay_ms * 1000, instance) for instance in instances]
             for instance, retry in zip(instances, retries, strict=True):
                 instance.handing_back = True
@@ -313,7 +318,7 @@ class Record:
             return retries
 
     def handed_back(self, instances: Sequence[Instance], retries: Sequence[Retry]) -> None:
-        """The nack was answered: the instances are settled, and their retries will come."""
+        """Notes that the nack was answered. The instances are settled, and their retries must come."""
         with self._lock:
             for instance, retry in zip(instances, retries, strict=True):
                 instance.handing_back, instance.handed_back, retry.answered = False, True, True
@@ -322,37 +327,37 @@ class Record:
     # -- the server
 
     def crashed(self) -> None:
-        """The server was killed, or stopped: leases do not outlive a process, so what was not settled comes again."""
+        """Notes that the server was killed or stopped. Its leases have ended, so unsettled instances come again."""
         with self._lock:
             self.run += 1
             self.server_stops = self.power_off = False
             self._write("crashed", self.run)
 
     def stopping(self) -> None:
-        """The server is about to be told to stop cleanly."""
+        """Notes that the server is about to be stopped cleanly."""
         with self._lock:
             self.server_stops = True
             self._write("stopping")
 
     def power_fails(self) -> None:
-        """The disk of the server is about to refuse everything."""
+        """Notes that the disk of the server is about to refuse everything."""
         with self._lock:
             self.server_stops = self.power_off = True
             self._write("power_fails")
 
     def failed(self, error: DelayServerError) -> None:
-        """A request, or an item of one, ended with an error: a violation if the load gave no reason for it."""
+        """Notes an error of a request or an item. It is a violation if the load does not explain it."""
         if isinstance(error, MessageDamaged):
             explained = self.power_off
         elif isinstance(error, (ShuttingDown, StorageFailed)):
             explained = self.server_stops
-        else:  # a machine that stood still may send late; all else that is not the lack of something is a fault
+        else:  # Unavailable is temporary, and TooOld may follow a pause of the machine; others are faults
             explained = isinstance(error, (Unavailable, TooOld))
         if not explained:
             self.violate(f"a request failed without a reason: {error}")
 
     def violate(self, text: str) -> None:
-        """Note a broken promise."""
+        """Notes a broken promise."""
         with self._lock:
             self.violations_total += 1
             if len(self.violations) < VIOLATIONS_TOLD_MAX:
@@ -366,30 +371,30 @@ class Record:
     # -- questions
 
     def of(self, *fates: Fate) -> list[Sent]:
-        """The messages of these fates, in the order of their sending."""
+        """The messages with these fates, in the order of sending."""
         with self._lock:
             return [sent for sent in self.sent.values() if sent.fate in fates]
 
     def unanswered(self, fate: Fate) -> list[Sent]:
-        """The messages of this fate whose request was cut off by a crash: no other thread waits for its answer."""
+        """The messages with this fate whose request a crash interrupted, so that no thread waits for the answer."""
         with self._lock:
             return [sent for sent in self.sent.values() if sent.fate == fate and sent.run < self.run]
 
     def missing(self) -> list[Sent]:
-        """What must arrive and has not."""
+        """The messages that must arrive and have not."""
         return [sent for sent in self.of(Fate.ACCEPTED) if not sent.arrivals and not sent.expires_ms]
 
     def unsettled(self) -> list[Sent]:
-        """What must come again: instances that nobody settled, and the retries of nacks.
+        """The messages that must come again, because of an unsettled instance or the retry of a nack.
 
-        Not where an ack was sent and not answered: it may have been taken. Where that was a nack, either the instance comes
-        again or its retry comes. Not where the message expires: a retry that is past that time is expired instead.
+        Without instances whose ack has no answer, because the server may have taken it. After a nack without an answer,
+        either the instance or its retry must come. Without messages that expire, because a late retry expires instead.
         """
         with self._lock:
             return [sent for sent in self.sent.values() if sent.arrivals and not sent.expires_ms and _is_open(sent)]
 
     def open(self) -> list[Sent]:
-        """What may still come: anything not settled, and not known to be refused or cancelled."""
+        """The messages that may still come: not all settled, and neither refused nor cancelled."""
         with self._lock:
             return [
                 sent

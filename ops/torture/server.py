@@ -1,4 +1,4 @@
-"""The server of a torture run: a real process, started as an operator would, killed by its pid."""
+"""The server of a torture run: a real process, started like an operator does, killed by its pid."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ STOP_TIMEOUT_S: Final = 30.0  # above the server's own bound for a clean stop
 
 
 class ServerFailed(Exception):
-    """The server did not start, or did not stop as it should; holds what it said last."""
+    """The server did not start or did not stop cleanly. Has the end of its log."""
 
 
 class TorturedServer:
-    """`python -m delayserver serve` on one data directory, again and again."""
+    """`python -m delayserver serve` on one data directory, started many times."""
 
     def __init__(self, directory: str, config: str, data_dir: str) -> None:
         self._data_dir = data_dir
@@ -30,7 +30,7 @@ class TorturedServer:
         self.address = ""
 
     def launch(self) -> None:
-        """Start the process and return at once."""
+        """Starts the process and returns at once."""
         command = [sys.executable, "-m", "delayserver", "serve", "--json", "--port", "0"]
         command += ["--data-dir", self._data_dir, "--config", self._config]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
@@ -41,7 +41,7 @@ class TorturedServer:
             )
 
     def start(self) -> None:
-        """Launch, and wait until requests are accepted. Raises ServerFailed."""
+        """Starts the process and waits until it accepts requests. Raises ServerFailed."""
         self.launch()
         assert self._process is not None and self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -51,18 +51,19 @@ class TorturedServer:
         self.address = f"{ready['host']}:{ready['port']}"
 
     def cpu_s(self) -> float:
-        """Processor time of the process so far: on a busy machine a start may wait for long and do little."""
+        """Processor time of the process so far, in seconds. On a busy machine a start takes much longer than that."""
         assert self._process is not None
         fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def kill(self) -> None:
-        """SIGKILL, as a crash of the process."""
+        """Kills the process with SIGKILL, like a crash."""
         self._end(signal.SIGKILL)
 
     def lose_power(self) -> list[str]:
-        """End the process whose disk is gone; it may have ended by itself. Returns what it must not have said: that an
-        error of the disk is a bug."""
+        """Kills the process after its disk is gone; it may have ended by itself.
+
+        Returns log lines that wrongly call an error of the disk a bug."""
         process, self._process = self._process, None
         assert process is not None and process.stdout is not None
         process.kill()
@@ -72,7 +73,7 @@ class TorturedServer:
         return [line for line in said.splitlines() if "Traceback" in line or "bug while" in line]
 
     def stop(self) -> None:
-        """SIGTERM. Raises ServerFailed when it does not end, or not with exit code 0."""
+        """Stops the server with SIGTERM. Raises ServerFailed if it does not end, or not with exit code 0."""
         code = self._end(signal.SIGTERM)
         if code:
             raise ServerFailed(f"a clean stop ended with code {code}: {self.last_words()}")
@@ -96,11 +97,11 @@ class TorturedServer:
         return code
 
     def clean_up(self) -> None:
-        """Leave no process behind."""
+        """Kills the process if it still runs."""
         if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.wait()
 
     def last_words(self) -> str:
-        """The end of what the server wrote to stderr."""
+        """The end of the server's stderr."""
         return Path(self._log).read_text(errors="replace")[-2000:].strip() or "it said nothing"

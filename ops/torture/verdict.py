@@ -1,4 +1,4 @@
-"""The end of a run: everything is drained, and what the server says is compared with the record from outside."""
+"""The end of a run: drains everything, and compares the server's answers with the outside record."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PULL_WAIT_S = 0.05
 
 
 def drain(record: Record, consumer: Consumer, empty_pulls_max: int) -> None:
-    """Receive and ack until all that must arrive has arrived, nothing is pending, and nothing more comes.
+    """Pulls and acks until all messages that must arrive have arrived, none is pending, and no more come.
 
-    What has not come after so many empty pulls in a row (of `PULL_WAIT_S` each) is lost, or stuck until the next restart.
-    Pulls are counted, not seconds: on a machine that stands still for a while nothing is lost by that.
+    Messages missing after so many empty pulls in a row (of `PULL_WAIT_S` each) are lost, or stuck until a restart. It
+    counts pulls, not seconds, so that a pause of the machine does not look like a loss.
     """
     empty = 0
     while True:
@@ -47,14 +47,14 @@ def drain(record: Record, consumer: Consumer, empty_pulls_max: int) -> None:
 
 
 def _idle(status: dict[str, Any], lag: int) -> bool:
-    """Nothing is pending, and nothing waits for the consumer in any subject that it has pulled from."""
+    """True if no message is pending, and none waits for the consumer in the subjects that it has pulled from."""
     return not status["pending"] and not lag
 
 
 def judge(record: Record, client: Client, *, retired: bool = False, sample: int | None = None) -> dict[str, Any]:
-    """Compare lookups and the status with the record, noting violations; returns the server's status.
+    """Compares lookups and the status with the record and notes violations. Returns the server's status.
 
-    `retired`: windows may be gone already. `sample`: look up that many messages only.
+    `retired`: windows may be retired already. `sample`: looks up only that many messages.
     """
     _judge_lookups(record, client, retired, sample)
     status = dict(client.status())
@@ -89,21 +89,21 @@ def _judge_lookups(record: Record, client: Client, retired: bool, sample: int | 
 
 
 def _true_outcomes(sent: Sent) -> tuple[Outcome, ...]:
-    """What lookup may say at the end. A message that was asked for twice may have the receipt of the suppressed copy."""
+    """The outcomes that lookup may answer at the end. A message sent twice may have the receipt of its duplicate."""
     copy = (Outcome.DEDUPLICATED,) if sent.asked_again else ()
     if sent.fate == Fate.ENDED:
         return (Outcome.CANCELLED, *copy)
     if sent.arrivals:
         return (Outcome.DELIVERED, *copy)
-    # The broker may have stored it in time; it expired before the consumer pulled it.
+    # `delivered` if the broker stored the message in time, but it expired before the consumer pulled it.
     return (Outcome.EXPIRED, Outcome.DELIVERED, *copy) if sent.expires_ms else ()
 
 
 def _judge_status(record: Record, status: dict[str, Any]) -> None:
-    """The balance of the server against the one from outside.
+    """Compares the balance of the server with the record.
 
-    What makes a number a range: requests that nobody answered and that cannot be asked again (no id: `asked`; a cancel
-    whose answer is lost: `ending`; a copy: `copies_unknown`), each of which happened or not.
+    A count is a range because of unanswered requests that cannot be repeated, each of which happened or not: a message
+    without an id (`asked`), a cancel with a lost answer (`ending`), a duplicate (`copies_unknown`).
     """
     arrived = sum(1 for sent in record.sent.values() if sent.arrivals)
     ended = len(record.of(Fate.ENDED))
@@ -114,8 +114,8 @@ def _judge_status(record: Record, status: dict[str, Any]) -> None:
     _in_range(record, status, "delivered", arrived, arrived + expiring)
     _in_range(record, status, "cancelled", ended, ended + ending)
     _in_range(record, status, "deduplicated", record.copies, record.copies + record.copies_unknown)
-    # Accepted, not arrived, not cancelled: one that may expire has done so, before its delivery or behind it; any other is
-    # lost (`drain` says which).
+    # A message that was accepted, has not arrived and was not cancelled has expired if it can, before or after its
+    # delivery to the broker. Otherwise it is lost, and `drain` notes it.
     _in_range(record, status, "expired", 0, expiring)
     ended_by_time = {"delivered or expired": status["delivered"] + status["expired"]}
     _in_range(record, ended_by_time, "delivered or expired", arrived + expired, arrived + expiring)

@@ -1,4 +1,4 @@
-"""`delayserver demo`: the whole path of some hundreds of messages, to look at, and as a check with a verdict."""
+"""`delayserver demo`: shows and checks the whole path of some hundreds of messages."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ def demo(context: click.Context, messages: int, seconds: float, as_json: bool) -
 
 @contextmanager
 def ending_on_signals() -> Iterator[Callable[[], None]]:
-    """Within the block a closed terminal and a plain `kill` end the process as Ctrl-C does: what was made is removed.
+    """Makes SIGHUP and SIGTERM end the process like Ctrl-C within the block, so that temporary files are removed.
 
-    What is given ends it if a signal came, and is to be called now and then: what a handler raises is lost where it meets
-    the callback of a weak reference, as at the end of each import.
+    Yields a function to call regularly, which exits after a signal. It is needed because Python loses an exception of a
+    signal handler that runs within a weak-reference callback, as at the end of each import.
     """
     told: list[int] = []
 
@@ -76,7 +76,7 @@ def ending_on_signals() -> Iterator[Callable[[], None]]:
     before = {number: signal.getsignal(number) for number in (signal.SIGHUP, signal.SIGTERM)}
     try:
         for number, handler in before.items():
-            if handler is not signal.SIG_IGN:  # by nohup
+            if handler is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, end)
         yield end_if_told
     finally:

@@ -1,4 +1,4 @@
-"""The work of the demo: a server process, one sender, one consumer, and what they measured. No output lives here."""
+"""The work of the demo: a server process, one sender, one consumer, and their measurements. Prints nothing."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ BATCH: Final = 10_000
 START_SECONDS_MAX: Final = 30
 STOP_SECONDS_MAX: Final = 15
 GRACE_MS: Final = 20_000
-"""What has not arrived this long after the last due time is missing: a thousand times the lateness to expect."""
+"""A message is missing if it has not arrived this long after the last due time: 1,000 times the expected lateness."""
 LEAD_MS: Final = 500
 SHOW_SECONDS: Final = 0.2
 SENDING_MS_PER_BATCH: Final = 200
 STRIDE: Final = 7_919
-"""A prime: message i is due at place i * STRIDE, so messages are sent in another order than they are due in."""
+"""A prime. Message i is due at place i * STRIDE, so that the order of sending differs from the order of due times."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """The demo's server process: where it listens and where its data is."""
+    """The address and the data directory of the demo's server process."""
 
     address: str
     directory: str
@@ -43,8 +43,9 @@ class RunningServer:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What was measured so far. Lateness is f64[n] in ms, a value a message: ``dispatched`` by the server at hand-off,
-    ``received`` by the consumer's own clock after the network.
+    """The measurements so far. Lateness in ms, one value per message, f64[n].
+
+    ``dispatched_ms`` is measured by the server at hand-off, ``received_ms`` by the consumer's clock after the network.
     """
 
     scheduled: int
@@ -61,7 +62,7 @@ class Progress:
 
     @property
     def ok(self) -> bool:
-        """Everything arrived, once, and not before it was due."""
+        """True if every message arrived once, and none before it was due."""
         return not (self.missing or self.early or self.duplicates)
 
     def summary(self) -> dict[str, Any]:
@@ -79,7 +80,7 @@ class Progress:
 
 
 def quantiles(lateness_ms: NDArray[np.float64]) -> dict[str, float | None]:
-    """p50, p99 and max in ms, exact; None where there is nothing yet."""
+    """Exact p50, p99 and max in ms; None without values."""
     if not len(lateness_ms):
         return {"p50": None, "p99": None, "max": None}
     p50, p99 = np.percentile(lateness_ms, [50, 99], method="inverted_cdf").tolist()
@@ -88,16 +89,16 @@ def quantiles(lateness_ms: NDArray[np.float64]) -> dict[str, float | None]:
 
 @contextmanager
 def running_server(directory: str) -> Iterator[RunningServer]:
-    """A server process on a free port with its data in ``directory``, stopped at the end.
+    """Runs a server process on a free port, with its data in ``directory``, and stops it at the end.
 
-    Raises `click.ClickException` with its last words if it does not start.
+    If it does not start, raises `click.ClickException` with the last line of its log.
     """
     data_dir = str(Path(directory) / "data")
     log = Path(directory) / "server.log"
     command = [sys.executable, "-m", "delayserver", "serve", "--data-dir", data_dir, "--port", "0", "--json"]
     with log.open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
-    # A server that neither starts nor ends would hold the demo for ever; killed, it ends the line that is waited for.
+    # Kills a server that neither starts nor ends, which would block `readline` below for ever.
     watchdog = threading.Timer(START_SECONDS_MAX, process.kill)
     watchdog.start()
     try:
@@ -126,7 +127,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 class Demo:
-    """One run: `schedule`, then `consume` to its end."""
+    """One run. Call `schedule`, then iterate `consume` to its end."""
 
     def __init__(self, address: str, messages: int, seconds: float) -> None:
         self._address = address
@@ -143,7 +144,7 @@ class Demo:
         self.send_ms = 0.0
 
     def schedule(self) -> Progress:
-        """Send everything, in another order than it is due in."""
+        """Sends all messages, in another order than that of their due times."""
         with Client(self._address) as client:
             start_us = client.ping()
             batches = -(-self._messages // BATCH)
@@ -163,7 +164,7 @@ class Demo:
         return self._progress()
 
     def consume(self) -> Iterator[Progress]:
-        """Pull until all has arrived or the grace is over; a progress about five times a second."""
+        """Pulls until all messages have arrived or GRACE_MS is over. Yields the progress about five times a second."""
         with Client(self._address) as client:
             shown_us = 0
             earlier = None
@@ -195,7 +196,7 @@ class Demo:
         self._duplicates += int(counts.sum() - len(rows)) + int(self._seen[rows].sum())
         self._seen[rows] = True
         due_us = due_ms * 1000
-        # Early is early by either clock, the server's at hand-off or the consumer's.
+        # A message is early if either clock says so: the server's at hand-off, or the consumer's.
         self._early += int(((dispatched_us < due_us) | (received_us < due_us)).sum())
         self._dispatched_ms.append(lateness_us / 1000)
         self._received_ms.append((received_us - due_us) / 1000)

@@ -1,4 +1,4 @@
-"""What the demo shows: a live panel on a terminal, a line a second elsewhere, and the table at the end."""
+"""The output of the demo: a live panel on a terminal, else one line per second, and a table at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Show = Callable[[Progress], None]
 
 @contextmanager
 def make_view(terminal: bool, silent: bool) -> Iterator[Show]:
-    """A function that shows progress in the way that fits where the output goes."""
+    """A function that shows progress: on a panel for a terminal, in lines elsewhere, not at all if silent."""
     if silent:
         yield lambda progress: None
     elif terminal:
@@ -37,7 +37,7 @@ def make_view(terminal: bool, silent: bool) -> Iterator[Show]:
 
 
 class _LineASecond:
-    """A line a second, where there is no terminal to draw on."""
+    """Prints one line per second, for output that is not a terminal."""
 
     def __init__(self) -> None:
         self._shown_s = float("-inf")
@@ -63,8 +63,7 @@ def _line(progress: Progress) -> str:
 def _panel(progress: Progress) -> RenderableType:
     bar = ProgressBar(total=progress.scheduled, completed=progress.delivered, width=BAR_WIDTH)
     arrived, late = _line(progress).split("   late by ")
-    # Two lines, so that 80 columns hold them.
-    # The bar itself ends no line; inside a padding it does.
+    # Two lines, to fit in 80 columns. The padding adds the line end that the bar lacks.
     return Group(Text(arrived), Text(f"late by   {late}"), Padding(bar, 0), *_histogram(progress))
 
 
@@ -81,7 +80,7 @@ def _histogram(progress: Progress) -> list[Text]:
 
 
 def print_summary(progress: Progress) -> None:
-    """The table at the end: the counts, and lateness at hand-off and in the consumer's hands."""
+    """Prints the final table: the counts, and lateness at hand-off and at the consumer."""
     table = Table(title="Summary", title_justify="left", show_header=False)
     for name in ("scheduled", "delivered", "missing", "duplicates", "early"):
         table.add_row(name, f"{getattr(progress, name):,}")

@@ -1,4 +1,4 @@
-"""`delayserver recover`: tools for a data directory. A file a command, imported when it runs."""
+"""`delayserver recover`: tools for a data directory. One file per command, imported when it runs."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ COMMANDS: Final = {
     "rebuild": "Make schedule_log and checkpoint anew from message_log and dispatch_log.",
     "redispatch": "Deliver a range again, for brokers that lost data.",
 }
-"""In the order of the help; each is the function of that name in the module `delayserver.cli.recover.<name>`."""
+"""In the order of the help. Each command is the function of that name in `delayserver.cli.recover.<name>`."""
 
 
 class RecoverGroup(click.Group):
     """The commands of the table above."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of the table."""
+        """The names in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one, or None if there is none of that name."""
+        """Imports a command; None if the name is unknown."""
         if cmd_name not in COMMANDS:
             return None
         command = getattr(importlib.import_module(f"delayserver.cli.recover.{cmd_name}"), cmd_name)
@@ -36,7 +36,7 @@ class RecoverGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the table alone."""
+        """Writes the list of commands from the table, without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 

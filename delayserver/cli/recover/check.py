@@ -1,4 +1,4 @@
-"""`delayserver recover check`: verify every file, reconcile every message."""
+"""`delayserver recover check`: verifies every file and reconciles every message."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from delayserver.recover.reading.balance import Balance
     from delayserver.recover.reading.capture import Capture
 
-# Rows of the table for people; --json has all of them.
+# Rows of the printed table; --json prints all of them.
 SUBJECTS_SHOWN = 20
 FINDINGS_SHOWN = 50
-# A pipe has no width; the table keeps its columns whole.
+# The width of the table if the output is not a terminal; wide enough for all columns.
 PIPE_COLUMNS = 160
 
 
@@ -107,7 +107,7 @@ def _print_text(taken: Capture, checked: Checked, ahead: RetiredAhead, seconds: 
         column.justify = "right"
     order = (-counts[:, 0]).argsort(kind="stable")
     for place in order[:SUBJECTS_SHOWN].tolist():
-        # A subject may hold what rich would take for its own markup.
+        # A subject may contain markup of rich.
         name = escape(visible(taken.subject_name(int(subjects[place]))))
         table.add_row(name, *[f"{count:,}" for count in counts[place].tolist()])
     if len(order) > SUBJECTS_SHOWN:

@@ -1,4 +1,4 @@
-"""`delayserver recover dump`: any file of ours as JSON lines."""
+"""`delayserver recover dump`: prints any file of a data directory as JSON lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`delayserver recover export`: accepted and dispatched messages as Parquet."""
+"""`delayserver recover export`: writes accepted and dispatched messages as Parquet."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def export(directory: str, from_ms: int | None, targets: tuple[str, ...], as_jso
 
 
 def _split(targets: tuple[str, ...]) -> tuple[str, int | None]:
-    """One path and at most one time. Raises `click.UsageError`."""
+    """The path, and the time or None. Raises `click.UsageError` for more than one of either, or no path."""
     paths: list[str] = []
     times: list[int] = []
     for text in targets:

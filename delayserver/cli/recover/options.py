@@ -1,4 +1,4 @@
-"""What the recovery commands share: arguments, times, and the progress bar."""
+"""Shared by the recovery commands: arguments, times, and the progress bar."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ dry_run = click.option("--dry-run", is_flag=True, help="Only show what would cha
 
 
 def time_range(command: Command) -> Command:
-    """``--from`` and ``--to``, as from_ms and to_ms: due times."""
+    """Adds ``--from`` and ``--to``, due times as from_ms and to_ms."""
     start = click.option(
         "--from", "from_ms", type=INSTANT, metavar="TIME", help="Due at or after this time (ISO 8601)."
     )
@@ -35,15 +35,15 @@ def time_range(command: Command) -> Command:
 
 
 def check_range(from_ms: int | None, to_ms: int | None) -> None:
-    """Refuse a range that ends before it starts. Raises `click.UsageError`."""
+    """Raises `click.UsageError` for a range that is empty or ends before it starts."""
     if from_ms is not None and to_ms is not None and to_ms <= from_ms:
         raise click.UsageError("--to must lie behind --from")
 
 
 @contextmanager
 def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
-    """A function (bytes done, bytes in all) that moves a bar on a terminal, and does nothing elsewhere."""
-    if sys.stderr is None or not sys.stderr.isatty():  # None: closed by whoever started us
+    """A function of (bytes done, total bytes) that moves a bar on a terminal, and does nothing elsewhere."""
+    if sys.stderr is None or not sys.stderr.isatty():  # None: the parent process closed it
         yield lambda _done, _total: None
         return
     from rich.console import Console
@@ -63,7 +63,7 @@ def progress_bar(title: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def usage_of_directory() -> Iterator[None]:
-    """A directory that is none of ours is wrong usage, not a finding."""
+    """Raises `click.UsageError` for a FormatError: a foreign directory is wrong usage, not a finding."""
     from store.errors import FormatError
 
     try:
@@ -73,7 +73,7 @@ def usage_of_directory() -> Iterator[None]:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Ask before something is changed; without a terminal only --yes is an answer. Raises `click.Abort`, UsageError."""
+    """Asks before a change, unless `yes`. Raises `click.Abort`, and `click.UsageError` without a terminal to ask on."""
     if yes:
         return
     if sys.stdin is None or not sys.stdin.isatty():
@@ -82,7 +82,7 @@ def confirm(question: str, yes: bool) -> None:
 
 
 def tell_unread(unread: Sequence[Finding]) -> None:
-    """Name the damage that hides messages or outcomes from a reading. Raises `click.exceptions.Exit`: it is not whole."""
+    """Prints damage that hides messages or outcomes. If there is any, raises `click.exceptions.Exit` with code 1."""
     for finding in unread[:DAMAGES_SHOWN]:
         click.echo(visible(f"{finding.kind}  {finding.file} at {finding.offset}: {finding.detail}"), err=True)
     if len(unread) > DAMAGES_SHOWN:

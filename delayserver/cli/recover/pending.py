@@ -1,4 +1,4 @@
-"""`delayserver recover pending`: what is not delivered yet."""
+"""`delayserver recover pending`: counts and lists messages without an outcome."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from delayserver.recover.telling.pending import Pending
     from store.records.batches import MessageBatch
 
-# Minutes with a bar of their own; more than that are told in larger steps.
+# Bars on a terminal; more minutes than that are shown in larger steps.
 BARS_MAX = 40
 BAR_COLUMNS = 40
 
@@ -118,7 +118,7 @@ def _print_text(taken: Capture, found: Pending) -> None:
 
 
 def _steps(minutes: list[tuple[int, int]], steps_max: int) -> list[tuple[int, int, int]]:
-    """(first minute, last minute, messages), as many as fit on a screen; nothing is left out."""
+    """Combines minutes into at most `steps_max` steps of (first minute, last minute, messages)."""
     size = -(-len(minutes) // max(steps_max, 1)) or 1
     parts = [minutes[place : place + size] for place in range(0, len(minutes), size)]
     return [(part[0][0], part[-1][0], sum([count for _, count in part])) for part in parts]

@@ -1,4 +1,4 @@
-"""`delayserver recover rebuild`: schedule_log and checkpoint from message_log and dispatch_log."""
+"""`delayserver recover rebuild`: makes schedule_log and the checkpoint anew from message_log and dispatch_log."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def rebuild(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     with shared.usage_of_directory():
         find_server_id(
             fs, directory.rstrip("/") or "/", Findings()
-        )  # before a lock is left in a folder that is not ours
+        )  # first, so that no lock file is left in a folder that is no data directory
     with shared.usage_of_directory(), locked(fs, directory.rstrip("/")):
         taken = capture(fs, directory, findings)
         try:

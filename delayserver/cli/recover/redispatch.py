@@ -1,4 +1,4 @@
-"""`delayserver recover redispatch`: deliver a range again."""
+"""`delayserver recover redispatch`: delivers a range again."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ OUTCOMES = ("delivered", "expired", "dead_lettered")
 
 
 class Done(NamedTuple):
-    """How many messages are delivered again, what could not be read, and (of a DIR) how many of those asked for wait for the
-    next start already and are not counted."""
+    """The number of `messages` delivered again, and the `unread` damage.
+
+    `waiting` counts further messages of a DIR that already wait for the next start."""
 
     messages: int
     unread: Unread
@@ -96,7 +97,7 @@ def redispatch(
 
 
 def _report(done: Done, *, dry_run: bool, online: bool, as_json: bool) -> None:
-    """Exit code 1 where messages could not be read: what was asked for is not done."""
+    """Prints the result. Raises `click.exceptions.Exit` with code 1 if messages could not be read."""
     unread = done.unread.to_map()
     if as_json:
         waiting = {} if online else {"waiting": done.waiting}
@@ -125,7 +126,7 @@ def _secret(config: str | None) -> str:
 
 
 def _prove(client: Client, secret: str) -> None:
-    """Prove the secret, if there is one and the server asks for a proof; it holds for this connection."""
+    """Proves the secret for this connection, if there is one and the server asks for a proof."""
     if not secret:
         return
     from delayserver.client.core import Call
@@ -142,7 +143,7 @@ def _prove(client: Client, secret: str) -> None:
 
 
 def _slices(client: Client, arguments: dict[str, Any]) -> Done:
-    """Request after request, until the server says that there is no more."""
+    """Sends one request per slice until the server has no more."""
     from delayserver.client.core import Call
     from delayserver.protocol.operations import REDISPATCH
     from delayserver.recover.reading.redispatching import Unread
@@ -151,7 +152,7 @@ def _slices(client: Client, arguments: dict[str, Any]) -> Done:
     count, after = 0, None
     while True:
         request = arguments | ({"after": after} if after is not None else {})
-        # A slice must not be sent twice: after a lost reply the operator looks first.
+        # Not repeatable, because a slice must not be sent twice. After a lost reply the operator has to look.
         call: Call[dict[str, Any]] = Call(REDISPATCH, request, lambda result, _server: result, repeatable=False)
         reply = client._run(call)
         count += int(reply["messages"])

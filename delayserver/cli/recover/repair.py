@@ -1,4 +1,4 @@
-"""`delayserver recover repair`: cut torn ends, move corrupt ranges aside."""
+"""`delayserver recover repair`: cuts torn ends and moves corrupt ranges aside."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def repair(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
             _show(plan_repair(taken), as_json)
             return
         with locked(fs, taken.path):
-            # Once more: a server may have worked on it until just now.
+            # Captured again under the lock, because a server may have changed the files before.
             taken.close()
             taken = capture(fs, directory, Findings())
             plan = plan_repair(taken)

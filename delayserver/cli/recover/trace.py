@@ -1,4 +1,4 @@
-"""`delayserver recover trace`: the life of one message, with evidence."""
+"""`delayserver recover trace`: shows the life of one message, with evidence."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def trace(
 
 
 def _is_text(argument: str) -> bool:
-    """Whether what was typed was UTF-8: other bytes arrive as surrogates."""
+    """True if the argument was UTF-8; other bytes arrive as surrogates."""
     try:
         argument.encode()
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""Failures of a command as one line on stderr and an exit code: 1 failed, 2 usage, 130 interrupted.
+"""Reports failures of a command as one line on stderr and an exit code: 1 failed, 2 usage, 130 interrupted.
 
-What the world can break has a name and gets a line. What only a bug of ours breaks has none and keeps its traceback.
+Expected failures have named errors and get a line. A bug keeps its traceback.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ INTERRUPTED: Final = 130
 
 
 def report_failure(error: BaseException) -> int | None:
-    """Tell the user, and return the exit code; None for what is a bug, which the caller raises again."""
+    """Prints a failure and returns the exit code. None for a bug, which the caller raises again."""
     error = leaf(error)
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
@@ -38,7 +38,7 @@ def report_failure(error: BaseException) -> int | None:
 
 
 def _describe(error: BaseException) -> tuple[int, str] | None:
-    # Imported here: only a failure pays for it.
+    # Imported here, because only failures need them.
     from delayserver.config.toml_file import ConfigError
     from delayserver.protocol.errors import DelayServerError
     from store.errors import StoreError
@@ -56,19 +56,19 @@ def _describe(error: BaseException) -> tuple[int, str] | None:
 
 
 def _describe_os_error(error: OSError) -> str:
-    # trio appends the address as a Python tuple; `serve` and `broker` name it themselves.
+    # trio appends the address as a Python tuple, which `serve` and `broker` print themselves.
     reason = (error.strerror or str(error)).partition(" (while attempting")[0]
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
 def leaf(error: BaseException) -> BaseException:
-    """The one failure inside nested groups; a group of several speaks through its first."""
+    """The failure inside nested exception groups; of a group with several, the first."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 def _abandon_stdout() -> None:
-    # The reader is gone. What is still buffered goes with it here, or Python would complain when it flushes at exit.
+    # The reader is gone. Discards the buffered output, which Python would otherwise fail to flush at exit.
     with suppress(BrokenPipeError):
         sys.stdout.close()

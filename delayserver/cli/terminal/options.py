@@ -18,14 +18,14 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class ParsedText(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic only in newer versions of click
-    """An option value read by one of the functions of `units`; what they refuse is a usage error."""
+    """An option value parsed by a function of `units`. A ValueError of the function is a usage error."""
 
     def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
         self.name = name
         self._parse = parse
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The parsed value. Fails with the reason that the function gave."""
+        """The parsed value. Fails with the message of the function's ValueError."""
         if not isinstance(value, str):
             return value
         try:
@@ -40,7 +40,7 @@ def _checked_address(text: str) -> str:
 
 
 def _expiry(text: str) -> tuple[bool, int]:
-    """(relative, milliseconds): a duration counts from the due time, an instant stands for itself."""
+    """(relative, milliseconds). A duration is relative to the due time; an instant is not."""
     try:
         return True, parse_duration_ms(text)
     except ValueError:
@@ -69,7 +69,7 @@ server = click.option(
 
 
 def due_options(command: Command) -> Command:
-    """``--delay`` and ``--at``, as delay_ms and at_ms."""
+    """Adds ``--delay`` and ``--at``, as delay_ms and at_ms."""
     delay = click.option(
         "--delay", "delay_ms", type=DURATION, metavar="DURATION", help="Due after this: 10s, 5m, 2h, 3d, 1h30m."
     )
@@ -80,7 +80,7 @@ def due_options(command: Command) -> Command:
 
 
 def check_due(delay_ms: int | None, at_ms: int | None, *, required: bool) -> None:
-    """Refuse both, and neither where one is needed. Raises `click.UsageError`."""
+    """Raises `click.UsageError` if both are given, or neither while one is `required`."""
     if delay_ms is not None and at_ms is not None:
         raise click.UsageError("give --delay or --at, not both")
     if required and delay_ms is None and at_ms is None:
@@ -89,11 +89,11 @@ def check_due(delay_ms: int | None, at_ms: int | None, *, required: bool) -> Non
 
 @contextmanager
 def connect(address: str) -> Iterator[Client]:
-    """A connected client. Raises `click.ClickException` with the address and what to do if no server answers there."""
+    """A connected client. If no server answers, raises `click.ClickException` with the address and advice."""
     from delayserver.client import Client
     from delayserver.protocol.errors import ConnectionLost, RequestTimedOut, UnknownOperation
 
-    # One attempt: a person who waits for the prompt rather hears at once that nothing is there.
+    # One attempt, so that the user sees at once that no server answers.
     probe = Client(address, retries=0)
     try:
         probe.connect()

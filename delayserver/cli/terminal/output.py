@@ -1,4 +1,4 @@
-"""What commands print: JSON objects, one a line, or text for people. Field names are those of the protocol."""
+"""The output of commands: JSON objects, one per line, or text for people. Field names are those of the protocol."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 
 _CONTROLS: Final = re.compile("[\x00-\x1f\x7f-\x9f]")
 _CONTROLS_OF_A_BLOCK: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-# JSON itself escapes those below U+0020 alone.
+# json.dumps escapes only those below U+0020.
 _CONTROLS_OF_JSON: Final = re.compile("[\x7f-\x9f]")
 
 
 def print_json(record: Mapping[str, Any]) -> None:
-    """One JSON object on one line, flushed, so that a reader at the other end of a pipe sees it now. It is ASCII where
-    stdout is not UTF-8.
+    """Prints one JSON object on one line and flushes it, so that a reader of a pipe sees it at once.
+
+    The line is ASCII if stdout is not UTF-8.
     """
     text = json.dumps(record, ensure_ascii=not _stdout_is_utf8(), separators=(",", ":"), default=_as_text)
     click.echo(_CONTROLS_OF_JSON.sub(lambda found: f"\\u{ord(found[0]):04x}", text))
@@ -37,13 +38,14 @@ def _stdout_is_utf8() -> bool:
 
 
 def visible(text: str) -> str:
-    """Text for one line, control characters as \\x1b: what somebody sent must neither steer the terminal of who reads it
-    nor look like a line of ours."""
+    """Text for one line, with control characters escaped like \\x1b.
+
+    So a message can neither control the reader's terminal nor look like a line of the program."""
     return _CONTROLS.sub(_escape, text)
 
 
 def visible_block(text: str) -> str:
-    """The same for text that stands by itself: its lines and tabs stay."""
+    """`visible` for a block of text, which keeps its lines and tabs."""
     return _CONTROLS_OF_A_BLOCK.sub(_escape, text)
 
 
@@ -52,18 +54,19 @@ def _escape(found: re.Match[str]) -> str:
 
 
 def without_none(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that are known."""
+    """The fields that are not None."""
     return {name: value for name, value in record.items() if value is not None}
 
 
 def error_record(receipt: str, error: DelayServerError) -> dict[str, Any]:
-    """One refused item among others."""
+    """The record of a refused item."""
     return {"receipt": receipt, "error": error.name, "message": error.message}
 
 
 def delivery_record(delivery: Delivery) -> dict[str, Any]:
-    """A pulled message. Recorded times are milliseconds with microsecond fractions; ``body_encoding`` stands beside a
-    body that is not UTF-8.
+    """The record of a pulled message. Times are milliseconds with microsecond fractions.
+
+    A body that is not UTF-8 comes with ``body_encoding``.
     """
     first_possible_us = max(delivery.due_ms * 1000, delivery.accepted_us)
     record: dict[str, Any] = {
@@ -85,7 +88,7 @@ def delivery_record(delivery: Delivery) -> dict[str, Any]:
 
 
 def body_fields(body: bytes) -> dict[str, str]:
-    """``body`` as text, or in base64 with ``body_encoding`` where it is not UTF-8."""
+    """``body`` as text, or in base64 with ``body_encoding`` if it is not UTF-8."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:

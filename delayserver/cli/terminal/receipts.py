@@ -1,4 +1,4 @@
-"""Commands about messages by receipt: how they take the receipts, in batches, and print an answer for each."""
+"""Shared by commands that take receipts: reads them in batches and prints an answer for each."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 BATCH_MAX: Final = 1_000
-"""Receipts of one request: a thousand answers are on the screen at once. Fewer where the server takes no more."""
+"""Receipts in one request, so that answers are printed a thousand at a time. The server may allow fewer."""
 
 argument = click.argument("receipts", nargs=-1, required=True, metavar="RECEIPT...")
 
@@ -33,7 +33,7 @@ def answer_each(
     line_of: Callable[[dict[str, Any]], str],
     as_json: bool,
 ) -> int:
-    """Ask about all receipts (`-`: those on stdin) and print each answer; the exit code is 1 if one was refused."""
+    """Asks about all receipts (`-`: those on stdin) and prints each answer. Returns exit code 1 if one was refused."""
     code = 0
     remaining = _expand(receipts)
     batch_max = min(BATCH_MAX, client.hello().limits.batch_messages_max)
@@ -54,7 +54,7 @@ def answer_each(
 
 
 def _expand(receipts: Iterable[str]) -> Iterable[str]:
-    # No receipt holds a byte that is not UTF-8: what does is refused by itself, with its neighbours answered.
+    # Bytes that are not UTF-8 are replaced, so that only the bad receipt is refused and the others are answered.
     for receipt in receipts:
         if receipt == "-":
             if sys.stdin is None:
@@ -63,5 +63,5 @@ def _expand(receipts: Iterable[str]) -> Iterable[str]:
                 sys.stdin.reconfigure(errors="replace")
             yield from (line.strip() for line in sys.stdin if line.strip())
         else:
-            # Arguments hold such bytes as surrogates.
+            # Such bytes of arguments arrive as surrogates.
             yield receipt.encode("utf-8", "surrogateescape").decode("utf-8", "replace")

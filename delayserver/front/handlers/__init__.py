@@ -1,1 +1,1 @@
-"""One file a request family: arguments are read into values, an operation is called, its answer becomes a reply."""
+"""One file per request family: reads arguments into values, calls an operation, makes the reply of its answer."""

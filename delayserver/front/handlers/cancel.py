@@ -1,4 +1,4 @@
-"""`cancel`, by receipts, by ids or in columns."""
+"""`cancel` by receipts, by ids or in columns."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CancelHandlers:
         self._server_id = server_id
 
     async def cancel(self, connection: Connection, request: Request) -> dict[str, Any] | None:
-        """Outcomes in the form in which the messages are named."""
+        """Cancels messages. The reply has the form in which the request names them."""
         arguments = request.arguments
         form = one_form(arguments, ("receipts", "messages", "count"))
         if form == "count":

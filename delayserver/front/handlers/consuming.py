@@ -23,7 +23,7 @@ from delayserver.protocol.receipts import derived_message_id
 from store.records.batches import StoredBatch
 from store.records.columns import constant_column, ragged_offsets
 
-# Consumer groups that one reply tells of.
+# Consumer groups in one reply.
 GROUPS_AT_ONCE_MAX = 256
 
 
@@ -33,13 +33,13 @@ class ConsumingHandlers:
     def __init__(self, consuming: Consuming, settings: BrokerSettings) -> None:
         self._consuming = consuming
         self._settings = settings
-        # The pulls that wait, by the number of their connection and the id of their request.
+        # Waiting pulls by connection number and request id.
         self._waits: dict[tuple[int, int], trio.CancelScope] = {}
 
     # -- pull
 
     def pull(self, connection: Connection, request: Request) -> Awaitable[dict[str, Any] | None]:
-        """Messages are answered where they are handed out, an empty reply comes from here."""
+        """Pulls messages. The step that hands messages out sends their reply; the awaitable gives an empty reply."""
         arguments, settings = request.arguments, self._settings
         columns = boolean(arguments, "columns")
         ack = arguments.get("ack")
@@ -56,7 +56,7 @@ class ConsumingHandlers:
         acks = None if ack is None else _deliveries(ack)
         waiting = trio.CancelScope()
         if pull.wait_ms:
-            # At once: a `cancel_wait` right behind it must find it.
+            # Entered before the task begins, so that a `cancel_wait` right behind the pull finds it.
             self._waits[connection.peer.number, request.id] = waiting
         return self._pull(connection, request.id, columns, pull, acks, waiting)
 
@@ -75,7 +75,7 @@ class ConsumingHandlers:
             connection.reply(encode_bulk_reply(request_id, _reply(subject, columns, pulled)), lost)
 
         answer = self._consuming.pull(pull, acks, handed, connection, waiting)
-        del pull, acks  # the request that they are views of is not kept while this waits
+        del pull, acks  # they are views of the request, whose memory is freed before the wait
         try:
             answered = await answer
         finally:
@@ -85,7 +85,7 @@ class ConsumingHandlers:
         return None if answered else _reply(subject, columns, None)
 
     def cancel_wait(self, connection: Connection, request: Request) -> None:
-        """End a waiting pull of the same connection. What was handed out stays so."""
+        """Ends a waiting pull of the same connection. Messages that were handed out stay leased."""
         request_id = integer(request.arguments, "id", 1, REQUEST_ID_MAX)
         waiting = self._waits.pop((connection.peer.number, request_id), None)
         if waiting is not None:
@@ -95,13 +95,13 @@ class ConsumingHandlers:
     # -- ack, nack and groups
 
     async def ack(self, _connection: Connection, request: Request) -> dict[str, Any]:
-        """Durable before it is answered."""
+        """Acks deliveries, durable before the reply."""
         arguments = request.arguments
         acked = await self._consuming.ack(*_names(arguments), _deliveries(arguments))
         return {"acked": acked.acked, "unknown": acked.unknown}
 
     async def nack(self, _connection: Connection, request: Request) -> dict[str, Any]:
-        """The redelivery is durable before it is answered."""
+        """Nacks deliveries. Their redelivery is durable before the reply."""
         arguments = request.arguments
         own = arguments.get("delay_ms") is not None
         nacked = await self._consuming.nack(
@@ -113,7 +113,7 @@ class ConsumingHandlers:
         return result | {"expired": nacked.expired} if nacked.expired else result
 
     async def groups(self, _connection: Connection, request: Request) -> dict[str, Any]:
-        """What each consumer group has before it, a page at a time."""
+        """A page of consumer groups with their backlogs."""
         arguments = request.arguments
         count_max = integer(arguments, "max", 1, GROUPS_AT_ONCE_MAX, GROUPS_AT_ONCE_MAX)
         page = await self._consuming.groups(arguments.get("subject"), _group_cursor(arguments.get("after")), count_max)
@@ -124,7 +124,7 @@ class ConsumingHandlers:
 
 
 def _group_cursor(after: object) -> tuple[int, int]:
-    """Behind which group the page begins. Raises InvalidArgument."""
+    """The group behind which the page begins. Raises InvalidArgument."""
     if after is None:
         return (0, 0)
     if type(after) is not list or len(after) != 2 or not all(type(part) is int for part in after):
@@ -226,7 +226,7 @@ def _as_rows(subject: str, pulled: Pulled) -> list[dict[str, Any]]:
 
 def _server_ids(batch: StoredBatch) -> tuple[list[str], NDArray[np.uint32]]:
     server_id = batch.server_id
-    if len(server_id) and bool((server_id == server_id[0]).all()):  # nearly always, and a tenth of the cost
+    if len(server_id) and bool((server_id == server_id[0]).all()):  # the usual case, ten times faster than np.unique
         return [f"{int(server_id[0]):012x}"], constant_column(0, len(server_id), U32)
     numbers, index = np.unique(server_id, return_inverse=True)
     return [f"{number:012x}" for number in numbers.tolist()], index.astype(np.uint32)

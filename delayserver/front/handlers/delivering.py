@@ -1,4 +1,4 @@
-"""`deliver` and `window_complete`, the requests of other servers."""
+"""`deliver` and `window_complete`, requests of other servers."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class DeliveringHandlers:
         self._servers = servers
 
     def deliver(self, connection: Connection, request: Request) -> Awaitable[dict[str, Any]]:
-        """Stored at once, in the order of the requests; answered when durable."""
+        """Stores messages at once, in the order of the requests, and replies when they are durable."""
         self._servers.check(connection.peer)  # before anything of it is read
         return _stored(self._delivering.deliver(connection.peer, _read_delivery(request.arguments)))
 
     def window_complete(self, connection: Connection, request: Request) -> None:
-        """Windows of which the server delivers nothing any more, unless they are opened again."""
+        """Takes windows from which the server delivers no more messages, unless it opens them again."""
         windows = request.arguments.get("window_ms")
         if type(windows) is not list or not all(type(window) is int for window in windows):
             raise invalid("window_ms", "a list of integers", windows)
@@ -42,7 +42,7 @@ class DeliveringHandlers:
 
 async def _stored(answer: Awaitable[Stored]) -> dict[str, Any]:
     stored = await answer
-    # A server that is told so says it in its log and status: it is one of two with the same id.
+    # Two servers have the same id. A server that gets this field shows it in its log and status.
     return {"outcome": pack_column(stored.outcome)} | ({"duplicate_server_id": True} if stored.contested else {})
 
 
@@ -68,7 +68,7 @@ def _read_delivery(arguments: dict[str, Any]) -> Delivery:
 
 
 def _redelivery(arguments: dict[str, Any], count: int) -> NDArray[np.uint32]:
-    """The redelivery number, and beside it the hand-overs to other nodes that had no answer (servers of before say none)."""
+    """Redelivery numbers and unanswered hand-overs to other nodes, packed u32[n]. Older servers send no hand-overs."""
     number = unpack_column(arguments.get("redelivery"), count, U32, "redelivery")
     given = arguments.get("unanswered")
     if given is None and int(number.max()) <= REDELIVERY.number_max:
@@ -78,7 +78,7 @@ def _redelivery(arguments: dict[str, Any], count: int) -> NDArray[np.uint32]:
 
 
 def _names(arguments: dict[str, Any], count: int, field: str, index_field: str, first: int) -> NameColumn:
-    """A list of names, and a column that points into it; the first name has the number `first`."""
+    """A list of names, and a column of indexes into it that begin with `first`. Raises InvalidArgument."""
     names = arguments.get(field)
     if type(names) is not list or not all(type(name) is str and name and name.isprintable() for name in names):
         raise InvalidArgument(f"{field} must be a list of non-empty texts without control characters")

@@ -1,4 +1,4 @@
-"""`hello` and `prove`: who is on either side of the connection."""
+"""`hello` and `prove`: both sides of a connection identify themselves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class GreetingHandlers:
         self._clock = clock
 
     def hello(self, connection: Connection, request: Request) -> None:
-        """Agree on a version; say who, when and within which limits."""
+        """Agrees on a protocol version. Replies with the server's identity, clock and limits."""
         arguments = request.arguments
         versions = arguments.get("versions")
         if type(versions) is not list or not set(SUPPORTED_VERSIONS) & {v for v in versions if type(v) is int}:
@@ -45,7 +45,7 @@ class GreetingHandlers:
         connection.reply(encode_reply(request.id, reply))
 
     def prove(self, connection: Connection, request: Request) -> None:
-        """Without `proof` it gives a challenge, with it the peer is taken for a server."""
+        """Replies with a challenge if `proof` is missing. A correct `proof` makes the peer count as a server."""
         proof = request.arguments.get("proof")
         if proof is None:
             reply = {"challenge": self._servers.challenge(connection.peer)}

@@ -1,4 +1,4 @@
-"""`lookup`, by receipts, by ids or in columns."""
+"""`lookup` by receipts, by ids or in columns."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _COLUMNS = ("dispatched_us", "attempts", "original_sequence", "rescheduled_seque
 
 
 class LookupHandlers:
-    """Requests that ask what became of messages. Rows are made when the client has room for them."""
+    """Requests for the states of messages. Rows of a reply are made when the client has room for them."""
 
     def __init__(self, lookup: Lookup, reader: MessageReader, server_id: str) -> None:
         self._lookup = lookup
@@ -31,7 +31,7 @@ class LookupHandlers:
         self._server_id = server_id
 
     async def lookup(self, connection: Connection, request: Request) -> None:
-        """States in the form in which the messages are named."""
+        """Looks messages up. The reply has the form in which the request names them."""
         work = connection.work()
         form = one_form(request.arguments, ("receipts", "messages", "count"))
         if form == "count":
@@ -62,7 +62,7 @@ class LookupHandlers:
         connection.reply(encode_reply(request.id, reply | {"rejected": rejected_rows(errors)}))
 
     def _fields(self, found: Found, sequence: int, due_ms: int) -> dict[str, Any]:
-        """The fields of a row that are known, behind the receipt."""
+        """The known fields of a row, which follow the receipt."""
         if found.error is not None:
             return error_to_map(found.error)
         known = {

@@ -1,4 +1,4 @@
-"""Arguments that several operations share: messages by receipts, by names or by numbers, and columns of due times."""
+"""Reads arguments that several operations share: messages by receipts, names or numbers, and columns of due times."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Numbers(NamedTuple):
 
 
 class MessageReader:
-    """Reads which messages a request is about. At most `items_max` of them."""
+    """Reads the messages that a request names, at most `items_max`."""
 
     def __init__(self, server_id: str, items_max: int) -> None:
         self._server_id = server_id
         self._items_max = items_max
 
     def count(self, arguments: Mapping[str, Any]) -> int:
-        """The count of a request in columns. Raises InvalidArgument, BatchTooLarge."""
+        """The number of rows of a request in columns. Raises InvalidArgument, BatchTooLarge."""
         count = integer(arguments, "count", 1, 1 << 31)
         self._bound(count)
         return count
@@ -50,7 +50,7 @@ class MessageReader:
         return Numbers(sequence, _sane(unpack_column(arguments.get(due_name), count, I64, due_name)))
 
     def items(self, arguments: Mapping[str, Any], form: str) -> list[Any]:
-        """The list of items that makes this form of a request. Raises InvalidArgument, BatchTooLarge."""
+        """The list of items of a request in this form. Raises InvalidArgument, BatchTooLarge."""
         items = arguments[form]
         if type(items) is not list or not items:
             raise invalid(form, "a list of at least one item", items)
@@ -77,8 +77,9 @@ class MessageReader:
 
 
 def put_name(given: GivenItems, place: int, item: dict[str, Any], due_name: str) -> None:
-    """Enter the name of an item, or the error where it has none: without an id nobody can know whether there is such a
-    message, and that is no answer `unknown`."""
+    """Stores the name of an item, or an error if it has no due time or no id.
+
+    The server cannot look for a message without an id, so `unknown` would be a wrong answer."""
     due_ms, message_id = item.get(due_name), item.get("message_id")
     if type(due_ms) is int and message_id is not None:
         given.names[place] = GivenName(item.get("subject"), message_id, due_ms)
@@ -99,10 +100,10 @@ def read_due(arguments: Mapping[str, Any], count: int) -> DueColumn:
 
 
 def rejected_rows(errors: Iterable[tuple[int, DelayServerError]]) -> list[list[Any]]:
-    """The refused rows of a request in columns: place, name, message and pause."""
+    """The refused rows of a request in columns: place, error name, error message and retry pause in ms."""
     return [[place, error.name, error.message, error.retry_after_ms] for place, error in errors]
 
 
 def _sane(due_ms: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Due times no message can have become 0, so that no window is looked for beyond the calendar."""
+    """Replaces impossible due times by 0, so that the search stays within the calendar."""
     return np.where((due_ms >= 0) & (due_ms < 1 << 47), due_ms, 0)

@@ -1,4 +1,4 @@
-"""`redispatch`, a slice at a time."""
+"""`redispatch`, one slice per request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class RedispatchHandlers:
         self._servers = servers
 
     async def redispatch(self, connection: Connection, request: Request) -> dict[str, Any]:
-        """One slice, and where the next one begins."""
+        """Redispatches one slice. Replies with the position where the next one begins."""
         arguments = request.arguments
         self._servers.check(connection.peer)  # before anything of it is read
         asked, dry_run = _read_asked(arguments), boolean(arguments, "dry_run")

@@ -1,4 +1,4 @@
-"""`reschedule`, by items or in columns."""
+"""`reschedule` by items or in columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RescheduleHandlers:
         self._server_id = server_id
 
     async def reschedule(self, connection: Connection, request: Request) -> dict[str, Any] | None:
-        """New messages in the form in which the old ones are named."""
+        """Reschedules messages. The reply gives the new ones in the form in which the request names the old ones."""
         arguments, work = request.arguments, connection.work()
         if one_form(arguments, ("items", "count")) == "count":
             return await self._columns(arguments, work)

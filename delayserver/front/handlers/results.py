@@ -1,4 +1,4 @@
-"""The reply that has one row for each item of a request."""
+"""A reply with one row per item of the request."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def reply_results(
     fields: list[dict[str, Any]],
     work: Work,
 ) -> None:
-    """Reply in the order of the request: the receipt, then what is known, or the item's error."""
+    """Replies in the order of the request. A row is the receipt and its `fields`, or the error of the item."""
     results = RowsReply(request_id)
     for place, (sequence, due_ms) in enumerate(zip(named.sequence.tolist(), named.due_ms.tolist(), strict=True)):
         await work.items()

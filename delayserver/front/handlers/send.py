@@ -1,4 +1,4 @@
-"""`send`, in rows and in columns."""
+"""`send` in rows or in columns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SendHandlers:
         self._batch_messages_max = batch_messages_max
 
     def send(self, connection: Connection, request: Request) -> None:
-        """Rows or columns; answered after the sync."""
+        """Accepts messages in rows or columns. The reply follows the sync."""
         if one_form(request.arguments, ("messages", "count")) == "messages":
             self._send_rows(connection, request)
         else:
@@ -92,7 +92,9 @@ class SendHandlers:
 
 
 def _read_subjects(arguments: dict[str, Any], count: int) -> tuple[list[Any], NDArray[np.uint32] | None]:
-    """The subjects, and which of them each message has; None where all have the only one."""
+    """The subjects, and the index of each message's subject, u32[n]; None if all messages have one subject.
+
+    Raises InvalidArgument."""
     subject, subjects = arguments.get("subject"), arguments.get("subjects")
     if subject is not None:
         return [subject], None
@@ -105,7 +107,7 @@ def _read_subjects(arguments: dict[str, Any], count: int) -> tuple[list[Any], ND
 
 
 def _optional(arguments: dict[str, Any], count: int, name: str, lengths_name: str) -> Ragged | None:
-    """Ragged bytes, None where neither of the two arguments is given."""
+    """Ragged bytes, or None if the request gives neither argument. Raises InvalidArgument."""
     blob, lengths = arguments.get(name), arguments.get(lengths_name)
     if blob is None and lengths is None:
         return None

@@ -1,4 +1,4 @@
-"""`status` as the map of the wire."""
+"""`status` as the map that goes over the wire."""
 
 from __future__ import annotations
 

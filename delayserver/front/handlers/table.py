@@ -1,4 +1,4 @@
-"""Which handler answers which operation."""
+"""The handler of each operation."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from delayserver.runtime.clock import Clock
 
 
 class HandlerTable:
-    """The handlers by the names of their operations: `quick` ones reply in the step of the request, `slow` ones are
-    awaited."""
+    """Handlers by operation name. `quick` handlers run in the step of the request; `slow` handlers are awaited."""
 
     def __init__(self, operations: Operations, settings: Settings, clock: Clock) -> None:
         limits = limits_of(settings)
@@ -61,7 +60,7 @@ class HandlerTable:
 
 
 def limits_of(settings: Settings) -> Limits:
-    """What `hello` tells clients."""
+    """The limits that `hello` sends to clients."""
     message, listen, broker = settings.message, settings.listen, settings.broker
     return Limits(
         frame_bytes_max=listen.frame_bytes_max,
