@@ -134,7 +134,7 @@ class Consuming:
         now_us: int,
         deadline_us: int,
     ) -> Range | None:
-        """Take the rows of `span` that its first run holds. Returns their range; None if nothing fits into the budget.
+        """Take rows of `span` from its first run, as many as fit the budget. Returns their range; None if none fits.
 
         The range is empty if all rows were passed over as unreadable or expired."""
         start, stop = span
