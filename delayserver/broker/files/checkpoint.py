@@ -22,7 +22,7 @@ _VERSION = 1
 
 @dataclass(slots=True)
 class BrokerCheckpoint:
-    """`epoch` counts starts. The other fields cover the store up to `store_offset`, the blocks up to `blocks_offset`."""
+    """`epoch` counts starts. The other fields cover the store up to `store_offset`, blocks up to `blocks_offset`."""
 
     server_id: int
     epoch: int = 0

@@ -57,7 +57,7 @@ class BrokerStore:
 
     @classmethod
     def open(cls, fs: FileSystem, directory: str, server_id: int, limits: BrokerLimits, valid_to: int) -> BrokerStore:
-        """Open or create. Cuts off a torn tail behind `valid_to`, a logical offset up to which all records are whole."""
+        """Open or create. Cuts off a torn tail behind `valid_to`, a logical offset. All records below it are whole."""
         log = MessageLog.open(
             fs, directory, server_id, segment_bytes=limits.segment_bytes, valid_to=valid_to, kind=FILE_STORE
         )
