@@ -1,4 +1,4 @@
-"""What a pull hands out, and cutting it to size without work per message."""
+"""The messages that a pull hands out, cut to size without work per message."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from store.records.batches import I64, U32, StoredBatch
 from store.records.redelivery import attempts_before
 
-# Of a row in a reply, beside its id, properties and body: nine columns.
+# One row of a reply without its id, properties and body: nine columns.
 ROW_BYTES = 64
 
 
@@ -29,8 +29,10 @@ class PulledBatch:
 
 @dataclass(slots=True)
 class PullBudget:
-    """What a pull may still take, and what it has taken. `look_rows` and `look_bytes` bound what it passes over, such as
-    expired messages: a pull is one step on the event loop."""
+    """The messages and bytes that a pull may still take, and the parts that it has taken.
+
+    `look_rows` and `look_bytes` bound the messages passed over, such as expired ones: a pull is one event-loop step.
+    """
 
     messages: int
     bytes: int
@@ -41,7 +43,7 @@ class PullBudget:
     attempts: list[NDArray[Any]] = field(default_factory=list)
 
     def take(self, part: StoredBatch, delivery: I64, before: I64, size: int) -> None:
-        """Take rows; `before` is how often each was handed out since it was stored here."""
+        """Take rows. `before` i64[n]: how often each message was handed out since it was stored here."""
         self.parts.append(part)
         self.deliveries.append(delivery)
         self.attempts.append(attempts_before(part.redelivery) + (before + 1))
@@ -59,9 +61,9 @@ class PullBudget:
         self.look_bytes -= size
 
     def fitting(self, batch: StoredBatch, row: int, count: int) -> tuple[int, int]:
-        """How many of `count` rows from `row` on fit, and their bytes; the first message of a pull always fits."""
+        """How many of `count` rows from `row` on fit, and their bytes. The first message of a pull always fits."""
         count = min(count, self.messages)
-        if row == 0 and count == len(batch):  # the whole record, as for a consumer that keeps up: no look at its rows
+        if row == 0 and count == len(batch):  # the whole record, as a consumer that keeps up takes it: no look at rows
             size = count * ROW_BYTES + len(batch.ids) + len(batch.properties) + len(batch.bodies)
             if size <= self.bytes:
                 return count, size
@@ -77,7 +79,7 @@ class PullBudget:
         return fit, int(sizes[fit - 1]) if fit else 0
 
     def pulled(self) -> PulledBatch | None:
-        """The batch, None if nothing was taken."""
+        """The batch; None if nothing was taken."""
         if not self.parts:
             return None
         attempts = [part.astype(np.uint32) for part in self.attempts]

@@ -1,6 +1,6 @@
-"""When a message comes again after a nack or an ack timeout, and how much of it a group may keep on disk.
+"""The pause before a redelivery after a nack or an ack timeout, and the bytes of redeliveries that a group has on disk.
 
-Pure; times are arguments. A policy of a group's own takes the place of the default here, and nowhere else.
+Pure; times are arguments. A policy of a group's own would replace the default here, and nowhere else.
 """
 
 from __future__ import annotations
@@ -12,31 +12,30 @@ import numpy as np
 
 from store.records.batches import I64
 
-# The bytes of one redelivery stand in message_log, in schedule_log and in the broker's store.
+# message_log, schedule_log and the broker's store each hold the bytes of a redelivery.
 COPIES = 3
-# In so many steps the bytes of a group are forgotten again.
+# A group's bytes are counted in this many steps of time, and each step is forgotten as a whole.
 _STEPS = 24
-# The first pause, at most 30 days, does not overflow 64 bits; and half a second is 17 years then.
+# A first pause of at most 30 days does not overflow 64 bits then, and half a second has become 17 years.
 _DOUBLINGS_MAX = 30
 
 
 @dataclass(frozen=True, slots=True)
 class RedeliveryPolicy:
-    """Pauses before redeliveries: `first_ms`, then twice as long each time, at most `cap_ms`."""
+    """Pauses before redeliveries: `first_ms`, then each one twice as long, at most `cap_ms`."""
 
     first_ms: int
     cap_ms: int
 
     def pauses_ms(self, number: I64) -> I64:
-        """The pause before each message's redelivery; `number` i64[n] counts from 1 for the first one."""
+        """The pause before each message's redelivery, i64[n]. `number` i64[n] counts redeliveries from 1."""
         doublings = np.clip(number - 1, 0, _DOUBLINGS_MAX)
         pauses: I64 = np.minimum(np.int64(min(self.first_ms, self.cap_ms)) << doublings, self.cap_ms)
         return pauses
 
 
 class KeptBytes:
-    """Bytes of redeliveries that a group has written lately, and that are taken to be on disk for `kept_ms`; and those
-    that are being written."""
+    """Bytes of a group's redeliveries: written ones, which count as on disk for `kept_ms`, and those being written."""
 
     __slots__ = ("_kept_ms", "_steps", "_writing", "_written")
 
@@ -48,30 +47,30 @@ class KeptBytes:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """Bytes on disk and bytes being written."""
         return self._written + self._writing
 
     def begin(self, count: int) -> None:
-        """Bytes that are about to be written."""
+        """Count bytes that are about to be written."""
         self._writing += count
 
     def end(self, count: int) -> None:
-        """They are written (`add` follows), or not after all."""
+        """These bytes are written (`add` follows), or will not be written."""
         self._writing -= count
 
     def add(self, now_ms: int, count: int) -> None:
-        """Bytes that are on disk from now on."""
+        """Count bytes that are on disk from now on."""
         step_ms = max(self._kept_ms // _STEPS, 1)
         start_ms = now_ms // step_ms * step_ms
         self._written += count
-        # A clock that was set back adds to the newest step, so that the steps stay few and in order.
+        # While the clock is behind the newest step, bytes go to that step: the steps stay few and in order.
         if self._steps and self._steps[-1][0] >= start_ms:
             start_ms, before = self._steps.pop()
             count += before
         self._steps.append((start_ms, count))
 
     def forget(self, now_ms: int) -> None:
-        """Forget what is not on disk any more."""
+        """Stop counting bytes that are no longer on disk."""
         step_ms = max(self._kept_ms // _STEPS, 1)
         while self._steps and self._steps[0][0] + step_ms + self._kept_ms <= now_ms:
             self._written -= self._steps.popleft()[1]
@@ -81,7 +80,7 @@ class KeptBytes:
         return list(self._steps)
 
     def check_invariants(self) -> None:
-        """The total is the sum, and the steps are few and in order."""
+        """The total is the sum of the steps, and the steps are in order."""
         assert self._written == sum(count for _, count in self._steps)
         assert self._writing >= 0
         starts = [start for start, _ in self._steps]

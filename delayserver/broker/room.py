@@ -1,4 +1,4 @@
-"""The room on the disk that the broker's store may take. What else needs the disk, the broker does not know."""
+"""The disk space that the broker's store may take. The broker does not know the other users of the disk."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Protocol
 
 
 class Room(Protocol):
-    """Asked before the store takes blocks of the disk; not for what fits into a segment that is allocated."""
+    """The store asks it before it takes new blocks of the disk, not for bytes that fit into an allocated segment."""
 
     def require_beside(self, growth_bytes: int) -> None:
-        """Raises DiskFullError where the store must not grow by this much."""
+        """Raises DiskFullError if the store must not grow by this much."""
 
 
 class _AllRoom:
@@ -18,4 +18,4 @@ class _AllRoom:
 
 
 ALL_ROOM: Room = _AllRoom()
-"""All that the disk has."""
+"""Refuses nothing."""

@@ -1,1 +1,1 @@
-"""Byte streams: accepted sockets, connections to other servers."""
+"""Byte streams: accepted sockets and connections to other servers."""

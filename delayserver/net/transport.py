@@ -1,8 +1,8 @@
-"""The door to the network: what a connection needs of a byte stream, and its real form on a TCP socket.
+"""The door to the network: the interface of a byte stream, and its implementation on a TCP socket.
 
-Bytes that arrive are pushed: `feed` hands them to a callback, so that one task can read many sockets in one step.
-Sending never waits: `send_now` takes what fits into the kernel's buffer, the connection keeps the rest and its bound.
-The simulation has another form of it, so the server runs unchanged on a network that splits, delays and drops.
+`feed` pushes arriving bytes to a callback, so that one task can read many sockets in one step. Sending never waits:
+`send_now` takes the bytes that fit into the kernel's buffer, and the connection keeps the rest, up to its bound.
+The simulation has another implementation, so the server runs unchanged on a network that splits, delays and drops.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import trio
 from delayserver.net.socket_hub import SocketHub
 from delayserver.protocol.keepalive import keep_alive
 
-# One read: large enough that a frame of 1,000 messages takes one call, small enough to allocate without thought.
+# One read: large enough that a frame of 1,000 messages takes one call, small enough to allocate cheaply.
 RECEIVE_BYTES = 256 * 1024
-# And a node that does not even acknowledge bytes, after this long. Else the kernel sends them again for a quarter of an
-# hour, ever more rarely, while a new connection would reach the node. Not for clients: they may read late.
+# A connection to a node breaks if the node acknowledges no bytes for this long. Otherwise the kernel would send them
+# again for a quarter of an hour, ever more rarely, while a new connection would reach the node. Connections of clients
+# have no such bound: clients may read late.
 UNACKNOWLEDGED_MS_MAX = 20_000
 
 
@@ -36,26 +37,27 @@ class Transport(Protocol):
     peer: str
 
     async def feed(self, received: Received) -> None:
-        """Hand over what arrives, never empty, until the end of the stream. Raises OSError when the connection broke or
-        was closed here, and what `received` raises, after which nothing more is read."""
+        """Call `received` with arriving bytes, never empty, until the end of the stream.
+
+        Raises OSError if the connection broke or was closed here. An error of `received` is raised and ends reading."""
 
     def send_now(self, data: bytes | memoryview) -> int:
-        """Hand over what can be taken without waiting; returns the bytes taken. Raises OSError."""
+        """Send the bytes that can be taken without waiting; returns how many. Raises OSError."""
 
     async def wait_writable(self) -> None:
-        """Wait until `send_now` can take something again."""
+        """Wait until `send_now` can take bytes again."""
 
     def unacknowledged_bytes(self) -> int:
-        """What `send_now` took and the peer has not received yet: how a slow reader is told from one that does not read."""
+        """Bytes that `send_now` took and the peer has not acknowledged. A peer that reads nothing never lowers them."""
 
     def pause(self) -> None:
-        """Hand over nothing more of what arrives until `resume`. `feed` returns when the peer closes meanwhile."""
+        """Hand over no more bytes until `resume`. `feed` may return if the peer closes meanwhile."""
 
     def resume(self) -> None:
-        """Go on handing over; never within this call."""
+        """Hand over bytes again, but never within this call."""
 
     def close(self) -> None:
-        """Close both directions; idempotent. A task that waits in `feed` gets an OSError or the end."""
+        """Close both directions; idempotent. A task that waits in `feed` gets an OSError or the end of the stream."""
 
 
 class Listener(Protocol):
@@ -67,8 +69,10 @@ class Listener(Protocol):
         """The next connection."""
 
     async def run(self, begin_step: Callable[[], int], end_step: Callable[[], bool]) -> None:
-        """Read what was accepted, until cancelled; the two enclose what is read in one step of the event loop. The first
-        says how many bytes are read at most of one connection, where that can be chosen."""
+        """Read the accepted connections until cancelled. The callbacks are called before and after each step.
+
+        `begin_step` returns how many bytes to read from one connection at most, where that can be chosen. `end_step`
+        returns True if the step left no work to other tasks."""
 
     def close(self) -> None:
         """Stop listening; idempotent."""
@@ -164,7 +168,7 @@ class HubTransport(SocketTransport):
             try:
                 raise error
             finally:
-                del error  # an error whose frame names it waits for the collector
+                del error  # otherwise the error and its frame refer to each other until the garbage collector runs
 
     def _read(self) -> None:
         try:
@@ -188,7 +192,7 @@ class HubTransport(SocketTransport):
 
     def _end(self) -> None:
         self._hub.remove(self._socket.fileno())
-        self._received = _nobody  # the connection knows its transport: without this both would wait for the collector
+        self._received = _nobody  # breaks the reference cycle with the connection
         self._ended.set()
 
     def close(self) -> None:
@@ -242,7 +246,7 @@ async def connect_socket(address: str) -> Transport:
         stream = await trio.open_tcp_stream(host.strip("[]"), int(port))
     except UnicodeError as error:
         raise OSError(f"{host!r:.80} is no name of a host") from error
-    # Taken over from trio's stream: this door speaks to the socket itself.
+    # Take the socket over from trio's stream: `SocketTransport` calls the socket itself.
     inner = socket.socket(fileno=stream.socket.detach())
     inner.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS_MAX)
     return SocketTransport(inner, address)

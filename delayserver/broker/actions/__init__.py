@@ -1,1 +1,1 @@
-"""What changes the state of the broker: arrivals, pulls, acks, redeliveries, retention."""
+"""The operations that change the broker's state: arrivals, pulls, acks, redeliveries, retention."""

@@ -38,7 +38,7 @@ class Arrivals:
         self.count_runs()
 
     def count_runs(self) -> None:
-        """Count the index rows in memory again, after retention took some."""
+        """Count the index rows in memory anew, after retention removed some."""
         self._runs = sum([queue.runs_in_memory for queue in self._state.queues.values()])
 
     def deliver(self, batch: StoredBatch, uncertain: bool, now_us: int) -> Delivered:
@@ -66,9 +66,9 @@ class Arrivals:
         arrived: dict[QueueKey, None],
         now_us: int,
     ) -> bool:
-        """Store a batch, or as much of it as the disk has room for, by halves; `rows` are its places in `outcome`.
+        """Store a batch; if the disk is full, halve it until a part fits. True if all of it was stored.
 
-        Whether all of it was stored. A batch that is larger than what is left must not be refused whole for ever.
+        `rows` are the batch's rows in `outcome`. A batch larger than the free space must not be refused whole for ever.
         """
         try:
             arrived |= dict.fromkeys(self._append(batch, now_us))
@@ -81,7 +81,7 @@ class Arrivals:
         return True
 
     def _append(self, batch: StoredBatch, now_us: int) -> list[QueueKey]:
-        """Store a batch as one record; the queues that got something. Raises DiskFullError: nothing was stored."""
+        """Store a batch as one record; returns the queues that got messages. Raises DiskFullError (nothing stored)."""
         state = self._state
         batch, runs = grouped(batch)
         queues = [state.queue(run.key) for run in runs]
@@ -95,7 +95,7 @@ class Arrivals:
         self.delivered += len(batch)
         state.windows.add_record(start, end, batch.server_id, batch.window_ms, batch.sequence)
         self._known.add(batch)
-        # A clock that is behind for a moment does not make what comes now older than what came before.
+        # While the clock is behind, later records still count as no older than earlier ones.
         newest_us = next(reversed(state.segment_newest_us.values()), 0)
         state.segment_newest_us[state.store.base_of(start)] = max(now_us, newest_us)
         self._spill(queues)
@@ -110,13 +110,13 @@ class Arrivals:
         return present
 
     def _records(self, window: Window) -> Iterator[dict[str, NDArray[Any]]]:
-        """What of a window can be read. Messages that can't are delivered once more: nobody can pull the first copy."""
+        """A window's readable records. Messages of the unreadable ones are stored again: no consumer can pull those."""
         for extent in self._state.windows.of(window):
             for record in self._state.store.readable_columns(extent.start, extent.stop, self._state.damaged):
                 yield record.columns
 
     def _spill(self, queues: list[ConsumeQueue]) -> None:
-        """Bound the index rows in memory, of each queue and of all."""
+        """Bound the index rows in memory, of each queue and of all together."""
         limits, blocks = self._state.limits, self._state.blocks
         self._runs += len(queues)
         for queue in queues:

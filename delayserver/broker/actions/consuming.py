@@ -20,8 +20,10 @@ from store.records.expiry import expired_rows
 
 @dataclass(frozen=True, slots=True)
 class Acked:
-    """Answer of `ack`: how many deliveries it acked, and how many were not (or no longer) leased. Durable, and to be
-    answered, after the next sync."""
+    """Answer of `ack`: how many deliveries it acked, and how many were not (or no longer) leased.
+
+    The acks are durable after the next sync. The client gets its answer then.
+    """
 
     acked: int
     unknown: int
@@ -93,7 +95,7 @@ class Consuming:
         now_us: int,
         deadline_us: int,
     ) -> None:
-        """Take runs while they are there and fit; consecutive ones are one lease."""
+        """Take runs while there are any and they fit. Consecutive runs become one lease."""
         limits = self._state.limits
         held: Range = (cursor.next, cursor.next)
         while budget.messages > 0 and budget.may_look and cursor.has_room(limits.lease_ranges_max):
@@ -107,7 +109,7 @@ class Consuming:
             except StoreError:
                 if not budget.parts:
                     raise
-                break  # what was taken is given out; the next pull meets the error
+                break  # the messages taken so far are handed out; the next pull raises the error
             if taken is None:
                 break
             if taken[0] != held[1]:
@@ -132,12 +134,13 @@ class Consuming:
         now_us: int,
         deadline_us: int,
     ) -> Range | None:
-        """Take the first rows of `span` that stand together: their range, empty if all were passed over (unreadable or
-        expired ones), None if nothing fits into the budget."""
+        """Take rows of `span` from its first run, as many as fit the budget. Returns their range; None if none fits.
+
+        The range is empty if all rows were passed over as unreadable or expired."""
         start, stop = span
         run = self._state.run_at(key if retry else (key[0], 0), start)
         count = min(stop, run.position + run.row_count) - start
-        # Of a block that retention has taken in part: no damage.
+        # A block of index rows may outlive some of its records, which retention removed. That is no damage.
         given_back = run.store_offset < self._state.store.first
         batch = None if given_back else self._state.read(run, patient=True)
         if batch is None:
@@ -195,14 +198,14 @@ class Consuming:
         return Acked(acked, len(deliveries) - acked)
 
     def _may_have_pulled(self, parts: list[DeliveryRanges]) -> bool:
-        """Whether an unknown group may have pulled before a crash, and its making was not durable."""
+        """Whether an unknown group may have pulled before a crash that lost its row of the progress log."""
         if len(self._state.groups) >= self._state.limits.groups_max:
             return False
         return any(part.epoch == (self._state.epoch - 1) % EPOCHS for part in parts)
 
     def _ack_limit(self, key: GroupKey, part: DeliveryRanges, cursor: Cursor) -> int:
-        """Up to which position an ack counts. What the process before this one handed out counts as far as the store
-        survived the restart; positions above may stand for other messages now."""
+        """The position up to which an ack counts. For deliveries of the process before, it is the queue's end at the
+        restart: positions above may stand for other messages now."""
         if part.epoch == self._state.epoch % EPOCHS:
             return cursor.next
         if part.epoch == (self._state.epoch - 1) % EPOCHS:

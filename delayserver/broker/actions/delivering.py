@@ -1,4 +1,4 @@
-"""Preparing a delivered batch: runs by queue, and which of its rows are here already. Columns in, columns out."""
+"""Preparing a delivered batch: its runs by queue, and its rows that are stored already. Columns in, columns out."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ STORED, DUPLICATE, REFUSED = 1, 2, 3
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """Answer of `deliver`: `outcome` (u8[n]) is 1 stored, 2 here already, 3 refused; `arrived` names the queues that
-    have something new. The rows are durable once the broker's `synced_offset` has reached `end`."""
+    """Answer of `deliver`. `outcome` u8[n]: 1 stored, 2 stored before, 3 refused. `arrived`: queues with new messages.
+
+    The rows are durable once the broker's `synced_offset` has reached `end`."""
 
     outcome: U8
     arrived: list[QueueKey]
@@ -28,7 +29,7 @@ class Delivered:
 
     @property
     def no_room(self) -> bool:
-        """Whether nothing of it is stored, for want of space."""
+        """Whether all rows were refused for want of space."""
         return bool((self.outcome == REFUSED).all())
 
 
@@ -42,7 +43,7 @@ class QueueRun:
 
 
 def grouped(batch: StoredBatch) -> tuple[StoredBatch, list[QueueRun]]:
-    """The batch with the rows of each (subject, target group) together, and one run for each of them."""
+    """The batch with the rows of each (subject, target group) together, and one run for each pair."""
     if _constant(batch.subject) and _constant(batch.target_group):
         return batch, grouped_columns(batch.subject, batch.target_group)
     keys = batch.subject.astype(np.int64) << 32 | batch.target_group
@@ -66,7 +67,7 @@ def grouped_columns(subject: U32, target_group: U32) -> list[QueueRun]:
 
 
 def positions_of(runs: list[QueueRun], firsts: list[int]) -> I64:
-    """The position of every row, when the first row of each run gets the position in `firsts`."""
+    """The position of every row, i64[n], if the first row of each run gets the position in `firsts`."""
     if len(runs) == 1:
         return np.arange(firsts[0], firsts[0] + runs[0].row_count, dtype=np.int64)
     counts = np.array([run.row_count for run in runs], np.int64)
@@ -80,20 +81,20 @@ def _constant(column: NDArray[Any]) -> bool:
 
 
 def delivery_keys(sequence: I64, redelivery: NDArray[np.uint32]) -> I64:
-    """(sequence, redelivery) as one number; sequences stay below 2^47 for four years at a million a second."""
+    """(sequence, redelivery) as one number, i64[n]. Sequences stay below 2^47 for four years at a million a second."""
     keys: I64 = (sequence << 16) | REDELIVERY.number(redelivery).astype(np.int64)
     return keys
 
 
 class KnownKeys:
-    """Keys of open windows that are being checked, so that a thousand uncertain batches read the store once."""
+    """Cached keys of windows with uncertain hand-offs, so that a thousand uncertain batches read the store once."""
 
     def __init__(self, rows_max: int) -> None:
         self._rows_max = rows_max
         self._windows: dict[Window, list[I64]] = {}
 
     def add(self, batch: StoredBatch) -> None:
-        """Note newly stored rows of windows that are being checked."""
+        """Add newly stored rows to the windows in the cache."""
         if not self._windows:
             return
         for window, rows in by_window(batch.server_id, batch.window_ms):
@@ -104,11 +105,11 @@ class KnownKeys:
         self._bound()
 
     def forget(self, window: Window) -> None:
-        """The window is complete."""
+        """Drop the keys of a complete window."""
         self._windows.pop(window, None)
 
     def present(self, window: Window, keys: I64, stored: Iterable[I64]) -> NDArray[np.bool_]:
-        """Which of `keys` are stored: bool[n]. `stored` reads the window's keys, if they are not known yet."""
+        """True for each of `keys` that is stored, bool[n]. `stored` is read only if the window is not in the cache."""
         parts = self._windows.get(window)
         if parts is None:
             return self._read(window, keys, stored)
@@ -120,7 +121,7 @@ class KnownKeys:
         return found
 
     def _read(self, window: Window, keys: I64, stored: Iterable[I64]) -> NDArray[np.bool_]:
-        """Check against the store, and remember what was read unless the window is larger than the bound."""
+        """Check against the store, and cache the window's keys unless they exceed the bound."""
         found = np.zeros(len(keys), bool)
         parts: list[I64] = []
         rows = 0
@@ -137,7 +138,7 @@ class KnownKeys:
         return found
 
     def _bound(self) -> None:
-        """Forget whole windows, the oldest first, beyond the bound; they are read again when asked for."""
+        """Drop whole windows beyond the bound, the oldest first. The next check of one reads it again."""
         while sum([len(part) for parts in self._windows.values() for part in parts]) > self._rows_max:
             del self._windows[next(iter(self._windows))]
 

@@ -1,4 +1,4 @@
-"""What each consumer group has before it: one row a group, some of them at a time."""
+"""The state of each consumer group as a row: lag, leases, redeliveries. A bounded number of rows per call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.queues.queue import ConsumeQueue
 
-# Behind every group of a subject.
+# Above every subject code and every group code.
 _CODE_MAX = 1 << 32
 
 
@@ -16,11 +16,11 @@ _CODE_MAX = 1 << 32
 class GroupRow:
     """One consumer group of one subject. Subject and group are codes of the names table.
 
-    `position`: everything before it is acked. `end`: where the next message of the subject goes. `lag`: messages that are
-    not acked, redeliveries included; `leased`, `retrying` and `waiting_in_place` are some of those, the last ones to be
-    redelivered from their place. `expired`: what expired before the group acked it. `redelivery_bytes`: what the group's
-    redeliveries keep on disk. `oldest_ms`: when the oldest message that is not acked was due, None where there is none or
-    its record is damaged.
+    `position`: every message before it is acked. `end`: the position of the subject's next message. `lag`: messages not
+    acked, redeliveries included. `leased`, `retrying` and `waiting_in_place` count parts of the lag; the last one is
+    messages to be redelivered from their place. `expired`: messages that expired before the group acked them.
+    `redelivery_bytes`: the disk space of the group's redeliveries. `oldest_ms`: the due time of the oldest message
+    that is not acked, None if there is none or its record is damaged.
     """
 
     subject: int
@@ -37,7 +37,7 @@ class GroupRow:
 
 
 def group_keys(state: BrokerState, after: GroupKey, subject: int, count_max: int) -> list[GroupKey]:
-    """The first keys behind `after`, in the order of the codes; with a `subject` that is not 0, of that one only."""
+    """The first `count_max` keys behind `after`, in the order of the codes; of one subject if `subject` is not 0."""
     if subject:
         low, high = max(after, (subject, 0)), (subject, _CODE_MAX)
     else:
@@ -47,7 +47,7 @@ def group_keys(state: BrokerState, after: GroupKey, subject: int, count_max: int
 
 
 def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
-    """What a group has before it; None where it is gone. Reads one stored record, for `oldest_ms`."""
+    """The row of a group; None if there is no such group. Reads one stored record, for `oldest_ms`."""
     group: ConsumerGroup | None = state.groups.get(key)
     if group is None:
         return None
@@ -67,7 +67,7 @@ def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
 
 
 def _lag(queue: ConsumeQueue | None, cursor: Cursor) -> int:
-    """Not acked: leased or never handed out."""
+    """Messages of the queue that are not acked: handed out or not."""
     return 0 if queue is None else max(0, queue.end - cursor.committed - cursor.acked.count())
 
 

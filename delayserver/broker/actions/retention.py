@@ -1,9 +1,9 @@
-"""When a segment of the broker's store may go: consumed by every group, old enough, no repeats to expect.
+"""When a segment of the broker's store may be removed: consumed by every group, old enough, no repeats to expect.
 
 - A segment that a group still needs stays, however old it is.
 - A subject that no group ever pulled from keeps its messages for `unconsumed_retention_ms`.
 - A window that its server has not declared complete keeps its records, for `unconsumed_retention_ms` at most.
-- Ages count to the believable time: a clock that is ahead, or behind, for a moment removes nothing.
+- Ages count to the believable time: a clock that is ahead or behind for a moment removes nothing.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from delayserver.broker.queues.queue import QueueKey
 
 
 def retirable(state: BrokerState, now_us: int, latest_us: int) -> int:
-    """The store offset below which nobody needs anything any more; 0 if nothing may go. Ages count to `now_us`, a time
-    that has surely come. The clock has not passed `latest_us`."""
+    """The store offset below which all segments may be removed; 0 if none may.
+
+    Ages count to `now_us`, a time that has surely come. `latest_us` is a time that has surely not been passed."""
     limits = state.limits
     for base, newest_us in state.segment_newest_us.items():
-        if newest_us > latest_us:  # the clock was ahead then: it ages from now on
+        if newest_us > latest_us:  # the clock was ahead when it was stored: the segment ages from now on
             state.segment_newest_us[base] = latest_us
     below = _older_than(state, limits.retention_ms, now_us)
     if not below:
@@ -39,7 +40,7 @@ def retirable(state: BrokerState, now_us: int, latest_us: int) -> int:
 def retire_store(state: BrokerState, below: int) -> list[str]:
     """Remove the segments below a store offset, oldest first, and move the queues up; returns the removed paths.
 
-    The checkpoint on disk must not point into them: a start would take them for lost.
+    The checkpoint on disk must not point into these segments: a start would report them as lost.
     """
     removed = state.store.retire(below)
     if removed:
@@ -48,7 +49,7 @@ def retire_store(state: BrokerState, below: int) -> list[str]:
 
 
 def _older_than(state: BrokerState, age_ms: int, now_us: int) -> int:
-    """The end of the oldest sealed segments that are all older than `age_ms`; 0 if none is."""
+    """The end of the leading sealed segments that are all older than `age_ms`; 0 if the first one is not."""
     below = 0
     for base, end, _ in state.store.segments()[:-1]:
         if now_us - state.segment_newest_us.get(base, now_us) <= age_ms * 1000:
@@ -58,7 +59,7 @@ def _older_than(state: BrokerState, age_ms: int, now_us: int) -> int:
 
 
 def _lowest_committed(groups: dict[GroupKey, ConsumerGroup]) -> dict[QueueKey, int]:
-    """The position of the slowest group of every queue."""
+    """The committed position of the slowest group of every queue."""
     lowest: dict[QueueKey, int] = {}
     for (subject, group), state in groups.items():
         main = (subject, 0)
@@ -68,7 +69,7 @@ def _lowest_committed(groups: dict[GroupKey, ConsumerGroup]) -> dict[QueueKey, i
 
 
 def _move_up(state: BrokerState) -> None:
-    """Queues, windows, cursors and blocks of index rows forget what lay in the removed segments."""
+    """Drop the removed segments from queues, windows, cursors and blocks of index rows."""
     first = state.store.first
     for queue in state.queues.values():
         queue.retire(first)

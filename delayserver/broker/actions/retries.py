@@ -1,4 +1,4 @@
-"""Messages on their way back through the delay pipeline, after a nack or an ack timeout."""
+"""Redelivery after a nack or an ack timeout, through the delay pipeline or from the message's place in its queue."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from store.records.expiry import expired_rows
 from store.records.redelivery import attempts_before
 
 Found = tuple[list[Range], list[Range]]
-"""Ranges of the main queue, and of the retry queue."""
+"""Ranges of the main queue, then of the retry queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class RetryBatch:
-    """Internal records for the server to append to its message_log, and the deliveries they stand for.
+    """Internal records for the server to append to its message_log, and the deliveries that they replace.
 
-    `messages` has sequence 0 on every row: the server assigns it. It is None where nothing is to be retried. Once the
-    records are durable the server calls `settle_retry`, if they could not be appended `abandon_retry`. `unknown` counts
-    deliveries that were not leased, `expired` those that do not come again because they have expired.
+    `messages` has sequence 0 on every row: the server assigns it. It is None if there is no record to append.
+    The server calls `settle_retry` once the records are durable, and `abandon_retry` if it could not append them.
+    `main` and `retry` are the deliveries' ranges in the two queues. `unknown` counts deliveries that were not leased,
+    `expired` those whose message has expired and does not come again.
     The records take `kept_bytes` of disk from `written_ms` on.
     """
 
@@ -50,9 +51,9 @@ class RetryBatch:
 def retry_messages(
     parts: Sequence[StoredBatch], times_before: Sequence[I64], group: int, due_ms: I64, now_us: int
 ) -> MessageBatch:
-    """The internal records for stored rows: same subject, id, properties, body and expiry; one redelivery more.
+    """The internal records for stored rows: same subject, id, properties, body and expiry, one redelivery more.
 
-    Every id is written out, because a derived one would be derived from the retry's own sequence.
+    Every id is written out. An empty id would later be derived from the retry's own sequence.
     """
     stored = StoredBatch.concatenate(parts)
     count = len(stored)
@@ -84,7 +85,7 @@ def _written_ids(stored: StoredBatch) -> tuple[NDArray[np.uint32], bytes | memor
     lengths = stored.ids_length
     if bool(lengths.all()):
         return lengths, stored.ids
-    # Retries are the exception, so a loop over them is no hot path.
+    # Retries are rare, so a loop over their messages is no hot path.
     ids: list[bytes | memoryview] = []
     position = 0
     for server_id, sequence, length in zip(
@@ -96,7 +97,7 @@ def _written_ids(stored: StoredBatch) -> tuple[NDArray[np.uint32], bytes | memor
 
 
 class Retries:
-    """Nacks and ended leases: from leased to the delay pipeline, and from there to done; or to waiting in place."""
+    """Nacks and ended leases. A message goes to the delay pipeline and is done here, or it waits in its place."""
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
@@ -129,7 +130,7 @@ class Retries:
             found = (group.main.expired(lease_us, limit), group.retry.expired(lease_us, limit))
             batches.append(self._batch(key, found, _Moment(now_us, lease_us, None), 0))
             limit -= max(1, _count(found))
-        for key in seen:  # what is left of them, after all others had their turn
+        for key in seen:  # their remaining leases come after those of all other groups
             deadline_us = self._deadline_us(key)
             if deadline_us is not None:
                 deadlines.note(key, deadline_us)
@@ -146,8 +147,8 @@ class Retries:
         return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
     def _batch(self, key: GroupKey, found: Found, moment: _Moment, unknown: int) -> RetryBatch:
-        """Gather the messages of the ranges; beyond the bound of bytes of a step the rest stays leased until the delay of
-        its nack has passed."""
+        """Gather the messages of the ranges, up to the bound of bytes of a step. The rest stays leased until the delay
+        of the nack has passed."""
         kept, now_ms = self._state.kept(key), moment.now_us // 1000
         kept.forget(now_ms)
         limits = self._state.limits
@@ -180,8 +181,10 @@ class Retries:
     def _gather(
         self, key: GroupKey, retry: bool, cursor: Cursor, span: Range, gathered: _Gathered, moment: _Moment
     ) -> int:
-        """Gather a range from its stored batches; returns how far the bound let it come. What would come again at or behind
-        its expiry is done, and what has no room on disk waits in its place."""
+        """Gather a range from its stored batches; returns the position that it reached within the bound.
+
+        Messages that would come again at or behind their expiry are done. Messages without room on disk wait in their
+        place."""
         position, stop = span
         while position < stop and gathered.room > 0:
             run = self._state.run_at(key if retry else (key[0], 0), position)
@@ -214,7 +217,7 @@ class Retries:
         due_ms: I64,
         moment: _Moment,
     ) -> None:
-        """One range for neighbours that were handed out as often and wait as long."""
+        """Make one place for neighbours with the same count of hand-overs and the same due time."""
         breaks = np.flatnonzero((np.diff(positions) != 1) | (np.diff(times) != 0) | (np.diff(due_ms) != 0)) + 1
         firsts, lasts = [0, *breaks.tolist()], [*(breaks - 1).tolist(), len(positions) - 1]
         for first, last in zip(firsts, lasts, strict=True):
@@ -256,14 +259,16 @@ class Retries:
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """When leases end: by the wall clock, and by the clock of leases. `delay_ms`: what the client asked for, if it did."""
+    """The moment of a nack or of ended leases, by the wall clock and by the clock of leases.
+
+    `delay_ms` is the delay that the client asked for, or None."""
 
     now_us: int
     lease_us: int
     delay_ms: int | None
 
     def due_ms(self, policy: RedeliveryPolicy, number: I64) -> I64:
-        """When each message comes again, i64[n]; `number` i64[n] counts its redeliveries from 1."""
+        """When each message comes again, i64[n]. `number` i64[n] counts its redeliveries from 1."""
         pauses = policy.pauses_ms(number) if self.delay_ms is None else np.full(len(number), self.delay_ms, np.int64)
         due_ms: I64 = pauses - (-self.now_us // 1000)
         return due_ms
@@ -271,7 +276,7 @@ class _Moment:
 
 @dataclass(slots=True)
 class _Gathered:
-    """Slices of stored batches until `room` bytes are used up; what is beyond `kept_room` is not gathered."""
+    """Slices of stored batches until `room` bytes are used up. Slices that exceed `kept_room` are not gathered."""
 
     room: int
     kept_room: int
@@ -281,7 +286,7 @@ class _Gathered:
     due_ms: list[I64] = field(default_factory=list)
 
     def add(self, part: StoredBatch, before: I64, due_ms: I64) -> bool:
-        """Whether the group has room on disk for the redeliveries of these messages; then they are gathered."""
+        """Gather messages if the group has room on disk for their redeliveries. True if they were gathered."""
         size = len(part.bodies) + len(part.properties) + len(part.ids) + ROW_BYTES * len(part)
         self.room -= size
         if self.kept_bytes + COPIES * size > self.kept_room:

@@ -1,4 +1,4 @@
-"""What the parts of the broker work on together: queues, groups, store, progress. No decisions here."""
+"""The state that the broker's parts share: queues, groups, store, progress. It decides nothing."""
 
 from __future__ import annotations
 
@@ -23,17 +23,20 @@ from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, DiskFullError, UnreadableError
 from store.records.batches import RunBatch, StoredBatch
 
-# Damage is counted without end, but told in words only this often.
+# Damaged messages are all counted. Only this many texts are kept.
 _DAMAGES_TOLD_MAX = 1000
-# So often a pull meets an error where the disk cannot read a message; then the message is passed over as damaged.
+# This many reads of a message must fail before it is passed over as damaged. Until then the pull raises the error.
 READ_TRIES = 3
 _FAILED_READS_MAX = 1024
 
 
 @dataclass(slots=True)
 class BrokerState:
-    """Everything a broker works on. `progress_ahead`: the log speaks of positions that the store does not have, so it
-    must be replaced before new messages take them. `recovered_ends`: the end of each queue at the last start."""
+    """The state of one broker.
+
+    `progress_ahead`: the progress log has acks of positions that the store lost. The log must be replaced before new
+    messages get these positions. `recovered_ends`: the end of each queue at the last start.
+    """
 
     fs: FileSystem
     directory: str
@@ -59,14 +62,14 @@ class BrokerState:
     _failed_reads: dict[int, int] = field(default_factory=dict)
 
     def queue(self, key: QueueKey) -> ConsumeQueue:
-        """The queue, made empty if there is none yet."""
+        """The queue; an empty one is made if there is none."""
         queue = self.queues.get(key)
         if queue is None:
             queue = self.queues[key] = ConsumeQueue()
         return queue
 
     def group(self, key: GroupKey) -> ConsumerGroup:
-        """The group; a new one starts at the earliest position kept."""
+        """The group; a new one is made if there is none, and starts at the earliest position kept."""
         group: ConsumerGroup | None = self.groups.get(key)
         if group is None:
             main, retry = self.queues.get((key[0], 0)), self.queues.get(key)
@@ -80,7 +83,7 @@ class BrokerState:
         self.pending.add(ACKED, *key, retry, start, stop)
 
     def expired(self, key: GroupKey, retry: bool, start: int, stop: int) -> None:
-        """Note a range that is done for a group because its messages have expired."""
+        """Note and count a range that is done for a group because its messages have expired."""
         self.pending.add(ACKED, *key, retry, start, stop, stop - start)
         self.groups[key].count_expired(stop - start)
         self.expired_messages += stop - start
@@ -107,7 +110,7 @@ class BrokerState:
         self.damages.append(detail)
 
     def kept(self, key: GroupKey) -> KeptBytes:
-        """The bytes of redeliveries that a group keeps on disk."""
+        """The count of a group's redelivery bytes on disk."""
         group: ConsumerGroup = self.groups[key]
         return group.kept(self.limits.redelivery_kept_ms)
 
@@ -116,8 +119,9 @@ class BrokerState:
         (self.pending if rows is None else rows).add(KEPT, *key, False, start_ms, count)
 
     def run_at(self, key: QueueKey, position: int) -> Run:
-        """The run that holds a position of a queue. A damaged block of index rows is made again from the store; where the
-        store is damaged too, a run that cannot be read stands for what is lost."""
+        """The run that holds a position of a queue. A damaged block of index rows is made again from the store.
+
+        Where the store is damaged too, an unreadable run stands for the lost messages."""
         queue = self.queues[key]
         try:
             return queue.run_at(position, self.blocks)
@@ -129,11 +133,11 @@ class BrokerState:
             columns = dict(zip(("position", "store_offset", "row_start", "row_count"), np.array(runs).T, strict=True))
             block.move(self.blocks.append(RunBatch.filled(len(runs), **columns)))
         except DiskFullError:
-            pass  # made again the next time
+            pass  # the next call makes it again
         return next(Run(*run) for run in reversed(runs) if run[0] <= position)
 
     def _runs_of(self, key: QueueKey, block: SpilledBlock, stop: int) -> list[tuple[int, int, int, int]]:
-        """The rows of a block, up to the position `stop`, made from the store."""
+        """The runs of a block, up to the position `stop`, made from the store."""
         expected = block.position
         runs: list[tuple[int, int, int, int]] = []
         for record in self.store.readable_columns(block.store_offset_first, block.store_offset_last + 1, self.damaged):
@@ -149,8 +153,9 @@ class BrokerState:
         return runs
 
     def read(self, run: Run, *, patient: bool = False) -> StoredBatch | None:
-        """The stored batch of a run; None, reported and counted, if the disk gives something else back. A `patient` caller
-        gets UnreadableError the first times that the disk cannot read it, since it may read it soon."""
+        """The stored batch of a run; None, with a damage noted, if it cannot be read or is another record.
+
+        With `patient` the first failed reads of the disk raise UnreadableError, because a later read may succeed."""
         try:
             batch = self.store.batch(run.store_offset)
             if int(batch.position[run.row_start]) == run.position:
@@ -164,7 +169,7 @@ class BrokerState:
         return None
 
     def _may_read_soon(self, store_offset: int) -> bool:
-        """Whether the disk failed at this place fewer times than it takes to believe it."""
+        """Whether fewer than READ_TRIES reads at this offset have failed, this one included."""
         failed = self._failed_reads.pop(store_offset, 0) + 1
         self._failed_reads[store_offset] = failed
         if len(self._failed_reads) > _FAILED_READS_MAX:
@@ -172,7 +177,7 @@ class BrokerState:
         return failed < READ_TRIES
 
     def damaged(self, detail: str) -> None:
-        """Tell of damage."""
+        """Note a damage, up to the bound."""
         if len(self.damages) < _DAMAGES_TOLD_MAX:
             self.damages.append(detail)
 

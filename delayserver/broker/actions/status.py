@@ -1,4 +1,4 @@
-"""What the broker tells about itself, in a time that does not grow with its subjects and groups."""
+"""The broker's part of `status`, in a time that does not grow with its subjects and groups."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from delayserver.broker.actions.state import BrokerState
 
 
 def broker_status(state: BrokerState) -> dict[str, Any]:
-    """Numbers of the store, the queues and the groups. What each group has before it is told by `group_rows`."""
+    """Numbers of the store, the queues and the groups. `group_rows.py` has the numbers of each group."""
     return {
         "store_bytes": state.store.end - state.store.first,
         "cache_bytes": state.store.cache_bytes,

@@ -1,7 +1,7 @@
-"""The broker's checkpoint: all queues as of a store offset, so that a start scans only what was stored after it.
+"""The broker's checkpoint: all queues as of a store offset, so that a start scans only the records behind it.
 
-Bytes only: arrays in a msgpack map behind a magic and a checksum. It is replaced whole; one that does not verify is as
-good as none, because the store alone can rebuild everything in it.
+The file is a magic, a checksum and a msgpack map of arrays, and is replaced whole. A checkpoint that does not verify is
+ignored, because the store alone can rebuild everything in it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VERSION = 1
 
 @dataclass(slots=True)
 class BrokerCheckpoint:
-    """`epoch` counts starts; `store_offset` and `blocks_offset` say up to where the other fields speak."""
+    """`epoch` counts starts. The other fields cover the store up to `store_offset`, blocks up to `blocks_offset`."""
 
     server_id: int
     epoch: int = 0
@@ -34,7 +34,7 @@ class BrokerCheckpoint:
 
 
 def encode_checkpoint(checkpoint: BrokerCheckpoint) -> bytes:
-    """The bytes of the file."""
+    """The bytes of the checkpoint file."""
     content = {
         "version": _VERSION,
         "server_id": checkpoint.server_id,
@@ -53,7 +53,7 @@ def encode_checkpoint(checkpoint: BrokerCheckpoint) -> bytes:
 
 
 def decode_checkpoint(data: bytes, server_id: int) -> BrokerCheckpoint | None:
-    """None where the bytes do not verify, make no sense or belong to another server or version."""
+    """The checkpoint; None if the bytes do not verify, make no sense, or belong to another server or version."""
     body = data[12:]
     if data[:8] != _MAGIC or google_crc32c.value(body) != int.from_bytes(data[8:12], "little"):
         return None
@@ -84,7 +84,7 @@ def _decode_content(content: dict[str, Any], server_id: int) -> BrokerCheckpoint
 
 
 def _numbers(values: list[Any]) -> list[int]:
-    """The same values, all of them whole numbers of 64 bits. Raises ValueError."""
+    """The same values. Raises ValueError unless all of them are integers of 64 bits."""
     for value in values:
         if type(value) is not int or not -(1 << 63) <= value < 1 << 63:
             raise ValueError(f"{value!r} where a number of 64 bits belongs")

@@ -1,7 +1,7 @@
-"""The progress log: what consumer groups acked, durable before it is answered.
+"""The progress log: the acks of consumer groups, durable before the client gets its answer.
 
-One file of `ProgressBatch` records. A row never reaches the disk before the messages it speaks of are synced: rows wait
-in memory until the sync that covers them has synced the store. When the file is long it is replaced by a snapshot.
+One file of `ProgressBatch` records. A row never reaches the disk before its messages are durable: rows wait in memory
+until the sync that covers them has synced the store. A snapshot replaces the file when it is long.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from store.records.segment import (
 )
 
 ACKED, SEEN, UNTIL, IN_PLACE, KEPT = 0, 1, 2, 3, 4
-# The most that `times` of a row can say.
+# The largest `times` of a row.
 TIMES_MAX = (1 << 32) - 1
-# Rows of one record of a snapshot: small enough for one step of memory.
+# Rows of one record of a snapshot, to bound its memory.
 _SNAPSHOT_ROWS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressRow:
-    """One row, as `ProgressBatch` explains."""
+    """One row; `ProgressBatch` explains the fields."""
 
     change: int
     subject: int
@@ -60,7 +60,7 @@ class ProgressRows:
         self._values.extend((start, stop, subject, group, times, retry, change))
 
     def put_before(self, rows: ProgressRows) -> None:
-        """Put rows that could not be written back in front."""
+        """Put back, in front, rows that could not be written."""
         self._values = rows._values + self._values
 
     def batches(self) -> list[ProgressBatch]:
@@ -75,14 +75,14 @@ class ProgressRows:
 
 @dataclass(slots=True)
 class ProgressSync:
-    """Rows of one sync; `snapshot` replaces the file. `run` may happen in a thread, after the store was synced."""
+    """Rows of one sync. With `snapshot` they replace the file. Call `run` after the store's sync, in any thread."""
 
     log: ProgressLog
     rows: ProgressRows
     snapshot: bool
 
     def run(self) -> None:
-        """Raises DiskFullError (the rows may be put back), SyncFailedError (final)."""
+        """Write and sync the rows. Raises DiskFullError (the rows may be put back), SyncFailedError (final)."""
         if self.snapshot:
             self.log.replace(self.rows)
         elif len(self.rows):
@@ -102,7 +102,7 @@ class ProgressLog:
 
     @classmethod
     def open(cls, fs: FileSystem, path: str, server_id: int) -> ProgressLog:
-        """Open or create; a torn tail is cut off."""
+        """Open or create the log. Cuts a torn tail off."""
         damages: list[Damage] = []
         if not fs.exists(path) or is_unfinished(fs, path):
             segment = Segment.create(fs, path, FileHeader(FILE_PROGRESS, server_id, 0))
@@ -130,9 +130,9 @@ class ProgressLog:
         self._segment.sync()
 
     def replace(self, rows: ProgressRows) -> None:
-        """Put a snapshot in the place of the file; a crash leaves the old or the new one, whole."""
+        """Replace the file by a snapshot. A crash leaves the old file or the new one, whole."""
         temporary = self._path + ".tmp"
-        self._fs.remove(temporary)  # what a crash left of an earlier attempt
+        self._fs.remove(temporary)  # an earlier attempt may have left it in a crash
         segment = Segment.create(self._fs, temporary, self._header)
         try:
             if len(rows):

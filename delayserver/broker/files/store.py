@@ -1,6 +1,6 @@
 """The broker's message store: one append-only log of `StoredBatch` records for all subjects, and a cache over it.
 
-It knows offsets and bytes; what a position, a queue or a group is stands elsewhere.
+It knows offsets and bytes, but no positions, queues or groups.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ class StoredColumns:
 
 @dataclass(frozen=True, slots=True)
 class StoreSync:
-    """One sync of the store, made on the event loop; `run` may happen in a thread beside appends."""
+    """One sync of the store, captured on the event loop. `run` may be called in a thread, in parallel with appends."""
 
     segment: Segment
     stop: int
 
     def run(self) -> None:
-        """Raises SyncFailedError: final."""
+        """Sync. Raises SyncFailedError (final)."""
         self.segment.sync()
 
 
-# What the columns of a row and its share of a header take at the most.
+# The most bytes that the columns of a row and its share of a header take.
 ROW_BYTES = 128
 
 
@@ -57,7 +57,7 @@ class BrokerStore:
 
     @classmethod
     def open(cls, fs: FileSystem, directory: str, server_id: int, limits: BrokerLimits, valid_to: int) -> BrokerStore:
-        """Open or create; a torn tail behind `valid_to` (a logical offset known to be whole) is cut off."""
+        """Open or create. Cuts off a torn tail behind `valid_to`, a logical offset. All records below it are whole."""
         log = MessageLog.open(
             fs, directory, server_id, segment_bytes=limits.segment_bytes, valid_to=valid_to, kind=FILE_STORE
         )
@@ -84,24 +84,24 @@ class BrokerStore:
         return self._log.synced
 
     def growth_bytes(self, batch: StoredBatch) -> int:
-        """About how many bytes of the disk an append of this batch takes that the store does not have yet."""
+        """About how many new bytes of the disk an append of this batch takes."""
         return self._log.growth_bytes(
             len(batch.bodies) + len(batch.properties) + len(batch.ids) + ROW_BYTES * len(batch)
         )
 
     def append(self, batch: StoredBatch) -> tuple[int, int]:
-        """Write one record without syncing; returns its start and end. Raises DiskFullError, StoreError."""
+        """Write one record without syncing; returns its start and end offset. Raises DiskFullError, StoreError."""
         entry = self._log.append([batch])[0]
         self._remember(entry.start, batch)
         return entry.start, entry.end
 
     def sync_plan(self) -> StoreSync:
-        """What to sync now. A sealed segment was synced when its successor was made, so it is one file."""
+        """Capture the sync of all records. It is one file: a sealed segment was synced when its successor was made."""
         base, segment = self._log.locate(self._log.end)
         return StoreSync(segment, base + segment.end)
 
     def batch(self, offset: int) -> StoredBatch:
-        """The record at an offset known to be one. Raises CorruptionError."""
+        """The record that begins at an offset. Raises CorruptionError if none does."""
         found = self._cache.get(offset)
         if found is not None:
             return found
@@ -131,7 +131,7 @@ class BrokerStore:
             offset = found.stop
 
     def readable_columns(self, start: int, stop: int, told: Callable[[str], None]) -> Iterator[StoredColumns]:
-        """`columns`, around damage: `told` hears what could not be read."""
+        """`columns`, passing over damage. `told` is called with a text for each unreadable range."""
         offset = start
         while offset < stop:
             try:
@@ -149,7 +149,7 @@ class BrokerStore:
         return int(self._log.locate(offset)[0])
 
     def skip_damage(self, offset: int) -> int:
-        """The first readable record behind damage that begins at `offset`."""
+        """The offset of the first readable record behind damage that begins at `offset`."""
         base, segment = self._log.locate(offset)
         if offset - base >= segment.end:  # the end of a sealed segment: the damage begins with the next one
             offset = base + segment.end + FILE_HEADER_BYTES
@@ -160,7 +160,7 @@ class BrokerStore:
         return self._log.segments()
 
     def retire(self, below: int) -> list[str]:
-        """Give back the segments that end at or below an offset; returns their paths."""
+        """Remove the segments that end at or below an offset; returns their paths."""
         removed = self._log.retire(below)
         for offset in [offset for offset in self._cache if offset < self._log.first]:
             self.cache_bytes -= _batch_bytes(self._cache.pop(offset))
@@ -173,7 +173,7 @@ class BrokerStore:
     def _remember(self, offset: int, batch: StoredBatch) -> None:
         if offset in self._cache:
             return
-        # First in, first out: batches that were read together share one buffer, so they must also leave together.
+        # First in, first out: batches that were read together share one buffer, so they should leave together.
         self._cache[offset] = batch
         self.cache_bytes += _batch_bytes(batch)
         while self.cache_bytes > self._limits.cache_bytes_max:
@@ -195,7 +195,7 @@ def _read_columns(segment: Segment, base: int, position: int) -> StoredColumns:
 
 
 def _batch_bytes(batch: StoredBatch) -> int:
-    """Memory of a batch; a constant column costs nothing."""
+    """Bytes of memory of a batch. A constant column takes none."""
     columns = [getattr(batch, name) for name, _ in batch.schema.fields]
     blobs = len(batch.ids) + len(batch.properties) + len(batch.bodies)
     return int(blobs + sum([column.nbytes for column in columns if column.strides != (0,)])) + 2048

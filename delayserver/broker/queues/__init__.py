@@ -1,1 +1,1 @@
-"""The queue of each subject, and the places of each consumer group in it."""
+"""The queue of each subject, and the progress of each consumer group in it."""

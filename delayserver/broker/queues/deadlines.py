@@ -1,6 +1,6 @@
-"""Which consumer group's leases end next, without looking at all groups. Pure; times are arguments.
+"""The consumer group whose leases end next, without a look at all groups. Pure; times are arguments.
 
-An entry says "not before": acks move a group's true deadline back, and that is noticed when the entry comes first.
+An entry is a lower bound: acks move a group's true deadline to later. `first` corrects the entry when it comes first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Deadlines:
         return len(self._of)
 
     def note(self, key: GroupKey, deadline_us: int) -> None:
-        """A lease of the group ends then."""
+        """A lease of the group ends at `deadline_us`."""
         known = self._of.get(key)
         if known is None or deadline_us < known:
             self._put(key, deadline_us)
@@ -42,7 +42,7 @@ class Deadlines:
         self._ordered.add((deadline_us, key))
 
     def first(self, true_deadline_us: Callable[[GroupKey], int | None]) -> tuple[int, GroupKey] | None:
-        """The earliest deadline and its group; `true_deadline_us` tells a group's own, None if it has none."""
+        """The earliest deadline and its group. `true_deadline_us` gives a group's own deadline, None if it has none."""
         while self._ordered:
             noted, key = self._ordered[0]
             deadline_us = true_deadline_us(key)

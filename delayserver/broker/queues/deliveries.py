@@ -1,8 +1,8 @@
-"""Delivery ids: how a consumer names what it was handed. Opaque to clients; i64 so that a column of them is cheap.
+"""Delivery ids: the names of handed-out messages. Opaque to clients; i64 so that a column of them is cheap.
 
     bit 62: of the retry queue | bits 48 to 61: the broker's epoch (its count of starts) | bits 0 to 47: position
 
-The epoch is there because positions that were handed out but not synced can stand for other messages after a crash.
+After a crash, positions that were handed out but not synced can get other messages. The epoch distinguishes them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class DeliveryRanges:
 
 
 def delivery_ids(start: int, count: int, epoch: int, retry: bool) -> I64:
-    """The ids of `count` consecutive positions."""
+    """The ids of `count` consecutive positions, i64[count]."""
     first = start | (epoch % EPOCHS) << POSITION_BITS | int(retry) << 62
     return np.arange(first, first + count, dtype=np.int64)
 
 
 def split_deliveries(deliveries: I64) -> list[DeliveryRanges]:
-    """Group ids (i64[n], any order, anything a client may send) by queue and epoch."""
+    """Group ids by queue and epoch. `deliveries` i64[n] may have any order and any values: a client sent them."""
     if len(deliveries) == 0:
         return []
     first, last = int(deliveries[0]) >> POSITION_BITS, int(deliveries[-1]) >> POSITION_BITS

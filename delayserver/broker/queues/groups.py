@@ -1,8 +1,8 @@
-"""What one consumer group has done with one consume queue: handed out, acked, given to the retry pipeline.
+"""The progress of one consumer group in one consume queue: positions handed out, acked, or being retried.
 
-Pure, in positions and ranges; knows no messages, no store, no clock (times are arguments). Everything below `next` was
-handed out once; of that, what is neither `acked` nor `retrying` nor in `places` is leased. What a consumer nacks or lets
-time out comes back as a new message of the group's retry queue, or waits in its place (`places`) to be leased again.
+Pure, in positions and ranges: no messages, no store, no clock (times are arguments). Every position below `next` was
+handed out. It is leased unless it is acked, in `retrying` or in `places`; a place has its own state. A message that is
+nacked or times out comes back in the group's retry queue, or waits in its place (`places`) to be leased again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from delayserver.broker.queues.ranges import Range, RangeSet
 from delayserver.broker.redelivery import KeptBytes
 from store.records.batches import I64
 
-# Fewer leases than this are not worth looking for settled ones.
+# With fewer leases than this, removing the settled ones is not worth its cost.
 _PRUNE_MIN = 256
 
 
@@ -25,7 +25,7 @@ GroupKey = tuple[int, int]
 
 
 class Cursor:
-    """Position state of (subject, group) over one queue. `committed`: everything below it is acked."""
+    """Position state of (subject, group) over one queue. `committed`: all positions below it are acked."""
 
     __slots__ = (
         "_leases",
@@ -48,7 +48,7 @@ class Cursor:
         self.seen_stop = committed
         self.seen_times = 0
         self._leases: list[tuple[int, int, int]] = []
-        # Made by the first message that waits in its place: most cursors never have one.
+        # Made when a message first waits in its place: most cursors never have one.
         self._places: Places | None = None
         self._prune_at = _PRUNE_MIN
         self._settled = 0
@@ -67,24 +67,24 @@ class Cursor:
 
     @property
     def lease_ranges(self) -> int:
-        """Entries of the heap of deadlines."""
+        """Entries in the heap of deadlines."""
         return len(self._leases)
 
     def outstanding(self) -> int:
-        """Positions handed out and not acked, in ranges from the first gap on (an upper bound, in O(1))."""
+        """Positions handed out and not acked, at most. O(1): positions acked above the first gap count too."""
         return self.next - self.committed
 
     def leased(self) -> int:
-        """Positions handed out, not acked, not in the retry pipeline and not waiting in their place. O(ranges)."""
+        """Count of positions handed out, not acked, not being retried and not waiting in their place. O(ranges)."""
         unacked = sum([high - low for low, high in self.acked.missing(self.committed, self.next)])
         return unacked - self.retrying.count() - self.in_place()
 
     def in_place(self) -> int:
-        """Positions that wait in their place. O(ranges)."""
+        """Count of positions in their place that are not leased. O(ranges)."""
         return 0 if self._places is None else self._places.count(WAITING, READY)
 
     def ready(self) -> int:
-        """Positions that can be handed out again from their place. O(ranges)."""
+        """Count of positions that can be handed out again from their place. O(ranges)."""
         return 0 if self._places is None else self._places.count(READY)
 
     def available_again(self, count_max: int) -> Range | None:
@@ -93,7 +93,7 @@ class Cursor:
         return None if place is None else (place.start, min(place.stop, place.start + count_max))
 
     def available(self, end: int, count_max: int) -> Range | None:
-        """The next range to hand out: not acked already (acks of before a restart), at most `count_max` long."""
+        """The next range to hand out, at most `count_max` long. Ranges acked before a restart are left out."""
         start = self.next
         behind = self.acked.following(start)
         if behind is not None:
@@ -105,30 +105,30 @@ class Cursor:
         return start, stop if gap is None else min(stop, gap)
 
     def hand_out(self, start: int, stop: int) -> None:
-        """Take [start, stop), as `available` gave it or a shorter one, out of what is deliverable."""
+        """Mark [start, stop) as handed out. It is the range that `available` returned, or its beginning."""
         assert self.next <= start < stop
         self.next = stop
 
     def hand_out_again(self, start: int, stop: int, deadline_us: int) -> int:
-        """Lease [start, stop), part of a range of `available_again`, once more; returns how often it was handed out."""
+        """Lease [start, stop) again, a range of `available_again` or a part; returns how often it was handed out."""
         (place,) = self.places.parts(start, stop)
         assert place.state == READY
         self.places.put(Place(start, stop, place.times + 1, LEASED, deadline_us))
         return place.times + 1
 
     def wait_in_place(self, place: Place) -> None:
-        """Positions whose lease ended wait in their place."""
+        """Let positions whose lease ended wait in their place."""
         assert place.state == WAITING
         self.retrying.remove(place.start, place.stop)
         self.places.put(place)
         self._settled += place.stop - place.start
 
     def release(self, now_us: int) -> bool:
-        """What has waited long enough is ready; whether anything is now."""
+        """Make ranges ready that have waited long enough. True if there were any."""
         return self._places is not None and self._places.release(now_us)
 
     def hold(self, start: int, stop: int, deadline_us: int) -> None:
-        """Lease handed out positions until the deadline. Settled leases leave the heap when it has doubled."""
+        """Lease handed-out positions until the deadline. When the heap has doubled, settled leases leave it."""
         heapq.heappush(self._leases, (deadline_us, start, stop))
         if len(self._leases) >= self._prune_at:
             self._prune()
@@ -140,7 +140,7 @@ class Cursor:
         self._settled = 0
 
     def has_room(self, ranges_max: int) -> bool:
-        """Whether fewer than `ranges_max` leases are held; at the bound, settled ones leave the heap if they may be many."""
+        """Whether the heap has fewer than `ranges_max` leases. At the bound, many settled leases are removed first."""
         if len(self._leases) >= ranges_max and self._settled > ranges_max // 8:
             self._prune()
         return len(self._leases) < ranges_max
@@ -150,7 +150,8 @@ class Cursor:
         self.seen_stop, self.seen_times = stop, times
 
     def attempts_before(self, start: int, count: int) -> I64:
-        """How often each of `count` positions was handed out by earlier processes, as far as that is known: i64[n]."""
+        """How often each position was handed out before, i64[count]: by earlier processes (as far as known) or from its
+        place."""
         before = np.zeros(count, np.int64)
         before[: max(0, self.seen_stop - start)] = self.seen_times
         if self._places is not None:
@@ -158,8 +159,9 @@ class Cursor:
         return before
 
     def ack(self, start: int, stop: int, limit: int) -> list[Range]:
-        """Ack positions; returns the ranges that were not acked before. What was never handed out is left out:
-        `limit` is `next`, or the end of the queue at the restart for what an earlier process handed out."""
+        """Ack positions below `limit`; returns the ranges that this call acked.
+
+        `limit` is `next`, or the end of the queue at the restart for deliveries of an earlier process."""
         start, stop = max(start, self.committed), min(stop, limit)
         if start >= stop:
             return []
@@ -185,8 +187,9 @@ class Cursor:
             self.acked.add(start, stop)
 
     def to_retry(self, start: int, stop: int, ended_us: int | None = None) -> list[Range]:
-        """Take leased positions out for the retry pipeline; returns the ranges that were leased. With `ended_us` a later
-        lease in its place, which began since, stays."""
+        """Move leased positions to `retrying`; returns the ranges that were leased.
+
+        With `ended_us`, a lease in its place with a later deadline stays leased."""
         start, stop = max(start, self.committed), min(stop, self.next)
         if start >= stop:
             return []
@@ -198,7 +201,7 @@ class Cursor:
         return fresh
 
     def _leased(self, start: int, stop: int, ended_us: int | None) -> list[Range]:
-        """The parts of unacked positions that are leased, and whose lease in their place has ended by `ended_us`."""
+        """The leased parts of unacked positions. `ended_us` excludes leases in their place with a later deadline."""
         parts = [
             (place.start, place.stop)
             for place in self.places.parts(start, stop)
@@ -207,13 +210,13 @@ class Cursor:
         return sorted([*self.places.missing(start, stop), *parts])
 
     def settle(self, start: int, stop: int) -> None:
-        """The retry is durable elsewhere: the old position is done."""
+        """The retries of these positions are durable elsewhere: count the positions as acked."""
         self.retrying.remove(start, stop)
         for low, high in self.acked.missing(max(start, self.committed), stop):
             self._acked(low, high)
 
     def abandon(self, start: int, stop: int, deadline_us: int) -> None:
-        """The retry could not be made: leased again, until the deadline."""
+        """The retries could not be made: lease the positions again until the deadline."""
         self.retrying.remove(start, stop)
         if self._places is not None:
             for place in self._places.parts(start, stop):
@@ -221,7 +224,7 @@ class Cursor:
         self.hold(start, stop, deadline_us)
 
     def next_deadline_us(self) -> int | None:
-        """The earliest deadline of anything still leased, or the moment when something that waits here is ready."""
+        """The earliest deadline of a lease, or the moment when a waiting range is ready; None if there is neither."""
         ready_us = None if self._places is None else self._places.next_until_us()
         while self._leases:
             deadline_us, start, stop = self._leases[0]
@@ -231,7 +234,7 @@ class Cursor:
         return ready_us
 
     def expired(self, now_us: int, count_max: int) -> list[Range]:
-        """Positions whose lease ended, at most about `count_max`; they go to the retry pipeline."""
+        """Move positions whose lease ended to `retrying`, at most about `count_max`; returns their ranges."""
         found: list[Range] = []
         total = 0
         while self._leases and self._leases[0][0] <= now_us and total < count_max:
@@ -254,7 +257,7 @@ class Cursor:
         return any(self._leased(*part, deadline_us) for part in unsettled)
 
     def skip_to(self, first: int) -> None:
-        """Retention gave back what lies below `first`."""
+        """Retention removed the messages below `first`."""
         if first > self.committed:
             self.committed = first
             self.acked.drop_below(first)
@@ -268,12 +271,12 @@ class Cursor:
             self.next = max(self.next, self.committed)
 
     def restore(self, place: Place) -> None:
-        """A row of the progress log: positions that waited in their place, or were leased there."""
+        """Restore positions that waited in their place or were leased there, from a row of the progress log."""
         for start, stop in self.acked.missing(max(place.start, self.committed), place.stop):
             self.places.put(place._replace(start=start, stop=stop))
 
     def restart(self, end: int) -> None:
-        """After reading the progress log: what was leased is deliverable again, and counts as handed out once more."""
+        """To be called after the progress log was read. Leased positions are deliverable again, as one more attempt."""
         assert self.next == self.committed, "a cursor that handed out before its restart"
         if self.seen_stop > self.committed:
             self.seen_times += 1
@@ -284,7 +287,7 @@ class Cursor:
             self._restart_places(self._places, end)
 
     def _restart_places(self, places: Places, end: int) -> None:
-        """Whatever is not acked up to the last range in its place was handed out: it is handed out from its place too."""
+        """Positions that are not acked, up to the last place, were handed out too: make them ready in their place."""
         places.remove(0, self.committed)
         places.remove(end, max(end, places.stop))
         stop = places.stop
@@ -315,8 +318,10 @@ class Cursor:
 
 
 class ConsumerGroup:
-    """(subject, group): a cursor over the subject's queue, and one over the group's own retry queue. `expired` counts the
-    messages that the group does not get (again) because they have expired. `kept` counts the bytes of its redeliveries."""
+    """(subject, group): a cursor over the subject's queue, and one over the group's own retry queue.
+
+    `expired` counts the messages that the group does not get (again) because they have expired.
+    """
 
     __slots__ = ("_kept", "expired", "main", "retry")
 
@@ -327,18 +332,18 @@ class ConsumerGroup:
         self._kept: KeptBytes | None = None
 
     def kept(self, kept_ms: int) -> KeptBytes:
-        """The bytes of redeliveries that the group keeps on disk, each for `kept_ms`."""
+        """The count of the group's redelivery bytes on disk, each kept for `kept_ms`."""
         if self._kept is None:
             self._kept = KeptBytes(kept_ms)
         return self._kept
 
     @property
     def redelivery_bytes(self) -> int:
-        """Bytes of its redeliveries that are taken to be on disk."""
+        """Bytes of its redeliveries that count as on disk."""
         return 0 if self._kept is None else self._kept.total
 
     def count_expired(self, count: int) -> None:
-        """Some more messages have expired for the group."""
+        """Count messages that have expired for the group."""
         self.expired += count
 
     def cursor(self, retry: bool) -> Cursor:

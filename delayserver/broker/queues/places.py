@@ -1,6 +1,6 @@
-"""Ranges of a consume queue that are redelivered in their place: without a record in the delay pipeline.
+"""Ranges of a consume queue that are redelivered in their place, without a record in the delay pipeline.
 
-A range waits for its time, is ready, or is leased again. Pure, in positions; a handful of arrays, 41 bytes a range.
+A range waits for its time, is ready, or is leased again. Pure, in positions. Six arrays, 41 bytes a range.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ WAITING, READY, LEASED = 0, 1, 2
 
 
 class Place(NamedTuple):
-    """Positions [start, stop). `times`: how often they were handed out from here, a present lease included.
+    """Positions [start, stop). `times`: how often they were handed out, a present lease included.
 
-    `until_us`, of the clock of leases: a waiting range is not handed out before, a lease ends then. `until_ms`: the same
-    by the wall clock, for the log of a range that waits; otherwise 0.
+    `until_us`, by the clock of leases: when a waiting range becomes ready, or when a lease ends. `until_ms`: the same
+    for a waiting range by the wall clock, for the progress log; otherwise 0.
     """
 
     start: int
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 class Places:
-    """Disjoint ranges in ascending order; neighbours that are alike are one range."""
+    """Disjoint ranges in ascending order. Adjacent ranges with the same fields are one range."""
 
     __slots__ = ("_starts", "_state", "_stops", "_times", "_until_ms", "_until_us")
 
@@ -71,14 +71,14 @@ class Places:
         return self._stops[-1] if self._stops else 0
 
     def count(self, *states: int) -> int:
-        """Positions in these states. O(ranges)."""
+        """Count of positions in these states. O(ranges)."""
         if not self._starts:
             return 0
         wanted = np.isin(np.array(self._state, np.int8), states)
         return int((np.array(self._stops, np.int64) - np.array(self._starts, np.int64))[wanted].sum())
 
     def parts(self, start: int, stop: int) -> list[Place]:
-        """The ranges within [start, stop), cut to it."""
+        """The ranges that overlap [start, stop), cut to it."""
         first, last = self._overlap(start, stop)
         return [
             place._replace(start=max(place.start, start), stop=min(place.stop, stop))
@@ -91,7 +91,7 @@ class Places:
         return first, max(first, bisect_left(self._starts, stop))
 
     def put(self, place: Place) -> None:
-        """Set a range, in the place of whatever stood there."""
+        """Set a range. It replaces all ranges of these positions."""
         if place.start >= place.stop:
             return
         self.remove(place.start, place.stop)
@@ -106,7 +106,7 @@ class Places:
         self._splice(first, last, [place])
 
     def remove(self, start: int, stop: int) -> None:
-        """Take [start, stop) out."""
+        """Remove [start, stop). Ranges that overlap it are cut."""
         first, last = self._overlap(start, stop)
         if start >= stop or first == last:
             return
@@ -123,7 +123,7 @@ class Places:
         self._until_ms[first:last] = array("q", [place.until_ms for place in places])
 
     def release(self, now_us: int) -> bool:
-        """Ranges whose time has come are ready; whether there were any."""
+        """Make waiting ranges ready whose time has come. True if there were any."""
         due = self._waiting() & (np.array(self._until_us, np.int64) <= now_us)
         if not due.any():
             return False
@@ -133,7 +133,7 @@ class Places:
         return True
 
     def _join(self) -> None:
-        """Make one range of neighbours that are alike."""
+        """Merge adjacent ranges with the same fields."""
         columns = (self._starts, self._stops, self._times, self._state, self._until_us, self._until_ms)
         starts, stops, *rest = [np.array(column) for column in columns]
         apart = starts[1:] != stops[:-1]
@@ -151,7 +151,7 @@ class Places:
         return None if index < 0 else self._place(index)
 
     def next_until_us(self) -> int | None:
-        """When the first waiting range is ready."""
+        """When the first waiting range becomes ready; None if none waits."""
         until_us = np.array(self._until_us, np.int64)[self._waiting()]
         return int(until_us.min()) if len(until_us) else None
 
@@ -160,12 +160,13 @@ class Places:
         return waiting
 
     def overlay(self, start: int, times: I64) -> None:
-        """Write into `times`, of the positions from `start` on, how often each was handed out before a present lease."""
+        """Set `times` i64[n], for positions from `start` on in a range: how often each was handed out before a present
+        lease."""
         for place in self.parts(start, start + len(times)):
             times[place.start - start : place.stop - start] = place.times - (place.state == LEASED)
 
     def missing(self, start: int, stop: int) -> list[Range]:
-        """The parts of [start, stop) in no range."""
+        """The parts of [start, stop) that are in no range."""
         gaps: list[Range] = []
         for place in self.parts(start, stop):
             if place.start > start:
@@ -174,7 +175,7 @@ class Places:
         return [*gaps, (start, stop)] if start < stop else gaps
 
     def check_invariants(self) -> None:
-        """Ascending, disjoint, not empty, known states, and alike neighbours are one."""
+        """Ranges are ascending, disjoint and not empty, and have known states."""
         places = list(self)
         assert all(place.start < place.stop and place.state in (WAITING, READY, LEASED) for place in places)
         for left, right in pairwise(places):

@@ -1,7 +1,7 @@
-"""The consume queue of one (subject, target group): positions that count up from 0, and where their messages stand.
+"""The consume queue of one (subject, target group): positions that count up from 0, and the records of their messages.
 
-Its index rows are *runs*: `row_count` messages from `position` on stand in the stored record at `store_offset`, from
-row `row_start` on. The newest runs are in memory as arrays of fixed-width numbers, older ones in blocks on disk.
+Its index rows are *runs*: `row_count` messages from `position` on are in the stored record at `store_offset`, from row
+`row_start` on. The newest runs are in memory as arrays of fixed-width numbers, older ones in blocks on disk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QueueKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Messages that stand together: `position` is the first one's."""
+    """Consecutive messages in one stored record. `position` is that of the first one."""
 
     position: int
     store_offset: int
@@ -60,7 +60,7 @@ class ConsumeQueue:
 
     @property
     def runs_in_memory(self) -> int:
-        """Index rows held in memory, 24 bytes each."""
+        """Count of index rows in memory, 24 bytes each."""
         return len(self._positions)
 
     def append(self, store_offset: int, row_start: int, row_count: int) -> int:
@@ -86,9 +86,9 @@ class ConsumeQueue:
         )
 
     def store_offset_of(self, position: int) -> int | None:
-        """The lowest store offset that positions from `position` on need; None if there are none.
+        """The lowest store offset that positions from `position` on need; None if there are no such positions.
 
-        Of a spilled block it is that of its first run, so that no block is read to decide about retention.
+        For a spilled block it is the offset of its first run, so that retention reads no block.
         """
         if position >= self.end:
             return None
@@ -98,16 +98,16 @@ class ConsumeQueue:
         return self.block_at(position)[0].store_offset_first
 
     def block_at(self, position: int) -> tuple[SpilledBlock, int]:
-        """The block on disk that holds a position below those in memory, and the position behind its last one."""
+        """The block on disk that holds a position below the runs in memory, and the position behind the block."""
         following = bisect_right(self.blocks, position, key=_position)
         if following < len(self.blocks):
             return self.blocks[following - 1], self.blocks[following].position
         return self.blocks[following - 1], self._positions[0] if self._positions else self.end
 
     def spill_above(self, runs_max: int, blocks: RunBlocks) -> int:
-        """Move the older half to disk if there are more than `runs_max` in memory; returns how many moved.
+        """If more than `runs_max` runs are in memory, move the older half to disk; returns how many moved.
 
-        A full disk leaves them in memory: their messages are stored, and to refuse is the business of later ones.
+        If the disk is full they stay in memory, because their messages are already stored.
         """
         if len(self._positions) <= runs_max:
             return 0
@@ -136,7 +136,7 @@ class ConsumeQueue:
         return count
 
     def retire(self, below: int) -> None:
-        """Forget runs whose stored record lies below a store offset; `first` moves up."""
+        """Drop the runs of records below a store offset, and move `first` up."""
         gone = [block for block in self.blocks if block.store_offset_last < below]
         del self.blocks[: len(gone)]
         if not self.blocks:
@@ -154,11 +154,11 @@ class ConsumeQueue:
         return self._positions, self._offsets, self._rows, self._counts
 
     def restore_runs(self, positions: array[int], offsets: array[int], rows: array[int], counts: array[int]) -> None:
-        """Take the arrays of a checkpoint."""
+        """Set the arrays of the runs in memory, from a checkpoint."""
         self._positions, self._offsets, self._rows, self._counts = positions, offsets, rows, counts
 
     def check_invariants(self) -> None:
-        """Runs are back to back from the first block to the end."""
+        """Runs in memory have no gaps and reach the end; blocks and store offsets ascend."""
         expected = self._positions[0] if self._positions else self.end
         for position, count in zip(self._positions, self._counts, strict=True):
             assert position == expected and count > 0, "a gap between runs"

@@ -1,4 +1,4 @@
-"""Sets of consecutive positions as ranges. Pure; acking a thousand consecutive deliveries touches one range."""
+"""Sets of positions as ranges. Pure; acking a thousand consecutive deliveries changes one range."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RangeSet:
         return sum(self._stops) - sum(self._starts)
 
     def add(self, start: int, stop: int) -> None:
-        """Add [start, stop), merging what it overlaps or touches."""
+        """Add [start, stop). It merges with ranges that it overlaps or touches."""
         if start >= stop:
             return
         first = bisect_left(self._stops, start)
@@ -46,7 +46,7 @@ class RangeSet:
         self._stops[first:last] = array("q", (stop,))
 
     def remove(self, start: int, stop: int) -> None:
-        """Take [start, stop) out."""
+        """Remove [start, stop)."""
         first = bisect_right(self._stops, start)
         last = bisect_left(self._starts, stop)
         if start >= stop or first >= last:
@@ -79,29 +79,29 @@ class RangeSet:
         return parts
 
     def following(self, position: int) -> int | None:
-        """Where the range that begins at or holds `position` ends; None if `position` is not in the set."""
+        """The end of the range that holds `position`; None if `position` is not in the set."""
         index = bisect_right(self._starts, position) - 1
         return self._stops[index] if index >= 0 and self._stops[index] > position else None
 
     def next_start(self, position: int) -> int | None:
-        """The first start of a range above `position`."""
+        """The first start of a range above `position`; None if there is none."""
         index = bisect_right(self._starts, position)
         return self._starts[index] if index < len(self._starts) else None
 
     def drop_below(self, position: int) -> None:
-        """Take everything below `position` out."""
+        """Remove all integers below `position`."""
         if self._starts and self._starts[0] < position:
             self.remove(self._starts[0], position)
 
     def check_invariants(self) -> None:
-        """Ascending, disjoint, not adjacent, not empty."""
+        """Ranges are ascending, disjoint, not adjacent and not empty."""
         assert len(self._starts) == len(self._stops)
         assert all(start < stop for start, stop in self), "an empty range"
         assert all(a < b for a, b in zip(self._stops, self._starts[1:], strict=False)), "ranges touch"
 
 
 def ranges_of(positions: I64) -> list[Range]:
-    """The ranges of an array of integers in any order; repeated ones count once. i64[n] in, a few pairs out."""
+    """The ranges of integers i64[n], in any order. Repeated ones count once."""
     count = len(positions)
     if count == 0:
         return []

@@ -1,7 +1,7 @@
-"""Blocks of index rows that left memory: a rolling log of `RunBatch` records, one queue's rows in each.
+"""Blocks of spilled index rows: a rolling log of `RunBatch` records, each with the rows of one queue.
 
-Blocks rest here until the store segments they point to are given back. After a crash only blocks that the checkpoint
-names are used; the others are made again from the store.
+A block stays until retention removes the store segments that it points to. After a crash only the blocks that the
+checkpoint names are used. The rows of the others are made again from the store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from store.records.segment import FILE_QUEUE, Segment
 
 
 class RunBlocks:
-    """Append and read blocks; a bounded number of them is held for readers."""
+    """Append and read blocks. A bounded number of them is cached."""
 
     def __init__(self, log: MessageLog, limits: BrokerLimits) -> None:
         self._log = log
@@ -26,7 +26,7 @@ class RunBlocks:
 
     @classmethod
     def open(cls, fs: FileSystem, directory: str, server_id: int, limits: BrokerLimits, valid_to: int) -> RunBlocks:
-        """Open or create; blocks behind `valid_to` (of the checkpoint) may be torn and are not used any more."""
+        """Open or create. Blocks behind `valid_to`, from the checkpoint, may be torn and are not used."""
         log = MessageLog.open(
             fs, directory, server_id, segment_bytes=limits.queue_segment_bytes, valid_to=valid_to, kind=FILE_QUEUE
         )
@@ -49,7 +49,7 @@ class RunBlocks:
             if not entries or entries[0].start != offset or not isinstance(entries[0].batch, RunBatch):
                 raise CorruptionError(self._log.locate(offset)[1].path, offset, "no block of index rows")
             found = entries[0].batch
-            # A copy: the view would keep the whole read of the disk in memory.
+            # A view would keep all bytes of the read in memory.
             found = RunBatch(*[getattr(found, name).copy() for name, _ in RunBatch.schema.fields])
             self._cache[offset] = found
             while len(self._cache) > self._limits.blocks_cached_max:
@@ -59,11 +59,11 @@ class RunBlocks:
         return found
 
     def tail(self) -> Segment:
-        """The file to sync before a checkpoint names its blocks; earlier ones were synced when sealed."""
+        """The file to sync before a checkpoint names its blocks. Earlier files were synced when sealed."""
         return self._log.locate(self._log.end)[1]
 
     def retire(self, below: int) -> None:
-        """Give back what lies below the oldest block in use."""
+        """Remove the files that lie below `below`, the offset of the oldest block in use."""
         self._log.retire(below)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Which stored records hold deliveries of which schedule window: how a repeated hand-off is recognised.
+"""The stored records of each open schedule window. They show which messages of a repeated hand-off are duplicates.
 
-Pure. A server hands off window by window; while a window is open, an attempt whose result the server does not know may
-come again, and the keys (sequence, redelivery) of that window tell what is here already.
+Pure. A server hands off window by window. While a window is open, it may repeat an attempt whose result it does not
+know. The keys (sequence, redelivery) of the window's records identify the messages that are stored already.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Extent:
 
 
 def by_window(server_id: I64, window_ms: I64) -> list[tuple[Window, NDArray[np.intp] | None]]:
-    """The windows of the rows of one record, and which rows each has; None: all of them, which is nearly always so."""
+    """The windows of one record, each with its rows. Rows of None mean all of them, which is nearly always the case."""
     server = int(server_id[0])
     first = int(window_ms[0])
     if bool((window_ms == first).all()):
@@ -47,7 +47,7 @@ def by_window(server_id: I64, window_ms: I64) -> list[tuple[Window, NDArray[np.i
 
 @dataclass(slots=True)
 class WindowTable:
-    """Extents per open window, ascending. Merging neighbours keeps each list below `extents_max`."""
+    """The extents of each open window, ascending. Neighbours are merged when a list exceeds `extents_max`."""
 
     extents_max: int
     extents: dict[Window, list[Extent]] = field(default_factory=dict)
@@ -72,15 +72,15 @@ class WindowTable:
             self.extents[window] = _merge_pairs(places)
 
     def of(self, window: Window) -> list[Extent]:
-        """The extents of a window, none if nothing of it is here."""
+        """The extents of a window; an empty list if no record has messages of it."""
         return self.extents.get(window, [])
 
     def complete(self, window: Window) -> None:
-        """Forget a window: its server will not hand anything of it off again."""
+        """Drop a window: its server will not hand off messages of it again."""
         self.extents.pop(window, None)
 
     def retire(self, below: int) -> None:
-        """Forget what lies below a store offset that was given back."""
+        """Drop extents below a store offset: retention removed their records."""
         for window in list(self.extents):
             kept = [extent for extent in self.extents[window] if extent.stop > below]
             if kept:

@@ -1,1 +1,1 @@
-"""The broker as one object, its commit, its waiting pulls, its start."""
+"""The broker as one object, its group commit, its waiting pulls, its start."""

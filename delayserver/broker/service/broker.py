@@ -1,5 +1,5 @@
-"""The broker: delivered messages wait here for consumer groups. Synchronous; time and every wait are the caller's.
-`now_us` is the wall clock, `lease_us` a clock that is never set: leases are durations of this process.
+"""The broker: delivered messages wait here for consumer groups. Synchronous: the caller passes the time and waits.
+`now_us` is the wall clock. `lease_us` is a clock that is never set, because leases are durations within this process.
 
     deliver -> [sync] -> "delivered" is recorded      pull -> ack -> [sync] -> answered
                          nack, expired_leases -> the server's message_log -> settle_retry
@@ -51,11 +51,11 @@ class Broker:
         room: Room = ALL_ROOM,
         lease_us: int | None = None,
     ) -> Broker:
-        """Open or create the broker's files in `directory` and recover: a torn tail is cut off, queues are scanned from
-        the checkpoint on, what was leased is deliverable again. `now_us` dates segments whose age is not known, and
-        says how long what waits in its place has still to wait; without a clock of leases of its own it stands for that.
-        `room` is asked before the store grows.
+        """Open or create the broker's files in `directory` and recover. A torn tail is cut off, queues are scanned from
+        the checkpoint on, and leased messages are deliverable again.
 
+        `now_us` dates segments of unknown age. From it follows how much longer messages wait in their place. It is also
+        the default of `lease_us`. The store asks `room` before it grows.
         Raises FormatError for files of another server, DiskFullError, StoreError.
         """
         leases_us = now_us if lease_us is None else lease_us
@@ -71,32 +71,32 @@ class Broker:
 
     @property
     def limits(self) -> BrokerLimits:
-        """The bounds this broker runs with."""
+        """The bounds of this broker."""
         return self._state.limits
 
     @property
     def damages(self) -> list[str]:
-        """What the disk did not give back, in words, with file and offset."""
+        """Descriptions of the damages found, with file and offset."""
         return self._state.damages
 
     # Delivering
 
     def deliver(self, batch: StoredBatch, uncertain: bool, now_us: int) -> Delivered:
-        """Store a batch of one (server, window); its `position` column is not used. Every row gets an outcome.
+        """Store a batch of one server. Its `position` column is not used. Every row gets an outcome.
 
-        `uncertain`: an attempt with some of these rows was made before and its result is unknown; rows that are here
-        already are not stored again. Raises StoreError where the disk fails otherwise than by being full.
+        `uncertain`: an earlier attempt with some of these rows had no known result, so rows that are stored already are
+        duplicates. A full disk refuses rows. Any other failure of the disk raises StoreError.
         """
         return self._arrivals.deliver(batch, uncertain, now_us)
 
     def window_complete(self, server_id: int, windows_ms: list[int]) -> None:
-        """A server declares that it will not hand off anything of these windows again: their keys are forgotten."""
+        """A server declares that it will not hand off messages of these windows again. Drops their keys."""
         self._arrivals.window_complete(server_id, windows_ms)
 
     # Consuming
 
     def admits(self, subject: int, group: int) -> bool:
-        """Whether this group may pull: it is known, or there is room for one more."""
+        """Whether this group may pull: it exists, or there is room for one more."""
         groups = self._state.groups
         return (subject, group) in groups or len(groups) < self._state.limits.groups_max
 
@@ -110,9 +110,10 @@ class Broker:
         lease_us: int,
         ack_timeout_ms: int | None = None,
     ) -> PulledBatch | None:
-        """Hand out what is there now, retries first; None if nothing is. A group is made by its first pull and starts
-        at the earliest position kept, so a group that comes late gets what was delivered before. A message that has
-        expired at `now_us` is done for the group and counted, not handed out."""
+        """Hand out the messages that are there now, retries first; None if there are none.
+
+        The first pull makes the group. It starts at the earliest position kept, so a late group gets earlier messages.
+        A message that has expired at `now_us` is not handed out. It is done for the group and counted as expired."""
         return self._consuming.pull((subject, group), max_messages, max_bytes, now_us, lease_us, ack_timeout_ms)
 
     def is_unfinished(self, subject: int, group: int) -> bool:
@@ -125,36 +126,40 @@ class Broker:
         return self._state.expired_messages
 
     def waiting_rows(self, subject: int, group: int) -> int:
-        """How many rows wait for a group, acks of before a restart included."""
+        """How many messages wait for a group. Messages acked before a restart may be counted too."""
         return self._consuming.waiting_rows((subject, group))
 
     def ack(self, subject: int, group: int, deliveries: I64, now_us: int) -> Acked:
-        """Ack deliveries (i64[n], any order). Answer the client after the sync that follows."""
+        """Ack deliveries (i64[n], any order). Answer the client after the next sync."""
         return self._consuming.ack((subject, group), deliveries)
 
     def nack(
         self, subject: int, group: int, deliveries: I64, delay_ms: int | None, now_us: int, lease_us: int
     ) -> RetryBatch:
-        """Take leased deliveries (i64[n]) back: they become internal records due in `delay_ms`, for this group only; None
-        for the group's own pauses. Beyond the group's bound of bytes they wait in their place instead. One that would
-        come again at or behind its expiry is done for the group and counted as expired."""
+        """Take leased deliveries (i64[n]) back. They become internal records for this group, due in `delay_ms`.
+        If it is None, they are due after the pauses of the redelivery policy.
+
+        Beyond the group's bound of bytes they wait in their place instead. A message that would come again at or behind
+        its expiry is done for the group and counted as expired."""
         return self._retries.nack((subject, group), deliveries, delay_ms, now_us, lease_us)
 
     def expired_leases(self, now_us: int, lease_us: int, limit: int) -> list[RetryBatch]:
-        """Deliveries whose ack timeout has passed, about `limit` of them, one batch a group; due behind the group's pauses.
-        A batch without messages says that something can be pulled again from its place."""
+        """Take back about `limit` deliveries whose ack timeout has passed, as one batch a group.
+
+        They are due after the pauses of the redelivery policy. After a batch without messages the group may have
+        messages that can be pulled again from their place."""
         return self._retries.expired(now_us, lease_us, limit)
 
     def next_lease_deadline_us(self) -> int | None:
-        """When (of `lease_us`) `expired_leases` has something to give; None while nothing is leased or waits."""
+        """When `expired_leases` has work, by the clock of `lease_us`; None while no message is leased or waits."""
         return self._retries.next_deadline_us()
 
     def settle_retry(self, batch: RetryBatch) -> None:
-        """The internal records of the batch are durable in the message_log: the deliveries they stand for are done."""
+        """The internal records of the batch are durable in the message_log. Counts the deliveries as acked."""
         self._retries.settle(batch)
 
     def abandon_retry(self, batch: RetryBatch, lease_us: int) -> None:
-        """The internal records could not be made durable: the deliveries stay leased for another ack timeout."""
+        """The internal records could not be made durable. Leases the deliveries for another ack timeout."""
         self._retries.abandon(batch, lease_us)
 
     # Durability
@@ -166,7 +171,7 @@ class Broker:
 
     @property
     def syncing(self) -> bool:
-        """Whether a sync plan is under way."""
+        """Whether a sync plan was captured and is not finished."""
         return self._durability.syncing
 
     def needs_sync(self) -> bool:
@@ -174,15 +179,15 @@ class Broker:
         return self._durability.needs_sync()
 
     def sync_plan(self) -> BrokerSync:
-        """Capture what to make durable. One at a time: `finish_sync` or `abort_sync` comes before the next plan."""
+        """Capture a sync of all deliveries and acks so far. Call `finish_sync` or `abort_sync` before the next one."""
         return self._durability.sync_plan()
 
     def finish_sync(self, plan: BrokerSync) -> None:
-        """The plan ran: what it captured is durable."""
+        """The plan ran: its deliveries and acks are durable."""
         self._durability.finish_sync()
 
     def abort_sync(self, plan: BrokerSync) -> None:
-        """The plan failed for want of space: its rows wait for the next one."""
+        """The plan failed for want of space: its rows wait for the next plan."""
         self._durability.abort_sync(plan)
 
     def sync(self) -> None:
@@ -198,11 +203,11 @@ class Broker:
     # Upkeep
 
     def checkpoint_due(self) -> bool:
-        """Whether enough was stored since the last checkpoint that a restart should not have to scan it."""
+        """Whether the store has grown by `checkpoint_bytes` since the last checkpoint."""
         return self._durability.checkpoint_due()
 
     def checkpoint_plan(self) -> CheckpointWrite:
-        """Capture a checkpoint; then `run`, then `finish_checkpoint`."""
+        """Capture a checkpoint. Call its `run`, then `finish_checkpoint`."""
         return self._durability.checkpoint_plan()
 
     def finish_checkpoint(self, plan: CheckpointWrite) -> None:
@@ -216,19 +221,20 @@ class Broker:
         self.finish_checkpoint(plan)
 
     def retires_past_checkpoint(self, now_us: int, latest_us: int | None = None) -> bool:
-        """Whether `retire` would write a checkpoint first; who wants that in a thread makes it before."""
+        """Whether `retire` would first write a checkpoint. A caller that wants that in a thread writes one before."""
         return (
             retirable(self._state, now_us, now_us if latest_us is None else latest_us) > self._durability.checkpointed
         )
 
     def retire(self, now_us: int, latest_us: int | None = None) -> list[str]:
-        """Give back store segments that nobody needs (see `retention.py`); returns their paths. The time lies between
-        `now_us` and `latest_us`; without the latter it is `now_us`."""
+        """Remove store segments that are not needed (see `retention.py`); returns their paths.
+
+        The time lies between `now_us` and `latest_us`. Without `latest_us` it is `now_us`."""
         below = retirable(self._state, now_us, now_us if latest_us is None else latest_us)
         if below > self._durability.checkpointed:
             try:
                 self.checkpoint()
-            except DiskFullError:  # what the last one allows makes room
+            except DiskFullError:  # segments that the last checkpoint allows to remove make room
                 below = self._durability.checkpointed
         removed = retire_store(self._state, below)
         if removed:
@@ -236,15 +242,15 @@ class Broker:
         return removed
 
     def group_keys(self, after: GroupKey, subject: int, count_max: int) -> list[GroupKey]:
-        """The first consumer groups behind `after`, in the order of their codes; see `group_rows.py`."""
+        """The first `count_max` consumer groups behind `after`, in the order of their codes; see `group_rows.py`."""
         return group_keys(self._state, after, subject, count_max)
 
     def group_row(self, key: GroupKey) -> GroupRow | None:
-        """What a consumer group has before it; None where there is no such group."""
+        """The row of a consumer group; None if there is no such group."""
         return group_row(self._state, key)
 
     def status(self) -> dict[str, Any]:
-        """Counts since the start, and what the broker holds, in constant time."""
+        """Counts since the start and the present sizes, in constant time."""
         return {
             "delivered": self._arrivals.delivered,
             "duplicates": self._arrivals.duplicates,
@@ -256,7 +262,7 @@ class Broker:
         }
 
     def check_invariants(self) -> None:
-        """Of every queue and every cursor. O(everything); for tests."""
+        """Check every queue and every cursor. For tests."""
         for queue in self._state.queues.values():
             queue.check_invariants()
         for group in self._state.groups.values():

@@ -1,4 +1,4 @@
-"""Group commit of the broker: while one sync runs, the next group gathers. Checkpoints and retention go beside."""
+"""Group commit of the broker: while one sync runs, the next group gathers. Checkpoints and retention have a task."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.runtime import Runtime
 from store.errors import DiskFullError, SyncFailedError
 
-# Retention frees whole segments, which fill in seconds at the fastest: looking every few seconds is often enough.
+# Retention removes whole segments. A segment takes seconds to fill at least, so a look every few seconds is enough.
 UPKEEP_MS = 5_000
 
 
 class BrokerCommit:
-    """Makes the broker durable for whoever waits. `run` is a task of the server; when it raises, the server stops."""
+    """Makes deliveries and acks durable for waiting callers. `run` is a task; its errors stop the server."""
 
     def __init__(self, broker: Broker, believable: BelievableClock, runtime: Runtime) -> None:
-        """`believable`: retention goes by it."""
+        """`believable` is the clock of retention."""
         self._broker = broker
         self._clock = runtime.clock
         self._believable = believable
@@ -32,7 +32,7 @@ class BrokerCommit:
         self._upkeep_lock = trio.Lock()
 
     async def durable(self) -> None:
-        """Wait until all that the broker has taken so far (deliveries, acks) is durable.
+        """Wait until all deliveries and acks so far are durable.
 
         Raises DiskFullError (try again later) or SyncFailedError (final).
         """
@@ -44,12 +44,12 @@ class BrokerCommit:
         self._work.set()
         await group.done.wait()
         if group.failure is not None:
-            # One for each caller: a shared one would gather the frames of all of them, and keep them.
+            # Each caller gets its own error: a shared one would collect and keep the frames of all callers.
             raise type(group.failure)(*group.failure.args)
 
     async def stored(self, end: int) -> None:
-        """Wait until the store is durable up to an offset, also where acks of the same group find no room. Raises as
-        `durable`."""
+        """Wait until the store is durable up to an offset, even if acks of the same group find no room on the disk.
+        Raises as `durable`."""
         try:
             await self.durable()
         except DiskFullError:
@@ -57,11 +57,11 @@ class BrokerCommit:
                 raise
 
     def soon(self) -> None:
-        """Make what was taken so far durable without anybody waiting for it."""
+        """Request a sync of all deliveries and acks so far, without waiting for it."""
         self._work.set()
 
     async def run(self) -> None:
-        """Sync whenever somebody waits. Raises SyncFailedError."""
+        """Sync whenever a caller waits or `soon` was called. Raises SyncFailedError."""
         while True:
             await self._work.wait()
             self._work = trio.Event()
@@ -81,7 +81,7 @@ class BrokerCommit:
                     self._gathering.done.set()
 
     async def run_upkeep(self) -> None:
-        """Checkpoints when enough was stored, retention every few seconds. A full disk only puts them off."""
+        """Every few seconds, write a checkpoint if one is due, and apply retention. A full disk delays both."""
         while True:
             await self._clock.sleep_ms(UPKEEP_MS)
             try:
@@ -100,7 +100,7 @@ class BrokerCommit:
             self._broker.retire(now_us, latest_us)
 
     async def close(self) -> None:
-        """Close the broker's files cleanly, when no sync and no checkpoint is under way; none begins any more."""
+        """Close the broker's files cleanly. Waits for a running sync and checkpoint, and lets no other one begin."""
         await self._sync_lock.acquire()
         await self._upkeep_lock.acquire()
         self._broker.close()

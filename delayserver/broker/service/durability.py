@@ -1,8 +1,7 @@
 """Making the broker durable: group commits and checkpoints, as plans that may run in a worker thread.
 
-A plan is captured on the event loop, `run` blocks (anywhere), and finishing is on the event loop again. The order
-inside is the rule: the store is synced before progress speaks of it, and all of it before the checkpoint that points
-to it.
+A plan is captured on the event loop. Its `run` blocks, in any thread. The plan is finished on the event loop again.
+The order is the rule: the store is synced before progress rows about it, and both before the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from store.records.segment import Segment
 
 @dataclass(frozen=True, slots=True)
 class BrokerSync:
-    """One group commit. `run` blocks and may happen in a thread; then `finish_sync` or `abort_sync` on the loop."""
+    """One group commit. `run` blocks, in any thread; then call `finish_sync` or `abort_sync` on the event loop."""
 
     store: StoreSync
     progress: ProgressSync
 
     def run(self) -> None:
-        """The store first, so that progress never passes it. Raises DiskFullError, SyncFailedError (final)."""
+        """Sync the store, then progress, which never passes it. Raises DiskFullError, SyncFailedError (final)."""
         self.store.run()
         self.progress.run()
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointWrite:
-    """One checkpoint, captured on the event loop. `run` blocks and may happen in a thread."""
+    """One checkpoint, captured on the event loop. `run` blocks, in any thread."""
 
     fs: FileSystem
     path: str
@@ -42,11 +41,11 @@ class CheckpointWrite:
     blocks: Segment
 
     def run(self) -> None:
-        """Raises DiskFullError, SyncFailedError."""
+        """Sync the files that it points to, then write it. Raises DiskFullError, SyncFailedError."""
         self.store.run()
         self.blocks.sync()
         write_atomically(self.fs, self.path, self.content)
-        # A start writes one before anything else, for its epoch, and it may meet a full disk.
+        # A start first writes a checkpoint, for its epoch. Space is reserved, because the disk may be full then.
         keep_room(self.fs, self.path, 2 * len(self.content))
 
 
@@ -69,7 +68,7 @@ class Durability:
         return self._state.store.end > self._state.store.synced or len(self._state.pending) > 0
 
     def sync_plan(self) -> BrokerSync:
-        """Capture what to make durable, one plan at a time."""
+        """Capture a sync, one at a time. The progress rows are a snapshot if the log is long or must be replaced."""
         assert not self.syncing, "a sync is under way"
         self.syncing = True
         state = self._state
@@ -82,20 +81,20 @@ class Durability:
         return BrokerSync(state.store.sync_plan(), ProgressSync(state.progress, rows, snapshot))
 
     def finish_sync(self) -> None:
-        """What the plan captured is durable."""
+        """The plan ran."""
         self.syncing = False
         self._compact = False
 
     def abort_sync(self, plan: BrokerSync) -> None:
-        """The plan failed for want of space: its rows wait for the next one."""
+        """The plan failed for want of space: its rows wait for the next plan."""
         self.syncing = False
         if plan.progress.snapshot:
-            self._compact = True  # the snapshot took the place of pending rows, so it must be made after all
+            self._compact = True  # the snapshot replaced the pending rows, so the next plan must make one too
         else:
             self._state.pending.put_before(plan.progress.rows)
 
     def _add_seen(self, rows: ProgressRows) -> None:
-        """How far groups were handed out, so that attempts count on after a crash; never a reason to sync by itself."""
+        """Add how far each group was handed out, so that attempts count on after a crash. It never causes a sync."""
         for key in self._state.seen_changed:
             group = self._state.groups[key]
             for retry, cursor in ((False, group.main), (True, group.retry)):
@@ -123,7 +122,7 @@ class Durability:
         return rows
 
     def checkpoint_due(self) -> bool:
-        """Whether enough was stored since the last checkpoint that a restart should not have to scan it."""
+        """Whether the store has grown by `checkpoint_bytes` since the last checkpoint."""
         return self._state.store.end - self.checkpointed >= self._state.limits.checkpoint_bytes
 
     def checkpoint_plan(self) -> CheckpointWrite:

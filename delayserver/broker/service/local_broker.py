@@ -1,4 +1,4 @@
-"""The broker of this process as one part: what it stores, when that is durable, and the pulls that wait for it."""
+"""The broker of this process as one part: the core, its group commit and its waiting pulls."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ class LocalBroker:
             nursery.start_soon(self.pulls.run)
 
     def deliver(self, batch: StoredBatch, *, uncertain: bool) -> Delivered:
-        """Store a batch and wake the pulls that wait for it; see `Broker.deliver`. Consumers may see a message before the
-        sync: `commit.stored` waits for that."""
+        """Store a batch and serve the pulls that wait for it; see `Broker.deliver`.
+
+        Consumers may get a message before it is durable. `commit.stored` waits until it is."""
         delivered = self.core.deliver(batch, uncertain, self._clock.now_us())
         self.pulls.arrived(delivered.arrived, len(batch))
         return delivered
 
     def ack(self, subject: int, group: int, deliveries: I64) -> Acked:
-        """Ack deliveries (i64[n], any order), and let pulls of the group go on. Answer the client after `commit.durable`."""
+        """Ack deliveries (i64[n], any order), and wake pulls of the group. Answer the client after `commit.durable`."""
         acked = self.core.ack(subject, group, deliveries, self._clock.now_us())
         self.pulls.acked(subject, group)
         return acked

@@ -1,7 +1,7 @@
 """Pulls that may wait, served in a fair order between (subject, group).
 
-A waiting pull is woken by the arrival of messages, not by a timer. However many consumers one group has, it gets one
-pull served in a round, and so does every other group that has something to get.
+The arrival of messages wakes a waiting pull, not a timer. A round serves one pull of each group that has messages,
+however many consumers the group has.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from store.errors import StoreError
 
-# Pulls served at once, without a turn of the serving task, before the next turn: a lone consumer is spared the hop, and
-# a crowd that comes in one turn of the event loop is still put in order.
+# Pulls served at once, between two turns of the serving task. A lone consumer is spared the hop to that task. Of many
+# consumers that pull in the same event-loop iteration, the rest is served in fair order.
 _AT_ONCE_PER_TURN = 8
 
 
@@ -31,13 +31,13 @@ Answer = Callable[[PulledBatch], None]
 
 
 class Outlet(Protocol):
-    """Where the messages of a pull go: a connection, whose client may read more slowly than messages come."""
+    """The destination of a pull's messages: a connection, whose client may read more slowly than messages come."""
 
     def reply_bytes(self) -> int:
-        """How large a reply may be now; 0: nothing is to be handed out before `when_room` says so."""
+        """How many bytes a reply may have now. 0: hand out nothing until `when_room` calls its action."""
 
     def when_room(self, action: Callable[[], None]) -> None:
-        """Call `action` once a reply may be made, at once or later; never where the connection ends before."""
+        """Call `action` once, when there is room for a reply, at once or later. Never if the connection ends first."""
 
 
 class Unbounded:
@@ -88,7 +88,7 @@ class _Waiter:
         self.patient = patient
         self.answer = answer
         self.outlet = outlet
-        # Not while it waits for room in its outlet.
+        # False while it waits for room in its outlet.
         self.in_line = False
         self.pulled: PulledBatch | None = None
         self.error: Exception | None = None
@@ -143,12 +143,13 @@ class PullService:
         answer: Answer | None = None,
         outlet: Outlet | None = None,
     ) -> PulledBatch | None:
-        """Messages as soon as there are any; None after `wait_ms` without. What a cancelled pull was not handed stays
-        where it is. Raises QueueFull when too many pulls wait, StoreError where the disk fails.
+        """Wait for messages and return them; None after `wait_ms` without any. A pull that is cancelled before it is
+        served takes no messages. Raises ShuttingDown, GroupsFull, QueueFull if too many pulls wait, StoreError if the
+        disk fails.
 
-        With `answer` the messages go there, in the very step in which they are handed out, and None is returned: a
-        waiting consumer is spared a pass of the event loop. What it raises is raised here. While `outlet` has no room
-        nothing is handed out, and other pulls go first."""
+        With `answer` the pull returns None and calls `answer` with the messages, in the step that hands them out. This
+        spares a waiting consumer an event-loop iteration. Errors of `answer` are raised here. While `outlet` has no
+        room, the pull gets no messages and other pulls go first."""
         outlet = outlet or _UNBOUNDED
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
@@ -194,11 +195,11 @@ class PullService:
                 with trio.move_on_after(wait_ms / 1000):
                     await waiter.served.wait()
             else:
-                await waiter.served.wait()  # only until its turn: an empty queue is answered then
+                await waiter.served.wait()  # only until its turn, which answers for an empty queue too
         finally:
             self.waiting -= 1
             if not waiter.served.is_set():
-                waiter.served.set()  # also for an outlet that has room later
+                waiter.served.set()  # an outlet that has room later must not rejoin it
                 if waiter.in_line:
                     self._leave(key, waiter)
         if waiter.error is not None:
@@ -206,29 +207,29 @@ class PullService:
             try:
                 raise error
             finally:
-                del error  # an error whose frame names it waits for the collector
+                del error  # otherwise the error and its frame refer to each other until the garbage collector runs
         return waiter.pulled if waiter.answer is None else None
 
     def arrived(self, keys: Iterable[QueueKey], rows: int) -> None:
-        """Queues have something new (`Delivered.arrived`), so many rows together: wake who waits for it."""
+        """Serve or wake pulls that wait for these queues (`Delivered.arrived`). `rows`: the new messages of all queues."""
         for subject, target_group in keys:
             groups = self._groups_of.get(subject, ())
             for group in list(groups) if target_group == 0 else [target_group] if target_group in groups else []:
                 key = (subject, group)
                 if rows <= LARGE_ROWS and self._at_once > 0 and key not in self._ready:
-                    # Served with the step that brought the messages: it costs less than putting it in line.
+                    # Serving it in the step that brought the messages costs less than putting it in line.
                     self._use_at_once()
                     self._serve(key)
                 else:
                     self._make_ready(key)
 
     def close(self) -> None:
-        """Hand out nothing any more: the broker's files are about to be closed. Who waits is cut off with its connection."""
+        """Hand out nothing more: the broker's files will be closed. Waiting pulls end with their connections."""
         self._closed = True
         self._ready.clear()
 
     def acked(self, subject: int, group: int) -> None:
-        """A group has acked: one that had too much outstanding may go on."""
+        """A group has acked: wake its pulls, since it may have had too many messages outstanding."""
         if (subject, group) in self._waiters:
             self._make_ready((subject, group))
 
@@ -237,7 +238,7 @@ class PullService:
         self._wake.set()
 
     async def run(self) -> None:
-        """Serve rounds: one pull of each ready key, then the next round; other tasks get their turn in between."""
+        """Serve rounds until cancelled: one pull of each ready key. Other tasks run between the rounds."""
         while True:
             if not self._ready:
                 await self._wake.wait()
@@ -254,8 +255,9 @@ class PullService:
             await trio.lowlevel.checkpoint()
 
     def _serve(self, key: GroupKey) -> int:
-        """Serve the first pull in line; returns the bytes handed out. The key goes to the end of the order while it
-        has both messages and pulls."""
+        """Serve the first pull in line; returns the bytes that count for this turn.
+
+        A key with more pulls goes to the end of the order."""
         line = self._waiters.get(key)
         if line is None or self._closed:
             return 0
@@ -297,7 +299,7 @@ class PullService:
         return 0 if waiter.pulled is None else len(waiter.pulled.batch.bodies)
 
     def _answer_impatient(self, key: GroupKey, line: deque[_Waiter]) -> None:
-        """Nothing is there: those who only asked are told so."""
+        """Answer the pulls that do not wait: there are no messages."""
         for waiter in [waiter for waiter in line if not waiter.patient]:
             waiter.served.set()
             self._leave(key, waiter)
@@ -308,8 +310,8 @@ class PullService:
         waiter.stand(in_line=True)
 
     def _rejoin(self, key: GroupKey, waiter: _Waiter) -> None:
-        """Its outlet has room again."""
-        if not waiter.served.is_set():  # else it was given up meanwhile
+        """Put a pull back in line: its outlet has room again."""
+        if not waiter.served.is_set():  # otherwise it was given up meanwhile
             self._join(key, waiter)
             self._make_ready(key)
 

@@ -1,8 +1,8 @@
 """Opening the broker's files after a stop or a crash: checkpoint, then the store behind it, then the progress log.
 
-1. The checkpoint gives the queues as of a store offset; without one they are made from the whole store.
-2. A torn tail of the store is cut off; the columns behind the offset give the rest of the queues and windows.
-3. The progress log gives what each group acked. What was leased is deliverable again.
+1. The checkpoint gives the queues as of a store offset. Without a checkpoint they are made from the whole store.
+2. A torn tail of the store is cut off. The columns behind the offset give the rest of the queues and windows.
+3. The progress log gives the acks of each group. Leased messages are deliverable again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ from store.records.segment import FILE_HEADER_BYTES
 def recover_broker(
     fs: FileSystem, directory: str, server_id: int, limits: BrokerLimits, now_us: int, lease_us: int, room: Room
 ) -> BrokerState:
-    """Open or create. Raises FormatError for files of another server, CorruptionError where files are missing without which
-    messages would silently be lost or come again, StoreError where the disk fails."""
+    """Open or create the files; returns the state.
+
+    Raises FormatError for files of another server, StoreError if the disk fails, and CorruptionError if a file is
+    missing and messages would silently be lost or come again."""
     fs.make_directory(directory)
     _refuse_lost_files(fs, directory)
     checkpoint = _read_checkpoint(fs, f"{directory}/checkpoint", server_id)
-    # A lost checkpoint must not bring an epoch back that old delivery ids still carry; the time will not.
+    # Without a checkpoint the time gives the epoch, so that it differs from the epochs of old delivery ids.
     epoch = checkpoint.epoch + 1 if checkpoint else now_us // 1_000_000
     store = BrokerStore.open(fs, f"{directory}/store", server_id, limits, checkpoint.store_offset if checkpoint else 0)
     complete = checkpoint is not None
@@ -56,7 +58,7 @@ def recover_broker(
     state.damages += [f"{found.path}: {found.damage.detail}" for found in store.damages]
     state.damages += [f"{directory}/progress.log: {damage.detail}" for damage in state.progress.damages]
     _scan(state, checkpoint.store_offset)
-    # What came behind the checkpoint is younger than it says, nobody knows by how much; and the clock may be behind now.
+    # Segments written behind the checkpoint have an unknown age, so they age from now on. The clock may be behind now.
     now_us = max([now_us, *state.segment_newest_us.values()])
     state.segment_newest_us = {
         base: state.segment_newest_us.get(base, now_us) if end <= checkpoint.store_offset else now_us
@@ -68,8 +70,10 @@ def recover_broker(
 
 
 def _refuse_lost_files(fs: FileSystem, directory: str) -> None:
-    """The store and the progress log are there before the first checkpoint, and before a message or an ack. Whether to go
-    on without one of them is for a person to say, by one of the steps in the error."""
+    """Raise CorruptionError if the store or the progress log is missing and the other files show that it was there.
+
+    Both exist before the first checkpoint, message and ack. Only the operator may decide to go on without one of them,
+    by a step that the error names."""
     store, progress, checkpoint = f"{directory}/store", f"{directory}/progress.log", f"{directory}/checkpoint"
     has_store = any(name.endswith(".log") for name in fs.listdir(store))
     has_progress = fs.exists(progress)
@@ -106,7 +110,7 @@ def _read_checkpoint(fs: FileSystem, path: str, server_id: int) -> BrokerCheckpo
 
 
 def _scan(state: BrokerState, offset: int) -> None:
-    """Bring queues and windows from a store offset to its end; what retention gave back meanwhile leaves them."""
+    """Bring queues and windows from a store offset to the store's end, and drop the records that retention removed."""
     store = state.store
     for queue in state.queues.values():
         queue.retire(store.first)
@@ -126,7 +130,7 @@ def _add_record(state: BrokerState, record: StoredColumns) -> None:
         if queue is None:
             queue = state.queues[run.key] = ConsumeQueue(position, position)
         if position > queue.end:
-            # Damage swallowed what stood between. A run that cannot be read stands for it, so that pulls report it.
+            # The messages between are lost to damage. An unreadable run stands for them, so that pulls report it.
             queue.append(record.offset, run.row_start, position - queue.end)
         if position == queue.end:
             queue.append(record.offset, run.row_start, run.row_count)
@@ -134,14 +138,14 @@ def _add_record(state: BrokerState, record: StoredColumns) -> None:
 
 
 def _read_progress(state: BrokerState, now_us: int, lease_us: int, *, complete: bool) -> None:
-    """`complete`: a checkpoint names all queues, also those whose messages were given back."""
+    """Apply the progress log. `complete`: a checkpoint named all queues, also those whose messages were removed."""
     lost: dict[QueueKey, int] = {}
     until_ms = 0
     for row in state.progress.rows():
         if row.change == UNTIL:
             until_ms = row.stop
         elif row.change == IN_PLACE:
-            # A wall clock that was set back makes nobody wait for longer than a nack can ask for.
+            # After a wall clock was set back, no message waits for longer than a nack can ask for.
             rest_us = min(until_ms * 1000 - now_us, NACK_DELAY_MS_MAX * 1000)
             waits = (WAITING, lease_us + rest_us, until_ms) if rest_us > 0 else (READY, 0, 0)
             _group(state, row).cursor(row.retry).restore(Place(row.start, row.stop, row.times, *waits))
@@ -167,7 +171,7 @@ def _read_progress(state: BrokerState, now_us: int, lease_us: int, *, complete: 
 
 
 def _group(state: BrokerState, row: ProgressRow) -> ConsumerGroup:
-    """The group of a row, made if it is the first one of it."""
+    """The group of a row; the first row of a group makes it."""
     key = (row.subject, row.group)
     group: ConsumerGroup | None = state.groups.get(key)
     if group is None:
@@ -194,8 +198,8 @@ def _apply(state: BrokerState, row: ProgressRow, lost: dict[QueueKey, int]) -> N
 
 
 def _queue_of(state: BrokerState, key: QueueKey, stop: int, lost: dict[QueueKey, int]) -> ConsumeQueue | None:
-    """The queue of a row. One of which nothing is stored any more (and no checkpoint tells) goes on where acks end,
-    so that no position is used twice; it is noted in `lost`."""
+    """The queue of a row, None if it never had a message. A queue without stored messages, unknown to the checkpoint or
+    ending below the acks, goes on where acks end and is noted in `lost`. So no position is used twice."""
     queue = state.queues.get(key)
     if queue is None and stop > 0:
         queue = state.queues[key] = ConsumeQueue(stop, stop)
