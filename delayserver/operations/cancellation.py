@@ -1,9 +1,9 @@
 """Linearised cancel: `cancelled` is answered only if no attempt can have delivered the message.
 
 The decision is one step on the event loop. A message with an outcome, a running attempt, or a possible attempt before
-a crash gets that answer. The others leave the wheel and the queues and are held. Then the control record is committed
-like a message. A held row cannot be loaded or delivered until the replayer has recorded the outcome. If the commit
-fails, the rows go back.
+a crash is answered with its outcome or `too_late`. The others leave the wheel and the queues and are held. Then the
+control record is committed like a message. A held row cannot be loaded or delivered until the replayer has recorded the
+outcome. If the commit fails, the rows go back.
 
 A message may be cancelled if all its attempts are known to have failed, because no node has it.
 """
@@ -141,7 +141,6 @@ class Cancellation:
 
     async def decide(self, located: Located, sequence: I64, due_ms: I64) -> U8:
         """Decides n messages, u8[n]: answers those that cannot be cancelled, holds the others and answers `cancelled`.
-
         The caller must call `commit_held` or `give_back` in the same step."""
         answer = await self._decide(located, due_ms)
         self._name_missing(answer, located, sequence, due_ms)
@@ -210,9 +209,8 @@ class Cancellation:
         return answer
 
     def _name_missing(self, answer: U8, located: Located, sequence: I64, due_ms: I64) -> None:
-        """Answers messages not found: `too_late` if damage may hide them, `retired` if retention removed them.
-
-        Both may have been accepted, so neither is `unknown`."""
+        """Answers messages not found: `too_late` if damage may hide them, `retired` if retention removed them. Both may
+        have been accepted, so neither is `unknown`."""
         answer[located.hidden] = int(Outcome.TOO_LATE)
         missing = np.flatnonzero(~located.found)
         starts = window_starts(due_ms[missing], self._window_ms)
@@ -222,9 +220,8 @@ class Cancellation:
             answer[rows[self._retired.are(start, sequence[rows])]] = int(Outcome.RETIRED)
 
     def _take_out(self, message: I64, due_ms: I64) -> U8:
-        """Answers u8[n], decided in one step. Messages with a running or possible attempt are too late.
-
-        The others leave the wheel and the queues and are held."""
+        """Answers u8[n], decided in one step. Messages with a running or possible attempt are too late. The others
+        leave the wheel and the queues and are held."""
         answer = np.full(len(message), CANCELLED, dtype=np.uint8)
         answer[self._attempted.maybe(message, due_ms) | self._attempted.unknown(message)] = int(Outcome.TOO_LATE)
         for group in self._groups:
@@ -250,7 +247,7 @@ class Cancellation:
             raise
 
     def give_back(self, message: I64, due_ms: I64) -> None:
-        """Undoes a cancel: releases the messages and loads all rows again from the first of them on.
+        """Undoes a cancel: releases the messages and reads the near future from disk again, from the first of them on.
 
         It loads more than these rows, because a running load may hold or have skipped some, and only the cursors know
         which. This is rare (a full disk) and costs one load.

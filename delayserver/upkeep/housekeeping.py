@@ -80,7 +80,6 @@ class Housekeeping:
 
     async def tell_nodes(self) -> None:
         """Reports complete windows to nodes until cancelled. A separate task, as each unreachable node takes a second.
-
         Starts after the replay is complete, because the replay may bring messages for any window."""
         # The previous process may not have reported these windows.
         self._completed.update(start for start in self._book.starts() if self._book.is_settled(start))
