@@ -84,8 +84,8 @@ def open_directory(
 ) -> Opened:
     """Locks, reads and recovers a data directory. Reports damage that can be read around to `runtime.damage`.
 
-    Raises LockedError, FormatError, CorruptionError (of a file that it cannot do without), DiskFullError (everything is
-    closed, and the call can be repeated when there is room), StoreError.
+    Raises LockedError, FormatError, CorruptionError (of a file that it cannot do without), DiskFullError, StoreError.
+    After DiskFullError everything is closed, and the call can be repeated when there is room.
     """
     with ExitStack() as stack:
         opened = _open(stack, fs, settings, runtime, holder, role)
@@ -292,8 +292,8 @@ def count_accepted(opened: Opened) -> tuple[int, int]:
 def count_placed(opened: Opened, above: int) -> tuple[int, int]:
     """Counts messages and internal records in schedule files behind the sequence `above`.
 
-    Some are behind the end of message_log only after damage of its tail, or if a loss of power kept these pages and not
-    those of the log (durability `os`)."""
+    Some are behind the end of message_log only after damage of its tail or a loss of power (durability `os`). The latter
+    may keep these pages and not those of the log."""
     schedule, days, ledger = opened.schedule, opened.days, opened.ledger
     rows = internal = 0
     for key in schedule.keys():

@@ -169,7 +169,7 @@ class LogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]  # Any wh
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """The record batches of a partition."""
         if not isinstance(partition, LogPartition):
-            return  # Spark asks once with nothing where there are no files
+            return  # without files, Spark calls this once without a partition
         if self._corrupt == REPORT:
             yield from corrupt_rows(partition)
             return
