@@ -292,8 +292,8 @@ def count_accepted(opened: Opened) -> tuple[int, int]:
 def count_placed(opened: Opened, above: int) -> tuple[int, int]:
     """Counts messages and internal records in schedule files behind the sequence `above`.
 
-    Some are behind the end of message_log only after damage of its tail or a loss of power (durability `os`). The latter
-    may keep these pages and not those of the log."""
+    Some are behind the end of message_log only after damage of its tail or a loss of power (durability `os`). The
+    latter may keep these pages and not those of the log."""
     schedule, days, ledger = opened.schedule, opened.days, opened.ledger
     rows = internal = 0
     for key in schedule.keys():

@@ -1,4 +1,4 @@
-"""Spark data sources for our files: `delay_dispatch_log`, `delay_schedule_log`, `delay_message_log`, `delay_broker_log`.
+"""Spark data sources: `delay_dispatch_log`, `delay_schedule_log`, `delay_message_log`, `delay_broker_log`.
 
     register(spark)
     spark.read.format("delay_dispatch_log").option("columns", "subject,due_ms").load("/data/server-1")

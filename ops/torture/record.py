@@ -1,7 +1,7 @@
 """The outside record: messages that a server acknowledged and delivered, kept where no crash of the server reaches.
 
-It knows the promises and notes each broken one at once. It sends no requests: `producing.py` and `consuming.py` fill it,
-and `verdict.py` compares it with the server's answers. Times are microseconds of the clock that the server uses.
+It knows the promises and notes each broken one at once. It sends no requests: `producing.py` and `consuming.py` fill
+it, and `verdict.py` compares it with the server's answers. Times are microseconds of the clock that the server uses.
 """
 
 from __future__ import annotations
