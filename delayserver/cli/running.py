@@ -65,9 +65,8 @@ def log_to_stderr() -> None:
 
 @contextmanager
 def naming_what_failed(settings: Settings) -> Iterator[None]:
-    """Turns a failure to listen, and the loss of the data directory, into a `click.ClickException` with advice.
-
-    Other exceptions pass."""
+    """Turns a failure to listen, and the loss of the data directory, into a `click.ClickException` with advice. Other
+    exceptions pass."""
     from store.errors import StoreError
 
     try:

@@ -1,1 +1,1 @@
-"""Accepts connections: frames come in, operations are called, replies go out."""
+"""Accepts connections, decodes requests, calls operations and sends replies."""

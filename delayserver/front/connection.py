@@ -214,7 +214,7 @@ class Connection:
             self._await_rest_of_frame()
 
     def _begin_ready(self) -> None:
-        """Begins the next requests in the order in which they came, or waits for a turn."""
+        """Begins the next requests in order, or waits for a turn. Only this and `_take_turn` begin requests."""
         ready = self._ready
         if self._long and ready and self.open:
             self._wait_for_turn()
@@ -317,9 +317,8 @@ class Connection:
         self._read_or_pause()
 
     async def _watch_frame(self) -> None:
-        """Refuses a peer that sends a part of a frame and then too little within `idle_frame_timeout_ms`.
-
-        An interval in which the server paused reading is not counted."""
+        """Refuses a peer that sends a part of a frame and then too little within `idle_frame_timeout_ms`. An interval
+        in which the server paused reading is not counted."""
         timeout_ms = self._settings.idle_frame_timeout_ms
         while self._decoder.buffered_bytes:
             came, pauses = self._came_bytes, self._pauses
@@ -461,7 +460,6 @@ class Connection:
 
     def when_room(self, action: Callable[[], None]) -> None:
         """Calls `action`, which makes a reply, when the client has read enough: in this call, or later in call order.
-
         Never calls it if the connection ends before."""
         if self._has_room():
             action()

@@ -108,7 +108,6 @@ class Front:
 
     def opened(self, steps: Steps, table: Table) -> None:
         """Adds the handlers, because the data directory is open; each one answers from the stage of its operation on.
-
         `steps` is called at each step that reads requests."""
         self._steps = steps
         self._quick |= table.quick

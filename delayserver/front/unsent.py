@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 Lost = Callable[[], None]
 
-# The rest of a larger frame is copied when it is at most half of the frame, so that the rest of the frame is freed.
+# The rest of a larger frame is copied when it is at most half of the frame, which is then freed.
 COPY_BYTES_MIN = 64 * 1024
 
 

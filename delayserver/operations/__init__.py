@@ -1,1 +1,1 @@
-"""What each request does."""
+"""The operations behind the requests."""

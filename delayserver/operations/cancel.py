@@ -34,7 +34,6 @@ class Cancel:
 
     async def by_name(self, given: Given, work: Work) -> Cancelled:
         """Cancels messages by name. If a reschedule gives the name to another message meanwhile, cancels that one.
-
         Raises the named error of the commit."""
         named = await self._naming.find(given, work)
         outcome = await self._cancellation.cancel(named.sequence, named.due_ms)

@@ -1,9 +1,9 @@
 """Linearised cancel: `cancelled` is answered only if no attempt can have delivered the message.
 
 The decision is one step on the event loop. A message with an outcome, a running attempt, or a possible attempt before
-a crash gets that answer. The others leave the wheel and the queues and are held. Then the control record is committed
-like a message. A held row cannot be loaded or delivered until the replayer has recorded the outcome. If the commit
-fails, the rows go back.
+a crash is answered with its outcome or `too_late`. The others leave the wheel and the queues and are held. Then the
+control record is committed like a message. A held row cannot be loaded or delivered until the replayer has recorded the
+outcome. If the commit fails, the rows go back.
 
 A message may be cancelled if all its attempts are known to have failed, because no node has it.
 """
@@ -131,7 +131,6 @@ class Cancellation:
 
     async def decide(self, located: Located, sequence: I64, due_ms: I64) -> U8:
         """Decides n messages, u8[n]: answers those that cannot be cancelled, holds the others and answers `cancelled`.
-
         The caller must call `commit_held` or `give_back` in the same step."""
         answer = await self._decide(located, due_ms)
         self._name_missing(answer, located, sequence, due_ms)
@@ -200,9 +199,8 @@ class Cancellation:
         return answer
 
     def _name_missing(self, answer: U8, located: Located, sequence: I64, due_ms: I64) -> None:
-        """Answers messages not found: `too_late` if damage may hide them, `retired` if retention removed them.
-
-        Both may have been accepted, so neither is `unknown`."""
+        """Answers messages not found: `too_late` if damage may hide them, `retired` if retention removed them. Both may
+        have been accepted, so neither is `unknown`."""
         answer[located.hidden] = int(Outcome.TOO_LATE)
         missing = np.flatnonzero(~located.found)
         starts = window_starts(due_ms[missing], self._window_ms)
@@ -212,9 +210,8 @@ class Cancellation:
             answer[rows[self._retired.are(start, sequence[rows])]] = int(Outcome.RETIRED)
 
     def _take_out(self, message: I64, due_ms: I64) -> U8:
-        """Answers u8[n], decided in one step. Messages with a running or possible attempt are too late.
-
-        The others leave the wheel and the queues and are held."""
+        """Answers u8[n], decided in one step. Messages with a running or possible attempt are too late. The others
+        leave the wheel and the queues and are held."""
         answer = np.full(len(message), CANCELLED, dtype=np.uint8)
         answer[self._residency.may_be_delivered(message, due_ms)] = int(Outcome.TOO_LATE)
         mine = np.flatnonzero(answer == CANCELLED)

@@ -186,7 +186,6 @@ class Consuming:
 
     async def nack(self, subject: str, group: str, deliveries: I64, delay_ms: int | None) -> Nacked:
         """Redelivers deliveries (i64[n]) after `delay_ms`; None for the group's own pauses. Durable when this returns.
-
         Raises SubjectInvalid, DiskFull, StorageFailed."""
         subject_code, group_code = self._known(subject, group)
         if not subject_code or not group_code:  # no message of this group was ever handed out

@@ -35,9 +35,8 @@ class NameColumn:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """n messages of one window of a server as columns, n at least 1.
-
-    `redelivery` u32[n] is packed as in the store. `uncertain`: the node may already have some of the messages."""
+    """n messages of one window of a server as columns, n at least 1. `redelivery` u32[n] is packed as in the store.
+    `uncertain`: the node may already have some of the messages."""
 
     server_id: int
     window_ms: int

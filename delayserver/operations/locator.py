@@ -105,7 +105,6 @@ class Locator:
 
     def _hits(self, sequence: I64, due_ms: I64) -> Iterator[tuple[ScheduleKey, Rows, Found | None, Mask]]:
         """Searches each file that may hold these messages. Yields the file, the places searched for and the rows found.
-
         The rows are None if nothing of the file can be read. The mask is True for rows with the right due time."""
         starts = window_starts(due_ms, self._window_ms)
         coarse = self._days.in_day_files(due_ms)
@@ -195,7 +194,6 @@ class Locator:
 
     def read_first(self, sequence: I64, due_ms: I64, bytes_max: int) -> tuple[int, MessageBatch]:
         """Reads the first of n messages, about `bytes_max` bytes of them, at least one. Reports damage and skips it.
-
         Returns how many messages were tried, and those that could be read, whole and in any order."""
         while True:
             version = self._days.version

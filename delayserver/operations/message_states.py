@@ -125,9 +125,8 @@ class MessageStates:
         return found
 
     async def _outcomes(self, start_ms: int, message: I64) -> U8:
-        """Codes u8[n] of messages of one window: 0 without an outcome, TOO_LATE where the file is damaged.
-
-        Waits for cancels in progress."""
+        """Codes u8[n] of messages of one window: 0 without an outcome, TOO_LATE where the file is damaged. Waits for
+        cancels in progress."""
         code = np.zeros(len(message), dtype=np.uint8)
         rest = np.arange(len(message))
         while True:

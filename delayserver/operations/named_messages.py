@@ -65,9 +65,8 @@ Given = GivenReceipts | GivenItems
 
 @dataclass(frozen=True, slots=True)
 class NamedMessages:
-    """The n items of a request: `sequence` i64[n] and `due_ms` i64[n] of their messages, 0 for an unknown message.
-
-    By place: the `errors` of items that name nothing, and the `names` of items with an id of the client."""
+    """The n items of a request: `sequence` i64[n] and `due_ms` i64[n] of their messages, 0 for an unknown message. By
+    place: the `errors` of items that name nothing, and the `names` of items with an id of the client."""
 
     receipts: list[str] | None
     sequence: I64
@@ -102,7 +101,6 @@ class Naming:
 
     async def replaced(self, named: NamedMessages, places: Places) -> Places:
         """Looks the names at these places up again. Returns the places whose message has changed, and updates `named`.
-
         This happens if a reschedule to the same time was in progress at the first look."""
         places = places[[place in named.names for place in places.tolist()]]
         if not len(places):

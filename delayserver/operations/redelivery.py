@@ -58,7 +58,6 @@ class Redelivery:
 
     async def nack(self, subject: int, group: int, deliveries: I64, delay_ms: int | None) -> RetryBatch:
         """Takes leased deliveries back, due again in `delay_ms`; None for the group's own pauses. Durable on return.
-
         Raises DiskFull, StorageFailed, and the errors of the pipeline."""
         clock = self._clock
         batch = self._broker.core.nack(subject, group, deliveries, delay_ms, clock.now_us(), clock.monotonic_us())

@@ -19,8 +19,8 @@ from store.errors import DiskFullError, StoreError
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.records.batches import OutcomeBatch
 
-# The outcomes of a burst are written when none came for QUIET_MS, at the latest after HOT_MS_MAX, because the writing
-# thread competes with deliveries for the GIL.
+# The outcomes of a burst are written when none came for QUIET_MS, at the latest after HOT_MS_MAX. A writing thread
+# competes with deliveries for the GIL.
 QUIET_MS = 20
 HOT_MS_MAX = 100
 
@@ -77,9 +77,8 @@ class OutcomeRecorder:
         decided.was_hot()
 
     async def flush(self) -> None:
-        """Writes and syncs all decided outcomes. A second caller waits for the first.
-
-        Raises the StoreError of this or an earlier flush: a checkpoint must not cover lost outcomes."""
+        """Writes and syncs all decided outcomes. A second caller waits for the first. Raises the StoreError of this or
+        an earlier flush: a checkpoint must not cover lost outcomes."""
         while self._flushing and not self._decided.gave_up:
             await self._flushed.wait()
         if self._failure is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-# If syncs take this long on average, they run in a thread and do not block the event loop. The bound is not lower,
-# because waking the thread and then the event loop costs as much as a slow sync on busy or virtual processors. Groups
-# that alternate between both ways reach two thirds of the throughput of either.
+# If syncs take this long on average, they run in a thread and do not block the event loop. The bound is not lower: on
+# busy or virtual processors, waking the thread and then the event loop costs as much as a slow sync. Groups that
+# alternate between both ways reach two thirds of the throughput of either.
 INLINE_SYNC_US_MAX = 1_000
 # The weight of the moving mean, in syncs.
 _SYNCS = 8

@@ -1,8 +1,8 @@
 """The group commit: makes everything durable in message_log that must be there before its answer, many items at a time.
 
-The next group gathers while one is written and synced. A small group is synced on the event loop while the disk is
-quick, because a hop to a worker thread costs as much as such a sync. A large group is synced in a thread. No later
-stage sees a record before its sync. A failed sync is final: all waiting callers get the error, and the server stops.
+The next group gathers while one is written and synced. While the disk is quick, a small group is synced on the event
+loop, because a worker thread costs as much as such a sync. A large group is synced in a thread. No later stage sees a
+record before its sync. A failed sync is final: all waiting callers get the error, and the server stops.
 """
 
 from __future__ import annotations
@@ -80,9 +80,8 @@ class GroupCommit:
         self._take(size).add_rows(rows, done)
 
     def submit(self, batch: MessageBatch | CancelBatch, done: Done) -> None:
-        """Commits a batch as one record (all or nothing, also across a crash) and gives it sequences.
-
-        Calls `done` and raises as `submit_rows` does."""
+        """Commits a batch as one record (all or nothing, also across a crash) and gives it sequences. Calls `done` and
+        raises as `submit_rows` does."""
         size = ROW_OVERHEAD_BYTES * len(batch)
         if isinstance(batch, MessageBatch):
             size += len(batch.bodies) + len(batch.properties) + len(batch.ids)
@@ -125,7 +124,6 @@ class GroupCommit:
 
     def end_step(self) -> bool:
         """Commits the items of this step at once if the group is small and the disk quick. False if `run` must do it.
-
         All clients that were ready are in the group, so another event-loop iteration would gain nothing."""
         self._in_step = False
         if not self._gathering:

@@ -92,9 +92,8 @@ class Intake:
     # -- rows
 
     def rows(self, messages: object) -> tuple[list[Row], list[Rejection]]:
-        """Checks messages in rows. Returns the accepted ones in order, and the rejections.
-
-        Raises InvalidArgument and BatchTooLarge for the whole request."""
+        """Checks messages in rows. Returns the accepted ones in order, and the rejections. Raises InvalidArgument and
+        BatchTooLarge for the whole request."""
         if type(messages) is not list or not messages:
             raise invalid("messages", "a list of at least one map", messages)
         if len(messages) > self._settings.batch_messages_max:
@@ -213,9 +212,8 @@ class Intake:
         return True
 
     def intern(self, kind: int, names: list[str], *, fitting: bool = False) -> NDArray[np.uint32]:
-        """The codes u32[n] of names; with `fitting`, 0 where the table has no room.
-
-        Raises SubjectsFull, GroupsFull, DiskFull, and StorageFailed, after which the server stops."""
+        """The codes u32[n] of names; with `fitting`, 0 where the table has no room. Raises SubjectsFull, GroupsFull,
+        DiskFull, and StorageFailed, after which the server stops."""
         try:
             codes = self._names.intern(kind, names, fitting=fitting)
         except TableFullError as error:
@@ -285,9 +283,8 @@ class Intake:
     # -- columns
 
     def columns(self, messages: MessageColumns) -> tuple[MessageBatch | None, list[Rejection]]:
-        """Checks messages in columns. Returns the accepted ones, None if no row is left, and the rejections.
-
-        Raises named errors for the whole request."""
+        """Checks messages in columns. Returns the accepted ones, None if no row is left, and the rejections. Raises
+        named errors for the whole request."""
         bodies = messages.bodies
         bad: dict[int, DelayServerError] = {}
         due_ms = self.due_column(messages.due, bad)

@@ -79,9 +79,8 @@ def cancels_in(log: MessageLog, lost: Iterable[DispatchKey], window_ms: int, rep
 
 
 def is_restored(loss: Loss, cancels: LoggedCancels, left: I64) -> bool:
-    """True if other files prove every outcome that a file lost.
-
-    `cancels` are those of the file's window or day; `left` i64[n] are the sequences whose outcome was not lost."""
+    """True if other files prove every outcome that a file lost. `cancels` are those of the file's window or day; `left`
+    i64[n] are the sequences whose outcome was not lost."""
     if not _is_in_other_files(loss):
         return False
     missing = ~np.isin(cancels.batch.sequence, left)

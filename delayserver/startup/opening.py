@@ -92,8 +92,8 @@ def open_directory(
 ) -> Opened:
     """Locks, reads and recovers a data directory. Reports damage that can be read around to `runtime.damage`.
 
-    Raises LockedError, FormatError, CorruptionError (of a file that it cannot do without), DiskFullError (everything is
-    closed, and the call can be repeated when there is room), StoreError.
+    Raises LockedError, FormatError, CorruptionError (of a file that it cannot do without), DiskFullError, StoreError.
+    After DiskFullError everything is closed, and the call can be repeated when there is room.
     """
     with ExitStack() as stack:
         opened = _open(stack, fs, settings, runtime, holder, role)
@@ -233,9 +233,8 @@ def _has_gone(
 
 
 def _refuse_lost_tables(fs: FileSystem, path: str) -> None:
-    """Raises CorruptionError if a table is missing that must exist before the first record.
-
-    New, empty tables would give other names to the codes in the logs, and rows of a sealed day to its minutes again."""
+    """Raises CorruptionError if a table is missing that must exist before the first record. New, empty tables would
+    give other names to the codes in the logs, and rows of a sealed day to its minutes again."""
     for table, folder in (("names.log", "message_log"), ("days", "schedule_log")):
         if not fs.exists(f"{path}/{table}") and fs.listdir(f"{path}/{folder}"):
             detail = f"the table is missing, but {folder} has files; `delayserver recover rebuild` makes it anew"
@@ -278,7 +277,6 @@ def _remember_losses(
     fs: FileSystem, path: str, checkpoint: Checkpoint, schedule: ScheduleLog, dispatch: DispatchLog
 ) -> Checkpoint:
     """Writes the checkpoint again with the losses of files in place of their marks, before any append to these files.
-
     Otherwise a later start could neither see the loss nor count the file by its old mark. Raises DiskFullError."""
     lost = lost_table(schedule.lost, dispatch.lost)
     known = schedule_marks(checkpoint.schedule), dispatch_marks(checkpoint.dispatch)
@@ -302,8 +300,8 @@ def count_accepted(opened: Opened) -> tuple[int, int]:
 def count_placed(opened: Opened, above: int) -> tuple[int, int]:
     """Counts messages and internal records in schedule files behind the sequence `above`.
 
-    There are some behind the end of message_log only if its tail is damaged, or if a loss of power kept these pages and
-    not those of the log (durability `os`)."""
+    Some are behind the end of message_log only after damage of its tail or a loss of power (durability `os`). The
+    latter may keep these pages and not those of the log."""
     schedule, days, ledger = opened.schedule, opened.days, opened.ledger
     rows = internal = 0
     for key in schedule.keys():
@@ -323,9 +321,8 @@ def count_placed(opened: Opened, above: int) -> tuple[int, int]:
 
 
 def find_lost_broker(fs: FileSystem, opened: Opened) -> CorruptionError | None:
-    """The damage if the broker's files are missing in a directory that has had messages or consumers, else None.
-
-    A new directory has no such files yet."""
+    """The damage if the broker's files are missing in a directory that has had messages or consumers, else None. A new
+    directory has no such files yet."""
     path = f"{opened.directory.path}/broker"
     if not len(opened.names.codes(SUBJECT)) + len(opened.names.codes(CONSUMER_GROUP)) or fs.listdir(path):
         return None

@@ -118,9 +118,8 @@ def _verified(schedule: ScheduleLog, key: ScheduleKey) -> I64:
 
 @dataclass(frozen=True, slots=True)
 class Uncounted:
-    """Corrections of the balance at a start: `outcomes` to subtract from the totals, one per row.
-
-    `accepted` messages and `internal` records are added to the accepted ones; they may be negative."""
+    """Corrections of the balance at a start: `outcomes` to subtract from the totals, one per row. `accepted` messages
+    and `internal` records are added to the accepted ones; they may be negative."""
 
     outcomes: OutcomeBatch
     accepted: int
@@ -179,9 +178,8 @@ class OrphanSearch:
         return [key for key in _files_of(start_ms) if key in self._dispatch]
 
     def _doubtful(self, kept: dict[int, int]) -> set[DispatchKey]:
-        """Files of windows with damage or orphans, or with outcomes that the checkpoint does not cover.
-
-        The messages of such outcomes may be lost (durability `os`)."""
+        """Files of windows with damage or orphans, or with outcomes that the checkpoint does not cover. The messages of
+        such outcomes may be lost (durability `os`)."""
         marks, dispatch, schedule = dispatch_marks(self._checkpoint.dispatch), self._dispatch, self._schedule
         doubtful = {key for key in dispatch.keys() if key not in marks or dispatch.end(key) > marks[key].end}
         doubtful |= {

@@ -78,9 +78,8 @@ class Checkpointing:
             await self._clock.sleep_ms(min(left_ms, POLL_MS) if left_ms > 0 else POLL_MS)
 
     async def run_horizon(self) -> None:
-        """Moves only the horizon until cancelled, for a start that delivers before its replay is complete.
-
-        A whole checkpoint would claim that cancels are recorded, although they wait for the end of the replay."""
+        """Moves only the horizon until cancelled, for a start that delivers before its replay is complete. A whole
+        checkpoint would claim that cancels are recorded, although they wait for the end of the replay."""
         while True:
             await self._move_horizon()
             await self._clock.sleep_ms(POLL_MS)
@@ -116,9 +115,8 @@ class Checkpointing:
             await self._workers.run(work)
 
     async def _move_horizon(self) -> None:
-        """Writes the last checkpoint again with a new horizon, so that deliveries go on while the disk is full.
-
-        Uses the room that was kept for it. May run while `_write` waits for room for outcomes, or is in its thread."""
+        """Writes the last checkpoint again with a new horizon, so that deliveries go on while the disk is full. Uses
+        the room that was kept for it. May run while `_write` waits for room for outcomes, or is in its thread."""
         if self._horizon.is_near(self._clock.now_ms()):
             peak_us = self._clock.now_us()
             await self._run(partial(self._file.move_horizon, peak_us))

@@ -33,7 +33,6 @@ class KeptRoom:
 
     def require_beside(self, growth_bytes: int) -> None:
         """Returns if the broker's store may grow by this much. Raises DiskFullError if accepted messages need the room.
-
         If they do not fit anyway, the store may grow: the operator has to make room in any case."""
         needed, free = self.needed_bytes, self._free_bytes()
         if needed and needed <= free < needed + growth_bytes + self._margin_bytes:

@@ -33,7 +33,7 @@ class OnTheirWay:
         self._positions = positions
         self._window_ms = window_ms
         self._workers = runtime.workers
-        # The range of message_log that was read last, and its windows. A blocked replay would be read again and again.
+        # The range of message_log that was read last, and its windows, so that a blocked replay is not read repeatedly.
         self._stretch = (0, 0)
         self._windows: set[int] = set()
 

@@ -82,9 +82,8 @@ class Retention:
         self._damage = runtime.damage
 
     def oldest_due_ms(self) -> int:
-        """The oldest due time that is accepted; earlier ones are `too_old`.
-
-        Their window, which proves duplicates, may be removed at any time. Later windows refuse if they are `closed`."""
+        """The oldest due time that is accepted; earlier ones are `too_old`. Their window, which proves duplicates, may
+        be removed at any time. Later windows refuse if they are `closed`."""
         return window_of(self._clock.now_ms() - self._settings.retention_ms, self._settings.window_ms)
 
     def finish_interrupted(self) -> None:
@@ -108,9 +107,8 @@ class Retention:
         return max(self._schedule.last_sequence(file) for file in self._book.files(start_ms))
 
     def retired_totals(self) -> I64:
-        """Outcome counts i64[16] of retired messages, without those that files still hold.
-
-        A late message can keep a window's files after its entry in the ledger, also across a crash."""
+        """Outcome counts i64[16] of retired messages, without those that files still hold. A late message can keep a
+        window's files after its entry in the ledger, also across a crash."""
         totals = np.zeros(16, dtype=np.int64)
         counts = self._ledger.totals()
         for name, code in _COLUMNS.items():

@@ -62,9 +62,8 @@ class Audit:
     def completeness(
         self, question: CompletenessQuestion, *, broker_log: bool, use: Callable[[CompletenessReport], Result]
     ) -> Result:
-        """The result of `use` with the completeness report; with `broker_log` also of the brokers' stores.
-
-        `use` runs again if files vanish meanwhile."""
+        """The result of `use` with the completeness report; with `broker_log` also of the brokers' stores. `use` runs
+        again if files vanish meanwhile."""
         logs = [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG, *([BROKER_LOG] if broker_log else [])]
 
         def attempt() -> tuple[Result, list[str]]:

@@ -28,7 +28,6 @@ PROBLEMS = ("lost", "duplicated", "early", "orphaned", "not_stored")
 @dataclass(frozen=True, slots=True)
 class Horizon:
     """`replayed` by server id: the offset of message_log below which every message is in schedule_log.
-
     `stored_from_us`: the broker log still has every message handed off since then. None without the broker log."""
 
     replayed: Mapping[int, int]

@@ -28,9 +28,8 @@ class CutPoints:
 
 
 def cut_points(file: File, start: int, stop: int, part_bytes: int) -> CutPoints:
-    """Offsets about `part_bytes` apart. The walk ends at the first bytes that are no header.
-
-    The bytes behind belong to the last part, whose reader judges them. The reader also checks the header checksums."""
+    """Offsets about `part_bytes` apart. The walk ends at the first bytes that are no header. The bytes behind belong to
+    the last part, whose reader judges them. The reader also checks the header checksums."""
     offsets: list[int] = []
     position, synced, following = start, 0, start + part_bytes
     buffer, buffer_start = b"", start

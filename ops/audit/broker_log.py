@@ -32,9 +32,8 @@ Key = tuple[int, int, bool]
 
 @dataclass(frozen=True, slots=True)
 class BrokerSide:
-    """The brokers' stores. `stored_from_us`: every node still keeps all messages handed over since then.
-
-    `queues`: a row for each queue and consumer group, with counts of kept and unacked messages."""
+    """The brokers' stores. `stored_from_us`: every node still keeps all messages handed over since then. `queues`: a
+    row for each queue and consumer group, with counts of kept and unacked messages."""
 
     stored_from_us: int
     stored: int

@@ -44,7 +44,6 @@ PART_BYTES = 64 << 20
 @dataclass(frozen=True, slots=True)
 class Part:
     """Records of one file from `start` to `stop`. The file was durable up to `synced`, so damage below is corruption.
-
     `base` and `span_ms` are the window of due times of the file (`span_ms` 0: any)."""
 
     directory: str

@@ -29,7 +29,6 @@ CorruptRow = dict[str, object]
 @dataclass(frozen=True, slots=True)
 class Retired:
     """The ledger of one server. `rows`: counts of windows whose files are gone, without coarse days, which are moved.
-
     `damages`: rows of the `corrupt` report; the counts of windows in them are missing."""
 
     server_id: int

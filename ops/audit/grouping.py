@@ -15,9 +15,8 @@ _CODES_MAX = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Rows with integer `keys`, and values that `grouped` sums up or reduces to the largest or smallest.
-
-    All arrays have the same length."""
+    """Rows with integer `keys`, and values that `grouped` sums up or reduces to the largest or smallest. All arrays
+    have the same length."""
 
     keys: Columns
     sums: Columns

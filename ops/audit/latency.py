@@ -95,9 +95,8 @@ class LatencyReport:
         }
 
     def by_frame(self, dimensions: Sequence[str]) -> DataFrame:
-        """One row for each combination of the dimensions, with the figures in microseconds.
-
-        `dimensions` must be those of the question, or one of subject, minute and hour."""
+        """One row for each combination of the dimensions, with the figures in microseconds. `dimensions` must be those
+        of the question, or one of subject, minute and hour."""
         keys = [KEYS.get(name, name) for name in dimensions]
         return self._grouped(dimensions).orderBy(*keys)
 

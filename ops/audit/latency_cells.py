@@ -51,9 +51,8 @@ Columns = Mapping[str, NDArray[Any]]
 
 
 class CellCounter:
-    """Counts rows of the dispatch log of one server. `slo_us`: the lateness allowed by the objective.
-
-    `by`: the dimensions of the question; empty if other cells have them."""
+    """Counts rows of the dispatch log of one server. `slo_us`: the lateness allowed by the objective. `by`: the
+    dimensions of the question; empty if other cells have them."""
 
     def __init__(self, slo_us: int, by: Sequence[str]) -> None:
         self._slo_us = slo_us

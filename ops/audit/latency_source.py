@@ -100,7 +100,7 @@ class CellReader(DataSourceReader):  # type: ignore[misc,unused-ignore]  # Any w
         """The cells of each server in a partition, and the damage. A vanished file has no rows: the caller of `capture`
         checks for these afterwards."""
         if not isinstance(partition, LogPartition):
-            return  # Spark asks once with nothing where there are no files
+            return  # without files, Spark calls this once without a partition
         counters: dict[tuple[str, int], CellCounter] = {}
         for part in partition.parts:
             counter = counters.setdefault((part.directory, part.server_id), CellCounter(self._slo_us, self._by))

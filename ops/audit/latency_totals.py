@@ -84,9 +84,8 @@ class LatencyTotals:
         return found
 
     def attempts(self) -> dict[str, Any]:
-        """Messages by their number of attempts, and `maybe_twice`, those that may have been delivered twice.
-
-        An earlier hand-over of these to another node had no answer."""
+        """Messages by their number of attempts, and `maybe_twice`, those that may have been delivered twice. An earlier
+        hand-over of these to another node had no answer."""
         counts: Counter[int] = Counter()
         maybe_twice = 0
         for row in self._delivered():

@@ -31,9 +31,8 @@ class LogPartition(InputPartition):  # type: ignore[misc,unused-ignore]  # Any w
 
 
 def pack(parts: Sequence[Part], pack_bytes: int) -> list[LogPartition]:
-    """One partition per part. With `pack_bytes`, neighbours share one up to that size.
-
-    A task costs some milliseconds, so a day of minute files would cost a minute."""
+    """One partition per part. With `pack_bytes`, neighbours share one up to that size. A task costs some milliseconds,
+    so a day of minute files would cost a minute."""
     partitions: list[list[Part]] = []
     size = 0
     for part in parts:
@@ -50,7 +49,6 @@ def read_rows(
     partition: LogPartition, fields: Sequence[Field], selection: Selection, *, skip: bool, vanished_too: bool
 ) -> Iterator[pa.RecordBatch]:
     """Record batches of the selected rows. `skip`: skip corruption. Raises CorruptionError, FormatError, VanishedError.
-
     `vanished_too`: a vanished file has no rows, and the caller of `capture` checks for it afterwards."""
     for part in partition.parts:
         damages: list[Damage] | None = [] if skip else None

@@ -21,7 +21,6 @@ _ID_BYTES = 16
 @dataclass(frozen=True, slots=True)
 class MessageRows:
     """n messages: subject names with an index u32[n], due_ms i64[n], bodies end to end with offsets i64[n + 1], n ids.
-
     `properties` and `expires_ms` are None if the rows have none."""
 
     subjects: list[str]

@@ -55,7 +55,7 @@ class Pictured:
 
 
 def draw_page(pictured: Pictured, balance: Mapping[str, Any], about: str = "") -> str:
-    """The whole page. `about` says what was audited."""
+    """The whole page. `about` describes the audit in a line."""
     latency = pictured.latency
     by = [key for key in (latency["by"] or [{}])[0] if key not in _FIGURES]
     figures = json.dumps({"latency": latency, "completeness": balance}, default=as_plain)

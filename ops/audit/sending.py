@@ -40,7 +40,6 @@ class Sent:
 
 class Sender:
     """One connection with its own thread. `fail`: a row that is refused for good raises ValueError, else it is counted.
-
     The end of the `with` block drops waiting rows, waits for the request in flight, and closes the connection."""
 
     def __init__(self, client: Client, *, fail: bool) -> None:

@@ -23,7 +23,7 @@ LOCAL_MEMORY = "2g"
 
 
 def check_java() -> None:
-    """Raises `click.ClickException` with one line of advice if Java is missing, before Spark fills the screen."""
+    """Raises `click.ClickException` with advice if Java is missing or too old, before Spark fills the screen."""
     home = os.environ.get("JAVA_HOME")
     java = shutil.which(str(Path(home) / "bin" / "java")) if home else shutil.which("java")
     if java is None:

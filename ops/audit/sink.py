@@ -59,7 +59,6 @@ class DelayServerSink(DataSource):  # type: ignore[misc,unused-ignore]  # Any wh
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """`servers`: addresses. The id of a message selects one, also for a retry. `subject`: for rows without that column.
-
     `campaign`: makes derived ids differ from those of the same rows sent earlier. `rejected`: `fail` or `skip`."""
 
     servers: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Spark data sources for our files: `delay_dispatch_log`, `delay_schedule_log`, `delay_message_log`, `delay_broker_log`.
+"""Spark data sources: `delay_dispatch_log`, `delay_schedule_log`, `delay_message_log`, `delay_broker_log`.
 
     register(spark)
     spark.read.format("delay_dispatch_log").option("columns", "subject,due_ms").load("/data/server-1")
@@ -169,7 +169,7 @@ class LogReader(DataSourceReader):  # type: ignore[misc,unused-ignore]  # Any wh
     def read(self, partition: Any) -> Iterator[pa.RecordBatch]:
         """The record batches of a partition."""
         if not isinstance(partition, LogPartition):
-            return  # Spark asks once with nothing where there are no files
+            return  # without files, Spark calls this once without a partition
         if self._corrupt == REPORT:
             yield from corrupt_rows(partition)
             return

@@ -30,9 +30,8 @@ _WHOLE = 1 << 62
 
 
 class StreamBrokenError(StoreError):
-    """A file is shorter than the stream's offset, because a loss of power took unsynced records.
-
-    Their messages are delivered and recorded again. Start the stream with a new checkpoint to count them anew."""
+    """A file is shorter than the stream's offset, because a loss of power took unsynced records. Their messages are
+    delivered and recorded again. Start the stream with a new checkpoint to count them anew."""
 
 
 class DispatchStreamReader(DataSourceStreamReader):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed

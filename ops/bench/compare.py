@@ -65,7 +65,6 @@ PEERS: Final = {
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """One row against the peers. ``measure(harness, peer, options)`` calls the harness; ``field`` of its result counts.
-
     ``modes`` are the durable modes of the peers that support the row."""
 
     field: str
@@ -132,7 +131,6 @@ def compare(
     bursts: int | None = None,
 ) -> None:
     """Runs the comparisons and prints each when it is done. With ``bursts``, runs those of sending in so many bursts.
-
     Raises `click.ClickException` if a peer, a package or the harness is missing."""
     chosen = _chosen(peers, list(PEERS), "--peers")
     known = [name for name, comparison in COMPARISONS.items() if bursts is None or comparison.shape is not None]

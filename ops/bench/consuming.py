@@ -82,9 +82,8 @@ class Consumers:
         self.targets = [(consume, address, subject, self.counts, place) for place in range(count)]
 
     def wait_for(self, messages: int, due_ms: int) -> None:
-        """Waits until so many messages have come, and LINGER_S longer.
-
-        Raises `ChildFailed` if none comes for QUIET_S_MAX after ``due_ms``, the last due time."""
+        """Waits until so many messages have come, and LINGER_S longer. Raises `ChildFailed` if none comes for
+        QUIET_S_MAX after ``due_ms``, the last due time."""
         seen, seen_s = -1, time.time()
         while (now := sum(self.counts)) < messages:
             if now != seen:

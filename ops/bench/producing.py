@@ -40,9 +40,8 @@ def open_client(address: str) -> Client:
 
 
 def ingest(gate: Gate, address: str, batch: int, seconds: float, spread_ms: int) -> Sent:
-    """Sends batches one after the other for some time, due one day ahead.
-
-    With ``spread_ms`` the due times are spread uniformly over that time, from an hour ahead on."""
+    """Sends batches one after the other for some time, due one day ahead. With ``spread_ms`` the due times are spread
+    uniformly over that time, from an hour ahead on."""
     chance = np.random.default_rng()
     blob = make_bodies(batch).tobytes()
     calls = []

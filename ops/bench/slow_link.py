@@ -17,9 +17,8 @@ LOOK_S: Final = 0.1
 
 
 def relay(gate: Gate, port: int, node: str, reply_after_s: float) -> int:
-    """Relays every connection on `port` to `node`, and delays replies by `reply_after_s`.
-
-    The first call of the parent ends the delay, the second one ends the relay. Returns the number of connections."""
+    """Relays every connection on `port` to `node`, and delays replies by `reply_after_s`. The first call of the parent
+    ends the delay, the second one ends the relay. Returns the number of connections."""
     connections = 0
     quick = threading.Event()
     with socket.create_server(("127.0.0.1", port)) as listener:

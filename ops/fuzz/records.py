@@ -59,9 +59,8 @@ def mend_file_header(data: bytes) -> bytes:
 
 
 def mend_record(data: bytes, start: int = 0, place: int = 0) -> tuple[bytes, int]:
-    """Corrects the checksums and the place of the record at `start`, if its lengths are within the data.
-
-    Returns the data and the start of the next record."""
+    """Corrects the checksums and the place of the record at `start`, if its lengths are within the data. Returns the
+    data and the start of the next record."""
     if len(data) < start + HEADER_BYTES:
         return data, len(data)
     columns_bytes, _, blob_bytes, _, _ = _LENGTHS.unpack_from(data, start + 16)
@@ -170,9 +169,8 @@ def _blocks_seeds() -> list[bytes]:
 
 
 def check_blocks(data: bytes) -> bool:
-    """Reads two blocks one by one and together; the columns must be the same.
-
-    The input is [kind, count u16, length u16, block, block]."""
+    """Reads two blocks one by one and together; the columns must be the same. The input is [kind, count u16, length
+    u16, block, block]."""
     if len(data) < 5 or data[0] not in BATCHES:
         return False
     schema = BATCHES[data[0]].schema

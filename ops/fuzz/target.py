@@ -20,9 +20,8 @@ def _as_it_is(data: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """`seeds` are valid inputs. `check` parses an input and returns whether it was accepted.
-
-    `mend` corrects the checksums of a changed input, so that the fuzzer gets past them."""
+    """`seeds` are valid inputs. `check` parses an input and returns whether it was accepted. `mend` corrects the
+    checksums of a changed input, so that the fuzzer gets past them."""
 
     name: str
     seeds: Callable[[], list[bytes]]

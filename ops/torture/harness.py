@@ -54,9 +54,8 @@ ack_timeout_ms = 3600000
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The length and the load of a run. `run_s_max`: the longest time between a start and its kill.
-
-    `pause_s`: the pause between two requests of one thread, so that the load leaves a core to the server."""
+    """The length and the load of a run. `run_s_max`: the longest time between a start and its kill. `pause_s`: the
+    pause between two requests of one thread, so that the load leaves a core to the server."""
 
     kills: int
     """The lives of the server that end by SIGKILL, or with `power` by a loss of power."""

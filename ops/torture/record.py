@@ -1,7 +1,7 @@
 """The outside record: messages that a server acknowledged and delivered, kept where no crash of the server reaches.
 
-It knows the promises and notes each broken one at once. It sends no requests: `producing.py` and `consuming.py` fill it,
-and `verdict.py` compares it with the server's answers. Times are microseconds of the clock that the server uses.
+It knows the promises and notes each broken one at once. It sends no requests: `producing.py` and `consuming.py` fill
+it, and `verdict.py` compares it with the server's answers. Times are microseconds of the clock that the server uses.
 """
 
 from __future__ import annotations
@@ -45,9 +45,8 @@ class Fate(IntEnum):
 
 @dataclass(slots=True)
 class Instance:
-    """A message as the broker stores it, or a retry of it, which has its own sequence.
-
-    It may come again only after a crash, and only until its ack or nack is answered."""
+    """A message as the broker stores it, or a retry of it, which has its own sequence. It may come again only after a
+    crash, and only until its ack or nack is answered."""
 
     sent: Sent
     sequence: int
@@ -67,9 +66,8 @@ class Instance:
 
 @dataclass(slots=True)
 class Retry:
-    """A nack of `instance`. One more instance may come, due at `from_us` or later; if `answered`, it must come.
-
-    After a nack without an answer, the retry comes, or `instance` comes again, or both."""
+    """A nack of `instance`. One more instance may come, due at `from_us` or later; if `answered`, it must come. After a
+    nack without an answer, the retry comes, or `instance` comes again, or both."""
 
     from_us: int
     instance: Instance
@@ -111,9 +109,8 @@ class Sent:
 
     @property
     def lost_retries(self) -> int:
-        """The number of retries that must come and have not.
-
-        Two retries cannot always be distinguished, so those of unanswered nacks are only counted."""
+        """The number of retries that must come and have not. Two retries cannot always be distinguished, so those of
+        unanswered nacks are only counted."""
         unanswered = [retry for retry in self.retries if not retry.answered]
         instead = sum(not retry.came_again for retry in unanswered)
         came = sum(retry.came for retry in unanswered)
@@ -259,9 +256,8 @@ class Record:
             )
 
     def _first_of(self, sent: Sent, delivery: Delivery) -> Instance:
-        """The new instance of a message, which is its first or the retry of a nack.
-
-        Each nack allows one retry, not before its time."""
+        """The new instance of a message, which is its first or the retry of a nack. Each nack allows one retry, not
+        before its time."""
         if not sent.instances:
             self.arrived_total += 1
             if sent.receipt and not sent.asked_again and int(sent.receipt[-12:], 16) != delivery.sequence:

@@ -61,9 +61,8 @@ class TorturedServer:
         self._end(signal.SIGKILL)
 
     def lose_power(self) -> list[str]:
-        """Kills the process after its disk is gone; it may have ended by itself.
-
-        Returns log lines that wrongly call an error of the disk a bug."""
+        """Kills the process after its disk is gone; it may have ended by itself. Returns log lines that wrongly call an
+        error of the disk a bug."""
         process, self._process = self._process, None
         assert process is not None and process.stdout is not None
         process.kill()

@@ -19,9 +19,8 @@ OUTCOMES = ("delivered", "expired", "dead_lettered")
 
 
 class Done(NamedTuple):
-    """The number of `messages` delivered again, and the `unread` damage.
-
-    `waiting` counts further messages of a DIR that already wait for the next start."""
+    """The number of `messages` delivered again, and the `unread` damage. `waiting` counts further messages of a DIR
+    that already wait for the next start."""
 
     messages: int
     unread: Unread

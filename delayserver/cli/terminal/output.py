@@ -38,9 +38,8 @@ def _stdout_is_utf8() -> bool:
 
 
 def visible(text: str) -> str:
-    """Text for one line, with control characters escaped like \\x1b.
-
-    So a message can neither control the reader's terminal nor look like a line of the program."""
+    """Text for one line, with control characters escaped like \\x1b. So a message can neither control the reader's
+    terminal nor look like a line of the program."""
     return _CONTROLS.sub(_escape, text)
 
 

@@ -77,9 +77,8 @@ class MessageReader:
 
 
 def put_name(given: GivenItems, place: int, item: dict[str, Any], due_name: str) -> None:
-    """Stores the name of an item, or an error if it has no due time or no id.
-
-    The server cannot look for a message without an id, so `unknown` would be a wrong answer."""
+    """Stores the name of an item, or an error if it has no due time or no id. The server cannot look for a message
+    without an id, so `unknown` would be a wrong answer."""
     due_ms, message_id = item.get(due_name), item.get("message_id")
     if type(due_ms) is int and message_id is not None:
         given.names[place] = GivenName(item.get("subject"), message_id, due_ms)

@@ -92,9 +92,8 @@ class SendHandlers:
 
 
 def _read_subjects(arguments: dict[str, Any], count: int) -> tuple[list[Any], NDArray[np.uint32] | None]:
-    """The subjects, and the index of each message's subject, u32[n]; None if all messages have one subject.
-
-    Raises InvalidArgument."""
+    """The subjects, and the index of each message's subject, u32[n]; None if all messages have one subject. Raises
+    InvalidArgument."""
     subject, subjects = arguments.get("subject"), arguments.get("subjects")
     if subject is not None:
         return [subject], None
