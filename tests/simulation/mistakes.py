@@ -139,8 +139,14 @@ def early_by_one_tick() -> list[Change]:
         def now_us(self) -> int:
             return self._right.now_us() + TICK_US
 
+        def now_ms(self) -> int:
+            return self.now_us() // 1000
+
         def monotonic_us(self) -> int:
             return self._right.monotonic_us()
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._right, name)
 
     return [(Host, "clock_of_process", lambda right: lambda self: Hasty(right(self)))]
 
