@@ -1,5 +1,6 @@
 """Makes the operations of the blocking client from those of the asynchronous one: ``python -m ops.blocking_client``.
 
+Each file `async_*operations.py` of the client gets a twin `blocking_*operations.py`.
 Both are the same text, but for ``async``, ``await`` and some names. Token by token, so that comments and lines stay.
 """
 
@@ -13,23 +14,36 @@ from pathlib import Path
 from typing import Final
 
 CLIENT: Final = Path(__file__).parents[1] / "delayserver" / "client"
-SOURCE: Final = CLIENT / "async_operations.py"
-TARGET: Final = CLIENT / "blocking_operations.py"
+SOURCES: Final = sorted(CLIENT.glob("async_*operations.py"))
 
 NAMES: Final = {
     "AsyncBatcher": "Batcher",
     "AsyncClient": "Client",
-    "AsyncOperations": "BlockingOperations",
+    "AsyncPublishClient": "PublishClient",
+    "AsyncPublishSender": "PublishSender",
     "AsyncSender": "Sender",
+    "AsyncTransaction": "Transaction",
+    "__aenter__": "__enter__",
+    "__aexit__": "__exit__",
     "async_batching": "batching",
     "asynchronous": "blocking",
 }
 
 _NAME: Final = re.compile(rf"\b({'|'.join(NAMES)})\b")
+# Each file of operations has a twin: `AsyncXOperations` in `async_x_operations.py`.
+_CLASS: Final = re.compile(r"\bAsync(\w*Operations)\b")
+_MODULE: Final = re.compile(r"\basync_(\w*operations)\b(?!\.py)")
 
 
-def blocking(source: str) -> str:
-    """The blocking twin of an asynchronous module: without ``async`` and ``await``, and with the names of `NAMES`."""
+def target_of(source: Path) -> Path:
+    """The file of the blocking twin."""
+    return source.with_name(source.name.replace("async_", "blocking_", 1))
+
+
+def blocking(source: str, name: str) -> str:
+    """The blocking twin of an asynchronous module: without ``async`` and ``await``, and with other names.
+
+    `name` is the file name of the source."""
     lines = source.splitlines(keepends=True)
     tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
     # From the end on, so that the places of the tokens before stay true.
@@ -38,8 +52,10 @@ def blocking(source: str) -> str:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column] + lines[row - 1][behind.start[1] :]
     text = _NAME.sub(lambda name: NAMES[name[0]], "".join(lines))
-    return f"# Made by `python -m ops.blocking_client` from {SOURCE.name}. Change that file.\n{text}"
+    text = _MODULE.sub(r"blocking_\1", _CLASS.sub(r"Blocking\1", text))
+    return f"# Made by `python -m ops.blocking_client` from {name}. Change that file.\n{text}"
 
 
 if __name__ == "__main__":
-    TARGET.write_text(blocking(SOURCE.read_text()))
+    for path in SOURCES:
+        target_of(path).write_text(blocking(path.read_text(), path.name))

@@ -28,7 +28,7 @@ JAVA_MIN = 17
 def missing_for_spark() -> str | None:
     """What a Spark test lacks on this machine, as a sentence, or None."""
     if importlib.util.find_spec("pyspark") is None:
-        return "pyspark is not installed: pip install '.[audit]'"
+        return "pyspark is not installed: pip install --use-pep517 '.[audit]'"
     java = shutil.which("java")
     if java is None:
         return f"Java is not installed: install Java {JAVA_MIN} or newer"

@@ -25,7 +25,9 @@ FORBIDDEN_IMPORTS = {
 
 STORE = {"store", "store.disk", "store.records", "store.indexes", "store.logs", "store.tables"}
 GROUND = {"delayserver.protocol", "delayserver.config", "delayserver.runtime", "delayserver.net"}
-BROKER = {"delayserver.broker"} | {f"delayserver.broker.{room}" for room in ("queues", "files", "actions", "service")}
+BROKER = {"delayserver.broker"} | {
+    f"delayserver.broker.{room}" for room in ("filters", "queues", "files", "actions", "service")
+}
 # What every stage may import. A stage imports no other stage: stages meet in `state`.
 BELOW_STAGES = STORE | GROUND | {"wheel", "delayserver.state"}
 STAGES = {
@@ -51,10 +53,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "delayserver": {"delayserver.client"},
     "delayserver.state": STORE | GROUND | {"wheel"},
     "delayserver.broker": STORE,
+    "delayserver.broker.filters": STORE,
     "delayserver.broker.queues": STORE | {"delayserver.broker"},
     "delayserver.broker.files": STORE | {"delayserver.broker", "delayserver.broker.queues"},
     "delayserver.broker.actions": STORE
-    | {"delayserver.broker", "delayserver.broker.queues", "delayserver.broker.files"},
+    | {"delayserver.broker", "delayserver.broker.filters", "delayserver.broker.queues", "delayserver.broker.files"},
     "delayserver.broker.service": STORE | GROUND | BROKER - {"delayserver.broker.service"},
     "delayserver.receive": BELOW_STAGES,
     "delayserver.replay": BELOW_STAGES,
@@ -82,6 +85,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "delayserver.front.handlers": STORE | GROUND | {"delayserver.state", "delayserver.operations", "delayserver.front"},
     "delayserver.server": BELOW_OPERATIONS
     | {"delayserver.startup", "delayserver.operations", "delayserver.front", "delayserver.front.handlers"},
+    "delayserver.embedded": STORE
+    | {"delayserver.protocol", "delayserver.config", "delayserver.net", "delayserver.client", "delayserver.server"},
     "delayserver.cli.terminal": STORE | {"delayserver.protocol", "delayserver.config", "delayserver.client"},
     "delayserver.cli.demo": {"delayserver.runtime", "delayserver.client", "delayserver.cli.terminal"},
     "delayserver.cli.recover": STORE
@@ -94,9 +99,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "delayserver.__main__": {"delayserver.cli"},
     "ops": set(),
     "ops.bench": {"delayserver", "delayserver.protocol", "delayserver.config", "delayserver.runtime"}
-    | {"delayserver.client", "delayserver.server", "delayserver.cli.terminal"},
+    | {"delayserver.client", "delayserver.server", "delayserver.cli.terminal", "store.disk"},
     "ops.audit": STORE
     | {"delayserver.protocol", "delayserver.config", "delayserver.client", "delayserver.cli.terminal", "ops.bench"},
+    "ops.examples": {"delayserver.client"},
     "ops.fuzz": STORE
     | BROKER
     | {"delayserver.protocol", "delayserver.config"}
@@ -109,6 +115,7 @@ FRAMES = {"delayserver.protocol.frames", "delayserver.protocol.cancel_reply"}
 FRAME_ROOMS = {
     "delayserver.protocol",
     "delayserver.client",
+    "delayserver.embedded",
     "delayserver.dispatch.targets",
     "delayserver.front",
     "delayserver.front.handlers",
@@ -306,6 +313,7 @@ def is_empty_room(name: str) -> bool:
         ("delayserver.startup", "if TYPE_CHECKING:\n    from delayserver.server.delay_server import DelayServer"),
         ("delayserver.recover.checking", "def f():\n    from delayserver.recover.telling.dump import dump_file"),
         ("delayserver.broker.queues", "from delayserver.broker.files.store import MessageStore"),
+        ("delayserver.broker.filters", "from delayserver.broker.limits import BrokerLimits"),
         ("delayserver.broker.service", "from delayserver.state.rows import ROW"),
         ("delayserver.client", "from delayserver.config.settings import Settings"),
         ("store.records", "from store.logs.windows import DAY_MS"),

@@ -10,6 +10,7 @@ MIB = 1 << 20
 DAY_MS = 86_400_000
 # The longest delay that a nack may ask for.
 NACK_DELAY_MS_MAX = 30 * DAY_MS
+DELAY_LEVELS_MS = tuple([seconds * 1000 for seconds in (1, 5, 10, 30, *range(60, 660, 60), 1200, 1800, 3600, 7200)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,22 +45,30 @@ class BrokerLimits:
     """A pull is answered in one step on the event loop."""
     pull_bytes_max: int = 8 * MIB
     """One reply fits into a frame, whatever the client asks for. A single larger message is still handed out."""
+    filters_characters_max: int = 4 * MIB
+    """The filters of all groups together. Compiled, they take at most some 50 MB."""
+    filter_step_ns: int = 3_000_000
+    """Work of a group's filter in one step on the event loop. Then other tasks run, and the group goes on."""
     retry_bytes_max: int = 16 * MIB
     """Messages gathered for redelivery in one step. The rest stays leased until the delay of the nack has passed."""
     redelivery: RedeliveryPolicy = field(default_factory=lambda: RedeliveryPolicy(1_000, 300_000))
     """A message that its consumer fails at once comes about ten times in a quarter of an hour, then every five minutes.
     Without pauses, a group that never acked wrote 75 MB/s."""
+    delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS
+    """The named delay levels, from which a group's policy may take its pauses."""
     redelivery_bytes_max: int = 1 << 30
     """Bytes of one group's redeliveries on disk, all copies together. Beyond it messages are redelivered from their
     place in the queue, which takes one row of the progress log."""
     redelivery_kept_ms: int = DAY_MS
     """A redelivery stays on disk as long as schedule_log keeps its window."""
     groups_max: int = 65_536
-    """Consumer groups of all subjects. Each takes about 1 KiB of memory and a few rows of the progress log, until the
-    broker's files are removed. A new name for every consumer would fill both.
+    """Consumer groups of all subjects. Each takes about 1 KiB of memory and a few rows of the progress log, until it
+    is removed. A new name for every consumer would fill both.
     Beyond the bound a new group is refused as `groups_full`."""
     waiting_pulls_max: int = 65_536
     """A waiting pull costs about 1 KiB. Beyond the bound pulls are refused as `queue_full`."""
+    mailbox_pulls_max: int = 8_192
+    """Waiting pulls of one consumer group. So no group takes the places of all others."""
     turn_bytes_max: int = 4 * MIB
     """Bytes served to waiting pulls before other tasks run: 2 ms of work."""
     window_extents_max: int = 4096
@@ -72,6 +81,10 @@ class BrokerLimits:
     """The progress log is replaced by a snapshot when it is longer and has doubled since the last one."""
     retention_ms: int = 3_600_000
     """Messages that every group consumed are removed after this time. An hour is for groups that come late."""
+    lag_bytes_max: int = 0
+    """A group that lags holds back this much of the store at most. 0: no bound."""
+    lag_ms_max: int = 0
+    """A group that lags holds back segments until they are this old. 0: no bound."""
     unconsumed_retention_ms: int = 7 * DAY_MS
     """A subject that no group ever pulled from keeps its messages for a week. A window that its server never declared
     complete keeps its keys as long."""

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.broker.reads import ReadPlan
 from store.records.batches import I64, U32, StoredBatch
 from store.records.redelivery import attempts_before
 
@@ -17,11 +18,14 @@ ROW_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class PulledBatch:
-    """Messages handed out: `delivery` (i64[n]) names them in an ack, `attempt` (u32[n]) counts from 1."""
+    """Messages handed out: `delivery` (i64[n]) names them in an ack, `attempt` (u32[n]) counts from 1.
+
+    `following`: the read that the messages behind these need; None if they are in memory, or there are none yet."""
 
     batch: StoredBatch
     delivery: I64
     attempt: U32
+    following: ReadPlan | None = None
 
     def __len__(self) -> int:
         return len(self.delivery)
@@ -32,15 +36,22 @@ class PullBudget:
     """The messages and bytes that a pull may still take, and the parts that it has taken.
 
     `look_rows` and `look_bytes` bound the messages passed over, such as expired ones: a pull is one event-loop step.
+    `look_ns` bounds the work of a filter.
     """
 
     messages: int
     bytes: int
     look_rows: int = 1 << 62
     look_bytes: int = 1 << 62
+    look_ns: int = 1 << 62
     parts: list[StoredBatch] = field(default_factory=list)
     deliveries: list[I64] = field(default_factory=list)
     attempts: list[NDArray[Any]] = field(default_factory=list)
+    wanted: tuple[int, int] = field(init=False)
+    """The messages and bytes that the pull asked for."""
+
+    def __post_init__(self) -> None:
+        self.wanted = (self.messages, self.bytes)
 
     def take(self, part: StoredBatch, delivery: I64, before: I64, size: int) -> None:
         """Take rows. `before` i64[n]: how often each message was handed out since it was stored here."""
@@ -53,21 +64,39 @@ class PullBudget:
     @property
     def may_look(self) -> bool:
         """Whether the pull may pass over more messages."""
-        return self.look_rows > 0 and self.look_bytes > 0
+        return self.look_rows > 0 and self.look_bytes > 0 and self.look_ns > 0
 
     def pass_over(self, count: int, size: int) -> None:
         """Note messages that are not handed out."""
         self.look_rows -= count
         self.look_bytes -= size
 
+    def look(self, work_ns: int) -> None:
+        """Note the work of a filter."""
+        self.look_ns -= work_ns
+
+    def fitting_rows(self, batch: StoredBatch, rows: NDArray[np.intp]) -> tuple[int, int]:
+        """How many of the first `rows` of a record fit, and their bytes. The first message of a pull always fits."""
+        lengths = (batch.ids_length, batch.properties_length, batch.bodies_length, batch.order_keys_length)
+        if all(column.strides == (0,) for column in lengths):
+            size = ROW_BYTES + sum([int(column[0]) for column in lengths])
+            fit = max(min(len(rows), self.messages, self.bytes // size), 0 if self.parts else min(1, len(rows)))
+            return fit, fit * size
+        sizes = np.cumsum(sum([column[rows].astype(np.int64) for column in lengths]) + ROW_BYTES)
+        fit = min(self.messages, int(np.searchsorted(sizes, self.bytes, side="right")))
+        fit = max(fit, 0 if self.parts else min(1, len(rows)))
+        return fit, int(sizes[fit - 1]) if fit else 0
+
     def fitting(self, batch: StoredBatch, row: int, count: int) -> tuple[int, int]:
         """How many of `count` rows from `row` on fit, and their bytes. The first message of a pull always fits."""
         count = min(count, self.messages)
         if row == 0 and count == len(batch):  # the whole record, as a consumer that keeps up takes it: no look at rows
-            size = count * ROW_BYTES + len(batch.ids) + len(batch.properties) + len(batch.bodies)
+            size = (
+                count * ROW_BYTES + len(batch.ids) + len(batch.properties) + len(batch.bodies) + len(batch.order_keys)
+            )
             if size <= self.bytes:
                 return count, size
-        lengths = (batch.ids_length, batch.properties_length, batch.bodies_length)
+        lengths = (batch.ids_length, batch.properties_length, batch.bodies_length, batch.order_keys_length)
         if all(column.strides == (0,) for column in lengths):
             size = ROW_BYTES + sum([int(column[0]) for column in lengths])
             fit = min(count, self.bytes // size)
@@ -78,13 +107,13 @@ class PullBudget:
         fit = max(fit, 0 if self.parts else 1)
         return fit, int(sizes[fit - 1]) if fit else 0
 
-    def pulled(self) -> PulledBatch | None:
+    def pulled(self, following: ReadPlan | None = None) -> PulledBatch | None:
         """The batch; None if nothing was taken."""
         if not self.parts:
             return None
         attempts = [part.astype(np.uint32) for part in self.attempts]
         if len(self.parts) == 1:
-            return PulledBatch(self.parts[0], self.deliveries[0], attempts[0])
+            return PulledBatch(self.parts[0], self.deliveries[0], attempts[0], following)
         return PulledBatch(
-            StoredBatch.concatenate(self.parts), np.concatenate(self.deliveries), np.concatenate(attempts)
+            StoredBatch.concatenate(self.parts), np.concatenate(self.deliveries), np.concatenate(attempts), following
         )

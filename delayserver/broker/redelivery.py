@@ -1,6 +1,6 @@
 """The pause before a redelivery after a nack or an ack timeout, and the bytes of redeliveries that a group has on disk.
 
-Pure; times are arguments. A policy of a group's own would replace the default here, and nowhere else.
+Pure; times are arguments. `GroupPolicy.redelivery` makes the pauses of a group that has a policy of its own.
 """
 
 from __future__ import annotations
@@ -16,21 +16,31 @@ from store.records.batches import I64
 COPIES = 3
 # A group's bytes are counted in this many steps of time, and each step is forgotten as a whole.
 _STEPS = 24
-# A first pause of at most 30 days does not overflow 64 bits then, and half a second has become 17 years.
-_DOUBLINGS_MAX = 30
 
 
 @dataclass(frozen=True, slots=True)
 class RedeliveryPolicy:
-    """Pauses before redeliveries: `first_ms`, then each one twice as long, at most `cap_ms`."""
+    """Pauses before redeliveries: `first_ms`, then each one `factor` times as long, at most `cap_ms`.
+
+    With `levels_ms` the pauses are those, one after the other, and then the last one again.
+    """
 
     first_ms: int
     cap_ms: int
+    factor: float = 2.0
+    levels_ms: tuple[int, ...] = ()
 
     def pauses_ms(self, number: I64) -> I64:
         """The pause before each message's redelivery, i64[n]. `number` i64[n] counts redeliveries from 1."""
-        doublings = np.clip(number - 1, 0, _DOUBLINGS_MAX)
-        pauses: I64 = np.minimum(np.int64(min(self.first_ms, self.cap_ms)) << doublings, self.cap_ms)
+        steps = np.maximum(number - 1, 0)
+        if self.levels_ms:
+            levels: I64 = np.array(self.levels_ms, np.int64)[np.minimum(steps, len(self.levels_ms) - 1)]
+            return levels
+        with np.errstate(over="ignore"):  # an infinite pause is cut to the longest one
+            grown = (
+                min(self.first_ms, self.cap_ms) * np.float_power(self.factor, steps) if self.first_ms else steps * 0.0
+            )
+        pauses: I64 = np.minimum(grown, self.cap_ms).astype(np.int64)
         return pauses
 
 
@@ -55,8 +65,8 @@ class KeptBytes:
         self._writing += count
 
     def end(self, count: int) -> None:
-        """These bytes are written (`add` follows), or will not be written."""
-        self._writing -= count
+        """These bytes are written (`add` follows), or will not be written. A group that was made anew counts none."""
+        self._writing = max(self._writing - count, 0)
 
     def add(self, now_ms: int, count: int) -> None:
         """Count bytes that are on disk from now on."""

@@ -11,10 +11,16 @@ class Room(Protocol):
     def require_beside(self, growth_bytes: int) -> None:
         """Raises DiskFullError if the store must not grow by this much."""
 
+    def has_spare(self, growth_bytes: int) -> bool:
+        """Whether so many bytes may be taken before they are needed."""
+
 
 class _AllRoom:
     def require_beside(self, growth_bytes: int) -> None:
         pass
+
+    def has_spare(self, growth_bytes: int) -> bool:
+        return True
 
 
 ALL_ROOM: Room = _AllRoom()

@@ -24,9 +24,10 @@ def broker(
     Servers deliver to it when its HOST:PORT is a node of one of their groups; consumers pull from it.
     """
     settings = running.settings_from(data_dir, host, port, config, assignments)
+    settings, fs = running.disk_for(settings, memory=False)
     running.log_to_stderr()
     from delayserver.server.process import run_broker
 
     with running.naming_what_failed(settings):
-        code = run_broker(settings, ready=running.announce("broker", settings, as_json))
+        code = run_broker(settings, ready=running.announce("broker", settings, as_json, fs))
     context.exit(code)

@@ -20,11 +20,18 @@ COMMANDS: Final = {
     "serve": "Run the server.",
     "broker": "Run the broker alone, as a node of a broker group.",
     "send": "Send one message, due later.",
+    "publish": "Store one message for consumers now.",
     "pull": "Receive messages that are due.",
+    "consume": "Run a command for each message as it comes.",
+    "nack": "Give deliveries back, to come again.",
     "cancel": "Cancel messages before they are due.",
     "reschedule": "Move a message to another due time.",
     "lookup": "Say what became of messages.",
-    "groups": "List consumer groups and what each has before it.",
+    "transactions": "Commit or roll back prepared messages by hand.",
+    "groups": "List, move and remove consumer groups.",
+    "peek": "Look at the messages of a subject without consuming them.",
+    "find": "Find stored messages by id, by key, or by subject and time.",
+    "dead": "List, resend and drop what consumer groups gave up.",
     "status": "Show what the server holds and how late it is.",
     "demo": "Start a server, schedule messages, watch them arrive.",
     "recover": "Check, trace and repair a data directory.",
@@ -97,7 +104,8 @@ def _load(point: EntryPoint) -> click.Command:
     except (ImportError, AttributeError) as error:
         extra = f"[{','.join(point.extras)}]" if point.extras else ""
         raise click.ClickException(
-            f"`delayserver {point.name}` cannot be loaded ({error}): install what it needs with pip install '.{extra}'"
+            f"`delayserver {point.name}` cannot be loaded ({error}): "
+            f"install what it needs with pip install --use-pep517 '.{extra}'"
         ) from error
     if not isinstance(command, click.Command):
         raise click.ClickException(f"`delayserver {point.name}`: {point.value} is no command; report it to its authors")

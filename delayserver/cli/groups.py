@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
+from delayserver.cli.group_policy import policy
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 from delayserver.config.units import format_duration
@@ -15,12 +17,15 @@ from delayserver.runtime.clock import SystemClock
 if TYPE_CHECKING:
     from delayserver.client.messages import ConsumerGroup
 
-HEADINGS = ("SUBJECT", "GROUP", "POSITION", "END", "LAG", "LEASED", "RETRYING", "EXPIRED", "OLDEST")
+HEADINGS = ("SUBJECT", "GROUP", "POSITION", "END", "LAG", "LEASED", "RETRYING", "EXPIRED", "FILTERED", "DEAD", "OLDEST")
 
 
 @click.group
 def groups() -> None:
     """Consumer groups of a node."""
+
+
+groups.add_command(policy)
 
 
 @groups.command("list")
@@ -31,8 +36,9 @@ def list_groups(subject: str | None, server: str, as_json: bool) -> None:
     """List the consumer groups of a node, or those of SUBJECT.
 
     POSITION: everything before it is acked. END: where the next message goes. LAG: messages that are not acked; LEASED and
-    RETRYING are some of those. EXPIRED: messages that expired before they were acked. OLDEST: how long ago the oldest
-    message that is not acked was due.
+    RETRYING are some of those. EXPIRED: messages that expired before they were acked. FILTERED: messages that the
+    group's filter kept from it since the node started. DEAD: messages that were given up; see `delayserver dead`. OLDEST:
+    how long ago the oldest message that is not acked was due.
     """
     with options.connect(server) as client:
         found = client.groups(subject)
@@ -52,7 +58,60 @@ def list_groups(subject: str | None, server: str, as_json: bool) -> None:
         click.echo("  ".join([*names, *numbers]))
 
 
+@groups.command("seek")
+@click.argument("subject")
+@click.option("--group", required=True, metavar="NAME", help="The consumer group.")
+@click.option(
+    "--to",
+    "goal",
+    required=True,
+    type=options.GOAL,
+    metavar="earliest|latest|TIME|POSITION",
+    help="Where it goes on. TIME is ISO 8601 with zone: the first message dispatched at or after it.",
+)
+@options.server
+@options.as_json
+def seek_group(subject: str, group: str, goal: str | int | datetime, server: str, as_json: bool) -> None:
+    """Let a consumer group of SUBJECT go on at another position.
+
+    Every message from there on comes as if for the first time. What the group's consumers hold now is no longer theirs:
+    their acks are unknown. Redeliveries that wait at the node are dropped; those on their way still come.
+    """
+    with options.connect(server) as client:
+        sought = client.seek(subject, group, goal)
+    if as_json:
+        print_json({"subject": subject, "group": group, **asdict(sought)})
+        return
+    click.echo(f"{visible(group)} goes on at {sought.position:,} of {sought.first:,} to {sought.end:,}")
+
+
+@groups.command("remove")
+@click.argument("subject")
+@click.option("--group", required=True, metavar="NAME", help="The consumer group.")
+@click.option("--yes", is_flag=True, help="Remove it without asking.")
+@options.server
+@options.as_json
+def remove_group(subject: str, group: str, yes: bool, server: str, as_json: bool) -> None:
+    """Forget a consumer group of SUBJECT: its position, what its consumers hold, and its redeliveries.
+
+    Its messages are kept for other groups. If one of its consumers pulls again, that makes a new group. The policy and the
+    filter of the name stay.
+    """
+    with options.connect(server) as client:
+        found = client.group(subject, group)
+        if not yes and not as_json:
+            click.confirm(f"{visible(group)} has {found.lag:,} messages before it. Remove it?", abort=True)
+        if not yes and as_json:
+            raise click.UsageError("with --json, say --yes")
+        client.remove_group(subject, group)
+    if as_json:
+        print_json({"subject": subject, "group": group, "removed": True})
+        return
+    click.echo(f"removed {visible(group)} of {visible(subject)}")
+
+
 def _cells(group: ConsumerGroup, now_ms: int) -> tuple[str, ...]:
-    numbers = (group.position, group.end, group.lag, group.leased, group.retrying, group.expired)
+    counts = (group.expired, group.filtered, group.dead_letters)
+    numbers = (group.position, group.end, group.lag, group.leased, group.retrying, *counts)
     age = "-" if group.oldest_ms is None else format_duration(max(now_ms - group.oldest_ms, 0) // 1000 * 1000)
     return (visible(group.subject), visible(group.group), *[f"{number:,}" for number in numbers], age)

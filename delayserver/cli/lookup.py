@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal import receipts as by_receipt
-from delayserver.cli.terminal.output import without_none
+from delayserver.cli.terminal.output import body_fields, visible, visible_block, without_none
 from delayserver.config.units import format_instant
 
 if TYPE_CHECKING:
@@ -17,17 +18,19 @@ if TYPE_CHECKING:
 
 @click.command
 @by_receipt.argument
+@click.option("--body", is_flag=True, help="Also print what the message says, as long as the server has it.")
 @options.server
 @options.as_json
 @click.pass_context
-def lookup(context: click.Context, receipts: tuple[str, ...], server: str, as_json: bool) -> None:
+def lookup(context: click.Context, receipts: tuple[str, ...], body: bool, server: str, as_json: bool) -> None:
     """Say what became of the messages with these receipts; `-` reads receipts from stdin, one a line.
 
     The outcome is one of pending, in_flight, retrying, delivered, cancelled, expired, deduplicated, dead_lettered,
-    retired (by retention) and unknown.
+    retired (by retention) and unknown; of a transaction prepared, committed or rolled_back.
     """
     with options.connect(server) as client:
-        code = by_receipt.answer_each(client, receipts, client.lookup_many, _record, _line, as_json)
+        ask = partial(client.lookup_many, body=body)
+        code = by_receipt.answer_each(client, receipts, ask, _record, _line, as_json)
     context.exit(code)
 
 
@@ -44,6 +47,12 @@ def _record(receipt: str, result: LookupResult) -> dict[str, Any]:
             "broker_group": result.broker_group,
             "original_receipt": result.original_receipt,
             "rescheduled_to": result.rescheduled_to,
+            "message_id": result.message_id,
+            "expires_ms": result.expires_ms or None,
+            "tag": result.tag,
+            "order_key": result.order_key,
+            "properties": result.properties or None,
+            **({} if result.body is None else body_fields(result.body)),
         }
     )
 
@@ -60,4 +69,10 @@ def _line(record: dict[str, Any]) -> str:
         words.append(f"copy of {record['original_receipt']}")
     if "rescheduled_to" in record:
         words.append(f"rescheduled to {record['rescheduled_to']}")
-    return "  ".join(words)
+    line = "  ".join(words)
+    if "body" not in record:
+        return line
+    named = [f"{visible(name)}={visible(value)}" for name, value in record.get("properties", {}).items()]
+    encoding = f"  ({record['body_encoding']})" if "body_encoding" in record else ""
+    text = visible_block(record["body"]).replace("\n", "\n    ") or "(empty)"
+    return "\n    ".join([line, *named, text + encoding])

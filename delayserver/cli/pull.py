@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 import click
 
 from delayserver.cli.terminal import options
-from delayserver.cli.terminal.output import body_fields, delivery_record, print_json, visible, visible_block
-from delayserver.config.units import format_duration, format_instant
+from delayserver.cli.terminal.deliveries import print_delivery
+from delayserver.cli.terminal.options import START
+from delayserver.config.units import format_duration
 
 if TYPE_CHECKING:
     from delayserver.client import Client
-    from delayserver.client.messages import Delivery
 
 
 @click.command
@@ -23,8 +23,19 @@ if TYPE_CHECKING:
 @click.option(
     "--wait", "wait_ms", type=options.DURATION, default="0s", show_default=True, help="Wait this long for them."
 )
-@click.option("--ack", is_flag=True, help="Acknowledge what was printed; otherwise it comes again after a timeout.")
+@click.option(
+    "--ack/--no-ack",
+    help="Acknowledge what was printed, or not (the default): then it comes again after a timeout.",
+)
+@click.option(
+    "--start",
+    type=START,
+    metavar="earliest|latest|TIME",
+    help="Where a new group begins: TIME is ISO 8601 with zone.  [default: earliest]",
+)
 @click.option("--ack-timeout", "ack_timeout_ms", type=options.DURATION, help="That timeout.  [default: the server's]")
+@click.option("--tags", metavar="TAGS", help="Only messages with one of these tags: 'paid || shipped'; '*' for all.")
+@click.option("--where", metavar="EXPR", help="Only messages with such properties: 'price > 3 AND country = 'de''.")
 @options.server
 @options.as_json
 def pull(
@@ -33,7 +44,10 @@ def pull(
     maximum: int,
     wait_ms: int,
     ack: bool,
+    start: str | int | None,
     ack_timeout_ms: int | None,
+    tags: str | None,
+    where: str | None,
     server: str,
     as_json: bool,
 ) -> None:
@@ -42,6 +56,9 @@ def pull(
 
     With --ack a message is acknowledged after it is printed, so that one whose output was lost comes again. Where that
     took longer than the ack timeout, as into a pager, it comes again too, and the exit code is 1.
+
+    --tags and --where are the filter of the group from then on, also for its other consumers; without them the group keeps
+    the filter that it has. Messages that do not match are done for the group.
     """
     received = 0
     unknown = 0
@@ -55,9 +72,12 @@ def pull(
                 min(maximum - received, pull_messages_max),
                 wait_s=max(0.0, deadline_s - time.monotonic()),
                 ack_timeout_s=None if ack_timeout_ms is None else ack_timeout_ms / 1000,
+                start=start,
+                tags=tags,
+                where=where,
             )
             for delivery in deliveries:
-                _print(delivery, as_json)
+                print_delivery(delivery, as_json=as_json)
             if ack and deliveries:
                 unknown += client.ack(subject, group, deliveries).unknown
             received += len(deliveries)
@@ -70,22 +90,6 @@ def pull(
         raise click.ClickException(
             f"{unknown} of {received} were not in flight any more and may come again; use a longer --ack-timeout"
         )
-
-
-def _print(delivery: Delivery, as_json: bool) -> None:
-    record = delivery_record(delivery)
-    if as_json:
-        print_json(record)
-        return
-    late = format_duration(round(record["lateness_ms"], 1))
-    attempt = f", attempt {delivery.attempt}" if delivery.attempt > 1 else ""
-    click.echo(f"{format_instant(delivery.due_ms)}  {late} late{attempt}  {visible(delivery.message_id)}")
-    fields = body_fields(delivery.body)
-    encoding = f"  ({fields['body_encoding']})" if "body_encoding" in fields else ""
-    for name, value in delivery.properties.items():
-        click.echo(f"    {visible(name)}={visible(value)}")
-    body = visible_block(fields["body"]).replace("\n", "\n    ") or "(empty)"
-    click.echo(f"    {body}{encoding}")
 
 
 def _nodes_elsewhere(client: Client, subject: str) -> list[str]:

@@ -16,6 +16,7 @@ from delayserver.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
     from delayserver.config.settings import Settings
+    from store.disk.filesystem import FileSystem
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -54,6 +55,18 @@ def settings_from(
     named = {"storage.data_dir": data_dir, "listen.host": host, "listen.port": port}
     flags |= {key: value for key, value in named.items() if value is not None}
     return load_settings(config, flags)
+
+
+def disk_for(settings: Settings, *, memory: bool) -> tuple[Settings, FileSystem]:
+    """The disk of a server, and its settings for that disk."""
+    from delayserver.config.settings import for_memory
+    from store.disk.filesystem import RealFileSystem
+    from store.disk.memory_filesystem import MemoryFileSystem
+
+    if not memory:
+        return settings, RealFileSystem()
+    settings = for_memory(settings)
+    return settings, MemoryFileSystem(settings.storage.memory_bytes_max)
 
 
 def log_to_stderr() -> None:
@@ -111,15 +124,16 @@ def _place(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def announce(role: str, settings: Settings, as_json: bool) -> Callable[[str, int], None]:
+def announce(role: str, settings: Settings, as_json: bool, fs: FileSystem) -> Callable[[str, int], None]:
     """A callback that prints one line when requests are accepted."""
 
     def ready(host: str, port: int) -> None:
-        from store.disk.filesystem import RealFileSystem
+        from store.disk.memory_filesystem import MemoryFileSystem
         from store.tables.identity import read_identity
 
         data_dir = settings.storage.data_dir
-        server_id = f"{read_identity(RealFileSystem(), data_dir):012x}"
+        server_id = f"{read_identity(fs, data_dir):012x}"
+        in_memory = isinstance(fs, MemoryFileSystem)
         if as_json:
             print_json(
                 {
@@ -128,12 +142,13 @@ def announce(role: str, settings: Settings, as_json: bool) -> Callable[[str, int
                     "version": __version__,
                     "host": host,
                     "port": port,
-                    "data_dir": data_dir,
+                    "data_dir": None if in_memory else data_dir,
                     "server_id": server_id,
                 }
             )
         else:
+            place = "memory" if in_memory else data_dir
             name = "delayserver" if role == "server" else "delayserver broker"
-            click.echo(f"{name} {__version__} ready on {_place(host, port)}, data in {data_dir}, server id {server_id}")
+            click.echo(f"{name} {__version__} ready on {_place(host, port)}, data in {place}, server id {server_id}")
 
     return ready

@@ -25,6 +25,9 @@ from delayserver.config.units import format_instant
     metavar="DURATION|TIME",
     help="Not delivered any more this long after it was due, or at this time.",
 )
+@click.option("--tag", metavar="TAG", help="The kind of the message; consumers can filter by it.")
+@click.option("--order-key", metavar="KEY", help="Messages of one key are consumed one after the other.")
+@click.option("--delay-level", type=click.INT, metavar="N", help="Due after this named delay of the server.")
 @options.server
 @options.as_json
 def send(
@@ -36,19 +39,28 @@ def send(
     message_id: str | None,
     properties: tuple[str, ...],
     expires: tuple[bool, int] | None,
+    tag: str | None,
+    order_key: str | None,
+    delay_level: int | None,
     server: str,
     as_json: bool,
 ) -> None:
-    """Send BODY to SUBJECT, due after --delay or at --at (without either: now). BODY `-` is read from stdin.
+    """Send BODY to SUBJECT, due after --delay or --delay-level, or at --at; without these now. BODY `-` is stdin.
 
     When the command ends, the message is durable on the server. The receipt is what cancel, reschedule and lookup take.
     """
     options.check_due(delay_ms, at_ms, required=False)
-    content = _read_body(body, path)
-    pairs = dict(_split_property(text) for text in properties)
+    if delay_level is not None and (delay_ms is not None or at_ms is not None):
+        raise click.UsageError("give only one of --delay, --delay-level and --at")
+    content = read_body(body, path)
+    pairs = dict(split_property(text) for text in properties)
     relative, expires_ms = expires or (False, None)
+    from delayserver.client.send_calls import delay_of_level
+
     with options.connect(server) as client:
         # The client computes the due time once, from the server's clock. A relative expiry counts from it.
+        if delay_level is not None:
+            delay_ms = delay_of_level(client.connect(), delay_level)
         due_ms = at_ms if at_ms is not None else -(-client.ping() // 1000) + (delay_ms or 0)
         result = client.send(
             subject,
@@ -57,6 +69,8 @@ def send(
             message_id=message_id,
             properties=pairs or None,
             expires_ms=due_ms + expires_ms if relative and expires_ms is not None else expires_ms,
+            tag=tag,
+            order_key=order_key,
         )
     if as_json:
         fields = ("receipt", "message_id", "subject", "due_ms", "sequence")
@@ -67,7 +81,8 @@ def send(
         click.echo(f"receipt  {result.receipt}")
 
 
-def _read_body(body: str | None, path: str | None) -> bytes:
+def read_body(body: str | None, path: str | None) -> bytes:
+    """The body that the arguments of a command name. Raises UsageError."""
     if (body is None) == (path is None):
         raise click.UsageError("give the body as an argument, as - for stdin, or with --file, and only one of them")
     if path is not None:
@@ -80,7 +95,8 @@ def _read_body(body: str | None, path: str | None) -> bytes:
     return (body or "").encode("utf-8", "surrogateescape")
 
 
-def _split_property(text: str) -> tuple[str, str]:
+def split_property(text: str) -> tuple[str, str]:
+    """Key and value of a `--property`. Raises UsageError."""
     key, separator, value = text.partition("=")
     if not separator or not key:
         raise click.UsageError(f"--property {text!r}: write KEY=VALUE")

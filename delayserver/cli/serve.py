@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
 import click
 
 from delayserver.cli import running
 
+if TYPE_CHECKING:
+    from delayserver.config.settings import Settings
+
 
 @click.command
 @running.options
+@click.option(
+    "--memory",
+    is_flag=True,
+    help="Keep the data in memory, at most storage.memory_bytes_max. It ends with the process.",
+)
 @click.pass_context
 def serve(
     context: click.Context,
@@ -18,15 +29,26 @@ def serve(
     config: str | None,
     assignments: tuple[str, ...],
     as_json: bool,
+    memory: bool,
 ) -> None:
     """Run the server until SIGTERM or SIGINT. Prints one line once it accepts requests.
 
-    It needs no configuration file: the defaults serve. The broker that consumers pull from runs inside.
+    It needs no configuration file: the defaults serve. The broker that consumers pull from runs inside. SIGHUP reads the
+    configuration again and takes over the weights of nodes.
     """
+    if memory and data_dir is not None:
+        raise click.UsageError("--memory has no data directory: leave --data-dir out")
+    reread = partial(_reread, memory, data_dir, host, port, config, assignments)
     settings = running.settings_from(data_dir, host, port, config, assignments)
+    settings, fs = running.disk_for(settings, memory=memory)
     running.log_to_stderr()
     from delayserver.server.process import run_server
 
     with running.naming_what_failed(settings):
-        code = run_server(settings, ready=running.announce("server", settings, as_json))
+        code = run_server(settings, ready=running.announce("server", settings, as_json, fs), fs=fs, reread=reread)
     context.exit(code)
+
+
+def _reread(memory: bool, *named: Any) -> Settings:
+    """The settings as they are now, on SIGHUP. Raises `ConfigError`."""
+    return running.disk_for(running.settings_from(*named), memory=memory)[0]

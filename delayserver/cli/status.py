@@ -25,6 +25,7 @@ FIRST: Final = (
     "dead_lettered",
     "expired",
     "deduplicated",
+    "rolled_back",
     "pending",
     "lateness_ms",
 )
@@ -43,7 +44,8 @@ TROUBLES: Final = ("errors", "corruption", "unreadable", "damages", "duplicate_s
 def status(watch: bool, everything: bool, interval_ms: int, server: str, as_json: bool) -> None:
     """Show what the server accepted, what became of it, what is pending, and how late deliveries were.
 
-    accepted = delivered + cancelled + dead_lettered + expired + deduplicated + pending, at every moment.
+    accepted = delivered + cancelled + dead_lettered + expired + deduplicated + rolled_back +
+    pending, at every moment.
     Counts are of all time, lateness is of the deliveries since the start.
     """
     if watch and not interval_ms:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping, Sequence
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from delayserver.client.batch_queue import DRAIN_S, BatchQueue
-from delayserver.client.messages import Message, SendResult
+from delayserver.client.batch_queue import DRAIN_S, BatchQueue, refuse_times
+from delayserver.client.messages import Message, PublishResult
 from delayserver.protocol.errors import ConnectionLost, DelayServerError
 from delayserver.protocol.limits import Limits
 
@@ -20,7 +20,10 @@ SENDS_IN_A_ROW: Final = 64
 """After so many calls (some 0.5 ms) a batcher's ``send`` lets other tasks run, among them the one that sends batches."""
 
 
-class AsyncSender(Protocol):
+R = TypeVar("R")
+
+
+class AsyncSender(Protocol[R]):
     """The part of `AsyncClient` that a batcher needs."""
 
     @property
@@ -28,12 +31,41 @@ class AsyncSender(Protocol):
 
     async def resolve_due_ms(
         self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
-    ) -> int: ...
+    ) -> int | None: ...
 
-    async def send_many(self, messages: Sequence[Message]) -> list[SendResult | DelayServerError]: ...
+    async def send_many(self, messages: Sequence[Message]) -> list[R | DelayServerError]: ...
 
 
-class Handle:
+class AsyncPublishClient(Protocol):
+    """The part of `AsyncClient` that a publishing batcher needs."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    async def publish_many(self, messages: Sequence[Message]) -> list[PublishResult | DelayServerError]: ...
+
+
+class AsyncPublishSender:
+    """An `AsyncSender` that publishes."""
+
+    def __init__(self, client: AsyncPublishClient) -> None:
+        self._client = client
+
+    @property
+    def limits(self) -> Limits:
+        return self._client.limits
+
+    async def resolve_due_ms(
+        self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
+    ) -> None:
+        """Raises `InvalidArgument` if a time is given."""
+        refuse_times(due_ms, delay_ms, at, delay)
+
+    async def send_many(self, messages: Sequence[Message]) -> list[PublishResult | DelayServerError]:
+        return await self._client.publish_many(messages)
+
+
+class Handle(Generic[R]):
     """The coming result of one message: ``await handle`` gives its `SendResult` or raises its error,
     any number of times.
     """
@@ -43,9 +75,9 @@ class Handle:
     def __init__(self, message: Message) -> None:
         self.message = message
         self._answered = anyio.Event()
-        self._outcome: SendResult | DelayServerError | None = None
+        self._outcome: R | DelayServerError | None = None
 
-    def __await__(self) -> Generator[Any, Any, SendResult]:
+    def __await__(self) -> Generator[Any, Any, R]:
         yield from self._answered.wait().__await__()
         return self.result()
 
@@ -54,7 +86,7 @@ class Handle:
         """Whether the server has answered, or the client has given up."""
         return self._outcome is not None
 
-    def result(self) -> SendResult:
+    def result(self) -> R:
         """The result of a handle that is done."""
         if isinstance(self._outcome, DelayServerError):
             raise self._outcome
@@ -62,12 +94,12 @@ class Handle:
             raise RuntimeError("the message is not answered yet; await the handle")
         return self._outcome
 
-    def _resolve(self, outcome: SendResult | DelayServerError) -> None:
+    def _resolve(self, outcome: R | DelayServerError) -> None:
         self._outcome = outcome
         self._answered.set()
 
 
-class AsyncBatcher:
+class AsyncBatcher(Generic[R]):
     """Gathers messages until ``batch_messages_max`` are there or the oldest has waited ``linger_ms``, and sends them.
 
     An asynchronous context manager. Leaving it flushes; after an error of its block the flush takes at most `DRAIN_S`.
@@ -78,7 +110,7 @@ class AsyncBatcher:
 
     def __init__(
         self,
-        client: AsyncSender,
+        client: AsyncSender[R],
         subject: str | None,
         *,
         batch_messages_max: int,
@@ -86,11 +118,11 @@ class AsyncBatcher:
         pending_messages_max: int,
     ) -> None:
         self._client = client
-        self._queue = BatchQueue[Handle](
+        self._queue = BatchQueue[Handle[R]](
             subject, batch_messages_max=batch_messages_max, pending_messages_max=pending_messages_max
         )
         self._linger_s = linger_ms / 1000
-        self._sending: list[Handle] = []
+        self._sending: list[Handle[R]] = []
         self._arrived = anyio.Event()  # the first message, a full batch or a flush
         self._answered = anyio.Event()
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -139,12 +171,16 @@ class AsyncBatcher:
         message_id: str | None = None,
         properties: Mapping[str, str] | None = None,
         expires_ms: int | None = None,
-    ) -> Handle:
+        tag: str | None = None,
+        order_key: str | None = None,
+    ) -> Handle[R]:
         """Hand over one message. Arguments are those of `AsyncClient.send`; a delay counts from this call. A cancelled call
         has handed over nothing.
         """
         due_ms = await self._client.resolve_due_ms(due_ms, delay_ms, at, delay)
-        handle = Handle(self._queue.message(subject, body, due_ms, message_id, properties, expires_ms))
+        handle = Handle[R](
+            self._queue.message(subject, body, due_ms, message_id, properties, expires_ms, tag, order_key)
+        )
         if not self._queue.added_count % SENDS_IN_A_ROW:
             await anyio.lowlevel.checkpoint()
         while self._queue.full:
@@ -178,8 +214,8 @@ class AsyncBatcher:
         await self._arrived.wait()
         self._arrived = anyio.Event()
 
-    async def _send(self, batch: list[Handle]) -> None:
-        outcomes: Sequence[SendResult | DelayServerError]
+    async def _send(self, batch: list[Handle[R]]) -> None:
+        outcomes: Sequence[R | DelayServerError]
         self._sending = batch
         try:
             outcomes = await self._client.send_many([handle.message for handle in batch])
@@ -188,7 +224,7 @@ class AsyncBatcher:
         self._sending = []
         self._settle(batch, outcomes)
 
-    def _settle(self, batch: list[Handle], outcomes: Sequence[SendResult | DelayServerError]) -> None:
+    def _settle(self, batch: list[Handle[R]], outcomes: Sequence[R | DelayServerError]) -> None:
         for handle, outcome in zip(batch, outcomes, strict=True):
             handle._resolve(outcome)
         self._queue.free(len(batch))

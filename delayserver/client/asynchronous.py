@@ -7,6 +7,8 @@ give them their meaning.
 from __future__ import annotations
 
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -20,6 +22,7 @@ from delayserver.client.messages import ConsumerGroup
 from delayserver.client.retries import Attempts
 from delayserver.client.stream_connection import StreamConnection
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, copied
+from delayserver.protocol.frames import Reply
 from delayserver.protocol.keepalive import keep_alive
 
 T = TypeVar("T")
@@ -54,6 +57,10 @@ class AsyncClient(AsyncOperations):
         self._connect_failure: DelayServerError | None = None  # the last one
         self._tasks: anyio.abc.TaskGroup | None = None
         self._blocks_left = 0
+        self._waits: dict[int, StreamConnection] = {}
+        # Clients of other nodes, where this one publishes.
+        self._nodes: dict[str, AsyncClient] = {}
+        self._making_nodes = anyio.Lock()
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -64,8 +71,18 @@ class AsyncClient(AsyncOperations):
             raise
         return self
 
+    @asynccontextmanager
+    async def unconnected(self) -> AsyncIterator[Self]:
+        """A block that does not connect at its begin, for a server that may be away: the first call connects, and so does
+        each call after a failure.
+        """
+        await self._start()
+        try:
+            yield self
+        finally:
+            await self.__aexit__(None, None, None)
+
     async def _start(self) -> None:
-        """Enter the block without a connection, which the first call opens."""
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
 
@@ -95,6 +112,39 @@ class AsyncClient(AsyncOperations):
     def _batching_client(self) -> Self:
         return self
 
+    def _publishing_client(self) -> Self:
+        return self
+
+    async def _publisher_at(self, address: str) -> AsyncClient:
+        async with self._making_nodes:
+            node = self._nodes.get(address)
+            if node is None or node.closed:
+                if self._tasks is None:
+                    raise RuntimeError("use the client inside its async with block")
+                node = self._nodes[address] = self.node_client(address)
+                await self._tasks.start(self._hold, node)
+            return node
+
+    async def _hold(self, node: AsyncClient, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Keeps the client of another node until the block of this one ends."""
+        async with node.unconnected():
+            task_status.started()
+            await anyio.sleep_forever()
+
+    def node_client(self, address: str) -> AsyncClient:
+        """A client with the same settings for a node of a route, not connected yet. Consumers and listeners pull over it."""
+        return AsyncClient(
+            address,
+            timeout_s=self._timeout_s,
+            connect_timeout_s=self._connect_timeout_s,
+            retries=self._retries.retries,
+        )
+
+    def end_waits(self) -> None:
+        """End the pulls that wait now. Each returns the messages that it was just given, mostly none."""
+        for request_id, connection in self._waits.items():
+            connection.post(self._core.encode(pull_calls.cancel_wait_call(request_id))[1])
+
     async def groups(self, subject: str | None = None) -> list[ConsumerGroup]:
         """The consumer groups of this node, or those of one subject, asked for a page at a time."""
         page = await self._run(message_calls.groups_call(subject, None))
@@ -114,12 +164,10 @@ class AsyncClient(AsyncOperations):
                 connection = await self._connected()
                 request_id, frame = self._core.encode(call)
                 sent = True
-                try:
-                    reply = await connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
-                except anyio.get_cancelled_exc_class():
-                    if call.wait_s:  # Else the server would hand out messages that the caller no longer takes.
-                        connection.post(self._core.encode(pull_calls.cancel_wait_call(request_id))[1])
-                    raise
+                if call.wait_s:
+                    reply = await self._wait(connection, request_id, frame, call.wait_s)
+                else:
+                    reply = await connection.exchange(request_id, frame, self._timeout_s)
                 result = self._core.finish(call, reply)
                 return result if attempts is None else attempts.in_doubt(result)
             except DelayServerError as error:
@@ -128,6 +176,22 @@ class AsyncClient(AsyncOperations):
                 if pause_s is None:
                     raise
             await anyio.sleep(pause_s)
+
+    async def _wait(self, connection: StreamConnection, request_id: int, frame: bytes, wait_s: float) -> Reply:
+        """The exchange of a request that waits at the server. If the caller is cancelled, the server is told."""
+        self._waits[request_id] = connection
+        try:
+            return await connection.exchange(request_id, frame, self._timeout_s + wait_s)
+        except anyio.get_cancelled_exc_class():
+            # Else the server would hand out messages that the caller no longer takes.
+            connection.post(self._core.encode(pull_calls.cancel_wait_call(request_id))[1])
+            raise
+        finally:
+            del self._waits[request_id]
+
+    async def _post(self, call: Call[T]) -> None:
+        connection = await self._connected()
+        await connection.send(self._core.encode(call)[1], self._timeout_s)
 
     async def _connected(self) -> StreamConnection:
         if self._connection is not None and not self._connection.closed:
@@ -147,10 +211,8 @@ class AsyncClient(AsyncOperations):
                     raise
             return self._connection
 
-    async def _open(self) -> StreamConnection:
-        tasks = self._tasks
-        if tasks is None:
-            raise RuntimeError("use the client inside its async with block")
+    async def _new_stream(self) -> anyio.abc.ByteStream:
+        """A new stream to the server. Raises `ConnectionLost`."""
         host, port = self._host_and_port
         try:
             with anyio.fail_after(self._connect_timeout_s):
@@ -161,6 +223,13 @@ class AsyncClient(AsyncOperations):
         raw_socket = stream.extra(anyio.abc.SocketAttribute.raw_socket)
         raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(raw_socket)
+        return stream
+
+    async def _open(self) -> StreamConnection:
+        tasks = self._tasks
+        if tasks is None:
+            raise RuntimeError("use the client inside its async with block")
+        stream = await self._new_stream()
         connection = StreamConnection(stream)
         if self._tasks is not tasks:
             await anyio.aclose_forcefully(stream)

@@ -53,10 +53,12 @@ class BatchQueue(Generic[E]):
         self,
         subject: str | None,
         body: bytes | str,
-        due_ms: int,
+        due_ms: int | None,
         message_id: str | None,
         properties: Mapping[str, str] | None,
         expires_ms: int | None,
+        tag: str | None = None,
+        order_key: str | None = None,
     ) -> Message:
         """A checked message to add. Raises the named error of one that would make its whole batch fail."""
         subject = subject if subject is not None else self._subject
@@ -64,7 +66,16 @@ class BatchQueue(Generic[E]):
             raise InvalidArgument("give a subject to send, or to the batcher")
         # A copy: the caller may change its own before the batch leaves.
         properties = dict(properties) if properties else None
-        message = Message(subject, body, due_ms, message_id=message_id, properties=properties, expires_ms=expires_ms)
+        message = Message(
+            subject,
+            body,
+            due_ms,
+            message_id=message_id,
+            properties=properties,
+            expires_ms=expires_ms,
+            tag=tag,
+            order_key=order_key,
+        )
         check_message(message)
         return message
 
@@ -121,6 +132,12 @@ class BatchQueue(Generic[E]):
         assert self._flushes >= 0
 
 
+def refuse_times(*times: object) -> None:
+    """Raises `InvalidArgument` if a message that is published, and so due now, has a time."""
+    if any(time is not None for time in times):
+        raise InvalidArgument("a published message is due now; to give it a time, send it")
+
+
 def fitting(messages: Iterable[Message], messages_max: int, limits: Limits) -> int:
     """How many of the messages, from the first on, fit into one request: by count, and by half a frame of content.
     At least one if there is any.
@@ -131,6 +148,8 @@ def fitting(messages: Iterable[Message], messages_max: int, limits: Limits) -> i
     for message in messages:
         # Text may take up to three bytes a character (four, but the other half has room for that).
         bytes_left -= len(message.body) * (3 if isinstance(message.body, str) else 1)
+        if message.order_key:
+            bytes_left -= 3 * len(message.order_key)
         if message.properties:
             bytes_left -= sum([3 * (len(key) + len(value)) + 10 for key, value in message.properties.items()])
         if count == messages_max or (count and bytes_left < 0):

@@ -13,11 +13,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import TracebackType
-from typing import Final, Protocol, Self
+from typing import Any, Final, Generic, Protocol, Self, TypeVar
 from weakref import WeakSet
 
-from delayserver.client.batch_queue import DRAIN_S, BatchQueue
-from delayserver.client.messages import Message, SendResult
+from delayserver.client.batch_queue import DRAIN_S, BatchQueue, refuse_times
+from delayserver.client.messages import Message, PublishResult
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument, RequestTimedOut
 from delayserver.protocol.limits import Limits
 
@@ -25,7 +25,7 @@ ABANDON_S: Final = 1.0
 """A batcher that abandons its messages closes the connection and waits this long for its thread. A thread that is still
 connecting ends later by itself, and answers its batch then."""
 
-_batchers: WeakSet[Batcher] = WeakSet()
+_batchers: WeakSet[Batcher[Any]] = WeakSet()
 
 
 def _leave_behind_all() -> None:
@@ -37,13 +37,16 @@ def _leave_behind_all() -> None:
 os.register_at_fork(after_in_child=_leave_behind_all)
 
 
+R = TypeVar("R")
+
+
 @dataclass(slots=True)
-class _Entry:
+class _Entry(Generic[R]):
     message: Message
-    future: Future[SendResult] = field(default_factory=Future)
+    future: Future[R] = field(default_factory=Future)
 
 
-class Sender(Protocol):
+class Sender(Protocol[R]):
     """The part of `Client` that a batcher needs."""
 
     @property
@@ -51,16 +54,55 @@ class Sender(Protocol):
 
     def resolve_due_ms(
         self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
-    ) -> int: ...
+    ) -> int | None: ...
 
-    def send_many(self, messages: Sequence[Message]) -> list[SendResult | DelayServerError]: ...
+    def send_many(self, messages: Sequence[Message]) -> list[R | DelayServerError]: ...
 
     def connect(self) -> object: ...
 
     def close(self) -> None: ...
 
 
-class Batcher:
+class PublishClient(Protocol):
+    """The part of `Client` that a publishing batcher needs."""
+
+    @property
+    def limits(self) -> Limits: ...
+
+    def publish_many(self, messages: Sequence[Message]) -> list[PublishResult | DelayServerError]: ...
+
+    def connect(self) -> object: ...
+
+    def close(self) -> None: ...
+
+
+class PublishSender:
+    """A `Sender` that publishes."""
+
+    def __init__(self, client: PublishClient) -> None:
+        self._client = client
+
+    @property
+    def limits(self) -> Limits:
+        return self._client.limits
+
+    def resolve_due_ms(
+        self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
+    ) -> None:
+        """Raises `InvalidArgument` if a time is given."""
+        refuse_times(due_ms, delay_ms, at, delay)
+
+    def send_many(self, messages: Sequence[Message]) -> list[PublishResult | DelayServerError]:
+        return self._client.publish_many(messages)
+
+    def connect(self) -> object:
+        return self._client.connect()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class Batcher(Generic[R]):
     """Gathers messages until ``batch_messages_max`` are there or the oldest has waited ``linger_ms``, and sends them.
 
     A context manager. Leaving it flushes; after an error of its block the flush takes at most `DRAIN_S`. The batcher
@@ -75,7 +117,7 @@ class Batcher:
 
     def __init__(
         self,
-        client: Sender,
+        client: Sender[R],
         subject: str | None,
         *,
         batch_messages_max: int,
@@ -83,7 +125,7 @@ class Batcher:
         pending_messages_max: int,
     ) -> None:
         self._client = client
-        self._queue = BatchQueue[_Entry](
+        self._queue = BatchQueue[_Entry[R]](
             subject, batch_messages_max=batch_messages_max, pending_messages_max=pending_messages_max
         )
         self._linger_s = linger_ms / 1000
@@ -135,13 +177,17 @@ class Batcher:
         message_id: str | None = None,
         properties: Mapping[str, str] | None = None,
         expires_ms: int | None = None,
-    ) -> Future[SendResult]:
+        tag: str | None = None,
+        order_key: str | None = None,
+    ) -> Future[R]:
         """Hand over one message. The future gives its `SendResult` or raises its error. Arguments are those of
         `Client.send`; a delay counts from this call.
         """
         self._check_process()
         due_ms = self._client.resolve_due_ms(due_ms, delay_ms, at, delay)
-        entry = _Entry(self._queue.message(subject, body, due_ms, message_id, properties, expires_ms))
+        entry = _Entry[R](
+            self._queue.message(subject, body, due_ms, message_id, properties, expires_ms, tag, order_key)
+        )
         with self._changed:
             while self._queue.full and not self._closing and not self._called_back:
                 self._changed.wait()
@@ -217,7 +263,7 @@ class Batcher:
         while batch := self._next_batch():
             self._send(batch)
 
-    def _next_batch(self) -> list[_Entry]:
+    def _next_batch(self) -> list[_Entry[R]]:
         """The next batch, once it is full or has lingered. Empty if the batcher is closed and no message waits."""
         with self._changed:
             while not self._queue.waiting and not self._closing:
@@ -230,9 +276,9 @@ class Batcher:
                 self._changed.wait(remaining_s)
             return self._queue.take(self._client.limits)
 
-    def _send(self, batch: list[_Entry]) -> None:
+    def _send(self, batch: list[_Entry[R]]) -> None:
         live = [entry for entry in batch if entry.future.set_running_or_notify_cancel()]
-        outcomes: Sequence[SendResult | BaseException]
+        outcomes: Sequence[R | BaseException]
         try:
             outcomes = self._client.send_many([entry.message for entry in live]) if live else []
         # Every error goes to the futures: the thread has no other caller.
@@ -240,7 +286,7 @@ class Batcher:
             outcomes = [exc] * len(live)
         self._settle(len(batch), live, outcomes)
 
-    def _settle(self, count: int, live: list[_Entry], outcomes: Sequence[SendResult | BaseException]) -> None:
+    def _settle(self, count: int, live: list[_Entry[R]], outcomes: Sequence[R | BaseException]) -> None:
         """Answer the ``live`` ones of ``count`` messages; the futures of the others were cancelled."""
         # Callbacks of futures may send, so there is room before they run. Flushes end after the callbacks.
         with self._changed:

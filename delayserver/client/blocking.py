@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Final, Self, TypeVar
+from typing import Final, Protocol, Self, TypeVar
 
 from delayserver.client import message_calls
+from delayserver.client.asynchronous import AsyncClient
 from delayserver.client.blocking_operations import BlockingOperations
 from delayserver.client.core import DEFAULT_ADDRESS, Call
 from delayserver.client.messages import ConsumerGroup
@@ -18,12 +19,27 @@ from delayserver.client.retries import Attempts
 from delayserver.client.socket_connection import SocketConnection
 from delayserver.client.turns import Turns
 from delayserver.protocol.errors import ConnectionLost, DelayServerError
+from delayserver.protocol.frames import Reply
 
 T = TypeVar("T")
 
 CLIENT_NAME: Final = "delayserver-python-blocking"
 
 _CLOSE_WAIT_S: Final = 0.1  # For a call of another thread, which the close has just ended.
+
+
+class Connection(Protocol):
+    """What a client asks of one connection; `SocketConnection` says how each method behaves."""
+
+    def usable(self, *, repeatable: bool) -> bool: ...
+
+    def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply: ...
+
+    def send(self, frame: bytes, timeout_s: float) -> None: ...
+
+    def shut_down(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Client(BlockingOperations):
@@ -50,7 +66,9 @@ class Client(BlockingOperations):
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._turns = Turns()
-        self._connection: SocketConnection | None = None
+        self._connection: Connection | None = None
+        # Clients of other nodes, where this one publishes.
+        self._nodes: dict[str, Client] = {}
 
     def __enter__(self) -> Self:
         self.connect()
@@ -68,6 +86,8 @@ class Client(BlockingOperations):
         interrupted. A call that is just connecting ends once the attempt to connect is over.
         """
         self._turns.close()
+        for node in list(self._nodes.values()):
+            node.close()
         connection = self._connection
         if connection is not None:
             connection.shut_down()
@@ -86,6 +106,33 @@ class Client(BlockingOperations):
     def _batching_client(self) -> Client:
         return Client(
             self._address,
+            timeout_s=self._timeout_s,
+            connect_timeout_s=self._connect_timeout_s,
+            retries=self._retries.retries,
+        )
+
+    def asynchronous(self) -> AsyncClient:
+        """An asynchronous client with the same address and settings, not entered yet."""
+        return AsyncClient(
+            self._address,
+            timeout_s=self._timeout_s,
+            connect_timeout_s=self._connect_timeout_s,
+            retries=self._retries.retries,
+        )
+
+    def _publishing_client(self) -> Client:
+        return self._batching_client()
+
+    def _publisher_at(self, address: str) -> Client:
+        with self._turns.lock:
+            node = self._nodes.get(address)
+            if node is None:
+                node = self._nodes[address] = self._node_client(address)
+            return node
+
+    def _node_client(self, address: str) -> Client:
+        return Client(
+            address,
             timeout_s=self._timeout_s,
             connect_timeout_s=self._connect_timeout_s,
             retries=self._retries.retries,
@@ -132,10 +179,29 @@ class Client(BlockingOperations):
                 if turns.close_count != close_count:
                     self._let_go()
 
-    def _reconnect(self, close_count: int) -> SocketConnection:
+    def _post(self, call: Call[T]) -> None:
+        turns, close_count = self._turns, self._turns.close_count
+        with turns.lock:
+            turns.refuse_inner(call.operation)
+            try:
+                turns.begin()
+                connection = self._connection
+                if connection is None or not connection.usable(repeatable=False):
+                    connection = self._reconnect(close_count)
+                connection.send(self._core.encode(call)[1], self._timeout_s)
+            finally:
+                turns.end()
+                if turns.close_count != close_count:
+                    self._let_go()
+
+    def _new_connection(self) -> Connection:
+        """A new connection to the server. Raises `ConnectionLost`."""
+        return SocketConnection(self._host_and_port, self._connect_timeout_s)
+
+    def _reconnect(self, close_count: int) -> Connection:
         self._let_go()
         self._turns.check(close_count)
-        connection = self._connection = SocketConnection(self._host_and_port, self._connect_timeout_s)
+        connection = self._connection = self._new_connection()
         try:
             # A close while the client connected did not see this connection.
             self._turns.check(close_count)

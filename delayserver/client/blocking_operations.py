@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TypeVar
@@ -14,8 +14,13 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from delayserver.client import message_calls, pull_calls, send_calls
+from delayserver.client import find_calls, message_calls, position_calls, pull_calls, send_calls, subject_calls
 from delayserver.client.batching import Batcher, Sender
+from delayserver.client.blocking_group_operations import BlockingGroupOperations
+from delayserver.client.blocking_one_way_operations import BlockingOneWayOperations
+from delayserver.client.blocking_position_operations import BlockingPositionOperations
+from delayserver.client.blocking_publish_operations import BlockingPublishOperations
+from delayserver.client.blocking_transaction_operations import BlockingTransactionOperations
 from delayserver.client.core import Call, ClientCore, parse_address
 from delayserver.client.message_calls import Target
 from delayserver.client.messages import (
@@ -32,24 +37,32 @@ from delayserver.client.messages import (
     ServerInfo,
     Status,
 )
+from delayserver.client.published_at import PublishedAt
 from delayserver.client.pull_calls import Deliveries
 from delayserver.client.pulled import PulledColumns
 from delayserver.client.retries import RetryPolicy
 from delayserver.client.send_calls import Integers, SendColumns
 from delayserver.client.timing import resolve_due_ms
-from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.limits import Limits
 
 T = TypeVar("T")
 
 
-class BlockingOperations(ABC):
+class BlockingOperations(
+    BlockingGroupOperations,
+    BlockingOneWayOperations,
+    BlockingPositionOperations,
+    BlockingPublishOperations,
+    BlockingTransactionOperations,
+):
     """The operations of a server, as methods. `Client` adds the connection, the attempts and the closing."""
 
     def __init__(self, address: str, client_name: str, retries: int) -> None:
         self._host_and_port = parse_address(address)
         self._core = ClientCore(client_name)
         self._retries = RetryPolicy(retries)
+        self._published_at = PublishedAt()
 
     @abstractmethod
     def _run(self, call: Call[T], close_count: int | None = None) -> T:
@@ -63,7 +76,7 @@ class BlockingOperations(ABC):
         """How often the client was closed."""
 
     @abstractmethod
-    def _batching_client(self) -> Sender:
+    def _batching_client(self) -> Sender[SendResult]:
         """The client over which a batcher sends."""
 
     # --- about the server
@@ -97,6 +110,45 @@ class BlockingOperations(ABC):
         dialled_host = self._host_and_port[0]
         return self._run(message_calls.route_call(group=group, subject=subject, dialled_host=dialled_host))
 
+    def subjects(self, pattern: str | None = None, *, prefix: str = "") -> list[str]:
+        """The subjects that this node has met, or those that match a shell-style ``pattern`` and begin with ``prefix``.
+        It asks for a page at a time.
+        """
+        page = self.subjects_page(pattern, prefix=prefix)
+        found = page.subjects
+        while page.more:
+            page = self.subjects_page(pattern, prefix=prefix, after=page.next)
+            found += page.subjects
+        return found
+
+    def subjects_page(
+        self, pattern: str | None = None, *, prefix: str = "", after: int = 0
+    ) -> subject_calls.SubjectsPage:
+        """A page of `subjects`: those that the node met behind ``after``."""
+        return self._run(subject_calls.subjects_call(pattern, prefix, after))
+
+    def find(
+        self,
+        message_id: str | None = None,
+        *,
+        key: str | None = None,
+        subject: str | None = None,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+        max_messages: int = 1000,
+    ) -> list[find_calls.FoundMessage]:
+        """Messages that are stored on this node, consumed or not: by their id, by a word of their property ``keys``, or all
+        of a ``subject``.
+
+        ``from_ms`` and ``to_ms`` (not included) bound the time of their dispatch to the node. It asks for a page at a time.
+        """
+        page = self._run(find_calls.find_call(message_id, key, subject, from_ms, to_ms, None))
+        found = page.messages
+        while page.next is not None and len(found) < max_messages:
+            page = self._run(find_calls.find_call(message_id, key, subject, from_ms, to_ms, page.next))
+            found += page.messages
+        return found[:max_messages]
+
     def resolve_due_ms(
         self, due_ms: int | None, delay_ms: int | None, at: datetime | None, delay: timedelta | None
     ) -> int:
@@ -124,20 +176,35 @@ class BlockingOperations(ABC):
         message_id: str | None = None,
         properties: Mapping[str, str] | None = None,
         expires_ms: int | None = None,
+        tag: str | None = None,
+        order_key: str | None = None,
+        delay_level: int | None = None,
     ) -> SendResult:
         """Send one message, due at ``due_ms``, ``at``, or after ``delay_ms`` or ``delay`` by the server's clock.
+        ``delay_level`` is the number of a named delay of the server, from 1 on.
 
         The message is durable on return. The client resolves a delay once, before the first attempt.
         A message without a ``message_id`` gets a random one (UUID 4) if the client has ``retries``. By it the server
         recognises a retry after a lost reply, and does not deliver the message twice. With ``retries=0`` the server
         makes the id.
         """
+        if delay_level is not None:
+            if delay_ms is not None:
+                raise InvalidArgument("give either delay_ms or delay_level, not both")
+            delay_ms = send_calls.delay_of_level(self.connect(), delay_level)
         due_ms = self.resolve_due_ms(due_ms, delay_ms, at, delay)
         if message_id is None and self._retries.retries:
             message_id = send_calls.new_message_id()
         return self._run(
             send_calls.send_call(
-                subject, body, due_ms, message_id=message_id, properties=properties, expires_ms=expires_ms
+                subject,
+                body,
+                due_ms,
+                message_id=message_id,
+                properties=properties,
+                expires_ms=expires_ms,
+                tag=tag,
+                order_key=order_key,
             )
         )
 
@@ -166,11 +233,15 @@ class BlockingOperations(ABC):
         properties: Sequence[Mapping[str, str] | None] | None = None,
         expires_ms: Integers | None = None,
         count: int | None = None,
+        tags: str | Sequence[str | None] | None = None,
+        tag_index: Integers | None = None,
+        order_keys: Sequence[str | None] | None = None,
     ) -> ColumnsSent:
         """Send arrays: the fast way. ``due_ms`` (or ``delay_ms``) is i64[n] or one integer, ``bodies`` a list or one
         blob with ``body_length``.
 
-        ``subjects`` is one subject, or a list with ``subject_index`` u32[n]. The client makes no ids here. Without
+        ``subjects`` is one subject, or a list with ``subject_index`` u32[n]. ``tags`` is one tag, a list with one for each
+        row, or a list with ``tag_index`` u32[n] that counts from 1 (0: none). The client makes no ids here. Without
         ``message_ids`` the server could not recognise a duplicate, so a lost reply is not retried: it raises
         `ConnectionLost`.
         """
@@ -186,6 +257,9 @@ class BlockingOperations(ABC):
             properties=properties,
             expires_ms=expires_ms,
             count=count,
+            tags=tags,
+            tag_index=tag_index,
+            order_keys=order_keys,
         )
         return self._run(send_calls.send_columns_call(columns))
 
@@ -196,7 +270,7 @@ class BlockingOperations(ABC):
         batch_messages_max: int = 1000,
         linger_ms: int = 5,
         pending_messages_max: int = 100_000,
-    ) -> Batcher:
+    ) -> Batcher[SendResult]:
         """Send in the background, in batches; see `Batcher`."""
         return Batcher(
             self._batching_client(),
@@ -240,13 +314,15 @@ class BlockingOperations(ABC):
         new_due_ms = self.resolve_due_ms(due_ms, delay_ms, at, delay)
         return self._run(message_calls.reschedule_call(target, new_due_ms, body, properties, expires_ms))
 
-    def lookup(self, target: Target) -> LookupResult:
-        """The fate of one message, by receipt or `MessageKey`."""
-        return message_calls.only_row(self.lookup_many([target]))
+    def lookup(self, target: Target, *, body: bool = False) -> LookupResult:
+        """The fate of one message, by receipt or `MessageKey`; with ``body`` also what it says."""
+        return message_calls.only_row(self.lookup_many([target], body=body))
 
-    def lookup_many(self, targets: Sequence[Target]) -> list[LookupResult | DelayServerError]:
-        """The fate of many messages: a result or an error for each, in order."""
-        return self._run(message_calls.lookup_call(targets)) if targets else []
+    def lookup_many(
+        self, targets: Sequence[Target], *, body: bool = False
+    ) -> list[LookupResult | DelayServerError]:
+        """The fate of many messages: a result or an error for each, in order; with ``body`` also what they say."""
+        return self._run(message_calls.lookup_call(targets, body=body)) if targets else []
 
     # --- consume
 
@@ -259,9 +335,24 @@ class BlockingOperations(ABC):
         *,
         ack_timeout_s: float | None = None,
         ack: Deliveries | None = None,
+        start: str | int | datetime | None = None,
+        broadcast: bool = False,
+        tags: str | None = None,
+        where: str | None = None,
     ) -> list[Delivery]:
         """Up to ``max_messages`` deliveries; waits up to ``wait_s`` for the first. See `pull_columns`."""
-        pulled = self.pull_columns(subject, group, max_messages, wait_s, ack_timeout_s=ack_timeout_s, ack=ack)
+        pulled = self.pull_columns(
+            subject,
+            group,
+            max_messages,
+            wait_s,
+            ack_timeout_s=ack_timeout_s,
+            ack=ack,
+            start=start,
+            broadcast=broadcast,
+            tags=tags,
+            where=where,
+        )
         return pulled.deliveries()
 
     def pull_columns(
@@ -274,8 +365,24 @@ class BlockingOperations(ABC):
         ack_timeout_s: float | None = None,
         max_bytes: int | None = None,
         ack: Deliveries | None = None,
+        start: str | int | datetime | None = None,
+        broadcast: bool = False,
+        tags: str | None = None,
+        where: str | None = None,
     ) -> PulledColumns:
         """Deliveries as columns. ``ack`` settles earlier ones in the same round trip.
+
+        ``start`` counts if this pull makes the group: ``"earliest"`` (the default), ``"latest"``, or a time
+        (milliseconds since 1970, or a datetime): the first message that was dispatched at or after it.
+
+        ``broadcast``: the group belongs to this client's connection. It begins at the latest message unless ``start``
+        says otherwise, needs no acks, and ends with the connection; after a lost connection it begins anew. A client
+        that must miss nothing keeps its own place with `read`.
+
+        ``tags`` (``"paid || shipped"``, ``"*"`` for all) and ``where`` (``"price > 3 AND country IN ('de', 'fr')"``) are
+        the filter of the group, at this node, from now on. Without both the group keeps the filter that it has. Messages
+        that do not match are done for the group. Raises `FilterInvalid` with the place of the first fault, and
+        `FilterInUse` while other consumers use another filter of the group.
 
         A delivery that is not acked within ``ack_timeout_s`` (default: the server's) comes again. The client splits a
         ``wait_s`` beyond the server's bound into several requests.
@@ -295,6 +402,10 @@ class BlockingOperations(ABC):
                 ack_timeout_ms=ack_timeout_ms,
                 max_bytes=max_bytes,
                 ack=ack,
+                start=position_calls.start_argument(start),
+                broadcast=broadcast,
+                tags=tags,
+                where=where,
             )
             pulled = self._run(call, close_count)
             if pulled.count or wait_ms <= 0:
@@ -312,7 +423,21 @@ class BlockingOperations(ABC):
         return self._run(pull_calls.ack_call(subject, group, deliveries))
 
     def nack(
-        self, subject: str, group: str, deliveries: Deliveries, delay: timedelta | None = None
+        self,
+        subject: str,
+        group: str,
+        deliveries: Deliveries,
+        delay: timedelta | None = None,
+        *,
+        level: int | None = None,
+        reason: str = "",
+        unseen: bool = False,
     ) -> NackResult:
-        """Hand deliveries back. They come again after ``delay``, or without one after the server's growing pauses."""
-        return self._run(pull_calls.nack_call(subject, group, deliveries, delay))
+        """Hand deliveries back. They come again after ``delay``, after the delay level ``level``, or without one after the
+        growing pauses of the group.
+
+        After the last attempt of the group's policy a message becomes a dead letter, which keeps the ``reason``.
+        ``unseen``: nobody has looked at the messages, so they do not become dead letters.
+        """
+        call = pull_calls.nack_call(subject, group, deliveries, delay, level=level, reason=reason, unseen=unseen)
+        return self._run(call)

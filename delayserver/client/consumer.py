@@ -6,27 +6,23 @@ added or moved.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, Unpack
 
 import anyio
 import anyio.abc
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from delayserver.client.asynchronous import AsyncClient
-from delayserver.client.messages import Delivery, Route
-from delayserver.client.pull_calls import NO_DELAY
-from delayserver.protocol.errors import ConnectionLost, DelayServerError, Refused
-
-ROUTE_INTERVAL_S: Final = 30.0
-"""The consumer asks for the route this often. A new node waits at most this long for its first pull."""
-
-PAUSE_AFTER_ERROR_S: Final = 1.0
-"""The pause between attempts at a failing node, on top of the client's own retries. The other nodes go on meanwhile."""
+from delayserver.client.messages import Delivery
+from delayserver.client.node_pulling import ROUTE_INTERVAL_S, RouteFollower, pull_persistently
+from delayserver.client.pull_calls import NO_DELAY, Only, PullFilter
+from delayserver.client.said_lately import SaidLately
+from delayserver.protocol.errors import ConnectionLost, DelayServerError
 
 ACK_TIMEOUT_S: Final = 60.0
 """The ack timeout if the caller names none. The consumer sends it with every pull, because it does not know the default of
@@ -36,14 +32,9 @@ KEPT_PART: Final = 0.5
 """A delivery waits in the consumer for at most this part of its ack timeout. The caller needs the rest to handle and ack
 it."""
 
-SAY_AGAIN_S: Final = 60.0
-"""The log names a failing node this often, and whenever the node fails in another way."""
-
 GIVE_BACK_S: Final = 1.0
 """At the end of its block the consumer nacks deliveries that the caller did not take. If a node does not answer in this
 time, the deliveries come again after their ack timeout."""
-
-logger = logging.getLogger("delayserver.client")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,14 +62,6 @@ class Received:
         return result.acked > 0
 
 
-class _Node(AsyncClient):
-    """A node that may be away when the block begins. The first call connects, and so does each call after a failure."""
-
-    async def __aenter__(self) -> Self:
-        await self._start()
-        return self
-
-
 class Consumer:
     """Iterates the deliveries of ``subject`` for ``group`` from all nodes that ``client``'s server names.
 
@@ -86,6 +69,8 @@ class Consumer:
     acks each `Received` on its own node (``await received.ack()``). Without an ack it comes again after
     ``ack_timeout_s``. If a delivery waits here for half of that time, the consumer nacks it and pulls fewer at once. At the
     end of the block it nacks deliveries that still wait, in `GIVE_BACK_S` at most.
+
+    ``tags`` and ``where`` are the filter of the group, at every node; see `AsyncClient.pull_columns`.
 
     Entering raises the error of the first ``route`` request. Iterating raises the error of a node that refuses for good.
     The consumer tries a node that is away until it is back, and names it in the log ``delayserver.client``.
@@ -100,6 +85,7 @@ class Consumer:
         max_messages: int = 100,
         wait_s: float = 20.0,
         ack_timeout_s: float = ACK_TIMEOUT_S,
+        **only: Unpack[Only],
     ) -> None:
         self._client = client
         self._subject = subject
@@ -107,8 +93,10 @@ class Consumer:
         self._max_messages = max_messages
         self._wait_s = wait_s
         self._ack_timeout_s = ack_timeout_s
+        self._only = PullFilter(**only)
         self._tasks: anyio.abc.TaskGroup | None = None
-        self._pulling: dict[str, anyio.CancelScope] = {}
+        self._route: RouteFollower | None = None
+        self._said = SaidLately()
         self._asking = 0  # callers that wait for a delivery
         self._asked: anyio.Event | None = None  # set when the next caller waits; there while a puller waits for that
         # No buffer: the consumer pulls from a node again when the caller has taken all deliveries of the last pull. So a
@@ -127,16 +115,16 @@ class Consumer:
             raise
         self._tasks = anyio.create_task_group()
         await self._tasks.__aenter__()
-        self._adjust(route)
-        self._tasks.start_soon(self._follow_route)
+        self._route = RouteFollower(self._client, self._subject, self._tasks, self._pull_from)
+        self._route.adjust(route)
+        self._tasks.start_soon(self._route.run, ROUTE_INTERVAL_S)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._tasks is not None
-        for scope in self._pulling.values():
-            scope.cancel()
+        assert self._tasks is not None and self._route is not None
+        self._route.end()
         self._tasks.cancel_scope.cancel()
         # An error of the block is not wrapped, because the group's own tasks raise none.
         try:
@@ -165,57 +153,34 @@ class Consumer:
     @property
     def nodes(self) -> list[str]:
         """The addresses of the nodes from which it pulls now."""
-        return sorted(self._pulling)
+        return [] if self._route is None else self._route.nodes
 
     def _close_streams(self) -> None:
         self._send.close()
         self._receive.close()
 
-    async def _follow_route(self) -> None:
-        pause_s = ROUTE_INTERVAL_S
-        while True:
-            await anyio.sleep(pause_s)
-            try:
-                self._adjust(await self._client.route(subject=self._subject))
-                pause_s = ROUTE_INTERVAL_S
-            except DelayServerError:
-                # The known nodes stay. The consumer soon asks for the route again.
-                pause_s = PAUSE_AFTER_ERROR_S
-
-    def _adjust(self, route: Route) -> None:
-        """Stop the pullers of nodes that left the route, and start pullers for new nodes."""
-        assert self._tasks is not None
-        addresses = {node.address for node in route.nodes}
-        for address in self._pulling.keys() - addresses:
-            self._pulling.pop(address).cancel()
-        for address in addresses - self._pulling.keys():
-            scope = self._pulling[address] = anyio.CancelScope()
-            self._tasks.start_soon(self._pull_from, address, scope)
-
     async def _pull_from(self, address: str, scope: anyio.CancelScope) -> None:
-        said, say_again_s = "", 0.0
         # Its own scope alone ends it. So the connection is still there when it gives deliveries back.
         with anyio.CancelScope(shield=True):
             # One client through all failures: the caller acks earlier deliveries over it.
-            async with _Node(address) as node:
+            async with self._client.node_client(address).unconnected() as node:
                 with scope:
-                    while True:
-                        try:
-                            await self._pull(node)
-                        except DelayServerError as error:
-                            # The caller gets a lasting error, such as that of an invalid name.
-                            if isinstance(error, Refused):
-                                await self._send.send(error)
-                            elif str(error) != said or anyio.current_time() >= say_again_s:
-                                said, say_again_s = str(error), anyio.current_time() + SAY_AGAIN_S
-                                logger.warning("pulls %s from %s again: %s", self._subject, address, error)
-                            await anyio.sleep(PAUSE_AFTER_ERROR_S)
+                    # The caller gets a lasting error, such as that of an invalid name.
+                    await pull_persistently(
+                        partial(self._pull, node), f"{self._subject} from {address}", self._send.send, self._said
+                    )
 
     async def _pull(self, node: AsyncClient) -> None:
         count = self._max_messages
         while True:
             deliveries = await node.pull(
-                self._subject, self._group, count, self._wait_s, ack_timeout_s=self._ack_timeout_s
+                self._subject,
+                self._group,
+                count,
+                self._wait_s,
+                ack_timeout_s=self._ack_timeout_s,
+                tags=self._only.tags,
+                where=self._only.where,
             )
             left = deque(deliveries)
             try:
@@ -245,4 +210,4 @@ class Consumer:
 
     async def _give_back(self, left: deque[Delivery], node: AsyncClient) -> None:
         with anyio.move_on_after(GIVE_BACK_S, shield=True), suppress(DelayServerError):
-            await node.nack(self._subject, self._group, left, NO_DELAY)
+            await node.nack(self._subject, self._group, left, NO_DELAY, unseen=True)

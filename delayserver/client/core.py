@@ -20,7 +20,7 @@ from delayserver.protocol.errors import (
     MalformedFrame,
     TooManyConnections,
 )
-from delayserver.protocol.frames import HEADER_BYTES, FrameDecoder, Reply, decode_reply, encode_request
+from delayserver.protocol.frames import HEADER_BYTES, FrameDecoder, OneWayRefused, Reply, decode_reply, encode_request
 from delayserver.protocol.limits import DEFAULT_LIMITS, Limits
 from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
 
@@ -65,6 +65,7 @@ class ClientCore:
         self.server: ServerInfo | None = None
         self._client_name = client_name
         self._next_id = 1
+        self._one_way_refused: OneWayRefused | None = None
         self._frame_bytes_max = DEFAULT_LIMITS.frame_bytes_max
 
     @property
@@ -84,6 +85,7 @@ class ClientCore:
                 role=str(result["role"]),
                 software=str(result["software"]),
                 limits=Limits.from_map(result["limits"]),
+                delay_levels_ms=tuple(result.get("delay_levels_ms", ())),
             )
             self._frame_bytes_max = self.server.limits.frame_bytes_max
             return self.server
@@ -121,10 +123,22 @@ class ClientCore:
             )
         return request_id, frame
 
+    def _note_refused(self, refused: OneWayRefused) -> None:
+        before = self._one_way_refused
+        messages = refused.messages + (0 if before is None else before.messages)
+        self._one_way_refused = OneWayRefused(messages, refused.first if before is None else before.first)
+
+    def take_one_way_refused(self) -> OneWayRefused | None:
+        """What replies told of refused one-way messages since the last call of this method."""
+        refused, self._one_way_refused = self._one_way_refused, None
+        return refused
+
     def finish(self, call: Call[T], reply: Reply) -> T:
         """The result of a call from its reply. Raises the error that the server named, or `MalformedFrame` if the reply
         cannot be read.
         """
+        if reply.refused is not None:
+            self._note_refused(reply.refused)
         if reply.error is not None:
             raise reply.error
         assert reply.result is not None

@@ -30,6 +30,9 @@ from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 
 T = TypeVar("T")
 
+# The fields of a looked up row that say what the message says.
+_CONTENT = ("message_id", "body", "properties", "expires_ms", "tag", "order_key", "body_left_out")
+
 Target: TypeAlias = str | MessageKey
 """A message that was sent: its receipt, or its key."""
 
@@ -94,8 +97,8 @@ def reschedule_call(
     return Call(RESCHEDULE, {"items": [item]}, lambda result, _: only_row(_rows(result, 1, read_row)), repeatable=False)
 
 
-def lookup_call(targets: Sequence[Target]) -> Call[list[LookupResult | DelayServerError]]:
-    """Ask what became of many messages."""
+def lookup_call(targets: Sequence[Target], *, body: bool = False) -> Call[list[LookupResult | DelayServerError]]:
+    """Ask what became of many messages, and with ``body`` what they say."""
 
     def read_row(row: dict[str, Any]) -> LookupResult:
         return LookupResult(
@@ -109,9 +112,11 @@ def lookup_call(targets: Sequence[Target]) -> Call[list[LookupResult | DelayServ
             original_receipt=row.get("original_receipt"),
             rescheduled_to=row.get("rescheduled_to"),
             unanswered_elsewhere=row.get("unanswered_elsewhere"),
+            **{name: row[name] for name in _CONTENT if name in row},
         )
 
-    return Call(LOOKUP, _target_arguments(targets), lambda result, _: _rows(result, len(targets), read_row))
+    arguments = _target_arguments(targets) | ({"body": True} if body else {})
+    return Call(LOOKUP, arguments, lambda result, _: _rows(result, len(targets), read_row))
 
 
 def status_call() -> Call[Status]:
@@ -126,7 +131,15 @@ def route_call(*, group: str | None, subject: str | None, dialled_host: str) -> 
     arguments = {"group": group} if group is not None else {"subject": subject}
 
     def read(result: dict[str, Any], _: ServerInfo) -> Route:
-        nodes = [Node(reachable(node["address"], dialled_host), node["weight"]) for node in result["nodes"]]
+        nodes = [
+            Node(
+                reachable(node["address"], dialled_host),
+                node["weight"],
+                node.get("state", "unknown"),
+                node.get("since_ms", 0),
+            )
+            for node in result["nodes"]
+        ]
         return Route(result["group"], nodes)
 
     return Call(ROUTE, arguments, read)

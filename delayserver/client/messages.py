@@ -26,7 +26,7 @@ class Message:
     when it is due.
 
     If ``message_id`` is None, the client may make one (see `Client.send`). The server does not deliver the message from
-    ``expires_ms`` on.
+    ``expires_ms`` on. ``tag`` names its kind. Messages of one ``order_key`` belong together.
     """
 
     subject: str
@@ -38,6 +38,8 @@ class Message:
     message_id: str | None = None
     properties: Mapping[str, str] | None = None
     expires_ms: int | None = None
+    tag: str | None = None
+    order_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +53,15 @@ class MessageKey:
 
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
-    """The server's answer to hello. ``role`` is ``server`` or ``broker``; ``server_id`` is 12 hex digits."""
+    """The server's answer to hello. ``role`` is ``server`` or ``broker``; ``server_id`` is 12 hex digits.
+    ``delay_levels_ms``: its named delays, counted from 1; an older server has none."""
 
     server_id: str
     version: int
     role: str
     software: str
     limits: Limits
+    delay_levels_ms: tuple[int, ...] = ()
 
 
 class SendResult(NamedTuple):
@@ -70,6 +74,14 @@ class SendResult(NamedTuple):
     subject: str
     due_ms: int
     sequence: int
+
+
+class PublishResult(NamedTuple):
+    """A published message. It is durable on its node. ``position`` is its place in the queue of its subject there."""
+
+    message_id: str
+    subject: str
+    position: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +118,26 @@ class ColumnsSent:
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnsPublished:
+    """The answer to a columnar publish.
+
+    ``accepted`` rows are durable. ``position`` i64[accepted] has their places in the queues of their subjects, in row
+    order; their sequences count from ``first_sequence``. All other rows are in ``rejected``.
+    """
+
+    server_id: str
+    accepted: int
+    first_sequence: int
+    position: NDArray[np.int64]
+    rejected: list[RejectedRow]
+
+    @property
+    def sequence(self) -> NDArray[np.int64]:
+        """i64[accepted]: the sequences of the accepted rows."""
+        return np.arange(self.first_sequence, self.first_sequence + self.accepted, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
 class CancelResult:
     """``outcome`` CANCELLED: the message is never delivered. Otherwise ALREADY_CANCELLED, DELIVERED, EXPIRED,
     DEAD_LETTERED, TOO_LATE or UNKNOWN.
@@ -135,6 +167,8 @@ class LookupResult:
 
     A duplicate has the ``original_receipt``. A message that a reschedule replaced has ``rescheduled_to``.
     ``unanswered_elsewhere`` counts deliveries to another node that had no answer: that node may have the message too.
+    ``body`` and the fields beside it are known if they were asked for and the server still has them. ``body_left_out``: the
+    reply had no room; look that message up again.
     """
 
     receipt: str | None
@@ -147,6 +181,13 @@ class LookupResult:
     original_receipt: str | None = None
     rescheduled_to: str | None = None
     unanswered_elsewhere: int | None = None
+    message_id: str | None = None
+    body: bytes | None = None
+    properties: dict[str, str] | None = None
+    expires_ms: int | None = None
+    tag: str | None = None
+    order_key: str | None = None
+    body_left_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,21 +202,28 @@ class AckResult:
 
 @dataclass(frozen=True, slots=True)
 class NackResult:
-    """``nacked``: deliveries taken back, to come again. But ``expired`` of them have expired, and do not come again.
-    ``unknown``: as in `AckResult`.
+    """``nacked``: deliveries taken back, to come again. But ``expired`` of them have expired, and do not come again; nor do
+    ``dead_lettered`` ones, which had their last attempt. ``unknown``: as in `AckResult`.
     """
 
     nacked: int
     unknown: int
     expired: int = 0
+    dead_lettered: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node of a broker group: ``address`` is ``host:port``, ``weight`` its share."""
+    """One node of a broker group: ``address`` is ``host:port``, ``weight`` its share.
+
+    ``state`` is what the server knows of it since ``since_ms``: ``up``, ``failing``, ``down``, ``draining``, or ``unknown``
+    (it was not tried since the start, or the server is older than this field).
+    """
 
     address: str
     weight: int
+    state: str = "unknown"
+    since_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +242,8 @@ class ConsumerGroup:
     that are not acked, redeliveries included. ``leased`` and ``retrying`` count some of those. ``expired`` messages
     were not acked in time. ``oldest_ms`` is the due time of the oldest message that is not acked; None if all are.
     ``waiting_in_place`` messages wait in their place for their redelivery. The group's redeliveries keep
-    ``redelivery_bytes`` on disk.
+    ``redelivery_bytes`` on disk. ``dead_letters`` messages were given up, and not sent again or dropped since.
+    Its filter, ``tags`` and ``where``, kept ``filtered`` messages from it since the node started.
     """
 
     subject: str
@@ -208,6 +257,10 @@ class ConsumerGroup:
     oldest_ms: int | None
     waiting_in_place: int = 0
     redelivery_bytes: int = 0
+    dead_letters: int = 0
+    filtered: int = 0
+    tags: str | None = None
+    where: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +278,7 @@ class Delivery:
     ``attempt`` counts from 1. From 2 on the message may have come before, perhaps from another node. It then has the same
     ``message_id``, and if it is a first delivery, the same (``server_id``, ``sequence``). Its lateness in microseconds is
     ``dispatched_us`` - max(``due_ms`` * 1000, ``accepted_us``). The message does not come again from ``expires_ms`` on;
-    0 means that it never expires.
+    0 means that it never expires. ``tag`` and ``order_key`` are None where the sender gave none.
     """
 
     message_id: str
@@ -240,6 +293,54 @@ class Delivery:
     properties: dict[str, str]
     delivery: int
     expires_ms: int = 0
+    tag: str | None = None
+    order_key: str | None = None
+    position: int | None = None
+    """The place in the subject's queue at its node. None: a redelivery through the delay pipeline, or an older server."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadMessage:
+    """One message of a subject, read at its ``position`` without a group and without a lease."""
+
+    message_id: str
+    subject: str
+    position: int
+    sequence: int
+    server_id: str
+    due_ms: int
+    accepted_us: int
+    dispatched_us: int
+    body: bytes
+    properties: dict[str, str]
+    expires_ms: int = 0
+    tag: str | None = None
+    order_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPage:
+    """The answer of a read. ``status`` says of the position: ``found`` (messages stand there, though the disk may have lost
+    all of them), ``nothing_yet`` (the next message goes there), ``too_large`` (it is behind that), ``retired`` (retention
+    removed it), ``too_small`` (it is below 0).
+
+    The subject keeps the positions from ``first`` to ``end``. Go on at ``next``.
+    """
+
+    status: str
+    first: int
+    end: int
+    next: int
+    messages: list[ReadMessage]
+
+
+@dataclass(frozen=True, slots=True)
+class Sought:
+    """Where a group goes on after a seek. Its subject keeps the positions from ``first`` to ``end``."""
+
+    position: int
+    first: int
+    end: int
 
 
 Status = dict[str, Any]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,21 @@ Deliveries: TypeAlias = PulledColumns | NDArray[np.int64] | Iterable[Delivery | 
 NO_DELAY: Final = timedelta(0)
 
 
+class Only(TypedDict, total=False):
+    """The filter of a group, as keywords."""
+
+    tags: str | None
+    where: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PullFilter:
+    """The filter of a group: a tag subscription and a property expression. Both None: the one that the group has."""
+
+    tags: str | None = None
+    where: str | None = None
+
+
 def pull_call(
     subject: str,
     group: str,
@@ -32,6 +48,10 @@ def pull_call(
     ack_timeout_ms: int | None,
     max_bytes: int | None,
     ack: Deliveries | None,
+    start: str | int | None = None,
+    broadcast: bool = False,
+    tags: str | None = None,
+    where: str | None = None,
 ) -> Call[PulledColumns]:
     """Pull, and acknowledge earlier deliveries of the same subject and group in the same frame.
 
@@ -48,6 +68,14 @@ def pull_call(
         arguments["ack_timeout_ms"] = ack_timeout_ms
     if max_bytes is not None:
         arguments["max_bytes"] = max_bytes
+    if start is not None:
+        arguments["start"] = start
+    if broadcast:
+        arguments["broadcast"] = True
+    if tags is not None:
+        arguments["tags"] = tags
+    if where is not None:
+        arguments["where"] = where
     if ack is not None:
         numbers = delivery_numbers(ack)
         if len(numbers):
@@ -73,16 +101,34 @@ def ack_call(subject: str, group: str, deliveries: Deliveries) -> Call[AckResult
     )
 
 
-def nack_call(subject: str, group: str, deliveries: Deliveries, delay: timedelta | None) -> Call[NackResult]:
-    """Hand deliveries back, to come again after ``delay``; None: after the server's growing pauses. A repeated nack only
-    counts them as unknown.
+def nack_call(
+    subject: str,
+    group: str,
+    deliveries: Deliveries,
+    delay: timedelta | None,
+    *,
+    level: int | None = None,
+    reason: str = "",
+    unseen: bool = False,
+) -> Call[NackResult]:
+    """Hand deliveries back, to come again after ``delay`` or a delay level; without either after the growing pauses of the
+    group. A repeated nack only counts them as unknown.
     """
-    delay_ms = {} if delay is None else {"delay_ms": timedelta_to_ms(delay)}
-    return Call(
-        NACK,
-        {**_delivery_arguments(subject, group, deliveries), **delay_ms},
-        lambda result, _: NackResult(int(result["nacked"]), int(result["unknown"]), int(result.get("expired", 0))),
-    )
+    arguments = _delivery_arguments(subject, group, deliveries)
+    if delay is not None:
+        arguments["delay_ms"] = timedelta_to_ms(delay)
+    if level is not None:
+        arguments["delay_level"] = level
+    if reason:
+        arguments["reason"] = reason
+    if unseen:
+        arguments["unseen"] = True
+
+    def read(result: dict[str, Any], _: ServerInfo) -> NackResult:
+        counts = [int(result.get(name, 0)) for name in ("nacked", "unknown", "expired", "dead_lettered")]
+        return NackResult(*counts)
+
+    return Call(NACK, arguments, read)
 
 
 def delivery_numbers(deliveries: Deliveries) -> NDArray[np.int64]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from itertools import repeat, starmap
 from typing import Any
 
@@ -19,9 +20,11 @@ from delayserver.protocol.receipts import derived_message_ids
 class PulledColumns:
     """Deliveries of one subject as columns of ``count`` rows.
 
-    i64: ``sequence``, ``due_ms``, ``accepted_us``, ``dispatched_us``, ``delivery``, ``expires_ms`` (0: never). u32:
+    i64: ``sequence``, ``due_ms``, ``accepted_us``, ``dispatched_us``, ``delivery``, ``expires_ms`` (0: never),
+    ``position`` (in the subject's queue; -1: a redelivery through the delay pipeline, or an older server). u32:
     ``server_index`` (into ``server_ids``), ``attempt``. Ragged: ``message_ids`` (empty = derived), ``properties`` (a
-    msgpack map, or empty), ``bodies``.
+    msgpack map, or empty), ``bodies``. ``tag_index`` u32 points into ``tags`` from 1 on, 0 for messages without a tag;
+    ``order_keys`` are ragged and empty for messages without one. Both are None where no message has one.
     """
 
     count: int
@@ -38,6 +41,10 @@ class PulledColumns:
     bodies: Ragged
     delivery: NDArray[np.int64]
     expires_ms: NDArray[np.int64]
+    position: NDArray[np.int64]
+    tags: list[str] = field(default_factory=list)
+    tag_index: NDArray[np.uint32] | None = None
+    order_keys: Ragged | None = None
 
     @property
     def lateness_us(self) -> NDArray[np.int64]:
@@ -56,6 +63,19 @@ class PulledColumns:
                 texts[row] = name
         return texts
 
+    def tag_texts(self) -> Iterable[str | None]:
+        """The tag of each message."""
+        if self.tag_index is None:
+            return repeat(None)
+        names = [None, *self.tags]
+        return [names[index] for index in self.tag_index.tolist()]
+
+    def order_key_texts(self) -> Iterable[str | None]:
+        """The order key of each message."""
+        if self.order_keys is None:
+            return repeat(None)
+        return [key.decode() or None for key in self.order_keys.rows()]
+
     def deliveries(self) -> list[Delivery]:
         """The rows as objects: about 2 µs each. If that matters, work on the columns."""
         columns = zip(
@@ -71,6 +91,9 @@ class PulledColumns:
             [msgpack.unpackb(packed) if packed else {} for packed in self.properties.rows()],
             self.delivery.tolist(),
             self.expires_ms.tolist(),
+            self.tag_texts(),
+            self.order_key_texts(),
+            [None if position < 0 else position for position in self.position.tolist()],
             strict=False,  # The subject repeats for ever.
         )
         return list(starmap(Delivery, columns))
@@ -102,4 +125,8 @@ def read_pulled(result: dict[str, Any], count_max: int) -> PulledColumns:
         delivery=numbers("delivery"),
         # An older server does not send this column.
         expires_ms=numbers("expires_ms") if "expires_ms" in result else np.zeros(count, I64),
+        tags=result.get("tags", []),
+        tag_index=numbers("tag_index", U32) if "tags" in result else None,
+        order_keys=ragged("order_keys", "order_key_length") if "order_keys" in result else None,
+        position=numbers("position") if "position" in result else np.full(count, -1, I64),
     )

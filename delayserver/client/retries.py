@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from delayserver.client.core import Call, in_doubt
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, RequestTimedOut, StorageFailed
-from delayserver.protocol.operations import HELLO, LOOKUP, PING, ROUTE, STATUS
+from delayserver.protocol.operations import FIND, HELLO, LOOKUP, PING, ROUTE, STATUS, SUBJECTS
 
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ RETRY_AFTER_MS_MAX: Final = 60_000
 _RESULT_UNKNOWN: Final = (ConnectionLost, RequestTimedOut, StorageFailed)
 
 # Reads change nothing, so the result of an earlier attempt does not matter.
-_READS: Final = frozenset({HELLO, PING, STATUS, ROUTE, LOOKUP})
+_READS: Final = frozenset({FIND, HELLO, PING, STATUS, ROUTE, LOOKUP, SUBJECTS})
 
 
 @dataclass(frozen=True, slots=True)

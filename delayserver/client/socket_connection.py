@@ -104,6 +104,26 @@ class SocketConnection:
             self.close()
             raise
 
+    def send(self, frame: bytes, timeout_s: float) -> None:
+        """Send a request that gets no reply. Raises and closes as `exchange` does."""
+        deadline_s = time.monotonic() + min(timeout_s, _TIMEOUT_S_MAX)
+        try:
+            try:
+                sent = self._socket.send(frame)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(frame):
+                self._send_rest(memoryview(frame)[sent:], deadline_s)
+        except TimeoutError as exc:
+            self.close()
+            raise RequestTimedOut(f"not sent within {timeout_s:g} s") from exc
+        except OSError as exc:
+            self.close()
+            raise ConnectionLost(f"the connection broke: {exc}") from exc
+        except BaseException:
+            self.close()
+            raise
+
     def _send_rest(self, unsent: memoryview, deadline_s: float) -> None:
         writable = select.poll()
         writable.register(self._socket, select.POLLOUT)

@@ -101,6 +101,16 @@ class StreamConnection:
         finally:
             self._slots.release()
 
+    async def send(self, frame: bytes, timeout_s: float) -> None:
+        """Send a request that gets no reply. Returns when the frame is on its way to the kernel: ``timeout_s`` at most for
+        its turn. Raises `QueueFull`, `ConnectionLost`.
+        """
+        await self._turn(timeout_s)
+        self._slots.release()
+        if self._failure is not None:
+            raise ConnectionLost(f"the connection is closed: {self._failure}")
+        self._leave(frame)
+
     def post(self, frame: bytes) -> None:
         """Send a request without waiting for its reply. A closed connection drops it."""
         if self._failure is None:

@@ -1,1 +1,1 @@
-"""Settings: what they are, and how a TOML file, the environment and options give them."""
+"""Settings: their definitions, their units, and how they are read from a TOML file and from flags."""

@@ -1,7 +1,7 @@
-"""Settings from a TOML file and from flags. Every key is checked here and refused by its full name; nothing is ignored.
+"""Settings from a TOML file and from flags. Every key is checked here. Errors give its full name; no key is ignored.
 
-The keys, their types and defaults are the dataclasses of `settings.py`, so a new setting needs no line here unless its
-values are bounded otherwise than "a whole number of at least 1". The environment is not read.
+The dataclasses of `settings.py` define the keys, their types and defaults. A new setting needs a line here only if its
+values have other bounds than "a whole number of at least 1". The environment is not read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, get_args, get_origin, get_type_hints
 
 from delayserver.config.settings import Settings
-from delayserver.config.units import parse_address, parse_duration_ms, parse_size_bytes
+from delayserver.config.units import parse_address, parse_delay_levels, parse_duration_ms, parse_size_bytes
 from store.logs.windows import check_window_ms
 
 DAY_MS: Final = 86_400_000
@@ -23,7 +23,7 @@ U32_MAX: Final = 2**32 - 1
 I64_MAX: Final = 2**63 - 1
 NAMES_SHOWN_MAX: Final = 20
 
-CHOICES: Final = {"storage.durability": ("sync", "os")}
+CHOICES: Final = {"storage.durability": ("sync", "os"), "transactions.policy": ("rollback", "commit")}
 
 ZERO_ALLOWED: Final = frozenset(
     {
@@ -33,18 +33,23 @@ ZERO_ALLOWED: Final = frozenset(
         "storage.inline_sync_bytes_max",
         "storage.warm_ahead_bytes",
         "storage.free_bytes_min",
+        "broker.lag_bytes_max",
+        "broker.lag_ms_max",
         "storage.dispatch_reserve_bytes",
-        "dispatch.dead_letter_attempts",  # never
+        "dispatch.dead_letter_attempts",  # no dead letters
         "dispatch.outcome_flush_ms",
         "broker.cache_bytes_max",
+        "groups.nodes.weight",  # the node is drained
         "broker.redelivery_first_ms",
-        "broker.redelivery_bytes_max",  # all of them wait in their place
+        "broker.redelivery_bytes_max",  # all redeliveries wait in their place
         "broker.retention_ms",
+        "transactions.checks_max",  # the policy decides without a check-back
         "shutdown_timeout_ms",
+        "stall_log_ms",
     }
 )
 
-EMPTY_ALLOWED: Final = frozenset({"listen.server_secret"})  # none
+EMPTY_ALLOWED: Final = frozenset({"listen.server_secret"})  # no secret
 
 SERVER_SECRET_LENGTH_MIN: Final = 16
 
@@ -56,15 +61,16 @@ MAXIMA: Final = {
     "message.message_id_bytes_max": 255,
     "storage.window_ms": DAY_MS,
     "broker.redelivery_cap_ms": 30 * DAY_MS,
+    "transactions.checks_max": 1000,  # `CHECKS_MAX` of a prepare
 }
 
 
 class ConfigError(Exception):
-    """The operator's file or flag holds something that cannot be; the message names the key and what it accepts."""
+    """The operator's file or a flag has an invalid key or value. The message names the key and its valid values."""
 
 
 def load_settings(path: str | None = None, flags: Mapping[str, Any] | None = None) -> Settings:
-    """Settings from the defaults, then the file, then ``flags`` (full key → value as TOML would hold it).
+    """Settings from the defaults, then the file, then ``flags`` (full key → value as TOML would give it).
 
     Raises `ConfigError`.
     """
@@ -83,7 +89,7 @@ def load_settings(path: str | None = None, flags: Mapping[str, Any] | None = Non
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
-    """``storage.window_ms=30s`` as key and TOML value; a bare word counts as text. Raises `ConfigError`."""
+    """``storage.window_ms=30s`` as key and TOML value. A bare word is a text. Raises `ConfigError`."""
     key, separator, value = text.partition("=")
     if not separator or not key.strip():
         raise ConfigError(f"{text!r} is no setting: write KEY=VALUE, such as storage.durability=os")
@@ -94,11 +100,16 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 
 def check_settings(settings: Settings) -> None:
-    """Refuse values that are fine alone and wrong together. Raises `ConfigError`."""
+    """Check values that are valid alone and may be invalid together. Raises `ConfigError`."""
     group_names = [group.name for group in settings.groups]
     for name in group_names:
         if group_names.count(name) > 1:
             raise ConfigError(f"groups.name: {name!r} is defined twice, every group needs a name of its own")
+    for group in settings.groups:
+        if not any(node.weight for node in group.nodes):
+            raise ConfigError(
+                f"groups.nodes.weight: all nodes of {group.name!r} have the weight 0, one must take messages"
+            )
     for route in settings.routes:
         for name in route.groups:
             if name not in group_names and settings.routes == Settings().routes:
@@ -113,6 +124,7 @@ def check_settings(settings: Settings) -> None:
         ("listen.frame_bytes_max", "storage.gather_bytes_max"),
         ("wheel.slice_rows", "wheel.rows_max"),
         ("dispatch.batch_messages_max", "dispatch.queue_rows_max"),
+        ("transactions.check_after_ms", "message.delay_ms_max"),
     ):
         if _value_of(settings, smaller) > _value_of(settings, larger):
             raise ConfigError(
@@ -168,7 +180,7 @@ def _read_list(item: Any, value: object, key: str) -> tuple[Any, ...]:
         raise ConfigError(f"{key}: expected a list with at least one entry, not {_shown(value)}")
     if item is str:
         return tuple(_read_text(entry, key) for entry in value)
-    # A bare address stands for a node of weight 1.
+    # A bare address is a node of weight 1.
     tables = [{"address": entry} if key == "groups.nodes" and isinstance(entry, str) else entry for entry in value]
     return tuple(_read_table(item, table, key + ".") for table in tables)
 
@@ -208,6 +220,11 @@ def _read_text(value: object, key: str) -> str:
             f"{key}: expected at least {SERVER_SECRET_LENGTH_MIN} characters, not {len(value)}: "
             "who listens can try short ones in turn"
         )
+    if key == "message.delay_levels":
+        try:
+            parse_delay_levels(value)
+        except ValueError as error:
+            raise ConfigError(f"{key}: {error}") from None
     if key == "listen.server_networks":
         try:
             ipaddress.ip_network(value)
@@ -253,7 +270,7 @@ def _nearest(name: str, known: list[str] | tuple[str, ...], prefix: str = "") ->
     matches = difflib.get_close_matches(name, known, n=1)
     if matches:
         return f", did you mean {prefix + matches[0]!r}?"
-    # Of all keys only the sections: a line with sixty names helps nobody.
+    # A line with sixty names is useless, so a long list shows the sections only.
     names = known if prefix or len(known) <= NAMES_SHOWN_MAX else [key.partition(".")[0] for key in known]
     return f"; known are: {', '.join(dict.fromkeys(prefix + key for key in names))}"
 

@@ -1,4 +1,4 @@
-"""Durations, sizes, instants and addresses as people write them. Text in, integers out; no clock lives here."""
+"""Durations, sizes, instants and addresses as people write them: parsing and formatting. Uses no clock."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?) ?([a-z]+)", re.ASCII)
 _EPOCH: Final = datetime.fromisoformat("1970-01-01T00:00:00+00:00")
 _ONE_MS: Final = timedelta(milliseconds=1)
 PORT_MAX: Final = 65_535
+LEVELS_MAX: Final = 100
+# As long as a nack may ask for.
+LEVEL_MS_MAX: Final = 30 * 86_400_000
 
 
 def parse_duration_ms(text: str) -> int:
-    """``250ms``, ``10s``, ``5m``, ``2h``, ``3d`` or a row of them (``1h30m``) in milliseconds; raises ValueError.
+    """``250ms``, ``10s``, ``5m``, ``2h``, ``3d`` or several together (``1h30m``) in milliseconds. Raises ValueError.
 
-    A fraction of a millisecond is rounded up: a delay is never shortened.
+    A fraction of a millisecond is rounded up, so that a delay is never shortened.
     """
     compact = text.strip().lower()
     if _MONTHS.search(text):
@@ -33,8 +36,20 @@ def parse_duration_ms(text: str) -> int:
     return int(-(-total_ms // 1))
 
 
+def parse_delay_levels(text: str) -> tuple[int, ...]:
+    """``1s 5s 10s`` as milliseconds: one to 100 durations, none shorter than the one before. Raises ValueError."""
+    levels = tuple([parse_duration_ms(word) for word in text.split()])
+    in_order = list(levels) == sorted(levels)
+    if not 1 <= len(levels) <= LEVELS_MAX or not in_order or not 1 <= levels[0] <= levels[-1] <= LEVEL_MS_MAX:
+        raise ValueError(
+            f"{text!r} is no list of delay levels: write 1 to {LEVELS_MAX} durations from 1ms to 30d, each at least as long "
+            "as the one before, such as '1s 5s 10s'"
+        )
+    return levels
+
+
 def parse_size_bytes(text: str) -> int:
-    """``64MiB``, ``16KiB``, ``1.5GB`` or ``512B`` in bytes; raises ValueError."""
+    """``64MiB``, ``16KiB``, ``1.5GB`` or ``512B`` in bytes. Raises ValueError."""
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or match[2] not in _BYTES_OF_UNIT:
         raise ValueError(f"{text!r} is no size: write a number and a unit, such as 512B, 16KiB, 64MiB or 1GiB")
@@ -42,7 +57,7 @@ def parse_size_bytes(text: str) -> int:
 
 
 def parse_instant_ms(text: str) -> int:
-    """ISO 8601 with a zone, in milliseconds since 1970 UTC, rounded up; raises ValueError that says what to write."""
+    """ISO 8601 with a zone in milliseconds since 1970 UTC, rounded up. Raises ValueError with an example to write."""
     try:
         instant = datetime.fromisoformat(text.strip())
     except ValueError:
@@ -54,7 +69,7 @@ def parse_instant_ms(text: str) -> int:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``HOST:PORT``, ``[V6]:PORT`` as host and port; raises ValueError."""
+    """``HOST:PORT`` or ``[V6]:PORT`` as host and port. Raises ValueError."""
     host, separator, port = text.strip().rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -88,7 +103,7 @@ def format_size(size_bytes: int) -> str:
 
 
 def format_utc(instant_ms: int) -> str:
-    """Milliseconds since 1970 as ISO 8601 in UTC, with milliseconds; in words where the calendar has no such time."""
+    """Milliseconds since 1970 as ISO 8601 in UTC, with milliseconds. A time beyond the calendar is given in words."""
     try:
         instant = _EPOCH + timedelta(milliseconds=instant_ms)
     except OverflowError:
@@ -97,8 +112,8 @@ def format_utc(instant_ms: int) -> str:
 
 
 def format_instant(instant_ms: float) -> str:
-    """Milliseconds since 1970 UTC as ISO 8601 in the local zone, with milliseconds; in words where the calendar has no
-    such time."""
+    """Milliseconds since 1970 UTC as ISO 8601 in the local zone, with milliseconds. A time beyond the calendar is given
+    in words."""
     try:
         return (_EPOCH + timedelta(milliseconds=instant_ms)).astimezone().isoformat(timespec="milliseconds")
     except (OverflowError, ValueError):

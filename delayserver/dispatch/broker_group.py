@@ -169,12 +169,19 @@ class BrokerGroup:
         """Every node pauses: wait for the first pause to end. Meanwhile rows may go to the next groups of their routes."""
         if self.rows.failing:
             self.stuck.ring()
-        soonest_us = min(node.health.closed_until_us for node in self.nodes)
+        soonest_us = min(node.health.closed_until_us for node in self.nodes if node.health.weight)
         # Pauses are durations: a step of the wall clock makes none longer.
         pause_ms = (soonest_us - self._clock.monotonic_us()) / 1000
         await self._clock.sleep_ms(min(max(pause_ms, PROBE_LOOK_MS), LOOK_AGAIN_MS))
 
     async def _deliver(self, node: Node, rows: DueRows) -> None:
+        node.health.take()
+        try:
+            await self._deliver_to(node, rows)
+        finally:
+            node.health.give()
+
+    async def _deliver_to(self, node: Node, rows: DueRows) -> None:
         # Every row is in flight from the step in which it left the queue: a cancel must find it somewhere.
         parts = {self.rows.begin(shipment.rows.sequence): shipment for shipment in shipments(rows)}
         failed = self.rows.counters.attempts_failed
@@ -296,7 +303,7 @@ class BrokerGroup:
             rows = rows.take(np.flatnonzero(~refused))
             answer = answer[~refused]
             elsewhere = elsewhere[~refused] if elsewhere is not None else None
-        node.health.succeeded()
+        node.health.succeeded(self._clock.monotonic_us())
         if len(rows):
             queued_us, dispatched_us = times_us
             self._verdicts.delivered(rows, answer, elsewhere, queued_us=queued_us, dispatched_us=dispatched_us)

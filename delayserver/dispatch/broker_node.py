@@ -51,10 +51,15 @@ class Node:
 
 
 def choose(nodes: list[Node], now_us: int) -> Node | None:
-    """Smooth weighted round robin over the nodes that are ready; None if there is none."""
+    """Of the nodes that are ready the one with the fewest batches in flight by its weight; None if there is none.
+
+    Between equals smooth weighted round robin decides: where no node is slow, each gets its weight.
+    """
     ready = [node for node in nodes if node.health.ready(now_us) and node.health.weight > 0]
     if not ready:
         return None
-    best = max(ready, key=lambda node: node.health.earn())
-    best.health.pay(sum([node.health.weight for node in ready]))
+    least = min([node.health.load for node in ready])
+    equal = [node for node in ready if node.health.load == least]
+    best = max(equal, key=lambda node: node.health.earn())
+    best.health.pay(sum([node.health.weight for node in equal]))
     return best

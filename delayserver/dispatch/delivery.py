@@ -17,9 +17,10 @@ from store.indexes.schedule_index import batch_sums
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.records.batches import OutcomeBatch, StoredBatch
 from store.records.columns import constant_column
+from store.records.id_hash import hash_ids
 from wheel.due_rows import DueRows
 
-_BLOBS = ("ids", "properties", "bodies")
+_BLOBS = StoredBatch.schema.blobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,8 @@ def _read(schedule: ScheduleLog, shipment: Shipment, server_id: int) -> tuple[St
     payload = shipment.rows.payload
     key = ScheduleKey(shipment.window_ms, shipment.source)
     blobs = _gather_mixed(schedule, payload) if shipment.mixed else _gather(schedule, key, payload)
+    order_keys = blobs["order_keys"]
+    order_hash = hash_ids(order_keys, np.ascontiguousarray(payload["order_keys_length"])) if order_keys else 0
     batch = StoredBatch.filled(
         len(shipment.rows),
         sequence=shipment.rows.sequence,
@@ -145,9 +148,12 @@ def _read(schedule: ScheduleLog, shipment: Shipment, server_id: int) -> tuple[St
                 "ids_length",
                 "properties_length",
                 "bodies_length",
+                "tag",
+                "order_keys_length",
             )
         },
         **blobs,
+        order_hash=order_hash,
     )
     sound: NDArray[np.bool_] = batch_sums(batch) == payload["row_sum"]
     return batch, sound
@@ -156,7 +162,7 @@ def _read(schedule: ScheduleLog, shipment: Shipment, server_id: int) -> tuple[St
 def _unreadable(schedule: ScheduleLog, key: ScheduleKey, payload: NDArray[Any]) -> UnreadableError | None:
     """What the disk says where it cannot read these rows; None where it gives other bytes than were written."""
     try:
-        for name in ("ids", "properties", "bodies"):
+        for name in _BLOBS:
             offsets, lengths = payload[f"{name}_offset"], payload[f"{name}_length"]
             schedule.require_readable(key, np.ascontiguousarray(offsets), np.ascontiguousarray(lengths))
     except UnreadableError as error:
@@ -167,7 +173,7 @@ def _unreadable(schedule: ScheduleLog, key: ScheduleKey, payload: NDArray[Any]) 
 
 
 def _gather(schedule: ScheduleLog, key: ScheduleKey, payload: NDArray[Any]) -> dict[str, memoryview]:
-    """The ids, properties and bodies of rows of one file."""
+    """The ids, properties, bodies and order keys of rows of one file."""
     blobs = {}
     for name in _BLOBS:
         lengths = payload[f"{name}_length"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import trio
 
-from delayserver.config.settings import WheelSettings
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.message_reader import LOOK_AHEAD_MS, LOOK_MS
 from delayserver.runtime.clock import LOOK_AGAIN_MS
@@ -33,16 +32,16 @@ class Dispatcher:
         groups: dict[int, BrokerGroup],
         residency: Residency,
         horizon: AttemptHorizon,
-        settings: WheelSettings,
+        slice_rows: int,
         runtime: Runtime,
     ) -> None:
-        """`groups` by their codes."""
+        """`groups` by their codes. `slice_rows`: rows that leave the wheel in one step."""
         self._groups = groups
         self._residency = residency
         self._wheel = residency.wheel
         self._horizon = horizon
         self._earlier = horizon.earlier
-        self._slice_rows = settings.slice_rows if len(groups) == 1 else settings.shared_slice_rows
+        self._slice_rows = slice_rows
         self._clock = runtime.clock
         self._looked_ms = 0
 

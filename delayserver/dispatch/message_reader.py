@@ -39,8 +39,6 @@ HOT_ROWS_A_MS = 256
 # Runs are read together up to this.
 PART_ROWS = 1 << 14
 PART_BYTES = 4 << 20
-# Messages that are read and not handed over, of all groups together: about 400,000 of 100 bytes.
-AHEAD_BYTES_MAX = 64 << 20
 # Beside its body, properties and id.
 ROW_BYTES = 64
 # What was read and not asked for since it was due was cancelled, or went elsewhere.

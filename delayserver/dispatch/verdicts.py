@@ -72,7 +72,7 @@ class Verdicts:
 
     def _give_up(self, rows: DueRows, outcome: Outcome, now_us: int) -> None:
         self._decided.add(
-            outcomes(rows, int(outcome), self._group.code, queued_us=now_us, dispatched_us=0, settled_us=now_us)
+            outcomes(rows, int(outcome), self._group.name_code, queued_us=now_us, dispatched_us=0, settled_us=now_us)
         )
 
     def unanswered(self, rows: DueRows, node: int) -> None:
@@ -113,7 +113,7 @@ class Verdicts:
             outcomes(
                 rows,
                 int(Outcome.DELIVERED),
-                self._group.code,
+                self._group.name_code,
                 queued_us=queued_us,
                 dispatched_us=dispatched_us,
                 settled_us=self._clock.now_us(),

@@ -20,7 +20,9 @@ from delayserver.front.unsent import Unsent
 from delayserver.net.transport import Transport
 from delayserver.operations.servers import Peer
 from delayserver.protocol import operations as names_of
+from delayserver.protocol.arguments import integer
 from delayserver.protocol.errors import (
+    DeadlinePassed,
     DelayServerError,
     FrameTimeout,
     InternalError,
@@ -29,14 +31,17 @@ from delayserver.protocol.errors import (
     ShuttingDown,
     StorageFailed,
     UnknownOperation,
+    kept,
 )
 from delayserver.protocol.frames import (
     FrameDecoder,
+    OneWayRefused,
     Request,
     decode_request,
     encode_error,
     encode_reply,
     peek_operation,
+    with_refused,
 )
 from delayserver.runtime.damage import DamageReport, as_disk_error, named
 from delayserver.runtime.fair_shares import Account, Ticket
@@ -108,6 +113,7 @@ class Connection:
         "_reading",
         "_ready",
         "_ready_bytes",
+        "_refused",
         "_sent_bytes",
         "_settings",
         "_share",
@@ -151,6 +157,8 @@ class Connection:
         self._ready_bytes = 0
         self._blocked: deque[Callable[[], None]] = deque()
         self._unsent = Unsent()
+        # What was refused of one-way requests since the last reply.
+        self._refused: OneWayRefused | None = None
         # Bytes received, and bytes that the kernel took, since the connection was accepted.
         self._came_bytes = 0
         self._sent_bytes = 0
@@ -346,17 +354,28 @@ class Connection:
             self.fail(error.request_id, error)
             return
         try:
+            if "deadline_ms" in request.arguments:
+                self._require_time(request)
             quick = self._handlers.quick.get(request.operation)
             if quick is not None:
                 quick(self, request)
             else:
                 self._begin_slow(request, payload)
         except DelayServerError as error:
-            self.fail(request.id, error)
+            if is_one_way(request):
+                self.refuse_one_way(_messages_of(request), error)
+            else:
+                self.fail(request.id, error)
         except (StoreError, FileNotFoundError) as error:
             self._refused_by_disk(request.id, error)
         except Exception as error:  # noqa: BLE001 - a bug in one handler must not end the other clients
             self._bug(request.id, request.operation, error)
+
+    def _require_time(self, request: Request) -> None:
+        """Raises DeadlinePassed for a request whose `deadline_ms` came before its turn, and InvalidArgument."""
+        deadline_ms = request.arguments.get("deadline_ms")
+        if deadline_ms is not None and self._fair.has_passed(integer(request.arguments, "deadline_ms", 0, 1 << 62)):
+            raise DeadlinePassed(f"its turn came after its deadline_ms, {deadline_ms}; nothing of it was done")
 
     def _begin_slow(self, request: Request, payload: bytes | memoryview) -> None:
         slow = self._handlers.slow.get(request.operation)
@@ -392,6 +411,12 @@ class Connection:
         """Takes a turn, then serves a request with many items."""
         try:
             await self._fair.take(self._account, SLICE_ITEMS)
+            try:
+                self._require_time(request)
+            except DelayServerError as error:
+                self._slow -= 1
+                self.fail(request.id, error)
+                return
             await self._serve_slow(slow(self, request), request.id, request.operation)
         finally:
             self._large_ended()
@@ -452,6 +477,18 @@ class Connection:
         self._connections.count_error(error.name)
         self.reply(encode_error(request_id, error))
 
+    def refuse_one_way(self, messages: int, error: DelayServerError) -> None:
+        """Counts refused messages of a one-way request. The next reply of this connection tells their number, and the
+        first error."""
+        self._connections.count_error(error.name)
+        self._connections.count_one_way_refused(messages)
+        before = self._refused
+        self._refused = (
+            OneWayRefused(messages, kept(error))
+            if before is None
+            else OneWayRefused(before.messages + messages, before.first)
+        )
+
     # -- replies
 
     def reply_bytes(self) -> int:
@@ -477,6 +514,8 @@ class Connection:
         """Sends a frame and keeps the bytes that the kernel does not take yet.
 
         Calls `lost` if the connection closes before the last byte is sent."""
+        if self._refused is not None:
+            frame, self._refused = with_refused(frame, self._refused), None
         if not self.open:
             if lost is not None:
                 lost()
@@ -539,6 +578,19 @@ class Connection:
                 self._connections.count_error("client_stopped_reading")
                 self.close()
         self._watching_unsent = False
+
+
+def is_one_way(request: Request) -> bool:
+    """True if the request gets no reply."""
+    return request.operation in names_of.ONE_WAY and request.arguments.get("one_way") is True
+
+
+def _messages_of(request: Request) -> int:
+    """The number of messages of a request that was refused as a whole; 1 if it does not tell."""
+    messages, count = request.arguments.get("messages"), request.arguments.get("count")
+    if type(messages) is list:
+        return max(len(messages), 1)
+    return count if type(count) is int and 0 < count < 1 << 31 else 1
 
 
 def _is_large(request: Request) -> bool:

@@ -17,6 +17,7 @@ from delayserver.protocol.errors import TooManyConnections
 from delayserver.protocol.frames import Request, encode_error, encode_reply
 from delayserver.runtime.fair_turns import FairTurns
 from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.steps import Step
 from delayserver.state.connections import Connections
 from delayserver.state.readiness import Readiness, Stage
 
@@ -26,12 +27,27 @@ SERVER, BROKER = "server", "broker"
 
 # Operations that a lone broker does not have.
 _DELAY_OPERATIONS = frozenset(
-    {names_of.SEND, names_of.CANCEL, names_of.RESCHEDULE, names_of.LOOKUP, names_of.REDISPATCH}
+    {
+        names_of.SEND,
+        names_of.CANCEL,
+        names_of.RESCHEDULE,
+        names_of.LOOKUP,
+        names_of.REDISPATCH,
+        names_of.PREPARE,
+        names_of.COMMIT,
+        names_of.ROLLBACK,
+    }
 )
 _LOOKING = frozenset({names_of.HELLO, names_of.PING, names_of.STATUS, names_of.ROUTE, names_of.PROVE})
 _CONSUMING = frozenset(
     {
         names_of.GROUPS,
+        names_of.SUBJECTS,
+        names_of.GROUP,
+        names_of.SEEK,
+        names_of.REMOVE_GROUP,
+        names_of.READ,
+        names_of.FIND,
         names_of.PULL,
         names_of.CANCEL_WAIT,
         names_of.ACK,
@@ -45,16 +61,6 @@ _SERVED = {
     Stage.DELIVERING: _LOOKING | _CONSUMING,
     Stage.READY: names_of.OPERATIONS,
 }
-
-
-class Steps(Protocol):
-    """An event-loop step that reads requests. Messages that arrive between the two calls are committed as one group."""
-
-    def begin_step(self) -> None:
-        """The hub begins to read what has come."""
-
-    def end_step(self) -> bool:
-        """The hub has read all that came. False if work is left for a task."""
 
 
 class Table(Protocol):
@@ -87,7 +93,7 @@ class Front:
         self._clock = runtime.clock
         self.handlers = Handlers(runtime.damage)
         self._slow_before = 0
-        self._steps: Steps | None = None
+        self._steps: Step | None = None
         self._quick: dict[str, QuickHandler] = {names_of.PING: self._ping}
         self._slow: dict[str, SlowHandler] = {}
         self.enter(Stage.OPENING)
@@ -106,7 +112,7 @@ class Front:
         """The server's clock."""
         connection.reply(encode_reply(request.id, {"server_us": self._clock.now_us()}))
 
-    def opened(self, steps: Steps, table: Table) -> None:
+    def opened(self, steps: Step, table: Table) -> None:
         """Adds the handlers, because the data directory is open; each one answers from the stage of its operation on.
         `steps` is called at each step that reads requests."""
         self._steps = steps
@@ -154,5 +160,5 @@ class Front:
         try:
             await connection.run()
         finally:
-            self._connections.ended()
+            self._connections.ended(connection.peer.number)
             self._servers.closed(connection.peer)

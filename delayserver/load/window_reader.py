@@ -14,6 +14,8 @@ from delayserver.state.rows import make_rows
 from delayserver.state.window_book import WindowBook
 from store.errors import CorruptionError, FormatError
 from store.logs.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source
+from store.records.batches import FLAG_PREPARED
+from store.records.columns import has_any
 from store.records.scan import Damage
 from wheel.keys import KEY_HIGHEST, Key
 
@@ -70,6 +72,8 @@ class WindowReader:
             if not original.all():
                 copies.append(index.take(np.flatnonzero(~original)))
                 index = index.take(np.flatnonzero(original))
+            if has_any(index.flags):  # nobody sees a prepared transaction: it stays on disk
+                index = index.take(np.flatnonzero(index.flags & FLAG_PREPARED == 0))
             rows = make_rows(index, window_ms, source, now_us)
             rows["uncertain"] = self._attempted.maybe(index.sequence, index.due_ms)
             parts.append(LoadedRows(index.due_ms, index.sequence, rows, limit))

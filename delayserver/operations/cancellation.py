@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from enum import Enum
 from functools import partial
 
 import numpy as np
@@ -44,6 +45,17 @@ INLINE_ROWS_MAX = 4096
 CANCELLED, ALREADY_CANCELLED = int(Outcome.CANCELLED), int(Outcome.ALREADY_CANCELLED)
 # Each promises that the message never arrives. The outcome row is the only proof, so it is durable before the answer.
 EXPIRED, DEAD_LETTERED = int(Outcome.EXPIRED), int(Outcome.DEAD_LETTERED)
+PENDING, PREPARED = int(Outcome.PENDING), int(Outcome.PREPARED)
+
+
+class Ends(Enum):
+    """Which messages without an outcome a decision ends. It answers the others `prepared` or `pending`."""
+
+    ALL = 0
+    MESSAGES = 1
+    """All but transactions."""
+    TRANSACTIONS = 2
+    NONE = 3
 
 
 class Cancellation:
@@ -76,7 +88,8 @@ class Cancellation:
         if accepted.any():
             await self._positions.replayed_sequence.reached(int(sequence[accepted].max()))
         found, subject = self._open_messages.find(sequence, due_ms)
-        located = Located(found, np.where(found, sequence, 0), subject, np.zeros(len(sequence), dtype=bool))
+        none = np.zeros(len(sequence), dtype=bool)
+        located = Located(found, np.where(found, sequence, 0), subject, none, none.copy())
         rest = np.flatnonzero(~found)
         if len(rest):
             find = partial(self._locator.locate, sequence[rest], due_ms[rest])
@@ -108,9 +121,15 @@ class Cancellation:
 
     async def cancel(self, sequence: I64, due_ms: I64) -> U8:
         """Cancels n messages. Outcome codes u8[n], durable when this returns. Raises named errors of the commit."""
-        located = await self.locate(sequence, due_ms)
+        return await self.end(await self.locate(sequence, due_ms), sequence, due_ms)
+
+    async def end(
+        self, located: Located, sequence: I64, due_ms: I64, ends: Ends = Ends.ALL, outcome: int = CANCELLED
+    ) -> U8:
+        """Ends n located messages with an outcome, `cancelled` or `rolled_back`, by a control record. Outcome codes u8[n]:
+        `cancelled` for those that it ended. Raises named errors of the commit."""
         message = located.message
-        answer = await self.decide(located, sequence, due_ms)
+        answer = await self.decide(located, sequence, due_ms, ends)
         mine = np.flatnonzero(answer == CANCELLED)
         if len(mine):
             held, place = distinct_messages(message, mine)
@@ -121,22 +140,23 @@ class Cancellation:
                 due_ms=due,
                 requested_us=self._clock.now_us(),
                 subject=located.subject[place],
+                outcome=0 if outcome == CANCELLED else outcome,
             )
-            await self.commit_held(batch, held, due)
+            await self.commit_held(batch, held, due, ends)
             if len(place) < len(mine):  # named twice in one request
                 answer[mine] = ALREADY_CANCELLED
                 answer[place] = CANCELLED
         await self.durable(message, answer)
         return answer
 
-    async def decide(self, located: Located, sequence: I64, due_ms: I64) -> U8:
-        """Decides n messages, u8[n]: answers those that cannot be cancelled, holds the others and answers `cancelled`.
+    async def decide(self, located: Located, sequence: I64, due_ms: I64, ends: Ends = Ends.ALL) -> U8:
+        """Decides n messages, u8[n]: answers those that cannot be ended, holds the others and answers `cancelled`.
         The caller must call `commit_held` or `give_back` in the same step."""
-        answer = await self._decide(located, due_ms)
+        answer = await self._decide(located, due_ms, ends)
         self._name_missing(answer, located, sequence, due_ms)
         return answer
 
-    async def _decide(self, located: Located, due_ms: I64) -> U8:
+    async def _decide(self, located: Located, due_ms: I64, ends: Ends) -> U8:
         """`decide` without the answers of messages that were not found."""
         message = located.message
         while True:
@@ -156,7 +176,7 @@ class Cancellation:
                 elif self._by_file(np.flatnonzero(located.found & ~known), due_ms).keys() != files.keys():
                     continue  # a day was sealed meanwhile: newer outcomes are in the files of its minutes
                 elif not files or not (known & ~self._undecided(located, due_ms)).any():
-                    return self._answered(located, due_ms, files, indexes, told)
+                    return self._answered(located, due_ms, files, indexes, told, ends)
 
     def _undecided(self, located: Located, due_ms: I64) -> NDArray[np.bool_]:
         """True for found messages that memory knows to be without an outcome, bool[n]. Valid in this step only."""
@@ -178,6 +198,7 @@ class Cancellation:
         files: dict[DispatchKey, Places],
         indexes: dict[DispatchKey, OutcomeIndex],
         told: dict[DispatchKey, U8],
+        ends: Ends,
     ) -> U8:
         """The answers u8[n], decided in one step. A message in none of the files has no outcome.
 
@@ -194,8 +215,13 @@ class Cancellation:
             answer[rows[self._retired.are(key.start_ms, message[rows])]] = int(Outcome.RETIRED)
         answer[answer == CANCELLED] = ALREADY_CANCELLED
         open_rows = np.flatnonzero(located.found & (answer == 0))
+        if len(open_rows) and ends != Ends.ALL:
+            prepared = located.prepared[open_rows]
+            answer[open_rows] = np.where(prepared, np.uint8(PREPARED), np.uint8(PENDING))
+            mine = prepared if ends == Ends.TRANSACTIONS else ~prepared
+            open_rows = open_rows[mine] if ends != Ends.NONE else open_rows[:0]
         if len(open_rows):
-            answer[open_rows] = self._take_out(message[open_rows], due_ms[open_rows])
+            answer[open_rows] = self._take_out(message[open_rows], due_ms[open_rows], located.prepared[open_rows])
         return answer
 
     def _name_missing(self, answer: U8, located: Located, sequence: I64, due_ms: I64) -> None:
@@ -209,11 +235,11 @@ class Cancellation:
             rows = missing[order[begin:end]]
             answer[rows[self._retired.are(start, sequence[rows])]] = int(Outcome.RETIRED)
 
-    def _take_out(self, message: I64, due_ms: I64) -> U8:
+    def _take_out(self, message: I64, due_ms: I64, prepared: NDArray[np.bool_]) -> U8:
         """Answers u8[n], decided in one step. Messages with a running or possible attempt are too late. The others
-        leave the wheel and the queues and are held."""
+        leave the wheel and the queues and are held. No attempt is ever made with a prepared transaction."""
         answer = np.full(len(message), CANCELLED, dtype=np.uint8)
-        answer[self._residency.may_be_delivered(message, due_ms)] = int(Outcome.TOO_LATE)
+        answer[self._residency.may_be_delivered(message, due_ms) & ~prepared] = int(Outcome.TOO_LATE)
         mine = np.flatnonzero(answer == CANCELLED)
         if len(mine):
             held, place = distinct_messages(message, mine)
@@ -221,18 +247,21 @@ class Cancellation:
             self._residency.withdraw(due_ms[place], held)
         return answer
 
-    async def commit_held(self, batch: CancelBatch | MessageBatch, held: I64, due_ms: I64) -> Committed:
-        """Commits the batch that cancels held messages i64[n]. If that fails, gives them back and raises its error."""
+    async def commit_held(
+        self, batch: CancelBatch | MessageBatch, held: I64, due_ms: I64, ends: Ends = Ends.ALL
+    ) -> Committed:
+        """Commits the batch that ends held messages i64[n]. If that fails, gives them back and raises its error."""
         try:
             return await self._commit.commit(batch)
         except DelayServerError:
-            self.give_back(held, due_ms)
+            self.give_back(held, due_ms, ends)
             raise
 
-    def give_back(self, message: I64, due_ms: I64) -> None:
-        """The cancel did not happen: the messages are to be delivered."""
+    def give_back(self, message: I64, due_ms: I64, ends: Ends = Ends.ALL) -> None:
+        """The decision did not happen: the messages are to be delivered. Transactions alone were never in memory."""
         self._decided.holds.release(message)
-        self._residency.give_back(due_ms, message)
+        if ends != Ends.TRANSACTIONS:
+            self._residency.give_back(due_ms, message)
 
 
 def distinct_messages(message: I64, rows: Places) -> tuple[I64, Places]:

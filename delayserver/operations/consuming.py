@@ -11,13 +11,17 @@ import trio
 
 from delayserver.broker.actions.consuming import Acked
 from delayserver.broker.actions.group_rows import GroupRow
+from delayserver.broker.filters.filter import FilterText
 from delayserver.broker.limits import NACK_DELAY_MS_MAX
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.broker.service.positions import Goal
 from delayserver.broker.service.pulls import TOO_MANY_GROUPS, Outlet
 from delayserver.config.settings import BrokerSettings
-from delayserver.operations.redelivery import Redelivery
+from delayserver.operations.group_filters import GroupFilters
+from delayserver.operations.policies import waiting_letters
+from delayserver.operations.redelivery import Redelivery, commit_errors
 from delayserver.protocol.errors import GroupsFull, QueueFull
 from delayserver.receive.intake import Intake
 from delayserver.runtime.runtime import Runtime
@@ -32,6 +36,9 @@ ACK_TIMEOUT_MS_MAX: Final = 86_400_000
 Pulled: TypeAlias = PulledBatch
 """Leased messages in columns."""
 
+PullFilter: TypeAlias = FilterText
+"""A tag subscription and a property expression, as text."""
+
 
 class Pull(NamedTuple):
     """A request of a consumer for messages. If none come, the answer follows after `wait_ms`."""
@@ -42,6 +49,12 @@ class Pull(NamedTuple):
     max_bytes: int
     wait_ms: int
     ack_timeout_ms: int
+    start: Goal | None = None
+    """Where the group begins if this pull makes it. None: at the earliest message kept."""
+    filter: PullFilter | None = None
+    """The filter of the group from now on; None: the one that it has."""
+    deadline_ms: int | None = None
+    """If the pull gets its turn at or after this time, by the server's clock, it takes no messages."""
 
 
 Handed = Callable[[Pulled, Callable[[], None]], None]
@@ -50,11 +63,13 @@ Handed = Callable[[Pulled, Callable[[], None]], None]
 
 @dataclass(frozen=True, slots=True)
 class Nacked:
-    """Counts: `nacked` deliveries that come again, `unknown` ones that were not leased, and `expired` ones."""
+    """Counts: `nacked` deliveries, `unknown` ones that were not leased, and of the nacked ones those that do not come
+    again: `expired`, and `dead_lettered` after their last attempt."""
 
     nacked: int
     unknown: int
     expired: int
+    dead_lettered: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +79,7 @@ class ConsumerGroup:
     subject: str
     group: str
     row: GroupRow
+    dead_letters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +97,7 @@ class Consuming:
         self,
         broker: LocalBroker,
         redelivery: Redelivery,
+        filters: GroupFilters,
         intake: Intake,
         names: Names,
         settings: BrokerSettings,
@@ -89,6 +106,7 @@ class Consuming:
         self._core = broker.core
         self._broker = broker
         self._redelivery = redelivery
+        self._filters = filters
         self._intake = intake
         self._names = names
         self._settings = settings
@@ -109,15 +127,23 @@ class Consuming:
 
     # -- pull
 
+    def name(self, code: int) -> str:
+        """The text of a code, such as that of a message's tag."""
+        return self._names.name(code)
+
     async def pull(
         self, pull: Pull, acks: I64 | None, handed: Handed, outlet: Outlet, waiting: trio.CancelScope
     ) -> bool:
         """Acks `acks` (i64[n]), then gives messages to `handed` in the step that leases them.
 
         False if none came in time or the caller cancelled `waiting`. Leases nothing while `outlet` has no room.
-        Raises SubjectInvalid, QueueFull, GroupsFull, ShuttingDown."""
-        name, group_name, max_messages, max_bytes, wait_ms, ack_timeout_ms = pull
+        Raises SubjectInvalid, FilterInvalid, FilterInUse, TagsFull, QueueFull, GroupsFull, PositionOutOfRange,
+        DeadlinePassed, ShuttingDown. The acks count also then."""
+        name, group_name, max_messages, max_bytes, wait_ms, ack_timeout_ms, start, filter_text, deadline_ms = pull
+        if deadline_ms is not None:
+            wait_ms = min(wait_ms, max(deadline_ms - self._clock.now_ms(), 0))
         subject, group = self._known(name, group_name)
+        wanted = None if filter_text is None else await self._filters.compile(filter_text)
         if acks is not None:
             await self._turn_for(acks)
             self._ack(subject, group, acks)
@@ -138,8 +164,13 @@ class Consuming:
                 subject, wait_ms = await self._first_message(name, wait_ms)
             if subject:
                 group = group or self._new_group(subject, group_name)
+                if start is not None:
+                    with commit_errors():
+                        await self._broker.positions.begin(subject, group, start)
+                await self._filters.for_pull(subject, group, wanted)
+                self._broker.positions.require_not_passed(subject, group)
                 await self._broker.pulls.pull(
-                    subject, group, max_messages, max_bytes, wait_ms, ack_timeout_ms, answer, outlet
+                    subject, group, max_messages, max_bytes, wait_ms, ack_timeout_ms, answer, outlet, deadline_ms
                 )
         if self._core.expired_messages > expired:
             self._broker.commit.soon()  # expired messages get no ack that would write their counts
@@ -184,14 +215,20 @@ class Consuming:
             return Acked(0, len(deliveries))
         return self._broker.ack(subject, group, deliveries)
 
-    async def nack(self, subject: str, group: str, deliveries: I64, delay_ms: int | None) -> Nacked:
+    async def nack(
+        self, subject: str, group: str, deliveries: I64, delay_ms: int | None, reason: str | None = ""
+    ) -> Nacked:
         """Redelivers deliveries (i64[n]) after `delay_ms`; None for the group's own pauses. Durable when this returns.
+
+        After the last attempt of the group's policy a message becomes a dead letter, which keeps the `reason`. With None
+        no consumer has looked at the messages, so none becomes a dead letter.
         Raises SubjectInvalid, DiskFull, StorageFailed."""
         subject_code, group_code = self._known(subject, group)
         if not subject_code or not group_code:  # no message of this group was ever handed out
-            return Nacked(0, len(deliveries), 0)
-        batch = await self._redelivery.nack(subject_code, group_code, deliveries, delay_ms)
-        return Nacked(len(deliveries) - batch.unknown, batch.unknown, batch.expired)
+            return Nacked(0, len(deliveries), 0, 0)
+        batch = await self._redelivery.nack(subject_code, group_code, deliveries, delay_ms, reason)
+        dead = 0 if batch.given_up is None else len(batch.given_up)
+        return Nacked(len(deliveries) - batch.unknown, batch.unknown, batch.expired, dead)
 
     def _known(self, subject: str, group: str) -> tuple[int, int]:
         """The codes of the names, 0 for a new one, which is checked but not stored. Raises SubjectInvalid."""
@@ -215,8 +252,10 @@ class Consuming:
         keys = self._core.group_keys(after, code, count_max)
         groups = []
         for key in keys:
-            await trio.lowlevel.checkpoint()  # each reads a stored record
-            row = self._core.group_row(key)
+            await trio.lowlevel.checkpoint()
+            row = await self._broker.reads.answer(partial(self._core.group_row, key))
             if row is not None:
-                groups.append(ConsumerGroup(self._names.name(row.subject), self._names.name(row.group), row))
+                subject, group = self._names.name(row.subject), self._names.name(row.group)
+                dead_letters = waiting_letters(self._core, self._names, subject, group)
+                groups.append(ConsumerGroup(subject, group, row, dead_letters))
         return GroupPage(groups, keys[-1] if len(keys) == count_max else None)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from delayserver.broker.actions.delivering import Delivered
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.operations.servers import Peer, Servers
 from delayserver.protocol.columns import Ragged
 from delayserver.protocol.errors import DiskFull, InvalidArgument, NotDue, StorageFailed
 from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.receive.group_commit import GroupCommit
-from delayserver.receive.intake import Intake
+from delayserver.receive.intake import Intake, is_tag
 from delayserver.runtime.clock import Clock
 from store.errors import DiskFullError, StoreError
 from store.records.batches import I64, U8, U32, StoredBatch
-from store.tables.names import CONSUMER_GROUP, SUBJECT
+from store.records.message_rows import order_key_columns
+from store.tables.names import CONSUMER_GROUP, SUBJECT, TAG
 
 # The code of a name in a delivery that this node refuses.
 NOT_TAKEN = 0xFFFF_FFFF
@@ -54,6 +60,10 @@ class Delivery:
     ids: Ragged
     properties: Ragged
     bodies: Ragged
+    tags: NameColumn | None = None
+    """Index 0 means no tag; the names count from 1. None: no message has one."""
+    order_keys: Ragged | None = None
+    """None: no message has one."""
 
     def __len__(self) -> int:
         return len(self.sequence)
@@ -89,7 +99,8 @@ class Delivering:
         self._clock = clock
 
     def deliver(self, peer: Peer, delivery: Delivery) -> Awaitable[Stored]:
-        """Stores a delivery at once, in the order of the calls. The awaitable returns when it is durable.
+        """Stores a delivery at once, in the order of the calls; an uncertain one when its window's keys are in memory.
+        The awaitable returns when it is durable.
 
         Raises ServerNotProven, InvalidArgument and NotDue before any name is stored; also Superseded,
         DuplicateServerId, DiskFull, StorageFailed."""
@@ -99,23 +110,45 @@ class Delivering:
         batch = self._batch(delivery)
         contested = self._servers.admit(peer, delivery.server_id)
         outcome = np.full(len(batch), int(DeliverOutcome.REFUSED), np.uint8)
-        taken = np.flatnonzero((batch.subject != NOT_TAKEN) & (batch.target_group != NOT_TAKEN))
+        mask = (batch.subject != NOT_TAKEN) & (batch.target_group != NOT_TAKEN)
+        taken = np.flatnonzero(mask if delivery.tags is None else mask & (batch.tag != NOT_TAKEN))
         if not len(taken):
             return self._durable(Stored(outcome, contested), self._broker.core.synced_offset)
         if len(taken) < len(outcome):
             batch = batch.take(taken)
+        stored = Stored(outcome, contested)
+        if delivery.uncertain:
+            return self._uncertain(peer, delivery.server_id, batch, taken, stored)
+        with self._refusals():
+            delivered = self._broker.deliver(batch)
+        return self._answer(delivered, taken, stored)
+
+    async def _uncertain(
+        self, peer: Peer, server_id: int, batch: StoredBatch, taken: NDArray[np.intp], stored: Stored
+    ) -> Stored:
+        with self._refusals():
+            # A newer process of the server may have come while the disk was read.
+            admit = partial(self._servers.admit, peer, server_id)
+            delivered = await self._broker.deliver_uncertain(batch, admit)
+        return await self._answer(delivered, taken, stored)
+
+    @contextmanager
+    def _refusals(self) -> Iterator[None]:
+        """Errors of the broker as errors of the protocol."""
         try:
-            delivered = self._broker.deliver(batch, uncertain=delivery.uncertain)
+            yield
         except DiskFullError as error:
             raise DiskFull(str(error), retry_after_ms=1000) from error
         except StoreError as error:  # the server ends, as after a failure of its own deliveries; a restart recovers
             failed = StorageFailed(str(error))
             self._pipeline.storage_failed(failed)
             raise failed from error
+
+    def _answer(self, delivered: Delivered, taken: NDArray[np.intp], stored: Stored) -> Awaitable[Stored]:
         if delivered.no_room:
             raise DiskFull("there is no room for any of it", retry_after_ms=1000)
-        outcome[taken] = delivered.outcome
-        return self._durable(Stored(outcome, contested), delivered.end)
+        stored.outcome[taken] = delivered.outcome
+        return self._durable(stored, delivered.end)
 
     async def _durable(self, stored: Stored, end: int) -> Stored:
         try:
@@ -149,6 +182,11 @@ class Delivering:
 
     def _batch(self, delivery: Delivery) -> StoredBatch:
         """The messages with the codes of this node."""
+        rare: dict[str, Any] = {}
+        if delivery.tags is not None:
+            rare["tag"] = self._codes_or_none(TAG, delivery.tags)
+        if delivery.order_keys is not None and len(delivery.order_keys.blob):
+            rare |= order_key_columns(delivery.order_keys.blob, delivery.order_keys.lengths)
         return StoredBatch.filled(
             len(delivery),
             sequence=delivery.sequence,
@@ -160,9 +198,7 @@ class Delivering:
             server_id=delivery.server_id,
             window_ms=delivery.window_ms,
             subject=self._codes(SUBJECT, delivery.subjects.names)[delivery.subjects.index],
-            target_group=np.concatenate(
-                [np.zeros(1, np.uint32), self._codes(CONSUMER_GROUP, delivery.target_groups.names)]
-            )[delivery.target_groups.index],
+            target_group=self._codes_or_none(CONSUMER_GROUP, delivery.target_groups),
             redelivery=delivery.redelivery,
             ids_length=delivery.ids.lengths,
             properties_length=delivery.properties.lengths,
@@ -170,13 +206,20 @@ class Delivering:
             ids=delivery.ids.blob,
             properties=delivery.properties.blob,
             bodies=delivery.bodies.blob,
+            **rare,
         )
+
+    def _codes_or_none(self, kind: int, column: NameColumn) -> U32:
+        """The code of each message's name, u32[n], 0 for none."""
+        codes: U32 = np.concatenate([np.zeros(1, np.uint32), self._codes(kind, column.names)])[column.index]
+        return codes
 
     def _codes(self, kind: int, names: list[str]) -> U32:
         """Codes u32[n]. NOT_TAKEN for a name that is invalid or has no room, so that the others are stored without it.
 
         All new names share one sync, because the event loop waits for it."""
-        valid = [place for place, name in enumerate(names) if self._intake.is_subject(name)]
+        is_valid = is_tag if kind == TAG else self._intake.is_subject
+        valid = [place for place, name in enumerate(names) if is_valid(name)]
         found = self._intake.intern(kind, [names[place] for place in valid], fitting=True)
         codes = np.full(len(names), NOT_TAKEN, np.uint32)
         codes[valid] = np.where(found == 0, np.uint32(NOT_TAKEN), found)

@@ -16,7 +16,7 @@ from delayserver.runtime.runtime import Runtime
 from store.errors import CorruptionError, FormatError
 from store.logs.schedule_log import Found, ScheduleKey, ScheduleLog, Source
 from store.logs.windows import day_of, day_starts, window_of, window_starts
-from store.records.batches import I64, U32, MessageBatch
+from store.records.batches import FLAG_PREPARED, I64, U32, MessageBatch
 from store.records.message_name import MessageName
 from store.records.scan import Damage
 from store.tables.days import DayTable
@@ -30,12 +30,13 @@ class Located:
     """The result for n messages: `found` bool[n], sequence `message` i64[n] and subject code `subject` u32[n].
 
     `message` is the sequence of the original if the message is a duplicate. Both are 0 where nothing was found.
-    `hidden` bool[n]: not found, and damage of a file may be the reason."""
+    `hidden` bool[n]: not found, and damage of a file may be the reason. `prepared` bool[n]: `message` is a transaction."""
 
     found: NDArray[np.bool_]
     message: I64
     subject: U32
     hidden: NDArray[np.bool_]
+    prepared: NDArray[np.bool_]
 
     def first(self, count: int) -> Located:
         """The first `count` messages."""
@@ -47,7 +48,7 @@ class Located:
             mine[rows] = theirs
 
     def _columns(self) -> tuple[NDArray[Any], ...]:
-        return self.found, self.message, self.subject, self.hidden
+        return self.found, self.message, self.subject, self.hidden, self.prepared
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class Locator:
         found = np.zeros(count, dtype=bool)
         message = np.zeros(count, dtype=np.int64)
         subject = np.zeros(count, dtype=np.uint32)
+        prepared = np.zeros(count, dtype=bool)
         hidden = np.zeros(count, dtype=bool)
         for _, rows, hit, right in self._hits(sequence, due_ms):
             if hit is None:
@@ -101,7 +103,14 @@ class Locator:
             copies = hit.duplicate_of[right]
             message[place] = np.where(copies != 0, copies, sequence[place])
             subject[place] = hit.subject[right]
-        return Located(found, message, subject, hidden & ~found)
+            prepared[place] = hit.index.flags[right] & FLAG_PREPARED != 0
+        copies = np.flatnonzero(found & (message != sequence))
+        if len(copies):  # whether a message is a transaction is for the original to say
+            prepared[copies] = False
+            for _, rows, hit, right in self._hits(message[copies], due_ms[copies]):
+                if hit is not None:
+                    prepared[copies[rows[right]]] = hit.index.flags[right] & FLAG_PREPARED != 0
+        return Located(found, message, subject, hidden & ~found, prepared)
 
     def _hits(self, sequence: I64, due_ms: I64) -> Iterator[tuple[ScheduleKey, Rows, Found | None, Mask]]:
         """Searches each file that may hold these messages. Yields the file, the places searched for and the rows found.

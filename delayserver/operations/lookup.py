@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.operations.contents import Contents, ContentsPart
 from delayserver.operations.message_states import Found, MessageStates
 from delayserver.operations.named_messages import Given, NamedMessages, Naming
 from delayserver.protocol.outcomes import Outcome
@@ -16,26 +17,31 @@ from store.records.batches import I64
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """The named messages and their states. An item with an error in `named` has no state."""
+    """The named messages and their states. An item with an error in `named` has no state.
+
+    `contents`: what the messages say; None unless it was asked for."""
 
     named: NamedMessages
     found: list[Found]
+    contents: ContentsPart | None = None
 
 
 class Lookup:
     """Looks up the states of messages."""
 
-    def __init__(self, naming: Naming, states: MessageStates) -> None:
+    def __init__(self, naming: Naming, states: MessageStates, contents: Contents) -> None:
         self._naming = naming
         self._states = states
+        self._contents = contents
 
     async def by_number(self, sequence: I64, due_ms: I64, work: Work) -> list[Found]:
         """The states of messages by sequence and due time, i64[n] each."""
         found = await self._states.find(sequence, due_ms, work)
         return await self._states.with_rows(found, due_ms.tolist(), work)
 
-    async def by_name(self, given: Given, work: Work) -> LookedUp:
-        """States by name. If a reschedule gives the name to another message meanwhile, the state of that one."""
+    async def by_name(self, given: Given, work: Work, *, with_body: bool = False) -> LookedUp:
+        """States by name, and what the messages say if `with_body`. If a reschedule gives the name to another message
+        meanwhile, the state of that one."""
         named = await self._naming.find(given, work)
         found = await self._states.find(named.sequence, named.due_ms, work)
         again = _cancelled(found, np.arange(len(found)))
@@ -44,7 +50,9 @@ class Lookup:
             for place, other in zip(again.tolist(), others, strict=True):
                 found[place] = other
             again = _cancelled(found, again)
-        return LookedUp(named, await self._states.with_rows(found, named.due_ms.tolist(), work))
+        due_ms = named.due_ms.tolist()
+        contents = await self._contents.read(found, due_ms, work) if with_body else None
+        return LookedUp(named, await self._states.with_rows(found, due_ms, work), contents)
 
 
 def _cancelled(found: list[Found], places: NDArray[np.intp]) -> NDArray[np.intp]:

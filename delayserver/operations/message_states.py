@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.operations.cancellation import Cancellation
+from delayserver.operations.locator import Located
 from delayserver.protocol.errors import MessageDamaged
 from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.fair_turns import Work
@@ -21,7 +22,7 @@ from delayserver.state.windows import Windows
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.windows import window_starts
-from store.records.batches import I64, U8, U32, OutcomeBatch
+from store.records.batches import I64, U8, OutcomeBatch
 from store.records.redelivery import ATTEMPTS
 from store.records.scan import Damage
 from wheel.keys import groups
@@ -32,7 +33,7 @@ Mask = NDArray[np.bool_]
 MESSAGES_AT_ONCE = 1024
 # The cost of a window besides its messages, in items.
 WINDOW_ITEMS = 16
-TOO_LATE = int(Outcome.TOO_LATE)
+TOO_LATE, PREPARED = int(Outcome.TOO_LATE), int(Outcome.PREPARED)
 # A larger file of outcomes is read in a thread.
 INLINE_READ_BYTES_MAX = 64 * 1024
 
@@ -51,6 +52,8 @@ class Found:
     replaced_by: tuple[int, int] = (0, 0)
     """Sequence and due time of the message that replaced it by a reschedule, or zeros."""
     has_row: bool = False
+    prepared: bool = False
+    """Whether `message` is a transaction."""
     error: MessageDamaged | None = None
 
 
@@ -104,24 +107,24 @@ class MessageStates:
         await self._cancellation.durable(message[has_row], code[has_row])
         outcome = np.full(len(sequence), int(Outcome.UNKNOWN), dtype=np.uint8)
         outcome[located.found] = int(Outcome.DEDUPLICATED)
-        outcome[own] = waiting[own]
+        outcome[own] = np.where(located.prepared, PREPARED, waiting)[own]
         outcome[has_row] = code[has_row]
         # Also messages that were found and whose window was retired since.
         gone = retired & (code == 0) & (own | ~located.found)
         outcome[gone] = int(Outcome.RETIRED)
         message[gone] = 0
-        return await self._found(outcome, message, located.subject, has_row, located.hidden & ~retired, work)
+        located = replace(located, message=message, hidden=located.hidden & ~retired)
+        return await self._found(outcome, located, has_row, work)
 
-    async def _found(
-        self, outcome: U8, message: I64, subject: U32, has_row: Mask, hidden: Mask, work: Work
-    ) -> list[Found]:
+    async def _found(self, outcome: U8, located: Located, has_row: Mask, work: Work) -> list[Found]:
         found = []
-        columns = [column.tolist() for column in (outcome, message, subject, has_row, hidden)]
-        for code, sequence, subject_code, decided, damaged in zip(*columns, strict=True):
+        of_located = (located.message, located.subject, located.hidden, located.prepared)
+        columns = [column.tolist() for column in (outcome, has_row, *of_located)]
+        for code, decided, sequence, subject_code, damaged, prepared in zip(*columns, strict=True):
             await work.items()
             error = MessageDamaged("the part of the schedule file that may hold it is damaged") if damaged else None
             name = self._names.name(subject_code) if sequence else ""
-            found.append(Found(Outcome(code), sequence, name, has_row=decided, error=error))
+            found.append(Found(Outcome(code), sequence, name, has_row=decided, prepared=prepared, error=error))
         return found
 
     async def _outcomes(self, start_ms: int, message: I64) -> U8:
@@ -178,13 +181,15 @@ class MessageStates:
 
     def _with_row(self, found: Found, batch: OutcomeBatch, row: int) -> Found:
         group, attempts = int(batch.broker_group[row]), batch.attempts[row : row + 1]
+        replaced = int(batch.replaced_by_sequence[row])
         return replace(
             found,
+            outcome=Outcome.COMMITTED if found.prepared and replaced else found.outcome,
             dispatched_us=int(batch.dispatched_us[row]),
             attempts=int(ATTEMPTS.number(attempts)[0]),
             unanswered_elsewhere=int(ATTEMPTS.unanswered(attempts)[0]),
             broker_group=self._names.name(group) if group else "",
-            replaced_by=(int(batch.replaced_by_sequence[row]), int(batch.replaced_by_due_ms[row])),
+            replaced_by=(replaced, int(batch.replaced_by_due_ms[row])),
         )
 
     async def _written(self, key: DispatchKey, messages: I64) -> OutcomeBatch:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from delayserver.operations.broadcasting import Broadcasting
 from delayserver.operations.cancel import Cancel
 from delayserver.operations.consuming import Consuming
+from delayserver.operations.dead_letters import DeadLetterOperations
 from delayserver.operations.delivering import Delivering
+from delayserver.operations.finding import Finding
 from delayserver.operations.identity import Identity
 from delayserver.operations.lookup import Lookup
+from delayserver.operations.policies import Policies
+from delayserver.operations.positions import QueuePositions
+from delayserver.operations.prepare import Prepare
+from delayserver.operations.publish import Publish
 from delayserver.operations.redispatch import Redispatch
 from delayserver.operations.reschedule import Reschedule
 from delayserver.operations.routing import Routing
 from delayserver.operations.send import Send
 from delayserver.operations.servers import Servers
 from delayserver.operations.status import Status
+from delayserver.operations.subjects import Subjects
+from delayserver.operations.transactions import Transactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,8 @@ class DelayOperations:
     reschedule: Reschedule
     lookup: Lookup
     redispatch: Redispatch
+    prepare: Prepare
+    transactions: Transactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,5 +48,12 @@ class Operations:
     routing: Routing
     servers: Servers
     consuming: Consuming
+    subjects: Subjects
+    publish: Publish
+    policies: Policies
+    positions: QueuePositions
+    broadcasting: Broadcasting
+    finding: Finding
+    dead_letters: DeadLetterOperations
     delivering: Delivering
     delay: DelayOperations | None

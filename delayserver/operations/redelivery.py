@@ -1,17 +1,20 @@
 """Redelivers messages after a nack, after an ack timeout, or if the reply with them was not received.
 
 They go through the delay pipeline again, as internal records for one consumer group, committed to message_log like
-messages. The old delivery is settled only when these records are durable.
+messages. The old delivery is settled only when these records are durable. After the last attempt of the group's policy a
+message is stored as a dead letter instead, and acked in the same sync of the broker.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import trio
 
-from delayserver.broker.actions.retries import RetryBatch
+from delayserver.broker.actions.retries import NACKED, Failure, RetryBatch
+from delayserver.broker.reads import Steps
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.protocol.errors import DelayServerError, DiskFull, StorageFailed
 from delayserver.receive.group_commit import ROW_OVERHEAD_BYTES, GroupCommit
@@ -19,24 +22,50 @@ from delayserver.runtime.clock import Clock
 from delayserver.upkeep.kept_room import KeptRoom
 from store.errors import DiskFullError, StoreError
 from store.records.batches import I64, MessageBatch
+from store.tables.identity import SequenceReservation
+from store.tables.names import Names
 
 # Ended leases that become internal records in one step.
 EXPIRED_AT_ONCE = 4096
+# Groups whose ended leases are gathered at a time. Each may hold `retry_bytes_max` bytes of messages.
+GROUPS_AT_ONCE = 4
 # Unreceived replies whose deliveries wait to be taken back. Those of further replies come again when their leases end.
 UNRECEIVED_MAX = 4096
+
+
+@contextmanager
+def commit_errors() -> Iterator[None]:
+    """Translates the errors of the broker's commit. Raises DiskFull, StorageFailed."""
+    try:
+        yield
+    except DiskFullError as error:
+        raise DiskFull(str(error), retry_after_ms=1000) from error
+    except StoreError as error:
+        raise StorageFailed(str(error)) from error
 
 
 class Redelivery:
     """Takes deliveries back. `run` is a task of the server."""
 
-    def __init__(self, broker: LocalBroker, pipeline: GroupCommit, room: KeptRoom, clock: Clock) -> None:
+    def __init__(
+        self,
+        broker: LocalBroker,
+        pipeline: GroupCommit,
+        room: KeptRoom,
+        sequences: SequenceReservation,
+        names: Names,
+        clock: Clock,
+    ) -> None:
         self._broker = broker
         self._pipeline = pipeline
         self._room = room
+        self._sequences = sequences
+        self._names = names
         self._clock = clock
         self._leases = trio.Event()
         self._unreceived: deque[tuple[int, int, I64]] = deque()
         self._work_back = trio.Event()
+        self._groups_at_once = trio.CapacityLimiter(GROUPS_AT_ONCE)
         # Deliveries so far whose reply was never sent.
         self.given_back = 0
 
@@ -56,37 +85,68 @@ class Redelivery:
             self._unreceived.append((subject, group, deliveries))
             self._work_back.set()
 
-    async def nack(self, subject: int, group: int, deliveries: I64, delay_ms: int | None) -> RetryBatch:
-        """Takes leased deliveries back, due again in `delay_ms`; None for the group's own pauses. Durable on return.
+    async def nack(
+        self, subject: int, group: int, deliveries: I64, delay_ms: int | None, reason: str | None
+    ) -> RetryBatch:
+        """Takes leased deliveries back, due again in `delay_ms`; None for the group's own pauses. After the last attempt
+        they become dead letters, with `reason`, unless that is None: nobody has looked at them. Durable on return.
         Raises DiskFull, StorageFailed, and the errors of the pipeline."""
-        clock = self._clock
-        batch = self._broker.core.nack(subject, group, deliveries, delay_ms, clock.now_us(), clock.monotonic_us())
+        failure = None if reason is None else Failure(NACKED, reason)
+        now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
+        call = self._broker.core.nack(subject, group, deliveries, delay_ms, now_us, lease_us, failure)
+        batch = await self._finish(call)
         self._leases.set()  # the redeliveries change the next deadline
         await self._retry(batch)
         return batch
 
-    async def durable(self) -> None:
-        """Waits until everything that the broker has taken is on disk. Raises DiskFull, StorageFailed."""
+    async def _finish(self, call: Steps[RetryBatch]) -> RetryBatch:
         try:
-            await self._broker.commit.durable()
-        except DiskFullError as error:
-            raise DiskFull(str(error), retry_after_ms=1000) from error
+            return await self._broker.reads.finish(call)
         except StoreError as error:
             raise StorageFailed(str(error)) from error
 
+    async def durable(self) -> None:
+        """Waits until everything that the broker has taken is on disk. Raises DiskFull, StorageFailed."""
+        with commit_errors():
+            await self._broker.commit.durable()
+
+    async def commit(self, messages: MessageBatch) -> None:
+        """Commits internal records to message_log. Raises DiskFull, and the errors of the pipeline."""
+        self._require_room(messages)
+        await self._pipeline.commit(messages)
+
     async def _retry(self, batch: RetryBatch) -> None:
-        """Commits the internal records of a batch, then settles the old deliveries."""
+        """Stores the dead letters of a batch, then commits its internal records and settles the old deliveries."""
         core = self._broker.core
+        buried = batch.given_up is None or self._bury(batch, len(batch.given_up))
         if batch.messages is not None:
             try:
-                self._require_room(batch.messages)
-                await self._pipeline.commit(batch.messages)
+                await self.commit(batch.messages)
             except DelayServerError:
                 core.abandon_retry(batch, self._clock.monotonic_us())
                 raise
         core.settle_retry(batch)
         self._broker.pulls.acked(batch.subject, batch.group)
         await self.durable()
+        if not buried:
+            raise DiskFull("there is no room for dead letters; the messages wait in their place", retry_after_ms=1000)
+
+    def _bury(self, batch: RetryBatch, count: int) -> bool:
+        """Stores dead letters in this step. False if there is no room: the messages stay leased. Raises StorageFailed."""
+        core, now_us = self._broker.core, self._clock.now_us()
+        subject, group = self._names.name(batch.subject), self._names.name(batch.group)
+        try:
+            arrived = core.bury(batch, subject, group, self._sequences.take(count), now_us)
+        except DiskFullError:
+            core.keep_unburied(batch, self._clock.monotonic_us())
+            return False
+        except StoreError as error:  # as after a failed delivery: the server ends, and a restart recovers
+            failed = StorageFailed(str(error))
+            self._pipeline.storage_failed(failed)
+            raise failed from error
+        self._broker.pulls.arrived(arrived, count)
+        self._broker.lookers.arrived(arrived)
+        return True
 
     def _require_room(self, messages: MessageBatch) -> None:
         size = len(messages.bodies) + len(messages.properties) + len(messages.ids) + ROW_OVERHEAD_BYTES * len(messages)
@@ -103,7 +163,7 @@ class Redelivery:
                 await self._work_back.wait()
             subject, group, deliveries = self._unreceived.popleft()
             with suppress(DelayServerError, StoreError):  # refused for now: they come again when their leases end
-                await self.nack(subject, group, deliveries, 0)
+                await self.nack(subject, group, deliveries, 0, None)
                 self.given_back += len(deliveries)
 
     async def _end_leases(self) -> None:
@@ -121,8 +181,14 @@ class Redelivery:
                     await self._clock.sleep_ms(10)  # pulls come in bursts; leases last for seconds
                 continue
             now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
-            for batch in self._broker.core.expired_leases(now_us, lease_us, EXPIRED_AT_ONCE):
-                try:
-                    await self._retry(batch)
-                except DelayServerError:
-                    await self._clock.sleep_ms(1000)  # refused for now; the deliveries stay leased
+            async with trio.open_nursery() as nursery:
+                for call in self._broker.core.expired_leases(now_us, lease_us, EXPIRED_AT_ONCE):
+                    nursery.start_soon(self._end, call)
+
+    async def _end(self, call: Steps[RetryBatch]) -> None:
+        """Ends the leases of one group."""
+        try:
+            async with self._groups_at_once:
+                await self._retry(await self._finish(call))
+        except DelayServerError:
+            await self._clock.sleep_ms(1000)  # refused for now; the deliveries stay leased

@@ -19,7 +19,7 @@ from store.records.batches import I64, U8, MessageBatch, OutcomeBatch
 from store.records.column_blocks import Columns
 from store.records.scan import Damage
 
-_LENGTHS = ("ids_length", "properties_length", "bodies_length")
+_LENGTHS = ("ids_length", "properties_length", "bodies_length", "order_keys_length")
 _COLUMNS = ("sequence", "due_ms", "subject", "origin_sequence", *_LENGTHS)
 _FINE = (Source.DIRECT, Source.FROM_DAY)
 _UNREADABLE = (CorruptionError, FormatError, FileNotFoundError)

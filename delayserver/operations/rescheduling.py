@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.operations.cancellation import CANCELLED, INLINE_MESSAGES_MAX, Cancellation, distinct_messages
+from delayserver.operations.cancellation import (
+    CANCELLED,
+    INLINE_MESSAGES_MAX,
+    Cancellation,
+    Ends,
+    distinct_messages,
+)
 from delayserver.operations.locator import Located, Locator
 from delayserver.protocol.errors import DelayServerError, MessageDamaged, kept
 from delayserver.protocol.outcomes import Outcome
@@ -51,18 +57,28 @@ class Moves:
 class Moved:
     """The answers to n moves: `outcome` u8[n] of the cancels, and `new_sequence` i64[n], 0 unless `cancelled`.
 
-    By place the `errors` of refused moves, and the `message_ids` of new messages with an id of the client.
+    By place the `errors` of refused moves, and the `message_ids` of new messages with an id of the client. `message` i64[n]
+    is the sequence of each original, 0 where nothing was found, and `prepared` bool[n] says which are transactions.
     """
 
     outcome: U8
     new_sequence: I64
     errors: dict[int, DelayServerError]
     message_ids: dict[int, bytes]
+    message: I64
+    prepared: NDArray[np.bool_]
 
     @classmethod
     def nothing(cls, count: int) -> Moved:
         """No answers yet."""
-        return cls(np.zeros(count, np.uint8), np.zeros(count, np.int64), {}, {})
+        return cls(
+            np.zeros(count, np.uint8),
+            np.zeros(count, np.int64),
+            {},
+            {},
+            np.zeros(count, np.int64),
+            np.zeros(count, bool),
+        )
 
 
 class Rescheduling:
@@ -74,21 +90,22 @@ class Rescheduling:
         self._intake = intake
         self._workers = runtime.workers
 
-    async def move(self, moves: Moves, places: Places, moved: Moved, work: Work) -> None:
-        """Moves the messages at some places and enters the answers in `moved`."""
+    async def move(self, moves: Moves, places: Places, moved: Moved, work: Work, ends: Ends = Ends.MESSAGES) -> None:
+        """Moves the messages at some places and enters the answers in `moved`. A transaction that is moved is committed."""
         while len(places):
-            done = await self._some(moves, places[:MESSAGES_AT_ONCE], moved)
+            done = await self.move_some(moves, places[:MESSAGES_AT_ONCE], moved, ends)
             places = places[done:]
             if len(places):
                 await work.items(SLICE_ITEMS)
 
-    async def _some(self, moves: Moves, places: Places, moved: Moved) -> int:
+    async def move_some(self, moves: Moves, places: Places, moved: Moved, ends: Ends) -> int:
         """Moves the first of these messages with one commit. Returns their number."""
         located = await self._cancellation.locate(moves.sequence[places], moves.due_ms[places])
         count, old = await self._read(located, moves.due_ms[places])
         places, located = places[:count], located.first(count)
         sequence, due_ms = moves.sequence[places], moves.due_ms[places]
-        answer = await self._cancellation.decide(located, sequence, due_ms)
+        moved.message[places], moved.prepared[places] = located.message, located.prepared
+        answer = await self._cancellation.decide(located, sequence, due_ms, ends)
         cancelled = np.flatnonzero(answer == CANCELLED)
         if len(cancelled):
             # No await from here to the commit, because the messages are held.
@@ -99,25 +116,24 @@ class Rescheduling:
             refused = self._refused(moves.new_due_ms[places[place]], found)
             if refused:
                 back = np.array(list(refused))
-                self._cancellation.give_back(held[back], due_ms[place[back]])
+                self._cancellation.give_back(held[back], due_ms[place[back]], ends)
                 moved.errors.update({int(places[place[index]]): error for index, error in refused.items()})
                 moved_on = np.setdiff1d(np.arange(len(held)), back)
                 held, place, row = held[moved_on], place[moved_on], row[moved_on]
             if len(held):
-                await self._commit(
-                    _replacing(old.take(row), moves, places[place]), held, due_ms[place], places[place], moved
-                )
+                batch = _replacing(old.take(row), moves, places[place])
+                await self._commit(batch, due_ms[place], places[place], moved, ends)
         await self._cancellation.durable(located.message, answer)
         moved.outcome[places] = answer
         return count
 
-    async def _commit(self, batch: MessageBatch, held: I64, due_ms: I64, places: Places, moved: Moved) -> None:
+    async def _commit(self, batch: MessageBatch, due_ms: I64, places: Places, moved: Moved, ends: Ends) -> None:
         try:
-            committed = await self._cancellation.commit_held(batch, held, due_ms)
+            committed = await self._cancellation.commit_held(batch, batch.replaces_sequence, due_ms, ends)
         except DelayServerError as error:
             moved.errors.update(dict.fromkeys(places.tolist(), kept(error)))
             return
-        moved.new_sequence[places] = committed.first_sequence + np.arange(len(held))
+        moved.new_sequence[places] = committed.first_sequence + np.arange(len(batch))
         _note_ids(moved, batch, places)
 
     async def _read(self, located: Located, due_ms: I64) -> tuple[int, MessageBatch]:
@@ -151,6 +167,10 @@ def _replacing(old: MessageBatch, moves: Moves, places: Places) -> MessageBatch:
         "ids_length": old.ids_length,
         "id_hash": old.id_hash,
         "subject": old.subject,
+        "tag": old.tag,
+        "order_hash": old.order_hash,
+        "order_keys": old.order_keys,
+        "order_keys_length": old.order_keys_length,
         **_changed(old, "properties", moves.properties, places),
         **_changed(old, "bodies", moves.bodies, places),
     }

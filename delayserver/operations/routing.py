@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.targets.embedded_node import EMBEDDED
 from delayserver.protocol.arguments import shown
-from delayserver.protocol.errors import NotRouted
+from delayserver.protocol.errors import NotRouted, PublishedElsewhere
+from delayserver.runtime.clock import Clock
+from delayserver.state.node_health import DRAINING, UP
 from delayserver.state.routes import Routes
 
 
 @dataclass(frozen=True, slots=True)
 class RouteNode:
-    """One node of a group: its address, and its weight in the group's deliveries."""
+    """One node of a group: its address, its weight in the group's deliveries, and what this server knows of it, since when
+    (milliseconds since 1970)."""
 
     address: str
     weight: int
+    state: str
+    since_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +36,29 @@ class Route:
 class Routing:
     """Finds the nodes of a group."""
 
-    def __init__(self, routes: Routes, groups: Sequence[BrokerGroup], own_address: str) -> None:
+    def __init__(self, routes: Routes, groups: Sequence[BrokerGroup], own_address: str, clock: Clock) -> None:
         """`own_address`: the address at which clients reach this process and its embedded node."""
         self._routes = routes
         self._groups = groups
         self._own_address = own_address
+        self._clock = clock
 
     def of_subject(self, subject: str) -> Route:
         """The first group of a subject's route. A subject that matches no pattern goes to the first of all groups."""
         route = self._routes.match(subject)
         return self.of_group(route.groups[0] if route is not None else self._groups[0].name)
+
+    @property
+    def all_here(self) -> bool:
+        """Whether each group has the embedded node of this process."""
+        return all(any(node.broker.address == EMBEDDED for node in group.nodes) for group in self._groups)
+
+    def require_here(self, subject: str) -> None:
+        """Raises PublishedElsewhere if the first group of the subject's route has no node in this process."""
+        nodes = self.of_subject(subject).nodes
+        if all(node.address != self._own_address for node in nodes):
+            there = ", ".join([node.address for node in nodes])
+            raise PublishedElsewhere(f"messages of {shown(subject)} are stored by {there}; publish there, or send")
 
     def of_group(self, name: str) -> Route:
         """The group of this name. Raises NotRouted."""
@@ -48,7 +66,14 @@ class Routing:
         if group is None:
             raise NotRouted(f"there is no broker group {shown(name)}")
         nodes = []
+        now_ms, monotonic_us = self._clock.now_ms(), self._clock.monotonic_us()
         for node in group.nodes:
-            address = node.broker.address
-            nodes.append(RouteNode(self._own_address if address == EMBEDDED else address, node.health.weight))
+            address, health = node.broker.address, node.health
+            if address == EMBEDDED:  # it is this process, which answers
+                address, state = self._own_address, UP
+            else:
+                state = health.state
+            if not health.weight:
+                state = DRAINING
+            nodes.append(RouteNode(address, health.weight, state, now_ms - (monotonic_us - health.since_us) // 1000))
         return Route(group.name, nodes)

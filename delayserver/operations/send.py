@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -44,6 +44,16 @@ class SentColumns:
     rejections: list[Rejection]
 
 
+class Sending(Protocol):
+    """What takes messages in rows or in columns, and answers when they are durable."""
+
+    def rows(self, messages: list[Any], answer: Callable[[SentRows | DelayServerError], None]) -> None:
+        """See `Send.rows`."""
+
+    def columns(self, messages: MessageColumns, answer: Callable[[SentColumns | DelayServerError], None]) -> None:
+        """See `Send.columns`."""
+
+
 class Send:
     """Checks messages and hands them to the group commit."""
 
@@ -63,16 +73,17 @@ class Send:
         rows, rejections = self._intake.rows(messages)
 
         def done(first: int | DelayServerError) -> None:
-            answer(first if isinstance(first, DelayServerError) else SentRows(self._sent(rows, first), rejections))
+            answer(first if isinstance(first, DelayServerError) else SentRows(self.sent(rows, first), rejections))
 
         if rows:
             self._commit.submit_rows(rows, done)
         else:
             done(0)
 
-    def _sent(self, rows: list[Row], sequence: int) -> list[SentMessage]:
+    def sent(self, rows: list[Row], sequence: int) -> list[SentMessage]:
+        """What is answered for accepted rows, which have the sequences from this one on."""
         server_id, name_of, sent = self._server_id, self._names.name, []
-        for due_ms, subject, _, message_id, _, _ in rows:
+        for due_ms, subject, _, message_id, _, _, _, _ in rows:
             receipt, derived_id = receipt_and_id(server_id, due_ms, sequence)
             own_id = message_id.decode() if message_id else derived_id
             sent.append((receipt, own_id, name_of(subject), due_ms, sequence))

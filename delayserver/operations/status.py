@@ -14,6 +14,7 @@ from delayserver.operations.status_sections import (
     DeliveryReader,
     DiskReader,
     DiskStatus,
+    EventLoopStatus,
     GroupStatus,
     ProcessReader,
     ProcessStatus,
@@ -31,6 +32,7 @@ class ConnectionsStatus:
     """The connections of all fronts. The bytes exclude the allowances of the connections."""
 
     open: int
+    one_way_refused: int
     used_bytes: int
     bytes_max: int
     frames_waiting: int
@@ -43,6 +45,7 @@ class ServerStatus:
     process: ProcessStatus
     balance: BalanceStatus
     clock: ClockStatus
+    event_loop: EventLoopStatus
     connections: ConnectionsStatus
     errors: dict[str, int]
     corruption: list[str]
@@ -91,8 +94,10 @@ class Status:
             process=self._process.process(),
             balance=self._balance.read(),
             clock=self._process.clock(),
+            event_loop=self._process.event_loop(),
             connections=ConnectionsStatus(
                 open=connections.open,
+                one_way_refused=connections.one_way_refused,
                 used_bytes=connections.memory.used_bytes,
                 bytes_max=connections.memory.bytes_max,
                 frames_waiting=connections.memory.frames_waiting,

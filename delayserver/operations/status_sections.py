@@ -22,6 +22,7 @@ from delayserver.receive.group_commit import GroupCommit
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.clock import Clock
 from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.watchdog import Watchdog
 from delayserver.state.balance import Balance
 from delayserver.state.decided import Decided
 from delayserver.state.latency import LatencyHistogram
@@ -34,7 +35,7 @@ from delayserver.upkeep.housekeeping import Housekeeping
 from delayserver.upkeep.retention import Retention
 from store.logs.dispatch_log import DispatchLog
 from store.logs.schedule_log import ScheduleLog
-from store.tables.names import SUBJECT, Names
+from store.tables.names import SUBJECT, TAG, Names
 
 # Sentences about damage in a reply, the first ones. Later ones usually have the same cause.
 DAMAGES_TOLD_MAX = 100
@@ -65,8 +66,17 @@ class ClockStatus:
     step_last_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class EventLoopStatus:
+    """How long steps of the event loop kept all clients waiting. `long_stalls`: those of at least `stall_log_ms`."""
+
+    longest_stall_ms: int
+    longest_stall_minute_ms: int
+    long_stalls: int
+
+
 class ProcessReader:
-    """Reads the progress of the start, and the clocks."""
+    """Reads the progress of the start, the clocks and the event loop."""
 
     def __init__(
         self,
@@ -74,9 +84,11 @@ class ProcessReader:
         readiness: Readiness,
         believable: BelievableClock,
         housekeeping: Housekeeping,
+        watchdog: Watchdog,
         clock: Clock,
     ) -> None:
         self._identity = identity
+        self._watchdog = watchdog
         self._readiness = readiness
         self._believable = believable
         self._housekeeping = housekeeping
@@ -93,6 +105,11 @@ class ProcessReader:
             version=self._identity.version,
             uptime_s=(self._clock.monotonic_us() - self._started_us) // 1_000_000,
         )
+
+    def event_loop(self) -> EventLoopStatus:
+        """The section of this moment."""
+        watchdog = self._watchdog
+        return EventLoopStatus(watchdog.longest_ms, watchdog.longest_of_minute_ms, watchdog.long_stalls)
 
     def clock(self) -> ClockStatus:
         """The section of this moment."""
@@ -117,6 +134,7 @@ class BalanceStatus:
     dead_lettered: int
     expired: int
     deduplicated: int
+    rolled_back: int
     pending: int
     early: int
     lateness_ms: dict[str, float]
@@ -139,6 +157,7 @@ class BalanceReader:
             "dead_lettered": totals[Outcome.DEAD_LETTERED],
             "expired": totals[Outcome.EXPIRED],
             "deduplicated": totals[Outcome.DEDUPLICATED],
+            "rolled_back": totals[Outcome.ROLLED_BACK],
         }
         accepted = self._balance.accepted
         return BalanceStatus(
@@ -165,6 +184,8 @@ class DiskStatus:
     open_files: int
     subjects: int
     subjects_max: int
+    tags: int
+    tags_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +239,8 @@ class DiskReader:
             open_files=self._schedule.open_file_count() + self._dispatch.open_file_count(),
             subjects=self._names.count(SUBJECT),
             subjects_max=self._settings.message.subjects_max,
+            tags=self._names.count(TAG),
+            tags_max=self._settings.message.tags_max,
         )
 
 

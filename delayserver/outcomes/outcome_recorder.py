@@ -19,10 +19,8 @@ from store.errors import DiskFullError, StoreError
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.records.batches import OutcomeBatch
 
-# The outcomes of a burst are written when none came for QUIET_MS, at the latest after HOT_MS_MAX. A writing thread
-# competes with deliveries for the GIL.
+# The outcomes of a burst are written when none came for so long.
 QUIET_MS = 20
-HOT_MS_MAX = 100
 
 
 class OutcomeRecorder:
@@ -34,16 +32,16 @@ class OutcomeRecorder:
         log: DispatchLog,
         book: WindowBook,
         settings: DispatchSettings,
-        hot_ms_max: int,
+        late_ms_max: int,
         runtime: Runtime,
     ) -> None:
-        """`hot_ms_max`: the longest time in which the outcomes of a burst may gather."""
+        """`late_ms_max`: the longest time in which the outcomes of a burst may gather."""
         self._decided = decided
         self._log = log
         self._book = book
         self._workers = runtime.workers
         self._settings = settings
-        self._hot_ms_max = hot_ms_max
+        self._late_ms_max = late_ms_max
         self._clock = runtime.clock
         self._flushing = False
         self._flushed = trio.Event()
@@ -67,7 +65,7 @@ class OutcomeRecorder:
     async def _hot_moment_over(self) -> None:
         decided = self._decided
         decided.hurry.hush()
-        for _ in range(self._hot_ms_max // QUIET_MS):
+        for _ in range(self._late_ms_max // QUIET_MS):
             full = decided.rows_waiting > self._settings.outcome_rows_max // 2
             waited_for = decided.hurry.is_rung or decided.written.awaited
             if not decided.was_hot() or waited_for or full:

@@ -6,7 +6,10 @@ and the client raises it again. The store has errors of its own for files and fo
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
+
+from delayserver.protocol.outcomes import Outcome
 
 
 class DelayServerError(Exception):
@@ -20,7 +23,13 @@ class DelayServerError(Exception):
     retriable: ClassVar[bool] = False
 
     def __init__(
-        self, message: str = "", *, retry_after_ms: int | None = None, request_id: int = 0, name: str | None = None
+        self,
+        message: str = "",
+        *,
+        retry_after_ms: int | None = None,
+        request_id: int = 0,
+        name: str | None = None,
+        details: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -29,6 +38,8 @@ class DelayServerError(Exception):
         self.request_id = request_id
         # The name as it came over the wire. It differs from ``error`` only if this version does not know the name.
         self.name = name or self.error
+        # Numbers of this kind of error, which are fields of its map on the wire.
+        self.details: Mapping[str, int] = details or {}
 
     def __str__(self) -> str:
         return f"{self.name}: {self.message}" if self.message else self.name
@@ -158,12 +169,37 @@ class NotRouted(Refused):
     error = "not_routed"
 
 
+class PublishedElsewhere(Refused):
+    """The messages of this subject belong to other nodes, which the message names. The caller publishes there: `route`
+    gives the nodes, and the client library follows it. Or the caller sends, and the server delivers them there.
+    """
+
+    error = "published_elsewhere"
+
+
 class ServerNotProven(Refused):
     """The caller asked for an operation of servers without a proof that it is a server. Configure it with the
     ``server_secret`` of this server. Without a secret, add its address to the ``server_networks`` of this server.
     """
 
     error = "server_not_proven"
+
+
+class TransactionUnknown(Refused):
+    """The caller named a transaction that was never prepared here: a wrong receipt, or that of an ordinary message."""
+
+    error = "transaction_unknown"
+
+
+class TransactionEnded(Refused):
+    """The transaction has ended in another way than the caller asks for; ``outcome`` says how. The first end counts."""
+
+    error = "transaction_ended"
+
+    @property
+    def outcome(self) -> Outcome:
+        """How it ended: ROLLED_BACK, COMMITTED, CANCELLED, DEDUPLICATED or RETIRED; UNKNOWN if the server did not say."""
+        return Outcome(self.details.get("outcome", Outcome.UNKNOWN))
 
 
 class SubjectsFull(Refused):
@@ -174,12 +210,54 @@ class SubjectsFull(Refused):
     error = "subjects_full"
 
 
+class TagsFull(Refused):
+    """The table of tag names is full. Perhaps the caller puts ids into tags; otherwise the operator raises ``tags_max``."""
+
+    error = "tags_full"
+
+
+class FilterInvalid(Refused):
+    """The caller's filter does not parse, or is above a bound. The message says where its first fault is, and what was
+    expected there.
+    """
+
+    error = "filter_invalid"
+
+
 class GroupsFull(Refused):
     """This node has ``groups_max`` consumer groups. Perhaps the caller names groups after consumers; otherwise the operator
     raises ``groups_max``.
     """
 
     error = "groups_full"
+
+
+class PolicyInvalid(Refused):
+    """The caller's policy for a consumer group makes no sense. The message names the field and its valid values."""
+
+    error = "policy_invalid"
+
+
+class GroupUnknown(Refused):
+    """The caller named a consumer group that this node does not have, or a subject that it never saw. It is a typo,
+    another node has the group, or the group was removed.
+    """
+
+    error = "group_unknown"
+
+
+class PositionOutOfRange(Refused):
+    """The caller named a position that the subject does not have, or retention has removed messages that the group had not
+    consumed. ``details`` has the ``first`` position kept and the ``end``, where the next message goes.
+    """
+
+    error = "position_out_of_range"
+
+
+class DeadlinePassed(Refused):
+    """The `deadline_ms` of the request came before its turn. The server has carried out nothing of it."""
+
+    error = "deadline_passed"
 
 
 class MessageDamaged(DelayServerError):
@@ -215,6 +293,14 @@ class QueueFull(Unavailable):
     """The server cannot take more requests now. Wait ``retry_after_ms`` and send more slowly."""
 
     error = "queue_full"
+
+
+class FilterInUse(Unavailable):
+    """A consumer of the group pulls with another filter, or has messages that came by it. The filter belongs to the group.
+    Give all consumers of a group the same one, wait until the others are gone, or use another group.
+    """
+
+    error = "filter_in_use"
 
 
 class NotReady(Unavailable):
@@ -302,21 +388,26 @@ def kept(error: DelayServerError) -> DelayServerError:
 
 def copied(error: DelayServerError) -> DelayServerError:
     """A copy of the error for another caller. One object that many callers raise would collect all their tracebacks."""
-    copy = type(error)(error.message, retry_after_ms=error.retry_after_ms, name=error.name)
+    copy = type(error)(error.message, retry_after_ms=error.retry_after_ms, name=error.name, details=error.details)
     copy.__cause__ = error.__cause__
     return copy
 
 
 def error_to_map(error: DelayServerError) -> dict[str, Any]:
     """Encode an error as the map of the wire: ``error``, ``message`` and, if known, ``retry_after_ms``."""
-    fields: dict[str, Any] = {"error": error.name, "message": error.message}
+    fields: dict[str, Any] = {"error": error.name, "message": error.message, **error.details}
     if error.retry_after_ms is not None:
         fields["retry_after_ms"] = error.retry_after_ms
     return fields
 
 
 def make_error(
-    name: object, message: object = "", retry_after_ms: object = None, *, request_id: int = 0
+    name: object,
+    message: object = "",
+    retry_after_ms: object = None,
+    *,
+    request_id: int = 0,
+    details: Mapping[str, int] | None = None,
 ) -> DelayServerError:
     """The exception for an error name of the wire. An unknown name gives `UnknownError`."""
     known = ERRORS.get(name) if isinstance(name, str) else None
@@ -325,7 +416,11 @@ def make_error(
         retry_after_ms=retry_after_ms if type(retry_after_ms) is int else None,
         request_id=request_id,
         name=str(name),
+        details=details,
     )
+
+
+_COMMON = ("error", "message", "retry_after_ms")
 
 
 def error_from_map(fields: dict[str, Any], *, request_id: int = 0) -> DelayServerError:
@@ -335,4 +430,5 @@ def error_from_map(fields: dict[str, Any], *, request_id: int = 0) -> DelayServe
         fields.get("message", ""),
         fields.get("retry_after_ms"),
         request_id=request_id,
+        details={name: value for name, value in fields.items() if name not in _COMMON and type(value) is int},
     )

@@ -8,6 +8,7 @@ and knows no operation: the reader of a request interprets its arguments. Bad by
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeGuard
 
 import msgpack
@@ -24,6 +25,8 @@ from delayserver.protocol.errors import (
 from delayserver.protocol.limits import DEFAULT_LIMITS, LIST_ITEMS_MAX
 
 HEADER_BYTES: Final = 4
+# The field of a reply that tells what was refused of earlier one-way requests.
+ONE_WAY_REFUSED: Final = "one_way_refused"
 REQUEST_ID_MAX: Final = 2**63 - 1
 
 # Payloads from this size on are views of the caller's bytes. A copy of a smaller one costs less than a view.
@@ -78,6 +81,26 @@ class Reply(NamedTuple):
     id: int
     result: dict[str, Any] | None
     error: DelayServerError | None
+    refused: OneWayRefused | None = None
+    """What was refused of earlier one-way requests of the connection, if the reply tells it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneWayRefused:
+    """Messages of one-way requests that were refused: their number, and the error of the first one."""
+
+    messages: int
+    first: DelayServerError
+
+    def to_map(self) -> dict[str, Any]:
+        """The field `one_way_refused` of a reply."""
+        return {"messages": self.messages} | error_to_map(self.first)
+
+    @classmethod
+    def from_map(cls, fields: dict[str, Any]) -> OneWayRefused | None:
+        """The same from a reply; None if it is malformed."""
+        messages = fields.get("messages")
+        return cls(messages, error_from_map(fields)) if type(messages) is int else None
 
 
 class FrameDecoder:
@@ -266,6 +289,12 @@ def encode_error(request_id: int, error: DelayServerError) -> bytes:
     return encode_frame((request_id, False, error_to_map(error)))
 
 
+def with_refused(frame: bytes, refused: OneWayRefused) -> bytes:
+    """The frame of a reply, with the field `one_way_refused` added to its map."""
+    request_id, success, content = msgpack.unpackb(memoryview(frame)[HEADER_BYTES:])
+    return encode_frame((request_id, success, content | {ONE_WAY_REFUSED: refused.to_map()}))
+
+
 def decode_request(payload: Payload, items_max: int = DEFAULT_LIMITS.frame_items_max) -> Request:
     """Read one request, of at most `items_max` items in all its arrays and maps.
 
@@ -295,9 +324,11 @@ def decode_reply(payload: Payload) -> Reply:
         _refuse_id(0)
     if not _is_map(content):
         raise MalformedFrame("the result of a reply is a map with text keys")
+    told = content.get(ONE_WAY_REFUSED)
+    refused = OneWayRefused.from_map(told) if type(told) is dict else None
     if success:
-        return Reply(reply_id, content, None)
-    return Reply(reply_id, None, error_from_map(content, request_id=reply_id))
+        return Reply(reply_id, content, None, refused)
+    return Reply(reply_id, None, error_from_map(content, request_id=reply_id), refused)
 
 
 def _refuse_id(minimum: int) -> NoReturn:

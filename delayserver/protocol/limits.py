@@ -43,6 +43,8 @@ class Limits:
     """All subjects that a server or node has ever seen. `status` shows their number."""
     groups_max: int = 65_536
     """Consumer groups of a node; each (subject, group) counts. `status` shows their number."""
+    tags_max: int = 65_536
+    """All tags that a server or node has ever seen. `status` shows their number."""
     pull_messages_max: int = 16_384
     """As batch_messages_max: a pull is a batch in the other direction."""
     wait_ms_max: int = 60_000

@@ -12,6 +12,7 @@ DEFAULT_PORT: Final = 20801
 
 HELLO: Final = "hello"
 SEND: Final = "send"
+PUBLISH: Final = "publish"
 CANCEL: Final = "cancel"
 RESCHEDULE: Final = "reschedule"
 LOOKUP: Final = "lookup"
@@ -24,13 +25,28 @@ DELIVER: Final = "deliver"
 WINDOW_COMPLETE: Final = "window_complete"
 CANCEL_WAIT: Final = "cancel_wait"
 GROUPS: Final = "groups"
+FIND: Final = "find"
+SUBJECTS: Final = "subjects"
+GROUP: Final = "group"
+SEEK: Final = "seek"
+REMOVE_GROUP: Final = "remove_group"
+READ: Final = "read"
 PING: Final = "ping"
+POLICY: Final = "policy"
+DEAD_LETTERS: Final = "dead_letters"
 REDISPATCH: Final = "redispatch"
 PROVE: Final = "prove"
+PREPARE: Final = "prepare"
+COMMIT: Final = "commit"
+ROLLBACK: Final = "rollback"
+
+# Operations that a request may ask to have no reply, with the argument `one_way`.
+ONE_WAY: Final = frozenset({SEND, PUBLISH})
 
 OPERATIONS: Final = frozenset(
     {
         HELLO, PING, STATUS, ROUTE, SEND, CANCEL, RESCHEDULE, LOOKUP, PULL, CANCEL_WAIT, ACK, NACK, GROUPS,
-        DELIVER, WINDOW_COMPLETE, REDISPATCH, PROVE,
+        DELIVER, WINDOW_COMPLETE, REDISPATCH, PROVE, SUBJECTS, POLICY, GROUP, SEEK, REMOVE_GROUP, READ, PREPARE,
+        COMMIT, ROLLBACK, FIND, DEAD_LETTERS, PUBLISH,
     }
 )  # fmt: skip

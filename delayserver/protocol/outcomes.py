@@ -35,6 +35,12 @@ class Outcome(IntEnum):
     """Answer of cancel only: it was cancelled before."""
     TOO_LATE = 11
     """Answer of cancel only: an attempt is running, or its result is unknown after a crash."""
+    ROLLED_BACK = 12
+    """A transaction that was rolled back, by its producer or by its policy; it is never delivered."""
+    PREPARED = 13
+    """A transaction that is neither committed nor rolled back; nobody sees it."""
+    COMMITTED = 14
+    """A transaction that was committed: another message has its place. In files it is CANCELLED and replaced."""
 
     @property
     def label(self) -> str:

@@ -23,7 +23,7 @@ from delayserver.protocol.errors import (
     StorageFailed,
     copied,
 )
-from delayserver.receive.disk_pace import DiskPace
+from delayserver.runtime.disk_pace import DiskPace
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.balance import Balance
 from delayserver.state.gathering import CommitGroup, Committed, Done, Gathering, RowsDone
@@ -75,8 +75,8 @@ class GroupCommit:
     def submit_rows(self, rows: list[Row], done: RowsDone) -> None:
         """Commits at least one row; calls `done` on the event loop after the sync. Raises a named error if refused."""
         size = ROW_OVERHEAD_BYTES * len(rows)
-        for _, _, _, message_id, properties, body in rows:
-            size += len(message_id) + len(properties) + len(body)
+        for _, _, _, message_id, properties, body, _, order_key in rows:
+            size += len(message_id) + len(properties) + len(body) + len(order_key)
         self._take(size).add_rows(rows, done)
 
     def submit(self, batch: MessageBatch | CancelBatch, done: Done) -> None:
@@ -84,7 +84,7 @@ class GroupCommit:
         raises as `submit_rows` does."""
         size = ROW_OVERHEAD_BYTES * len(batch)
         if isinstance(batch, MessageBatch):
-            size += len(batch.bodies) + len(batch.properties) + len(batch.ids)
+            size += len(batch.bodies) + len(batch.properties) + len(batch.ids) + len(batch.order_keys)
         self._take(size).add(batch, done)
 
     async def commit(self, batch: MessageBatch | CancelBatch) -> Committed:
@@ -258,7 +258,11 @@ class GroupCommit:
             if isinstance(batch, MessageBatch):
                 first = self._sequences.take(len(batch))
                 sequence = np.arange(first, first + len(batch), dtype=np.int64)
-                numbered.append(batch.with_columns(sequence=sequence, accepted_us=now_us))
+                columns = {"sequence": sequence, "accepted_us": now_us}
+                if batch.origin_sequence.item(-1) < 0:  # timers name their transactions, whose sequences are new too
+                    origin = batch.origin_sequence
+                    columns["origin_sequence"] = np.where(origin < 0, sequence + origin, origin)
+                numbered.append(batch.with_columns(**columns))
             else:
                 numbered.append(batch)
         return numbered

@@ -17,7 +17,7 @@ import trio
 from numpy.typing import NDArray
 
 from delayserver.config.settings import MessageSettings
-from delayserver.config.units import format_duration, format_utc
+from delayserver.config.units import format_duration, format_utc, parse_delay_levels
 from delayserver.protocol.arguments import invalid, shown
 from delayserver.protocol.columns import U32, Ragged
 from delayserver.protocol.errors import (
@@ -32,6 +32,7 @@ from delayserver.protocol.errors import (
     StorageFailed,
     SubjectInvalid,
     SubjectsFull,
+    TagsFull,
     TooFar,
     TooOld,
     kept,
@@ -44,10 +45,17 @@ from store.errors import DiskFullError, StoreError, TableFullError
 from store.records.batches import MessageBatch
 from store.records.columns import constant_column
 from store.records.id_hash import hash_ids
-from store.records.message_rows import Row
-from store.tables.names import SUBJECT, Names
+from store.records.message_rows import Row, order_key_columns
+from store.tables.names import CONSUMER_GROUP, SUBJECT, TAG, Names
 
 _MAP_TYPES = frozenset([*range(0x80, 0x90), 0xDE, 0xDF])
+# Bytes of UTF-8. Both are keys, not data, as a message id is.
+TAG_BYTES_MAX = 255
+ORDER_KEY_BYTES_MAX = 255
+# Fields that say when a message is due.
+_TIMES = frozenset({"due_ms", "delay_ms", "delay_level"})
+NO_TIMES = "a published message is due now; to give it a due_ms or a delay, send it"
+_FULL = {SUBJECT: SubjectsFull, CONSUMER_GROUP: GroupsFull, TAG: TagsFull}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +84,7 @@ class Intake:
         Due times before `oldest_due_ms()` are refused, and later ones whose window is `closed`.
         `storage_failed` is called if a name cannot be stored; the server must then stop."""
         self._settings = settings
+        self._levels_ms = parse_delay_levels(settings.delay_levels)
         self._names = names
         self._clock = runtime.clock
         self._oldest_due_ms = oldest_due_ms
@@ -94,10 +103,7 @@ class Intake:
     def rows(self, messages: object) -> tuple[list[Row], list[Rejection]]:
         """Checks messages in rows. Returns the accepted ones in order, and the rejections. Raises InvalidArgument and
         BatchTooLarge for the whole request."""
-        if type(messages) is not list or not messages:
-            raise invalid("messages", "a list of at least one map", messages)
-        if len(messages) > self._settings.batch_messages_max:
-            raise BatchTooLarge(f"{len(messages)} messages; at most {self._settings.batch_messages_max} in one send")
+        maps = self._maps(messages)
         now_us = self._clock.now_us()
         now_ms = now_us // 1000
         if now_ms != self._asked_ms or self._closed.changes != self._asked_changes:
@@ -105,28 +111,65 @@ class Intake:
             self._surely_ms = range(
                 max(self._oldest_due_ms(), self._closed.until_ms), now_ms + self._settings.delay_ms_max
             )
+        self._make_names_known(maps)
+        return _each(maps, lambda message: self._row(message, now_us))
+
+    def rows_of_now(
+        self, messages: object, require_here: Callable[[str], None] | None
+    ) -> tuple[list[Row], list[Rejection]]:
+        """`rows` for messages that are due now and give no time. `require_here` raises the error of a subject whose
+        messages do not belong here; its name is not stored."""
+        maps = self._maps(messages)
+        now_ms = self._clock.now_us() // 1000
+
+        def row(message: object) -> Row:
+            if type(message) is dict:
+                if not _TIMES.isdisjoint(message):
+                    raise InvalidArgument(NO_TIMES)
+                subject = message.get("subject")
+                if require_here is not None and type(subject) is str:
+                    require_here(subject)
+            return self._row_due(message, now_ms)
+
+        if require_here is None:
+            self._make_names_known(maps)
+        return _each(maps, row)
+
+    def _maps(self, messages: object) -> list[Any]:
+        if type(messages) is not list or not messages:
+            raise invalid("messages", "a list of at least one map", messages)
+        if len(messages) > self._settings.batch_messages_max:
+            raise BatchTooLarge(f"{len(messages)} messages; at most {self._settings.batch_messages_max} in one send")
+        return messages
+
+    def _make_names_known(self, messages: list[Any]) -> None:
         if len(messages) > 1:
-            self._make_known([message.get("subject") for message in messages if type(message) is dict])
-        rows: list[Row] = []
-        rejections: list[Rejection] = []
-        for message in messages:
-            try:
-                rows.append(self._row(message, now_us))
-            except DelayServerError as error:
-                rejections.append(Rejection(len(rows) + len(rejections), kept(error)))
-        return rows, rejections
+            maps = [message for message in messages if type(message) is dict]
+            self._make_known(SUBJECT, [message.get("subject") for message in maps])
+            tags = {message["tag"] for message in maps if type(message.get("tag")) is str}
+            if tags:
+                self._make_known(TAG, tags)
 
     def _row(self, message: object, now_us: int) -> Row:
         if type(message) is not dict:
             raise InvalidArgument("a message must be a map")
         get = message.get
         due_ms, delay_ms = get("due_ms"), get("delay_ms")
+        if "delay_level" in message:
+            delay_ms = self._delay_of(message["delay_level"], delay_ms)
         if type(due_ms) is not int or delay_ms is not None or due_ms not in self._surely_ms:
             due_ms = self._due(due_ms, delay_ms, now_us)
+        return self._row_due(message, due_ms)
+
+    def _row_due(self, message: object, due_ms: int) -> Row:
+        if type(message) is not dict:
+            raise InvalidArgument("a message must be a map")
+        get = message.get
         body = self.body(get("body"))
         expires_ms = get("expires_ms")
         expires_ms = 0 if expires_ms is None else self.expires(expires_ms)
         message_id, properties = get("message_id"), get("properties")
+        tag, order_key = get("tag"), get("order_key")
         return (
             due_ms,
             self.subject(get("subject")),
@@ -134,6 +177,8 @@ class Intake:
             b"" if message_id is None else self.own_id(message_id),
             b"" if properties is None else self.properties(properties),
             body,
+            0 if tag is None else self.tag(tag),
+            b"" if order_key is None else self.order_key(order_key),
         )
 
     def body(self, body: object) -> bytes:
@@ -194,14 +239,15 @@ class Intake:
                 return code
         return int(self.intern(SUBJECT, [self.check_subject(subject)])[0])
 
-    def _make_known(self, subjects: Iterable[object]) -> None:
-        """Interns all new valid subjects with one sync, for which the event loop waits. The check of a row refuses
-        subjects that are invalid or have no room."""
-        names = dict.fromkeys([subject for subject in subjects if type(subject) is str])
-        new = [name for name in names if not self._names.code(SUBJECT, name) and self.is_subject(name)]
+    def _make_known(self, kind: int, given: Iterable[object]) -> None:
+        """Interns all new valid subjects or tags with one sync, for which the event loop waits. The check of a row refuses
+        those that are invalid or have no room."""
+        names = dict.fromkeys([name for name in given if type(name) is str])
+        is_valid = self.is_subject if kind == SUBJECT else is_tag
+        new = [name for name in names if not self._names.code(kind, name) and is_valid(name)]
         if len(new) > 1:
             with suppress(DiskFull):
-                self.intern(SUBJECT, new, fitting=True)
+                self.intern(kind, new, fitting=True)
 
     def is_subject(self, subject: object) -> bool:
         """True if `check_subject` accepts it."""
@@ -213,11 +259,11 @@ class Intake:
 
     def intern(self, kind: int, names: list[str], *, fitting: bool = False) -> NDArray[np.uint32]:
         """The codes u32[n] of names; with `fitting`, 0 where the table has no room. Raises SubjectsFull, GroupsFull,
-        DiskFull, and StorageFailed, after which the server stops."""
+        TagsFull, DiskFull, and StorageFailed, after which the server stops."""
         try:
             codes = self._names.intern(kind, names, fitting=fitting)
         except TableFullError as error:
-            raise (SubjectsFull if kind == SUBJECT else GroupsFull)(str(error)) from error
+            raise _FULL[kind](str(error)) from error
         except DiskFullError as error:
             raise DiskFull(str(error), retry_after_ms=1000) from error
         except StoreError as error:
@@ -262,6 +308,23 @@ class Intake:
             raise MessageIdInvalid(f"a message_id has at most {self._settings.message_id_bytes_max} bytes of UTF-8")
         return data
 
+    def tag(self, tag: object) -> int:
+        """The code of a tag, interned if it is new. Raises InvalidArgument and the errors of `intern`."""
+        if type(tag) is str:
+            code = self._names.code(TAG, tag)
+            if code:
+                return code
+        return int(self.intern(TAG, [check_tag(tag)])[0])
+
+    def order_key(self, order_key: object) -> bytes:
+        """The bytes of an order key. Raises InvalidArgument."""
+        if type(order_key) is not str or not order_key:
+            raise InvalidArgument(f"an order_key is a text of at least one character, not {shown(order_key)}")
+        data = order_key.encode()
+        if len(data) > ORDER_KEY_BYTES_MAX:
+            raise InvalidArgument(f"an order_key has at most {ORDER_KEY_BYTES_MAX} bytes of UTF-8")
+        return data
+
     def own_id(self, message_id: object) -> bytes:
         """`message_id` for a send, which must not have the form of a derived id. Raises MessageIdInvalid."""
         data = self.message_id(message_id)
@@ -282,12 +345,17 @@ class Intake:
 
     # -- columns
 
-    def columns(self, messages: MessageColumns) -> tuple[MessageBatch | None, list[Rejection]]:
+    def columns(
+        self, messages: MessageColumns, require_here: Callable[[str], None] | None = None
+    ) -> tuple[MessageBatch | None, list[Rejection]]:
         """Checks messages in columns. Returns the accepted ones, None if no row is left, and the rejections. Raises
-        named errors for the whole request."""
+        named errors for the whole request. `require_here`: see `rows_of_now`."""
         bodies = messages.bodies
         bad: dict[int, DelayServerError] = {}
-        due_ms = self.due_column(messages.due, bad)
+        if messages.due is None:
+            due_ms = constant_column(self._clock.now_us() // 1000, len(bodies.lengths), np.int64)
+        else:
+            due_ms = self.due_column(messages.due, bad)
         maximum = self._settings.body_bytes_max
         _mark(
             bad,
@@ -299,7 +367,7 @@ class Intake:
             "due_ms": due_ms,
             "bodies": bodies.blob,
             "bodies_length": bodies.lengths,
-            "subject": self._subject_column(messages, count, bad),
+            "subject": self._subject_column(messages, count, bad, require_here),
         }
         # Ids are checked strictly: without its id, a repeated send would silently become a second message.
         if messages.ids is not None:
@@ -309,6 +377,10 @@ class Intake:
         if messages.expires_ms is not None:
             _mark(bad, messages.expires_ms < 0, lambda _: InvalidArgument("expires_ms must be 0 or more"))
             columns["expires_ms"] = messages.expires_ms
+        if messages.tags:
+            columns["tag"] = self._tag_column(messages, count, bad)
+        if messages.order_keys is not None:
+            columns |= self._order_key_columns(messages.order_keys, bad)
         batch = MessageBatch.filled(count, **columns)
         if not bad:
             return batch, []
@@ -318,12 +390,27 @@ class Intake:
         rest = np.flatnonzero(keep)
         return (batch.take(rest) if len(rest) else None), rejections
 
+    def _delay_of(self, level: object, delay_ms: object) -> object:
+        """The delay of a level. Without a level (nil) it is `delay_ms`. Raises InvalidArgument."""
+        if level is None:
+            return delay_ms
+        if delay_ms is not None:
+            raise InvalidArgument("give either delay_ms or delay_level, not both")
+        if type(level) is not int or not 1 <= level <= len(self._levels_ms):
+            raise invalid("delay_level", f"an integer from 1 to {len(self._levels_ms)}", level)
+        return self._levels_ms[level - 1]
+
     def due_column(self, due: DueColumn, bad: dict[int, DelayServerError]) -> NDArray[np.int64]:
         """The due times i64[n] of a column of due times or delays. Errors of refused rows go to `bad`."""
         now_us = self._clock.now_us()
         column = due.values
         if due.are_delays:
             delays, maximum = due.values, self._settings.delay_ms_max
+            if due.are_levels:
+                levels, count = delays, len(self._levels_ms)
+                wrong = (levels < 1) | (levels > count)
+                _mark(bad, wrong, lambda i: invalid("delay_level", f"an integer from 1 to {count}", int(levels[i])))
+                delays = np.array(self._levels_ms, np.int64)[np.clip(levels, 1, count) - 1]
             _mark(bad, delays < 0, lambda i: InvalidArgument(f"delay_ms is {delays[i]}; it must be 0 or more"))
             _mark(bad, delays > maximum, lambda i: _delay_too_far(int(delays[i]), maximum))
             # Bounded against overflow; delays above the maximum are refused already.
@@ -334,6 +421,9 @@ class Intake:
     def _check_due(self, column: NDArray[np.int64], now_us: int, bad: dict[int, DelayServerError]) -> None:
         oldest_ms = self._oldest_due_ms()
         latest_ms = (now_us + 999) // 1000 + self._settings.delay_ms_max
+        first_open_ms = max(oldest_ms, self._closed.until_ms)
+        if int(column.min(initial=latest_ms)) >= first_open_ms and int(column.max(initial=first_open_ms)) <= latest_ms:
+            return
         old, far = column < oldest_ms, column > latest_ms
         if old.any():
             oldest = _text(oldest_ms)
@@ -346,37 +436,53 @@ class Intake:
             _mark(bad, far, lambda i: _too_far(int(column[i]), latest, maximum_ms))
 
     def _subject_column(
-        self, messages: MessageColumns, count: int, bad: dict[int, DelayServerError]
+        self,
+        messages: MessageColumns,
+        count: int,
+        bad: dict[int, DelayServerError],
+        require_here: Callable[[str], None] | None,
     ) -> NDArray[np.uint32]:
+        def code(subject: object) -> int:
+            if require_here is not None and type(subject) is str:
+                require_here(subject)
+            return self.subject(subject)
+
         subjects, index = messages.subjects, messages.subject_index
         if index is None:
-            return constant_column(self.subject(subjects[0]), count, U32)
-        self._make_known(subjects)
-        codes = np.zeros(len(subjects), dtype=np.uint32)
-        errors: dict[int, DelayServerError] = {}
-        for place, name in enumerate(subjects):
-            try:
-                codes[place] = self.subject(name)
-            except DelayServerError as error:
-                errors[place] = kept(error)
+            return constant_column(code(subjects[0]), count, U32)
+        if require_here is None:
+            self._make_known(SUBJECT, subjects)
+        codes, errors = _codes(subjects, code)
         column: NDArray[np.uint32] = codes[index]
         if errors:
             _mark(bad, column == 0, lambda i: errors[int(index[i])])
         return column
+
+    def _tag_column(self, messages: MessageColumns, count: int, bad: dict[int, DelayServerError]) -> NDArray[np.uint32]:
+        tags, index = messages.tags, messages.tag_index
+        if index is None:
+            return constant_column(self.tag(tags[0]), count, U32)
+        self._make_known(TAG, tags)
+        codes, errors = _codes(tags, self.tag)
+        column: NDArray[np.uint32] = np.concatenate([np.zeros(1, np.uint32), codes])[index]
+        if errors:
+            _mark(bad, (column == 0) & (index != 0), lambda i: errors[int(index[i]) - 1])
+        return column
+
+    def _order_key_columns(self, keys: Ragged, bad: dict[int, DelayServerError]) -> dict[str, Any]:
+        if not len(keys.blob):
+            return {}
+        maximum = ORDER_KEY_BYTES_MAX
+        _mark(bad, keys.lengths > maximum, lambda _: InvalidArgument(f"an order_key has at most {maximum} bytes"))
+        _require_text(keys, "order_keys", InvalidArgument)
+        return order_key_columns(keys.blob, keys.lengths)
 
     def _id_columns(self, ids: Ragged, bad: dict[int, DelayServerError]) -> dict[str, Any]:
         if not len(ids.blob):
             return {}
         maximum = self._settings.message_id_bytes_max
         _mark(bad, ids.lengths > maximum, lambda _: MessageIdInvalid(f"a message_id has at most {maximum} bytes"))
-        try:
-            bytes(ids.blob).decode()
-        except UnicodeDecodeError as error:
-            raise MessageIdInvalid(f"message_ids is not UTF-8: {error.reason} at byte {error.start}") from error
-        # The whole blob is UTF-8. A row is valid if no row starts inside a character.
-        firsts = np.frombuffer(ids.blob, np.uint8)[ids.offsets[:-1][ids.lengths > 0]]
-        if bool(((firsts & 0xC0) == 0x80).any()):
-            raise MessageIdInvalid("message_ids is cut inside a UTF-8 character")
+        _require_text(ids, "message_ids", MessageIdInvalid)
         likely = np.flatnonzero(ids.lengths == DERIVED_ID_CHARACTERS)
         likely = likely[np.frombuffer(ids.blob, np.uint8)[ids.offsets[likely] + DIGITS] == ord("-")]
         for row in likely.tolist():
@@ -397,6 +503,64 @@ class Intake:
             if not valid:
                 bad.setdefault(index, PropertiesInvalid("properties of a row are one msgpack map from text to text"))
         return {"properties": properties.blob, "properties_length": properties.lengths}
+
+
+def _each(messages: list[Any], row: Callable[[object], Row]) -> tuple[list[Row], list[Rejection]]:
+    """The row of each message, or its rejection."""
+    rows: list[Row] = []
+    rejections: list[Rejection] = []
+    for message in messages:
+        try:
+            rows.append(row(message))
+        except DelayServerError as error:
+            rejections.append(Rejection(len(rows) + len(rejections), kept(error)))
+    return rows, rejections
+
+
+def check_tag(tag: object) -> str:
+    """Checks a tag. Raises InvalidArgument."""
+    if type(tag) is not str or not tag:
+        raise InvalidArgument(f"a tag is a text of at least one character, not {shown(tag)}")
+    if len(tag.encode()) > TAG_BYTES_MAX:
+        raise InvalidArgument(f"a tag has at most {TAG_BYTES_MAX} bytes of UTF-8")
+    if not tag.isprintable():
+        raise InvalidArgument("a tag is printable: it has no control, format or unassigned characters")
+    if "||" in tag or tag == "*" or tag != tag.strip():  # no filter could name it
+        raise InvalidArgument("a tag is not *, has no ||, and neither begins nor ends with a space")
+    return tag
+
+
+def is_tag(tag: object) -> bool:
+    """True if `check_tag` accepts it."""
+    try:
+        check_tag(tag)
+    except InvalidArgument:
+        return False
+    return True
+
+
+def _codes(names: list[Any], code: Callable[[object], int]) -> tuple[NDArray[np.uint32], dict[int, DelayServerError]]:
+    """The code of each name, u32[n], 0 for a refused one; and the errors by place."""
+    codes = np.zeros(len(names), dtype=np.uint32)
+    errors: dict[int, DelayServerError] = {}
+    for place, name in enumerate(names):
+        try:
+            codes[place] = code(name)
+        except DelayServerError as error:
+            errors[place] = kept(error)
+    return codes, errors
+
+
+def _require_text(texts: Ragged, what: str, refusal: type[DelayServerError]) -> None:
+    """Raises `refusal` unless each of the texts is UTF-8."""
+    try:
+        bytes(texts.blob).decode()
+    except UnicodeDecodeError as error:
+        raise refusal(f"{what} is not UTF-8: {error.reason} at byte {error.start}") from error
+    # The whole blob is UTF-8. A row is valid if no row starts inside a character.
+    firsts = np.frombuffer(texts.blob, np.uint8)[texts.offsets[:-1][texts.lengths > 0]]
+    if bool(((firsts & 0xC0) == 0x80).any()):
+        raise refusal(f"{what} is cut inside a UTF-8 character")
 
 
 def _text(instant_ms: int) -> str:

@@ -16,7 +16,7 @@ from store.logs.windows import day_starts, window_starts
 from store.records.batches import MessageBatch
 from store.records.columns import ragged_offsets
 
-_BLOBS = ("ids", "properties", "bodies")
+_BLOBS = MessageBatch.schema.blobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,8 @@ from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import batch_sums, index_rows
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import Source
-from store.records.batches import U8, CancelBatch, OutcomeBatch
+from store.records.batches import FLAG_PREPARED, U8, CancelBatch, OutcomeBatch
+from store.records.columns import has_any
 from wheel.keys import Key
 
 
@@ -123,6 +124,8 @@ class Publisher:
             owned &= decided.missing(batch.sequence) if decided is not None else False
             self._record_lost_copies(placed, owned)
         owned &= batch.duplicate_of == 0
+        if has_any(batch.flags):
+            owned &= batch.flags & FLAG_PREPARED == 0
         if not owned.any():
             return False
         index = index_rows(batch, placed.appended.blob_start)

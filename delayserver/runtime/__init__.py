@@ -1,1 +1,1 @@
-"""What every part may ask for: the time, chance, a turn of the event loop, worker threads, a place for damage."""
+"""The services of the process for every part: time, chance, turns of the event loop, worker threads, damage report."""

@@ -1,12 +1,12 @@
-"""The time by which things are removed for good: the wall clock, once it has shown its time for long enough.
+"""The believable time, which decides about removals: the wall clock, once it has held its setting for `hold_ms`.
 
-A wall clock may be wrong for seconds: on a machine that starts before its time service does, by a bad time source, by a
-slip of an operator. Deliveries follow the clock at once. A removal cannot be undone, so it waits until the clock has held
-its setting for `hold_ms`. Until then time goes on at the setting that is already believed.
+A wall clock may be wrong for a while: before the machine's time service has started, with a bad time source, or after a
+mistake of an operator. Deliveries follow the clock at once. A removal cannot be undone, so it waits until the clock has
+held its setting for `hold_ms`. Until then time goes on from the setting that is already believed.
 
 The believable time is the monotonic clock plus the smallest difference of both clocks within the last `hold_ms`. So a
-step forward counts after `hold_ms`, a step back counts at once, and small steps never stop the removers. A start has no
-such history: it goes on from the believable time that the checkpoint knows.
+step forward counts after `hold_ms`, a step back counts at once, and small steps never stop removals. A start has no
+history. It goes on from the believable time in the checkpoint.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from collections import deque
 
 from delayserver.runtime.clock import Clock
 
-# The history keeps the bounds of each of so many parts of `hold_ms`, whatever the number of readings.
+# The history keeps the bounds of this many parts of `hold_ms`, however many readings there are.
 PARTS = 16
 
 
 class BelievableClock:
-    """Reads both clocks whenever it is asked; needs no task of its own. Synchronous, for the event loop."""
+    """Reads both clocks at each call, so it needs no task of its own. Synchronous, for the event loop."""
 
     def __init__(self, clock: Clock, hold_ms: int, known_us: int) -> None:
-        """`known_us`: the believable time that the last life stored, 0 if it stored none: then nothing is believed until
-        `hold_ms` have passed."""
+        """`known_us`: the believable time that the last process stored. 0 if it stored none; then no time is believed
+        until `hold_ms` have passed."""
         self._clock = clock
         self._hold_us = hold_ms * 1000
         self._part_us = max(self._hold_us // PARTS, 1)
-        # A part of the monotonic time, the smallest and the largest difference in it; ascending by part.
+        # For each part of the monotonic time, ascending: its number, the smallest and the largest difference in it.
         self._bounds: deque[tuple[int, int, int]] = deque()
         self._last_us = known_us - clock.monotonic_us()
         self._read()
@@ -46,10 +46,10 @@ class BelievableClock:
         return self._read() + max([largest_us for _, _, largest_us in self._bounds])
 
     def _read(self) -> int:
-        """Take both clocks into the history; returns the monotonic one."""
+        """Add a reading of both clocks to the history; returns the monotonic one."""
         monotonic_us = self._clock.monotonic_us()
         difference_us = self._clock.now_us() - monotonic_us
-        # Between two readings the clock may have stood either way: the older one ends with the newer.
+        # The wall clock may have been set at any time between two readings: the older difference counts up to now.
         self._note(monotonic_us, self._last_us)
         self._note(monotonic_us, difference_us)
         self._last_us = difference_us

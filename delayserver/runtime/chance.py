@@ -11,5 +11,5 @@ def system_chance() -> random.Random:
 
 
 def random_server_id(chance: random.Random) -> int:
-    """48 bits, never 0."""
+    """A random server id of 48 bits, never 0."""
     return chance.randrange(1, 1 << 48)

@@ -1,7 +1,7 @@
-"""The one door to time. `Clock` is handed to everything that asks what time it is or waits; nobody else may.
+"""The one door to time. Every part that needs the time or waits for a time gets a `Clock`, and uses no other.
 
-Wall time decides what is due (rule 2), trio's time only decides when to look again. A wait never sleeps longer than
-`LOOK_AGAIN_MS`, so a step of the wall clock or a resume from suspend is noticed within that time.
+The wall clock decides which messages are due (rule 2). Trio's clock only decides when to look again. A wait never
+sleeps longer than `LOOK_AGAIN_MS`, so a step of the wall clock or a resume from suspend is noticed within that time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from delayserver.runtime.fine_timer import FineTimer
 
 # The bound on how late a clock step or a resume is noticed.
 LOOK_AGAIN_MS = 500
-# The last stretch of a wait, which the kernel's timer takes over from the event loop's milliseconds.
+# The end of a wait, for which the kernel's timer replaces the event loop's, which counts whole milliseconds.
 FINE_WAIT_S = 0.004
 
 
@@ -33,21 +33,21 @@ class Clock(Protocol):
         """Microseconds that never step; for durations."""
 
     def wait_s(self, wall_us: int) -> float:
-        """Seconds to wait for a wall time, at most LOOK_AGAIN_MS: a step of the clock is noticed within that."""
+        """Seconds to wait for a wall time, at most LOOK_AGAIN_MS: a step of the clock is noticed within that time."""
 
     async def sleep_ms(self, duration_ms: float) -> None:
         """Wait by monotonic time."""
 
     async def sleep_until_us(self, wall_us: int) -> None:
-        """Wait, to the microsecond where the system can, until the wall clock shows `wall_us`, or until LOOK_AGAIN_MS
-        passed: callers look again."""
+        """Wait until the wall clock shows `wall_us`, to the microsecond if the system can, but at most LOOK_AGAIN_MS.
+        The caller looks at the clock again."""
 
 
 class SystemClock:
     """The machine's clock."""
 
     def __init__(self) -> None:
-        # As many as waited at the same time.
+        # Unused timers. Their number grows to the number of waits at the same time.
         self._timers: list[FineTimer] = []
         with contextlib.suppress(OSError):
             self._timers.append(FineTimer())
@@ -74,13 +74,13 @@ class SystemClock:
             await trio.sleep(wait_s)
             return
         if wait_s > FINE_WAIT_S:
-            # The event loop's waits end up to a millisecond late, so this one ends before the last stretch.
+            # The event loop's waits end up to a millisecond late, so this one ends early.
             await trio.sleep(wait_s - FINE_WAIT_S)
             wait_s = self.wait_s(wall_us)
         if 0 < wait_s <= 2 * FINE_WAIT_S:
             try:
                 timer = self._timers.pop() if self._timers else FineTimer()
-            except OSError:  # connections took all descriptors: a millisecond later, then
+            except OSError:  # no descriptor is free: this wait ends up to a millisecond late
                 await trio.sleep(wait_s)
                 return
             try:

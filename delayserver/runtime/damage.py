@@ -1,7 +1,7 @@
-"""What is wrong with the disk, as the server tells it: corruption, bytes that cannot be read, operations that were refused.
+"""The report of damage in `status` and the log: corruption, unreadable bytes, operations that the disk refused.
 
-Corruption is a fact about bytes: each text is logged once and stays in `status`. A refusal is a fact about a moment, and a
-disk that fails refuses everything: so its lines are few (`LINES_A_MINUTE`), and the others are counted.
+Corruption is a fact about bytes, so each text is logged once and stays in `status`. A refusal is a fact about a moment,
+and a failing disk refuses everything. So at most `LINES_A_MINUTE` refusals are logged, and the others are counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from store.errors import CorruptionError, DiskError, DiskFullError, StoreError, 
 
 logger = logging.getLogger("delayserver")
 
-# Texts that `status` shows. A reader needs the first ones; a disk that fails as a whole has thousands.
+# Texts in `status`. An operator needs the first ones; a disk that fails as a whole gives thousands.
 CORRUPTIONS_MAX = 1000
 UNREADABLE_MAX = 100
 LINES_A_MINUTE = 10
@@ -24,7 +24,7 @@ MINUTE_US = 60_000_000
 
 
 class DamageReport:
-    """Hears of every error of the disk that the server survives. `report` may be called in any thread."""
+    """Collects every disk error that the server survives. `report` may be called in any thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -33,7 +33,7 @@ class DamageReport:
         self.unreadable: list[str] = []
         """One text for each file that the disk could not read since the start."""
         self.refused = 0
-        """How often the disk refused an operation since the start; `refused_last` is the latest text."""
+        """How often the disk refused an operation since the start. `refused_last` is the latest text."""
         self.refused_last = ""
         self._unreadable_paths: set[str] = set()
         self._minute_began_us = 0
@@ -41,7 +41,7 @@ class DamageReport:
         self._not_logged = 0
 
     def report(self, error: Exception) -> None:
-        """Take note of an error, and log it where that says something new."""
+        """Note an error. Log it if it is new and the bound of lines allows it."""
         with self._lock:
             if isinstance(error, UnreadableError):
                 self._note_unreadable(error)
@@ -77,7 +77,7 @@ class DamageReport:
         logger.error("disk error: %s%s", text, more)
 
     def check_invariants(self) -> None:
-        """Bounds hold, and no refusal is forgotten."""
+        """All bounds hold."""
         assert len(self.corruption) <= CORRUPTIONS_MAX
         assert len(self.unreadable) == len(self._unreadable_paths) <= UNREADABLE_MAX
         assert len(self._lines) <= LINES_A_MINUTE
@@ -85,7 +85,7 @@ class DamageReport:
 
 
 def named(error: StoreError | FileNotFoundError) -> DelayServerError:
-    """The error of the wire for what the store raised while a request was answered."""
+    """The protocol's error for an error that the store raised during a request."""
     if isinstance(error, DiskFullError):
         return DiskFull(str(error), retry_after_ms=1000)
     if isinstance(error, (DiskError, UnreadableError)):
@@ -96,7 +96,7 @@ def named(error: StoreError | FileNotFoundError) -> DelayServerError:
 
 
 def as_disk_error(error: StoreError | FileNotFoundError) -> StoreError:
-    """The same error; of a file that went while the server used it, a DiskError with its path."""
+    """The same error; for a FileNotFoundError a DiskError with its path: the file disappeared while in use."""
     if isinstance(error, StoreError):
         return error
     detail = "the file was removed or moved while the server ran; put it back and restart the server"

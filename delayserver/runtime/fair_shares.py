@@ -1,7 +1,8 @@
-"""Which connection's large work goes next: that of the connection which used the least event-loop time lately.
+"""The order of the connections' large work: the connection that used the least event-loop time lately goes first.
 
-Synchronous; time is an argument. Each connection has an `Account`. What it used counts half after `HALF_LIFE_US`, so a
-connection that was busy an hour ago is as good as a new one. Among equals the earlier ticket goes first.
+Synchronous; time is an argument. Each connection has an `Account`. The time that it used counts half after
+`HALF_LIFE_US`, so a connection that was busy an hour ago is equal to a new one. Among equals the earlier ticket goes
+first.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable
 
-# Long enough that a burst of requests is still known when its next one comes, short enough to forgive.
+# Long enough that the use of a burst still counts at its next request, and short enough to be forgotten soon.
 HALF_LIFE_US = 1_000_000
 
 
@@ -21,7 +22,7 @@ class Account:
     __slots__ = ("level",)
 
     def __init__(self) -> None:
-        # log2(used) + time / half-life. All accounts decay alike, so levels compare in the same way at any time.
+        # log2(used) + time / half-life. All accounts decay alike, so the order of two levels never depends on the time.
         self.level = -math.inf
 
     def rise(self, level: float) -> None:
@@ -30,7 +31,7 @@ class Account:
 
 
 class Ticket:
-    """One piece of work that waits for its turn."""
+    """One piece of work that waits for a turn."""
 
     __slots__ = ("account", "begin", "waiting")
 
@@ -45,10 +46,10 @@ class Ticket:
 
 
 class FairShares:
-    """The tickets of all connections, in the order of what their connections used."""
+    """The tickets of all connections, ordered by the event-loop time that their connections used."""
 
     def __init__(self) -> None:
-        # The level may have grown since its entry was made. It never falls, so the entry then goes back in.
+        # The level in an entry may be too low by now, because levels grow and never fall. `next` then corrects it.
         self._heap: list[tuple[float, int, Ticket]] = []
         self._numbers = itertools.count()
         self._waiting = 0
@@ -57,24 +58,24 @@ class FairShares:
         return self._waiting
 
     def charge(self, account: Account, cost_us: int, now_us: int) -> None:
-        """The connection used so much of the event loop."""
+        """Add `cost_us` to the event-loop time that the connection used."""
         if cost_us > 0:
             account.rise(now_us / HALF_LIFE_US + math.log2(self.used_us(account, now_us) + cost_us))
 
     def used_us(self, account: Account, now_us: int) -> float:
-        """What the connection used, decayed."""
-        # Bounded: the caller's clock never steps back, but a reading may be older than the last one charged.
+        """The event-loop time in µs that the connection used, decayed."""
+        # The bound avoids an overflow: a reading of the clock may be older than the last one charged.
         return math.exp2(min(account.level - now_us / HALF_LIFE_US, 62.0))
 
     def join(self, account: Account, begin: Callable[[], None]) -> Ticket:
-        """Wait for a turn, in which `begin` is to be called."""
+        """Put a ticket in line. The owner of the turns calls `begin` when it is its turn."""
         ticket = Ticket(account, begin)
         heapq.heappush(self._heap, (account.level, next(self._numbers), ticket))
         self._waiting += 1
         return ticket
 
     def leave(self, ticket: Ticket) -> None:
-        """Wait no more; idempotent. Entries that are left are dropped when they are a half of all."""
+        """Take a ticket out of line; idempotent. Its entry is dropped when half of all entries have left."""
         if ticket.waiting:
             ticket.end()
             self._waiting -= 1
@@ -83,7 +84,7 @@ class FairShares:
                 heapq.heapify(self._heap)
 
     def next(self) -> Ticket | None:
-        """Take out the ticket whose turn it is."""
+        """Take out and return the ticket whose turn it is; None if none waits."""
         heap = self._heap
         while heap:
             level, number, ticket = heap[0]
@@ -99,7 +100,7 @@ class FairShares:
         return None
 
     def check_invariants(self) -> None:
-        """Each waiting ticket has one entry, at or below the level of its account. For tests."""
+        """Each waiting ticket has one entry, and no entry is above the level of its account. For tests."""
         waiting = [entry[2] for entry in self._heap if entry[2].waiting]
         assert len(waiting) == len(set(map(id, waiting))) == self._waiting
         assert all(level <= ticket.account.level for level, _, ticket in self._heap)

@@ -1,8 +1,8 @@
-"""Turns of the connections at the event loop: small requests at once, the rest in slices, one in a pass of the event loop.
+"""Turns of the connections at the event loop: small requests begin at once, the rest in slices, one per iteration.
 
-A connection begins its requests in the step that reads them, while that step has time left (`step_left_us`). What is left
-over waits for a turn, and so do the slices of requests that name many items. The connection that used least lately goes
-first. So a small request of another client waits for one slice, however much large work there is.
+A connection begins its requests in the step that reads them, while that step has time left (`step_left_us`). Its other
+requests wait for a turn, and so do the slices of requests that name many items. The connection that used the least time
+lately goes first. So a small request of another client waits for one slice, however much large work there is.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from delayserver.runtime.clock import Clock
 from delayserver.runtime.fair_shares import Account, FairShares, Ticket
 from delayserver.runtime.turns import Turns
 
-# What all connections together may begin in one step beyond the first request of each.
+# The time for requests in one step, for all connections together. Each may begin its first request regardless.
 STEP_US = 2_000
-# And what one connection begins in a turn.
+# The time for requests that one connection begins in a turn.
 TURN_US = 1_000
-# A request is counted at this at the least, and one that becomes a task of its own at that: its work comes later.
+# The least cost of a request, and of a request that becomes a task of its own, whose work comes later.
 REQUEST_US = 10
 TASK_US = 50
-# A request that took longer could not be sliced. The connection's next one waits for a turn, and all turns pause as long
-# as it took, up to the bound: requests like it get half of the event loop at the most.
+# A request that took longer could not be sliced. The connection's next request waits for a turn. All turns pause as
+# long as the request took, up to the bound, so such requests get at most half of the event loop.
 LONG_US = 10_000
 PAUSE_US_MAX = 100_000
-# A slice of a request ends after so much time, or so many items. A message that is due now takes some twenty passes of the
-# event loop to its consumer, and each of them takes one slice.
+# A slice of a request ends after this time or this many items. A due message takes some twenty event-loop iterations to
+# its consumer, and each of them may run one slice.
 SLICE_US = 300
 SLICE_ITEMS = 128
-# The clock is looked at after so many items, so a request with fewer is never cut.
+# The clock is read after this many items, so a request with fewer is never sliced.
 LOOK_ITEMS = 16
 ITEM_US = 5
 
@@ -44,21 +44,25 @@ class FairTurns:
         self.shares = FairShares()
         self._came = trio.Event()
         self._pause_us = 0
-        # What may still be begun in the present step.
+        # The time left for requests in the present step.
         self.step_left_us = STEP_US
         # Turns given so far.
         self.taken = 0
 
     def begin_step(self) -> None:
-        """The hub begins to read what has come."""
+        """A step of the hub begins: give it its time."""
         self.step_left_us = STEP_US
 
     def now_us(self) -> int:
-        """To measure what a request takes."""
+        """The time for measuring a request."""
         return self._clock.monotonic_us()
 
+    def has_passed(self, deadline_ms: int) -> bool:
+        """Whether a time of the wall clock has come."""
+        return self._clock.now_ms() >= deadline_ms
+
     def spend(self, account: Account, begun_us: int, least_us: int) -> bool:
-        """A request of a connection was begun at that time and is done, or runs on in a task. True if it took long."""
+        """Charge a request that began at `begun_us` and is done or goes on in a task. True if it took LONG_US."""
         now_us = self._clock.monotonic_us()
         cost_us = max(now_us - begun_us, least_us)
         self.step_left_us -= cost_us
@@ -69,13 +73,13 @@ class FairTurns:
         return True
 
     def join(self, account: Account, begin: Callable[[], None]) -> Ticket:
-        """Have `begin` called when it is the connection's turn."""
+        """Put work in line. `begin` is called when it is the connection's turn."""
         ticket = self.shares.join(account, begin)
         self._came.set()
         return ticket
 
     async def take(self, account: Account, items: int) -> None:
-        """Return when it is the connection's turn for a slice of so many items."""
+        """Charge a slice of `items` items to the connection, then wait until it is its turn."""
         self.shares.charge(account, items * ITEM_US, self._clock.monotonic_us())
         begun = trio.Event()
         ticket = self.join(account, begun.set)
@@ -85,7 +89,7 @@ class FairTurns:
             self.shares.leave(ticket)
 
     async def run(self) -> None:
-        """Give turns until cancelled, one in a pass of the event loop, in line with other large steps."""
+        """Give turns until cancelled, one in an event-loop iteration, in line with other large steps."""
         while True:
             if not len(self.shares):
                 self._came = trio.Event()
@@ -102,7 +106,7 @@ class FairTurns:
 
 
 class Work:
-    """The work of one request, in slices. A small request is a part of a slice and never waits."""
+    """The work of one request, in slices. A small request is shorter than a slice and never waits."""
 
     __slots__ = ("_account", "_begun_us", "_items", "_look", "_turns")
 
@@ -114,7 +118,7 @@ class Work:
         self._look = LOOK_ITEMS
 
     async def items(self, count: int = 1) -> None:
-        """Before so many items: at the end of a slice the others go first."""
+        """To be called before the work on `count` items. At the end of a slice it waits for the connection's turn."""
         self._items += count
         if self._items > self._look:
             self._look = self._items + LOOK_ITEMS

@@ -1,8 +1,8 @@
-"""A timer of the kernel with microseconds, for the last stretch of a wait.
+"""A timer of the kernel with microseconds, for the end of a wait.
 
-The event loop waits in epoll, whose time-out counts whole milliseconds and is rounded up: half a millisecond of
-lateness on average. A timerfd is a file that becomes readable at its moment. Python has it from 3.13 on, so the C library
-is called; where it is missing (no Linux), waits end a little later and nothing else changes.
+The event loop waits in epoll, which rounds its time-out up to whole milliseconds: half a millisecond of lateness on
+average. A timerfd is a file that becomes readable at a set moment. Python has it from 3.13 on, so the C library is
+called here. Without it (not Linux) waits end a little later, and all else is the same.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _TimerSpec(ctypes.Structure):
 
 
 class FineTimer:
-    """One timer, for one task at a time; closed with the object. Raises OSError where the system has none."""
+    """One timer, for one task at a time; closed with the object. Raises OSError without timerfd or free descriptors."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(None, use_errno=True)
@@ -42,7 +42,7 @@ class FineTimer:
         weakref.finalize(self, os.close, self._fd)
 
     async def sleep_us(self, duration_us: int) -> None:
-        """Wait by monotonic time. A checkpoint."""
+        """Wait by monotonic time. It is a trio checkpoint."""
         value = self._spec.value
         value.seconds, value.nanoseconds = divmod(max(duration_us, 1) * 1000, _NANOSECONDS)
         self._set(self._fd, 0, ctypes.byref(self._spec), None)

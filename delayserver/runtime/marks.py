@@ -1,6 +1,7 @@
-"""Numbers that only grow, and bells: how a part waits for what another part has done, without knowing that part.
+"""Marks and bells: how a part waits for the progress of another part without knowing it.
 
-Both are for the event loop. A mark has one writer; a bell may be rung by many and is waited for by one task.
+Both are for the event loop. A mark is a number that only grows, and has one writer. Many parts may ring a bell, and one
+task waits for it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import trio
 
 
 class Bell:
-    """A task hushes the bell, looks at what there is to do, and waits: a ring since the hush ends the wait at once."""
+    """A task hushes the bell, looks for work, and waits. A ring since the hush ends the wait at once."""
 
     __slots__ = ("_event",)
 
@@ -17,11 +18,11 @@ class Bell:
         self._event = trio.Event()
 
     def ring(self) -> None:
-        """There may be something to do."""
+        """Wake the task: there may be work."""
         self._event.set()
 
     def hush(self) -> None:
-        """Forget the rings up to now. To be called before the task looks at what there is to do."""
+        """Forget the rings up to now. To be called before the task looks for work."""
         if self._event.is_set():
             self._event = trio.Event()
 
@@ -31,23 +32,23 @@ class Bell:
         return self._event.is_set()
 
     async def rung(self) -> None:
-        """Return when the bell was rung since the last hush."""
+        """Return when the bell has been rung since the last hush."""
         await self._event.wait()
 
 
 class Mark:
-    """A number that only grows. Parts read `value`, or wait until it has reached what they need."""
+    """A number that only grows. Parts read `value`, or wait until it has reached the value that they need."""
 
     __slots__ = ("_waiters", "_wanted", "value")
 
     def __init__(self, value: int, wanted: Bell | None = None) -> None:
-        """`wanted` is rung when a part begins to wait, for a writer that would take its time otherwise."""
+        """`wanted` is rung when a part begins to wait, so that the writer hurries."""
         self.value = value
         self._wanted = wanted
         self._waiters: list[tuple[int, trio.Event]] = []
 
     def advance(self, value: int) -> None:
-        """The one writer came as far as `value`; a lower value changes nothing."""
+        """Raise the mark to `value`, and wake the parts that it reaches. A lower value changes nothing."""
         if value <= self.value:
             return
         self.value = value
@@ -63,7 +64,7 @@ class Mark:
         return bool(self._waiters)
 
     async def reached(self, value: int) -> None:
-        """Return when the mark has come as far as `value`; at once if it has."""
+        """Return when the mark has reached `value`; at once if it already has."""
         if value <= self.value:
             return
         waiter = (value, trio.Event())
@@ -78,5 +79,5 @@ class Mark:
             raise
 
     def check_invariants(self) -> None:
-        """A part waits only for what was not reached."""
+        """Parts wait only for values above the mark."""
         assert all(needed > self.value and not event.is_set() for needed, event in self._waiters)

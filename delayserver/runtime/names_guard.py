@@ -1,8 +1,8 @@
-"""Is `wheel` our `wheel`? Other distributions use the names `wheel`, `store` and `ops` too, PyPA's wheel above all.
+"""Finds foreign packages that hide ours. Others use the names `wheel`, `store` and `ops` too, mostly PyPA's wheel.
 
-Side by side in site-packages they share the folder and both work. From a checkout or an editable install a foreign
-package with an ``__init__.py`` wins the name, and then ours cannot be found: this says so before a traceback does.
-Nothing is imported here, foreign code least of all.
+In site-packages two packages of one name share the folder, and both work. With a checkout or an editable install, a
+foreign package with an ``__init__.py`` wins the name, and ours cannot be found. The guard gives the reason before a
+traceback appears. It imports no code of these packages.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from pathlib import PurePath
 from typing import Final
 
 PROBES: Final = (("wheel", "hashed_wheel"), ("store", "errors"), ("ops", None))
-"""Names that others use as well, each with a module that only ours has. Nothing here imports ops, so its folder may be
-missing; a foreign one in its place may not be there."""
+"""Names that other distributions use too, each with a module that only ours has. The server does not import ops, so its
+folder may be missing, but a foreign package may not replace it."""
 
 
 @dataclass(frozen=True, slots=True)
 class NameTaken:
-    """A package of ours that cannot be found, and what is found in its place (None: nothing at all)."""
+    """A package of ours that cannot be found. `found` is the path that Python finds instead, or None."""
 
     name: str
     expected: str
     found: str | None
 
     def explain(self) -> str:
-        """One line: what is in the way, and how to remove it."""
+        """One line for the operator: the package in the way, and how to remove it."""
         if self.found is None:
             return (
                 f"package {self.name!r} of delayserver is missing (expected in {self.expected}): "
@@ -45,7 +45,7 @@ class NameTaken:
 
 
 def find_taken_names(root: str | None = None) -> list[NameTaken]:
-    """The packages beside `delayserver` that Python would not find there; ``root`` is the folder that holds them."""
+    """Our packages that Python would not find beside `delayserver`. ``root`` is the folder that should hold them."""
     base = PurePath(root) if root is not None else PurePath(__file__).parents[2]
     return [taken for name, probe in PROBES if (taken := _check(base, name, probe)) is not None]
 
@@ -76,7 +76,7 @@ def _find(name: str) -> ModuleSpec | None:
 
 
 def _distributions_of(name: str) -> list[str]:
-    # Imported here: it is slow, and only a broken environment pays for it.
+    # The import is slow, and only a broken environment needs it.
     from importlib.metadata import packages_distributions
 
     return sorted({owner for owner in packages_distributions().get(name, []) if owner != "delayserver"})

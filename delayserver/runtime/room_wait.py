@@ -1,7 +1,7 @@
-"""Waiting for room on a full disk: tells the operator what is needed, and what to do. Waits for nothing by itself.
+"""Waiting for room on a full disk: the log lines for the operator, and the pauses. It does not wait by itself.
 
 A part that meets a full disk calls `full` at each attempt and `found` when it goes on. The first call is logged at once,
-further ones at most once a minute.
+further calls at most once a minute.
 """
 
 from __future__ import annotations
@@ -17,11 +17,10 @@ from store.errors import DiskError
 
 logger = logging.getLogger("delayserver")
 
-# How long a part leaves a full disk alone before its next attempt, and after some of them. An attempt may cost as much as a
-# round of replay.
+# The first and the longest pause before the next attempt on a full disk. An attempt may cost as much as a replay round.
 PAUSE_MS = 200
 PAUSE_MS_MAX = 1000
-# An operator who looks at the log finds the line within a minute, and a night of it is a few hundred lines.
+# An operator who reads the log finds the line within a minute, and a night gives a few hundred lines.
 AGAIN_US = 60_000_000
 
 
@@ -31,7 +30,7 @@ class RoomWait:
     __slots__ = ("_clock", "_fs", "_last_us", "_path", "_what", "blocked", "pause_ms", "text")
 
     def __init__(self, fs: FileSystem, path: str, what: str, clock: Clock) -> None:
-        """`what` needs the room, for people: "the replay of accepted messages". `path`: the data directory."""
+        """`what` names the part in log lines: "the replay of accepted messages". `path`: the data directory."""
         self._fs = fs
         self._path = path
         self._what = what
@@ -39,7 +38,7 @@ class RoomWait:
         self._last_us: int | None = None
         self.text = ""
         self.pause_ms = PAUSE_MS
-        # Set while the part waits. A new event stands here when it goes on.
+        # Set while the part waits. `found` replaces it by a new event.
         self.blocked = trio.Event()
 
     @property
@@ -48,7 +47,7 @@ class RoomWait:
         return self.blocked.is_set()
 
     def full(self, needed_bytes: int) -> None:
-        """The part met a full disk; it needs about `needed_bytes` to go on."""
+        """The part met a full disk, and needs about `needed_bytes` to go on."""
         try:
             free_bytes = self._fs.free_bytes(self._path)
         except DiskError:
@@ -79,7 +78,7 @@ class RoomWait:
             self.blocked = trio.Event()
 
     async def end_when_blocked(self, wait: Callable[[], Awaitable[None]]) -> None:
-        """Await `wait()`, or return early when the part waits for room."""
+        """Await `wait()`, or cancel it and return when the part waits for room."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._cancel_when_blocked, nursery.cancel_scope)
             await wait()
@@ -90,5 +89,5 @@ class RoomWait:
         scope.cancel()
 
     def check_invariants(self) -> None:
-        """Who waits has told what for."""
+        """A text is set, and a line was logged, exactly while the part waits."""
         assert self.waiting == bool(self.text) == (self._last_us is not None)

@@ -1,4 +1,4 @@
-"""`Runtime`: what every part of a server may need from the process it runs in. It is handed to constructors as one."""
+"""`Runtime`: the services of the process that every part of a server may need, as one argument of constructors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from delayserver.runtime.workers import ThreadWorkers, Workers
 
 @dataclass(frozen=True, slots=True)
 class Runtime:
-    """The doors to time, chance and threads, the turns of large steps, and the report of damage; one for a server."""
+    """The doors to time, chance and threads, the turns of large steps, and the report of damage. One for a server."""
 
     clock: Clock
     chance: random.Random
@@ -27,6 +27,6 @@ class Runtime:
     def on(
         cls, *, clock: Clock | None = None, chance: random.Random | None = None, workers: Workers | None = None
     ) -> Self:
-        """With turns and a report of its own. The doors that are not given are those of the system."""
+        """A runtime with new turns and a new damage report. Doors that are not given are those of the system."""
         clock = clock or SystemClock()
         return cls(clock, chance or system_chance(), workers or ThreadWorkers(), Turns(clock), DamageReport(clock))

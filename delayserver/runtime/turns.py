@@ -1,10 +1,10 @@
-"""Large steps of work take turns: one in a pass of the event loop, and none just before a small batch is due.
+"""Large steps of work take turns: one in an event-loop iteration, and none just before a small batch is due.
 
-A step of a thousand rows holds the event loop for a millisecond. A pass that runs one of each kind (a delivery, its
-outcomes, a pull, its acks, a round of replay) holds it for several, and whoever is due in between is late by as much. So
-each of them waits for its turn first; small steps do not. A small batch that is ready and waits for its moment reserves
-it: the turn that would run into that moment comes after it. So a hot second of one group makes another one late by small
-steps only.
+A step of a thousand rows holds the event loop for a millisecond. An iteration with one step of each kind (a delivery,
+its outcomes, a pull, its acks, a round of replay) holds it for several, and messages due meanwhile are late by as much.
+So each large step waits for its turn; small steps do not wait. A small batch that is ready reserves the moment when it
+is due. A turn that would run into that moment comes after it. So a hot second of one group delays another group by
+small steps only.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from delayserver.runtime.clock import Clock
 
 # Rows from which a step counts as large.
 LARGE_ROWS = 256
-# What a large step takes, about: a moment nearer than this is waited for, once a step. So large steps get half of the
-# time even where small batches are due all the time.
+# About the time of a large step. If a reserved moment is nearer, a large step waits for it, once. So large steps get
+# half of the time even if small batches are due all the time.
 STEP_US = 1_000
 
 
 class Turns:
-    """A queue of turns. They go in the order in which they are asked for."""
+    """A queue of turns, first come, first served."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -34,7 +34,7 @@ class Turns:
 
     @contextmanager
     def reserve(self, wall_us: int) -> Iterator[None]:
-        """Within the block the caller waits for this moment, to do a small step then."""
+        """Reserve the moment `wall_us`. Within the block the caller waits for it, then does a small step."""
         self._moments.append(wall_us)
         try:
             yield
@@ -43,12 +43,12 @@ class Turns:
             self._passed.set()
 
     async def take(self) -> None:
-        """Return when it is the caller's turn: what it does before its next pause is the large step of this pass."""
-        # The one that waits next is woken by the release, and so runs in the next pass.
+        """Return when it is the caller's turn. Its work up to its next await is the large step of this iteration."""
+        # The release wakes the next caller, which so runs in the next iteration.
         async with self._lock:
             wait_us = min(self._moments, default=1 << 62) - self._clock.now_us()
             if wait_us < STEP_US:
                 self._passed = trio.Event()
-                # Bounded, for the wall clock may step back and the moment with it.
+                # Bounded, because a step back of the wall clock moves the moment to later.
                 with trio.move_on_after(2 * STEP_US / 1_000_000):
                     await self._passed.wait()

@@ -11,15 +11,17 @@ T = TypeVar("T")
 
 
 class Workers(Protocol):
-    """Runs blocking work for tasks. A caller decides which work is small enough to do without."""
+    """Runs blocking work for tasks. The caller decides which work is small enough for the event loop."""
 
     async def run(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
-        """What `work()` returns; raises what it raises. A caller that is cancelled meanwhile waits for the end of the work;
-        with `abandon_on_cancel` it goes on at once, and nothing hears of the result."""
+        """Run `work()` in a thread; returns its result or raises its error.
+
+        A cancelled caller waits for the end of the work. With `abandon_on_cancel` it goes on at once, and the result is
+        lost."""
 
 
 class ThreadWorkers:
-    """The threads of trio."""
+    """`Workers` on trio's threads."""
 
     async def run(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
         return await trio.to_thread.run_sync(work, abandon_on_cancel=abandon_on_cancel)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,20 +19,24 @@ from delayserver.broker.redelivery import RedeliveryPolicy
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.broker.service.publishing import Publishing
 from delayserver.broker.service.pulls import PullService
+from delayserver.broker.service.reading import BrokerReads
+from delayserver.config.pacing import Pacing
+from delayserver.config.reloading import WeightChange
 from delayserver.config.settings import (
-    DispatchSettings,
     GroupSettings,
     Settings,
     for_broker,
     for_frames,
     redelivery_kept_ms,
 )
+from delayserver.config.units import parse_delay_levels
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.broker_node import Node
 from delayserver.dispatch.complete_windows import CompleteWindows
 from delayserver.dispatch.dispatcher import Dispatcher
-from delayserver.dispatch.message_reader import AHEAD_BYTES_MAX, MessageReader
+from delayserver.dispatch.message_reader import MessageReader
 from delayserver.dispatch.targets.embedded_node import EMBEDDED, EmbeddedNode
 from delayserver.dispatch.targets.remote_node import RemoteNode, ServerIdentity
 from delayserver.dispatch.verdicts import Verdicts
@@ -43,16 +47,27 @@ from delayserver.load.refill import Refill
 from delayserver.load.window_reader import WindowReader
 from delayserver.net.transport import Connect, Listener, connect_socket
 from delayserver.operations.admission import Admission
+from delayserver.operations.broadcasting import Broadcasting
 from delayserver.operations.cancel import Cancel
 from delayserver.operations.cancellation import Cancellation
+from delayserver.operations.check_backs import CheckBacks, Pipeline, TimerVerdicts
 from delayserver.operations.consuming import Consuming
+from delayserver.operations.contents import Contents
+from delayserver.operations.dead_letters import DeadLetterOperations
 from delayserver.operations.delivering import Delivering
+from delayserver.operations.filtering import FilterCompiler
+from delayserver.operations.finding import Finding
+from delayserver.operations.group_filters import GroupFilters
 from delayserver.operations.identity import Identity
 from delayserver.operations.locator import Locator
 from delayserver.operations.lookup import Lookup
 from delayserver.operations.message_states import MessageStates
 from delayserver.operations.named_messages import Naming
 from delayserver.operations.operations import DelayOperations, Operations
+from delayserver.operations.policies import Policies
+from delayserver.operations.positions import QueuePositions
+from delayserver.operations.prepare import Prepare
+from delayserver.operations.publish import Publish
 from delayserver.operations.redelivery import Redelivery
 from delayserver.operations.redispatch import Redispatch
 from delayserver.operations.redispatch_reading import RedispatchReader
@@ -71,7 +86,9 @@ from delayserver.operations.status_sections import (
     ProgressReader,
     WindowsReader,
 )
-from delayserver.outcomes.outcome_recorder import HOT_MS_MAX, OutcomeRecorder
+from delayserver.operations.subjects import Subjects
+from delayserver.operations.transactions import Transactions
+from delayserver.outcomes.outcome_recorder import OutcomeRecorder
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.receive.intake import Intake
 from delayserver.replay.day_tier import DayTier
@@ -82,6 +99,8 @@ from delayserver.replay.rounds import Rounds
 from delayserver.runtime.fair_turns import FairTurns
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.steps import Steps
+from delayserver.runtime.watchdog import Watchdog
 from delayserver.startup.lost_outcomes import LostOutcomes, cancels_in
 from delayserver.startup.opening import Opened, count_accepted, count_placed, find_lost_broker, open_directory
 from delayserver.startup.orphans import OrphanSearch
@@ -102,7 +121,7 @@ from delayserver.state.progress import Progress
 from delayserver.state.readiness import Readiness, Stage
 from delayserver.state.residency import Residency
 from delayserver.state.retired import Retired
-from delayserver.state.routes import Routes
+from delayserver.state.routes import TIMERS_GROUP, Routes
 from delayserver.state.rows import ROW
 from delayserver.state.window_book import WindowBook
 from delayserver.state.windows import Windows
@@ -113,8 +132,10 @@ from delayserver.upkeep.kept_room import KeptRoom
 from delayserver.upkeep.log_retention import LogRetention
 from delayserver.upkeep.on_their_way import OnTheirWay
 from delayserver.upkeep.retention import Retention
+from delayserver.upkeep.segments_ahead import SegmentsAhead
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import DiskFullError, StoreError
+from store.records.transaction_timer import TIMER, TIMERS_SUBJECT
 from store.tables.names import BROKER_GROUP
 from wheel.cursors import LoadCursors
 from wheel.hashed_wheel import HashedWheel
@@ -123,8 +144,8 @@ logger = logging.getLogger("delayserver")
 
 Ready = Callable[[str, int], None]
 
-# One record of a group that shares the event loop: reading it back takes half a millisecond.
-SHARED_READ_AHEAD_BYTES = 128 * 1024
+# Timers of transactions that are answered by one record, by so many workers: a check-back carries a whole message.
+TIMERS_AT_ONCE, TIMER_WORKERS = 256, 2
 # A directory that was in use opens in the room that its files have kept. One that is new, or of an older version, needs
 # some blocks.
 OPENING_BYTES = 64 * 1024
@@ -146,6 +167,7 @@ class DelayServer:
             # The delay pipeline of a lone broker carries its own redeliveries, to itself.
             settings = for_broker(settings)
         self.settings = for_frames(settings)
+        self.pacing = Pacing.of(self.settings)
         self.role = role
         self.runtime = runtime or Runtime.on()
         self.clock, self.turns, self.damage = self.runtime.clock, self.runtime.turns, self.runtime.damage
@@ -164,6 +186,7 @@ class DelayServer:
         self._remote: dict[str, RemoteNode] = {}
         self.address = ("", 0)
         self.fair_turns = FairTurns(self.turns, self.clock)
+        self.watchdog = Watchdog(self.clock, self.settings.stall_log_ms)
         listen = self.settings.listen
         memory = ConnectionMemory(listen.memory_bytes_max, listen.memory_bytes_each, listen.unsent_bytes_max)
         self.connections = Connections(memory)
@@ -188,6 +211,7 @@ class DelayServer:
         try:
             self._build_state(self.opened)
             self._build_pipeline(self.opened)
+            self._build_decisions(self.opened)
             self._build_dispatch(self.opened)
             self._build_front(self.opened)
         except StoreError:
@@ -234,19 +258,32 @@ class DelayServer:
         self.routes = Routes(settings.routes, self.group_codes, opened.names)
         start_ms = self.clock.now_ms() // wheel.tick_ms * wheel.tick_ms
         wheels, backlog = (
-            {code: HashedWheel(start_ms, wheel.tick_ms, wheel.slots, payload_dtype=ROW) for code in codes}
+            {
+                code: HashedWheel(start_ms, wheel.tick_ms, wheel.slots, payload_dtype=ROW)
+                for code in (*codes, TIMERS_GROUP)
+            }
             for _ in range(2)
         )
         self.wheel = GroupWheels(wheels, backlog, self.routes, start_ms, opened.horizon.earlier)
-        shared, chance = self._shared_dispatch(), self.runtime.chance.random
+        chance = self.runtime.chance.random
         self.health = {
-            code: [NodeHealth(node.address, node.weight, settings.dispatch, chance) for node in group.nodes]
+            code: [
+                NodeHealth(node.address, node.weight, settings.dispatch, chance, self.clock.monotonic_us())
+                for node in group.nodes
+            ]
             for group, code in zip(settings.groups, codes, strict=True)
         }
         self.group_rows = {
-            code: GroupRows(group.name, code, self.health[code], shared, self.clock)
+            code: GroupRows(group.name, code, self.health[code], self.pacing.dispatch, self.clock)
             for group, code in zip(settings.groups, codes, strict=True)
         }
+        self.timer_settings = replace(
+            settings.dispatch, workers=TIMER_WORKERS, batch_messages_max=TIMERS_AT_ONCE, dead_letter_attempts=0
+        )
+        self.timer_health = NodeHealth(CheckBacks.address, 1, self.timer_settings, chance)
+        self.group_rows[TIMERS_GROUP] = GroupRows(
+            TIMERS_SUBJECT, TIMERS_GROUP, [self.timer_health], self.timer_settings, self.clock
+        )
         self.residency = Residency(
             self.wheel, self.group_rows, self.cursors, self.decided, opened.attempted, wheel, self.runtime
         )
@@ -285,9 +322,8 @@ class DelayServer:
             self.runtime,
         )
         self.refill = Refill(self.window_reader, self.residency, self.book, self.decided, self.positions, self.runtime)
-        hot_ms_max = HOT_MS_MAX if len(settings.groups) == 1 else 0
         self.recorder = OutcomeRecorder(
-            self.decided, files.dispatch, self.book, settings.dispatch, hot_ms_max, self.runtime
+            self.decided, files.dispatch, self.book, settings.dispatch, self.pacing.outcomes_late_ms_max, self.runtime
         )
         for window_files in (files.schedule, files.dispatch):
             window_files.tell_damage(self.damage.report)
@@ -300,6 +336,7 @@ class DelayServer:
         self.retention = Retention(files, self.windows, coming, self.decided, storage, opened.believable, self.runtime)
         self.retention.finish_interrupted()
         self.log_retention = LogRetention(files.log, self.positions, storage, self.runtime)
+        self.segments_ahead = SegmentsAhead(files.log, self.positions, self.kept_room, storage, self.runtime)
         checkpoint = CheckpointFile(
             self.fs,
             f"{opened.directory.path}/checkpoint",
@@ -326,8 +363,6 @@ class DelayServer:
         lost = find_lost_broker(self.fs, opened)
         if lost is not None:
             self.damage.report(lost)
-        # Several groups take turns on the event loop: a consumer that lags reads back little in one step.
-        shared = {"read_ahead_bytes": SHARED_READ_AHEAD_BYTES} if len(settings.groups) > 1 else {}
         self.broker = Broker.open(
             self.fs,
             f"{opened.directory.path}/broker",
@@ -339,27 +374,36 @@ class DelayServer:
                 ack_timeout_ms_default=limits.ack_timeout_ms,
                 retention_ms=limits.retention_ms,
                 unconsumed_retention_ms=limits.unconsumed_retention_ms,
+                lag_bytes_max=limits.lag_bytes_max,
+                lag_ms_max=limits.lag_ms_max,
                 groups_max=limits.groups_max,
                 waiting_pulls_max=limits.waiting_pulls_max,
+                mailbox_pulls_max=limits.mailbox_pulls_max,
                 pull_messages_max=limits.pull_messages_max,
                 redelivery=RedeliveryPolicy(limits.redelivery_first_ms, limits.redelivery_cap_ms),
+                delay_levels_ms=parse_delay_levels(settings.message.delay_levels),
                 redelivery_bytes_max=limits.redelivery_bytes_max,
                 redelivery_kept_ms=redelivery_kept_ms(settings),
-                **shared,
+                read_ahead_bytes=self.pacing.read_ahead_bytes,
             ),
             self.kept_room,
             self.clock.monotonic_us(),
         )
         self.broker_commit = BrokerCommit(self.broker, opened.believable, self.runtime)
-        alone = len(settings.groups) == 1
-        self.pulls = PullService(self.broker, self.runtime, 1 << 31 if alone else settings.wheel.shared_slice_rows)
-        self.local_broker = LocalBroker(self.broker, self.broker_commit, self.pulls, self.clock)
+        self.broker_reads = BrokerReads(self.broker.reads, self.runtime)
+        self.pulls = PullService(self.broker, self.broker_reads, self.runtime, self.pacing.pulled_rows_max)
+        self.local_broker = LocalBroker(self.broker, self.broker_commit, self.broker_reads, self.pulls, self.runtime)
+        self.publishing = Publishing(
+            self.local_broker, opened.sequences, server_id, settings.storage, self.commit.storage_failed, self.runtime
+        )
         self.lateness = LatencyHistogram()
         self.groups = {
             self.group_codes[group.name]: self._build_group(group, self.group_codes[group.name], opened)
             for group in settings.groups
         }
-        self.dispatcher = Dispatcher(self.groups, self.residency, opened.horizon, settings.wheel, self.runtime)
+        self.timers = self._build_timers(opened)
+        groups = self.groups | {TIMERS_GROUP: self.timers}
+        self.dispatcher = Dispatcher(groups, self.residency, opened.horizon, self.pacing.slice_rows, self.runtime)
         self.complete_windows = CompleteWindows(self.book, opened.days, list(self.groups.values()), self.runtime)
 
     def _build_group(self, group: GroupSettings, code: int, opened: Opened) -> BrokerGroup:
@@ -371,13 +415,30 @@ class DelayServer:
         routes = [route.groups for route in self.settings.routes if group.name in route.groups]
         partners = {name for names in routes for name in names} | {group.name}
         addresses = {node.address for other in self.settings.groups if other.name in partners for node in other.nodes}
-        ahead_bytes_max = AHEAD_BYTES_MAX // len(self.settings.groups)
-        rows, settings = self.group_rows[code], self._shared_dispatch()
+        rows, settings = self.group_rows[code], self.pacing.dispatch
         verdicts = Verdicts(
             rows, len(addresses) == 1, self.decided, opened.attempted, self.lateness, settings, self.runtime
         )
-        reader = MessageReader(opened.schedule, server_id, ahead_bytes_max, self.runtime)
+        reader = MessageReader(opened.schedule, server_id, self.pacing.read_early_bytes_max, self.runtime)
         return BrokerGroup(rows, nodes, reader, self.residency, verdicts, settings, self.runtime)
+
+    def _build_timers(self, opened: Opened) -> BrokerGroup:
+        """The group of the timers of transactions, whose only node is a part of this server."""
+        self.check_backs = CheckBacks(
+            opened.directory.server_id,
+            opened.names,
+            self.cancellation,
+            self.rescheduling,
+            Pipeline(self.commit, self.decided, self.kept_room, self.locator),
+            self.runtime,
+        )
+        rows, settings = self.group_rows[TIMERS_GROUP], self.timer_settings
+        verdicts = TimerVerdicts(rows, True, self.decided, opened.attempted, LatencyHistogram(), settings, self.runtime)
+        reader = MessageReader(
+            opened.schedule, opened.directory.server_id, TIMERS_AT_ONCE * TIMER.itemsize, self.runtime
+        )
+        node = Node(self.check_backs, self.timer_health)
+        return BrokerGroup(rows, [node], reader, self.residency, verdicts, settings, self.runtime)
 
     def _target(self, address: str, opened: Opened) -> EmbeddedNode | RemoteNode:
         """What hands over to a node. One connection, whichever groups share the node: it refuses what comes over an older
@@ -392,15 +453,8 @@ class DelayServer:
             )
         return self._remote[address]
 
-    def _shared_dispatch(self) -> DispatchSettings:
-        """Several groups take turns on the event loop: each hands over in small steps."""
-        settings = self.settings
-        if len(settings.groups) == 1:
-            return settings.dispatch
-        rows = min(settings.dispatch.batch_messages_max, settings.wheel.shared_slice_rows)
-        return replace(settings.dispatch, batch_messages_max=rows)
-
-    def _build_front(self, opened: Opened) -> None:
+    def _build_decisions(self, opened: Opened) -> None:
+        """What accepts messages, and what ends them before their delivery."""
         settings = self.settings
         self.intake = Intake(
             settings.message,
@@ -421,12 +475,26 @@ class DelayServer:
             self.windows,
             self.runtime,
         )
+        self.rescheduling = Rescheduling(self.cancellation, self.locator, self.intake, self.runtime)
+
+    def _build_front(self, opened: Opened) -> None:
+        settings = self.settings
         self.states = MessageStates(
             self.cancellation, self.decided, opened.files, self.residency, self.windows, self.runtime
         )
-        self.redelivery = Redelivery(self.local_broker, self.commit, self.kept_room, self.clock)
+        self.redelivery = Redelivery(
+            self.local_broker, self.commit, self.kept_room, opened.sequences, opened.names, self.clock
+        )
+        filters = FilterCompiler(self.intake, self.runtime)
+        self.policies = Policies(self.broker, filters, self.intake, opened.names, self.runtime)
         self.consuming = Consuming(
-            self.local_broker, self.redelivery, self.intake, opened.names, settings.broker, self.runtime
+            self.local_broker,
+            self.redelivery,
+            GroupFilters(self.local_broker, filters, self.policies),
+            self.intake,
+            opened.names,
+            settings.broker,
+            self.runtime,
         )
         self.housekeeping = Housekeeping(
             self.fs,
@@ -439,7 +507,9 @@ class DelayServer:
         )
         self.identity = Identity(f"{opened.directory.server_id:012x}", self.role)
         self.status = Status(
-            ProcessReader(self.identity, self.readiness, opened.believable, self.housekeeping, self.clock),
+            ProcessReader(
+                self.identity, self.readiness, opened.believable, self.housekeeping, self.watchdog, self.clock
+            ),
             BalanceReader(self.balance, self.decided, self.lateness),
             StorageReader(
                 DiskReader(settings, opened.schedule, opened.dispatch, opened.names, self.housekeeping, self.runtime),
@@ -454,12 +524,26 @@ class DelayServer:
     def _build_operations(self, opened: Opened) -> Operations:
         """All parts are there, and so is the address."""
         host, port = self.address
+        names = opened.names
+        routing = Routing(self.routes, list(self.groups.values()), f"{host}:{port}", self.clock)
+        looking = QueuePositions(self.local_broker, self.intake, opened.names, self.settings.broker, self.runtime)
         return Operations(
             identity=self.identity,
             status=self.status,
-            routing=Routing(self.routes, list(self.groups.values()), f"{host}:{port}"),
+            routing=routing,
             servers=self.servers,
             consuming=self.consuming,
+            subjects=Subjects(opened.names),
+            publish=Publish(self.identity.server_id, self._admission(), self.intake, routing, self.publishing, names),
+            positions=looking,
+            broadcasting=Broadcasting(
+                self.local_broker, looking, self.connections.broadcasts, self.intake, names, self.runtime
+            ),
+            finding=Finding(self.local_broker, looking, self.intake, opened.names),
+            dead_letters=DeadLetterOperations(
+                self.local_broker, self.redelivery, self.intake, opened.names, self.clock
+            ),
+            policies=self.policies,
             delivering=Delivering(
                 self.local_broker,
                 self.servers,
@@ -471,18 +555,26 @@ class DelayServer:
             delay=self._build_delay_operations(opened) if self.role == SERVER else None,
         )
 
+    def _admission(self) -> Admission:
+        return Admission(self.readiness, self.housekeeping, self.settings.storage.free_bytes_min)
+
     def _build_delay_operations(self, opened: Opened) -> DelayOperations:
         server_id, names, intake = self.identity.server_id, opened.names, self.intake
-        admission = Admission(self.readiness, self.housekeeping, self.settings.storage.free_bytes_min)
+        admission = self._admission()
         naming = Naming(server_id, intake, self.cancellation, names)
-        rescheduling = Rescheduling(self.cancellation, self.locator, intake, self.runtime)
         reader = RedispatchReader(opened.schedule, opened.dispatch, self.decided, self.runtime)
+        send = Send(server_id, admission, intake, self.commit, names)
+        terms = self.settings.transactions, self.settings.message.delay_ms_max
         return DelayOperations(
-            send=Send(server_id, admission, intake, self.commit, names),
+            send=send,
             cancel=Cancel(naming, self.cancellation),
-            reschedule=Reschedule(admission, naming, intake, rescheduling),
-            lookup=Lookup(naming, self.states),
+            reschedule=Reschedule(admission, naming, intake, self.rescheduling),
+            lookup=Lookup(naming, self.states, Contents(server_id, self.locator, names, self.runtime)),
             redispatch=Redispatch(opened.files, self.book, reader, self.commit, admission, self.servers, self.runtime),
+            prepare=Prepare(send, admission, intake, self.commit, terms, self.clock),
+            transactions=Transactions(
+                admission, naming, intake, self.rescheduling, self.cancellation, self.states, self.runtime
+            ),
         )
 
     # -- running
@@ -495,6 +587,10 @@ class DelayServer:
 
         Raises what `open` raises but for a full disk, which is waited for, and StoreError when a sync failed; a restart
         recovers."""
+        with self.watchdog.watching():
+            await self._run(listener, ready, opened)
+
+    async def _run(self, listener: Listener, ready: Ready | None, opened: Callable[[], None] | None) -> None:
         self.address = listener.address
         failure: StoreError | OSError | None = None
         async with trio.open_nursery() as nursery:
@@ -506,7 +602,9 @@ class DelayServer:
                     failure = error
                 else:
                     self.operations = self._build_operations(self.opened)
-                    self.front.opened(self.commit, HandlerTable(self.operations, self.settings, self.clock))
+                    self.front.opened(
+                        Steps((self.commit, self.publishing)), HandlerTable(self.operations, self.settings, self.clock)
+                    )
                     if opened is not None:
                         opened()
                     await self._start(nursery)
@@ -535,7 +633,8 @@ class DelayServer:
     async def _start(self, nursery: trio.Nursery) -> None:
         """Replay, then start all that serves."""
         self.commit.refuse(self.readiness.refusal())
-        for task in (self.commit.run, self.replayer.run, self.recorder.run, self.local_broker.run, self.redelivery.run):
+        for task in (self.commit.run, self.replayer.run, self.recorder.run, self.local_broker.run, self.redelivery.run,
+                     self.publishing.run):  # fmt: skip
             nursery.start_soon(task)
         for node in self._remote.values():
             nursery.start_soon(node.run)
@@ -552,7 +651,7 @@ class DelayServer:
             await self._recover(found)
             self._start_delivering(nursery)
         for task in (self.commit.warm, self.tier.run, self.checkpointing.run, self.retention.run, self.log_retention.run,
-                     self.complete_windows.run):  # fmt: skip
+                     self.complete_windows.run, self.segments_ahead.run):  # fmt: skip
             nursery.start_soon(task)
         self.commit.accept()
         self._enter(Stage.READY)
@@ -582,7 +681,7 @@ class DelayServer:
             self.housekeeping.run,
         ):
             nursery.start_soon(task)
-        for group in self.groups.values():
+        for group in (*self.groups.values(), self.timers):
             nursery.start_soon(group.run)
 
     def _enter(self, stage: Stage) -> None:
@@ -624,6 +723,13 @@ class DelayServer:
             if key.coarse:
                 self.tier.outcomes_are_back(key.start_ms)
 
+    def change_weights(self, changes: Sequence[WeightChange]) -> None:
+        """Nodes get other weights, from the next batch on. For a server whose directory is open."""
+        for change in changes:
+            for health in self.health[self.group_codes[change.group]]:
+                if health.address == change.address:
+                    health.weigh(change.weight)
+
     # -- stopping
 
     def stop(self) -> None:
@@ -652,8 +758,8 @@ class DelayServer:
             raise DiskFullError(self.replay_room.text)
         await self.checkpointing.write(clean=True)
         self.handlers.close()
-        self.pulls.close()
-        await self.broker_commit.close()
+        self.segments_ahead.drop()
+        await self.local_broker.close()
         if self._attempts_settled():
             self.opened.sequences.close_clean()
 

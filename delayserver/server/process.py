@@ -7,11 +7,14 @@ import logging
 import resource
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 
 import trio
 
+from delayserver.config.reloading import weight_changes
 from delayserver.config.settings import Settings
+from delayserver.config.toml_file import ConfigError
 from delayserver.front.front import BROKER, SERVER
 from delayserver.net.transport import SocketListener
 from delayserver.runtime.runtime import Runtime
@@ -26,6 +29,8 @@ COLLECTION_THRESHOLDS = (50_000, 20, 50)
 DESCRIPTORS_KEPT = 96
 CONNECTIONS_LEAST = 16
 
+Reread = Callable[[], Settings]
+
 logger = logging.getLogger("delayserver")
 
 
@@ -37,12 +42,14 @@ async def serve(
     fs: FileSystem | None = None,
     ready: Ready | None = None,
     signals: bool = False,
+    reread: Reread | None = None,
 ) -> None:
-    """Open, serve until cancelled (or, with `signals`, until SIGTERM or SIGINT), stop cleanly.
+    """Open, serve until cancelled (or, with `signals`, until SIGTERM or SIGINT), stop cleanly. With `signals` and `reread`,
+    SIGHUP takes over what that gives.
 
     Raises StoreError (data directory locked, damaged, disk), OSError (the address is taken).
     """
-    settings = within_descriptors(settings)
+    read, settings = settings, within_descriptors(settings)
     listener = SocketListener(settings.listen.host, settings.listen.port)
     server = DelayServer(settings, role=role, runtime=runtime, fs=fs)
     failure: StoreError | OSError | None = None
@@ -50,6 +57,8 @@ async def serve(
         async with trio.open_nursery() as nursery:
             if signals:
                 await nursery.start(_stop_on_signal, server)
+            if signals and reread is not None:
+                await nursery.start(_reload_on_signal, server, read, reread)
             try:
                 await server.run(listener, ready)
             except (StoreError, OSError) as error:  # for the caller as it is, not in a group
@@ -92,7 +101,38 @@ async def _stop_on_signal(server: DelayServer, task_status: trio.TaskStatus[None
             server.stop()
 
 
-def run_server(settings: Settings, *, role: str = SERVER, ready: Ready | None = None) -> int:
+async def _reload_on_signal(
+    server: DelayServer, before: Settings, reread: Reread, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    """Take weights of nodes over from the configuration, read again; a wrong one changes nothing."""
+    with trio.open_signal_receiver(signal.SIGHUP) as received:
+        task_status.started()
+        async for _ in received:
+            try:
+                after = await trio.to_thread.run_sync(reread)
+                changes = weight_changes(before, after)
+            except ConfigError as error:
+                logger.error("the configuration was not taken over: %s", error)
+                continue
+            if not server.is_open:
+                logger.error(
+                    "the configuration was not taken over: the server opens its files; send SIGHUP again later"
+                )
+                continue
+            server.change_weights(changes)
+            before = after
+            told = "; ".join(map(str, changes)) or "nothing in it has changed"
+            logger.warning("the configuration was read again: %s", told)
+
+
+def run_server(
+    settings: Settings,
+    *,
+    role: str = SERVER,
+    ready: Ready | None = None,
+    fs: FileSystem | None = None,
+    reread: Reread | None = None,
+) -> int:
     """Run until a signal; returns the exit code of a clean stop. Raises what `serve` raises; the command line tells it."""
     # A worker thread that holds the interpreter gives it up after this long: the event loop waits no longer than that.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
@@ -100,7 +140,7 @@ def run_server(settings: Settings, *, role: str = SERVER, ready: Ready | None = 
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
-    trio.run(lambda: serve(settings, role=role, ready=ready, signals=True))
+    trio.run(lambda: serve(settings, role=role, fs=fs, ready=ready, signals=True, reread=reread))
     return 0
 
 

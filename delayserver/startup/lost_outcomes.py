@@ -31,9 +31,9 @@ from store.tables.days import DayTable
 logger = logging.getLogger("delayserver")
 
 _READ_BYTES = 4 << 20
-_CANCELLED = int(Outcome.CANCELLED)
-# Cancels are also in message_log, and duplicates are marked in schedule files.
-_IN_OTHER_FILES = (_CANCELLED, int(Outcome.DEDUPLICATED))
+_CANCELLED, _ROLLED_BACK = int(Outcome.CANCELLED), int(Outcome.ROLLED_BACK)
+# Cancels and rollbacks are also in message_log, and duplicates are marked in schedule files.
+_IN_OTHER_FILES = (_CANCELLED, _ROLLED_BACK, int(Outcome.DEDUPLICATED))
 Read = TypeVar("Read")
 
 
@@ -83,8 +83,8 @@ def is_restored(loss: Loss, cancels: LoggedCancels, left: I64) -> bool:
     i64[n] are the sequences whose outcome was not lost."""
     if not _is_in_other_files(loss):
         return False
-    missing = ~np.isin(cancels.batch.sequence, left)
-    lost = loss.counts[_CANCELLED]
+    missing = ~np.isin(cancels.batch.sequence, left) & (cancels.batch.origin_sequence == 0)
+    lost = loss.counts[_CANCELLED] + loss.counts[_ROLLED_BACK]
     # A cancel that no checkpoint covers may have been lost with the file, or may not have reached it.
     known = missing if cancels.whole else missing & cancels.covered
     return bool(np.count_nonzero(known) >= lost)

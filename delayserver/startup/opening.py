@@ -45,6 +45,9 @@ from store.tables.identity import CLOCK_AHEAD_US, SEQUENCES, DataDirectory, Sequ
 from store.tables.ledger import Ledger
 from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
 
+# Indexes follow from the store. What is left of them does not say that the broker is there.
+INDEX_FOLDER = "index"
+
 
 @dataclass(slots=True)
 class Opened:
@@ -119,7 +122,8 @@ def _open(
     stack.callback(directory.close)
     server_id = directory.server_id
     _refuse_lost_tables(fs, path)
-    names = Names.open(fs, path, server_id, settings.message.subjects_max, settings.broker.groups_max)
+    message = settings.message
+    names = Names.open(fs, path, server_id, message.subjects_max, settings.broker.groups_max, message.tags_max)
     stack.callback(names.close)
     checkpoint, lost = _read_checkpoint(fs, path, server_id, damage)
     _refuse_other_windows(path, find_span_ms(fs, path) or checkpoint.window_ms, storage.window_ms)
@@ -324,7 +328,9 @@ def find_lost_broker(fs: FileSystem, opened: Opened) -> CorruptionError | None:
     """The damage if the broker's files are missing in a directory that has had messages or consumers, else None. A new
     directory has no such files yet."""
     path = f"{opened.directory.path}/broker"
-    if not len(opened.names.codes(SUBJECT)) + len(opened.names.codes(CONSUMER_GROUP)) or fs.listdir(path):
+    if not len(opened.names.codes(SUBJECT)) + len(opened.names.codes(CONSUMER_GROUP)) or set(fs.listdir(path)) - {
+        INDEX_FOLDER
+    }:
         return None
     detail = (
         "the broker's files are missing; it begins empty: what was delivered and not consumed is lost to consumers "

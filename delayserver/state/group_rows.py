@@ -14,6 +14,7 @@ from delayserver.runtime.clock import Clock
 from delayserver.state.group_queue import GroupQueue, Spilled
 from delayserver.state.membership import is_member
 from delayserver.state.node_health import NodeHealth
+from delayserver.state.routes import TIMERS_GROUP
 from store.records.batches import I64
 from wheel.keys import KEY_LOWEST, Key
 
@@ -74,17 +75,22 @@ class GroupRows:
         self._in_flight: dict[int, I64] = {}
         self._attempts = 0
 
+    @property
+    def name_code(self) -> int:
+        """The code of the group's name for outcome rows, 0 for timers of transactions."""
+        return 0 if self.code == TIMERS_GROUP else self.code
+
     # -- the nodes
 
     @property
     def failing(self) -> bool:
-        """Whether every node's circuit is open."""
-        return all(node.open_circuit for node in self._nodes)
+        """Whether the circuit of every node is open that takes messages."""
+        return all(node.open_circuit for node in self._nodes if node.weight)
 
     @property
     def down(self) -> bool:
         """Whether the group fails, and no node may be tried now."""
-        return self.failing and not any(node.ready(self._clock.monotonic_us()) for node in self._nodes)
+        return self.failing and not any(node.ready(self._clock.monotonic_us()) for node in self._nodes if node.weight)
 
     @property
     def may_work(self) -> bool:

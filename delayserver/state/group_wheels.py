@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.runtime.marks import Bell
-from delayserver.state.routes import Routes
+from delayserver.state.routes import TIMERS_GROUP, Routes
 from wheel.due_rows import DueRows
 from wheel.hashed_wheel import HashedWheel
 
@@ -35,9 +35,11 @@ class GroupWheels:
     ) -> None:
         """`earlier` is rung when rows are added: one of them may be due before all others."""
         assert wheels.keys() == backlog.keys()
-        self._wheels = wheels
-        self._backlog = backlog
-        self._both = [*wheels.values(), *backlog.values()]
+        self._wheels = {code: wheel for code, wheel in wheels.items() if code != TIMERS_GROUP}
+        self._backlog = {code: wheel for code, wheel in backlog.items() if code != TIMERS_GROUP}
+        self._both = [*self._wheels.values(), *self._backlog.values()]
+        # The wheel of the timers of transactions and that of their backlog: they cost nothing before there are timers.
+        self._timer_wheels = [each[TIMERS_GROUP] for each in (wheels, backlog) if TIMERS_GROUP in each]
         # Rows that are due before this go to the backlog. It follows the clock in both directions.
         self._backlog_below_ms = now_ms - BACKLOG_MS
         self.routes = routes
@@ -77,6 +79,8 @@ class GroupWheels:
                 self._add_to(wheels, due_ms[mine], sequence[mine], rows[mine])
 
     def _add_to(self, wheels: dict[int, HashedWheel], due_ms: I64, sequence: I64, rows: NDArray[np.void]) -> None:
+        if self._timer_wheels and self.routes.has_timers:
+            self._take_timers()
         if len(wheels) == 1:
             wheels[self._default].add(due_ms, sequence, rows)
             return
@@ -85,12 +89,18 @@ class GroupWheels:
             mine = np.flatnonzero(codes == code)
             wheels[code].add(due_ms[mine], sequence[mine], rows[mine])
 
+    def _take_timers(self) -> None:
+        """The first transaction was prepared: from now on the wheels of timers are wheels like the others."""
+        self._wheels[TIMERS_GROUP], self._backlog[TIMERS_GROUP] = self._timer_wheels
+        self._both += self._timer_wheels
+        self._timer_wheels = []
+
     def advance(self, now_ms: int, rows_max: int) -> Iterator[tuple[int, DueRows]]:
         """A slice of what is due for each group that has any, and one of its backlog: (group code, rows). Call again until
         nothing comes."""
         self._backlog_below_ms = now_ms - BACKLOG_MS
         for wheels in (self._wheels, self._backlog):
-            for code, wheel in wheels.items():
+            for code, wheel in [*wheels.items()]:  # the first timer may come between two slices
                 if not len(wheel):
                     continue
                 rows = wheel.advance(now_ms, rows_max)

@@ -1,4 +1,5 @@
 """The circuit breaker in front of a node: it counts failures of every kind, and lets a node be tried again after a pause.
+It also counts the batches that the node has and did not answer yet, by which the next one is spread.
 
 Pauses grow with each failure and are jittered. No I/O, and no clock: the time is an argument.
 """
@@ -15,10 +16,17 @@ from delayserver.state.rows import SEVERAL_NODES
 logger = logging.getLogger("delayserver")
 
 
-class NodeHealth:
-    """Circuit breaker and back-off of one node."""
+# What a node is known to be. UNKNOWN: it was not tried since the start. FAILING: its last attempt failed. DOWN: so many
+# failed in a row that its circuit is open. DRAINING is a matter of its weight, which is 0.
+UNKNOWN, UP, FAILING, DOWN, DRAINING = "unknown", "up", "failing", "down", "draining"
 
-    def __init__(self, address: str, weight: int, settings: DispatchSettings, random: Callable[[], float]) -> None:
+
+class NodeHealth:
+    """Circuit breaker, back-off and load of one node."""
+
+    def __init__(
+        self, address: str, weight: int, settings: DispatchSettings, random: Callable[[], float], now_us: int = 0
+    ) -> None:
         self.address = address
         self.weight = weight
         self._settings = settings
@@ -29,6 +37,11 @@ class NodeHealth:
         self.failures_total = 0
         self.closed_until_us = 0
         self.last_error = ""
+        # What it is known to be, and since when (monotonic).
+        self.state = UNKNOWN
+        self.since_us = now_us
+        # Batches that were given to it and are not settled.
+        self._in_flight = 0
         # Of smooth weighted round robin.
         self._share = 0.0
         self._failed_us = 0
@@ -53,13 +66,36 @@ class NodeHealth:
         """Whether so many attempts failed in a row that the node counts as down."""
         return self.failures >= self._settings.breaker_failures
 
-    def succeeded(self) -> None:
+    @property
+    def load(self) -> float:
+        """Batches in flight by weight. The next one goes where it is lowest."""
+        return self._in_flight / self.weight
+
+    def weigh(self, weight: int) -> None:
+        """The node gets another weight; with 0 it gets no more batches, and those in flight end."""
+        self.weight = weight
+        self._share = 0.0
+
+    def take(self) -> None:
+        """The node gets a batch."""
+        self._in_flight += 1
+
+    def give(self) -> None:
+        """A batch is settled, whatever became of it."""
+        self._in_flight -= 1
+
+    def _becomes(self, state: str, now_us: int) -> None:
+        if state != self.state:
+            self.state, self.since_us = state, now_us
+
+    def succeeded(self, now_us: int) -> None:
         """An attempt worked."""
         if self.open_circuit:
             logger.warning("broker node %s takes messages again", self.address)
         self.failures = 0
         self.closed_until_us = 0
         self.last_error = ""
+        self._becomes(UP, now_us)
 
     def earn(self) -> float:
         """The node takes part in a choice: its share grows by its weight. Returns the share."""
@@ -82,6 +118,7 @@ class NodeHealth:
         self.failures += 1
         if self.failures == self._settings.breaker_failures:
             logger.warning("broker node %s counts as down: %s", self.address, reason)
+        self._becomes(DOWN if self.open_circuit else FAILING, now_us)
         self._failed_us = now_us
         pause_ms = self._settings.backoff_ms_min * 2 ** min(self.failures - 1, 30)
         pause_ms = min(pause_ms, self._settings.backoff_ms_max)

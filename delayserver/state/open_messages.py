@@ -1,8 +1,8 @@
 """The messages accepted last that have no outcome yet: most of what is cancelled. In memory, bounded, no files.
 
-A row is here only while three things are known: it was accepted and replayed, it is no copy and no internal record, and
-nothing was decided about it. So a cancel of it needs neither its schedule file nor the outcomes of its window, however
-many windows a request names. What is not here says nothing: whoever asks looks into the files then.
+A row is here only while three things are known: it was accepted and replayed, it is no copy, no internal record and no
+prepared transaction, and nothing was decided about it. So a cancel of it needs neither its schedule file nor the outcomes
+of its window, however many windows a request names. What is not here says nothing: whoever asks looks into the files then.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from store.records.batches import I64, U32, MessageBatch
+from store.records.batches import FLAG_PREPARED, I64, U32, MessageBatch
+from store.records.columns import has_any
 
 # 20 bytes a row, 10 MiB in all, which are used only as far as messages came. At 1,000 messages a second nine minutes.
 ROWS_MAX = 1 << 19
@@ -32,7 +33,7 @@ class OpenMessages:
         self._subject: U32 = np.zeros(rows_max, dtype=np.uint32)
 
     def add(self, batch: MessageBatch) -> None:
-        """Messages without an outcome, in the order of their sequences; internal records are passed over."""
+        """Messages without an outcome, by their sequences; internal records and transactions are passed over."""
         rows_max = self._place_mask + 1
         if len(batch) > rows_max:
             batch = batch.slice(len(batch) - rows_max, len(batch))
@@ -46,6 +47,8 @@ class OpenMessages:
         self._subject[place] = batch.subject
         if batch.origin_sequence.any():
             self.remove(batch.sequence[batch.origin_sequence != 0])
+        if has_any(batch.flags):
+            self.remove(batch.sequence[batch.flags & FLAG_PREPARED != 0])
 
     def remove(self, sequence: I64) -> None:
         """These are decided, or turned out to be copies; i64[n], some may not be here."""

@@ -1,4 +1,5 @@
-"""Outcome rows that no attempt makes: of cancels, and of suppressed duplicates. And the cancels in reschedules."""
+"""Outcome rows that no attempt makes: of cancels, rollbacks and suppressed duplicates. And the cancels in reschedules and
+commits."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ import numpy as np
 
 from delayserver.protocol.outcomes import Outcome
 from store.indexes.schedule_index import ScheduleIndex
-from store.records.batches import CancelBatch, MessageBatch, OutcomeBatch
+from store.records.batches import U8, CancelBatch, MessageBatch, OutcomeBatch
+from store.records.columns import has_any
 
 
 def suppressed_outcomes(copies: ScheduleIndex, now_us: int) -> OutcomeBatch:
@@ -24,21 +26,28 @@ def suppressed_outcomes(copies: ScheduleIndex, now_us: int) -> OutcomeBatch:
 
 
 def cancelled_outcomes(batch: CancelBatch, now_us: int) -> OutcomeBatch:
-    """Outcome rows of cancels."""
+    """Outcome rows of cancels and rollbacks."""
     return OutcomeBatch.filled(
         len(batch),
         sequence=batch.sequence,
         due_ms=batch.due_ms,
         settled_us=now_us,
+        origin_sequence=batch.origin_sequence,
         subject=batch.subject,
-        outcome=int(Outcome.CANCELLED),
+        outcome=_outcome_codes(batch),
         replaced_by_sequence=batch.replaced_by_sequence,
         replaced_by_due_ms=batch.replaced_by_due_ms,
     )
 
 
+def _outcome_codes(batch: CancelBatch) -> U8 | int:
+    if not has_any(batch.outcome):
+        return int(Outcome.CANCELLED)
+    return np.where(batch.outcome == 0, np.uint8(Outcome.CANCELLED), batch.outcome)
+
+
 def replaced_messages(batch: MessageBatch) -> CancelBatch:
-    """The cancels that lie in rescheduling messages."""
+    """The cancels that lie in messages which replace others: those of a reschedule or a commit, and timers."""
     rows = np.flatnonzero(batch.replaces_sequence)
     return CancelBatch.filled(
         len(rows),
@@ -48,4 +57,5 @@ def replaced_messages(batch: MessageBatch) -> CancelBatch:
         subject=batch.subject[rows],
         replaced_by_sequence=batch.sequence[rows],
         replaced_by_due_ms=batch.due_ms[rows],
+        origin_sequence=batch.origin_sequence[rows],
     )

@@ -21,6 +21,7 @@ from delayserver.state.decided import Decided
 from delayserver.state.group_rows import GroupRows
 from delayserver.state.group_wheels import GroupWheels
 from delayserver.state.loaded_rows import LoadedRows
+from delayserver.state.routes import TIMERS_GROUP
 from store.errors import DiskError, UnreadableError
 from store.logs.schedule_log import Source
 from store.logs.windows import day_starts
@@ -66,7 +67,7 @@ class Residency:
         self._clock = runtime.clock
         # Rows that each group may keep waiting where memory is short. Half of memory is for the queues: the wheel needs the
         # rest to have the rows of the others in time.
-        self.share = max(settings.rows_max // (2 * len(groups)), 1)
+        self.share = max(settings.rows_max // (2 * len(groups.keys() - {TIMERS_GROUP})), 1)
         # Rung when there may be something to load, or room for it; and when there may be something to read back.
         self.loadable = Bell()
         self.emptied = Bell()

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.config.settings import RouteSettings
-from store.tables.names import Names
+from store.records.transaction_timer import TIMERS_SUBJECT
+from store.tables.names import OWN, Names
+
+# The group of timers of transactions. It is no broker group of the settings and has no name in names.log.
+TIMERS_GROUP: Final = 0xFFFF_FFFF
 
 
 class Routes:
@@ -22,6 +27,11 @@ class Routes:
         # The place of each subject's route, 0 for none.
         self._places = np.zeros(1024, dtype=np.uint32)
         self._known = 0
+
+    @property
+    def has_timers(self) -> bool:
+        """Whether there may be timers: a transaction was prepared in this directory."""
+        return self._names.code(OWN, TIMERS_SUBJECT) != 0
 
     def match(self, subject: str) -> RouteSettings | None:
         """The route of a subject."""
@@ -51,7 +61,9 @@ class Routes:
             self._places = np.concatenate([self._places, np.zeros(highest + 1, dtype=np.uint32)])
         for code in range(self._known + 1, highest + 1):
             route = self.match(self._names.name(code))
-            if route is not None:
+            if code == self._names.code(OWN, TIMERS_SUBJECT):
+                self._table[code], self._places[code] = TIMERS_GROUP, len(self._routes) + 1
+            elif route is not None:
                 self._table[code] = self._group_codes[route.groups[0]]
                 self._places[code] = self._routes.index(route) + 1
         self._known = highest
@@ -59,7 +71,7 @@ class Routes:
     def fallbacks(self, place: int, group: str) -> list[str]:
         """The other groups of a route in the order in which they take over from `group`: those behind it, then those
         before it, which may be back."""
-        if not place or group not in self._routes[place - 1].groups:
+        if not 0 < place <= len(self._routes) or group not in self._routes[place - 1].groups:
             return []
         groups = self._routes[place - 1].groups
         return [*groups[groups.index(group) + 1 :], *groups[: groups.index(group)]]

@@ -1,6 +1,6 @@
 """The index row: what the wheel and the queues carry of a message, so that its bytes stay on disk until they are needed.
 
-About 125 bytes. `window_ms` and `source` name the schedule file, the offsets and lengths the bytes in it, and `row_sum`
+About 140 bytes. `window_ms` and `source` name the schedule file, the offsets and lengths the bytes in it, and `row_sum`
 is what they were.
 """
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.logs.schedule_log import ScheduleIndex, Source
+from store.records.columns import has_any
 
 ROW = np.dtype(
     [
@@ -24,10 +25,13 @@ ROW = np.dtype(
         ("ids_offset", "<i8"),
         ("properties_offset", "<i8"),
         ("bodies_offset", "<i8"),
+        ("order_keys_offset", "<i8"),
         ("row_sum", "<u8"),
         ("ids_length", "<u4"),
         ("properties_length", "<u4"),
         ("bodies_length", "<u4"),
+        ("order_keys_length", "<u4"),
+        ("tag", "<u4"),
         ("subject", "<u4"),
         ("target_group", "<u4"),
         ("redelivery", "<u4"),
@@ -57,6 +61,8 @@ _FROM_INDEX = (
     "target_group",
     "redelivery",
 )
+# Few messages have these.
+_RARE_FROM_INDEX = ("order_keys_offset", "order_keys_length", "tag")
 
 
 def make_rows(
@@ -66,6 +72,10 @@ def make_rows(
     rows = np.zeros(len(index.sequence), dtype=ROW)
     for name in _FROM_INDEX:
         rows[name] = getattr(index, name)
+    for name in _RARE_FROM_INDEX:
+        column = getattr(index, name)
+        if has_any(column):
+            rows[name] = column
     rows["window_ms"] = window_ms
     rows["source"] = int(source)
     rows["loaded_us"] = loaded_us
@@ -74,8 +84,9 @@ def make_rows(
 
 
 def message_bytes(rows: NDArray[Any]) -> NDArray[np.int64]:
-    """The bytes of each message that these index rows stand for, i64[n]: its body, id and properties."""
+    """The bytes of each message that these index rows stand for, i64[n]: its body, id, properties and order key."""
     sizes: NDArray[np.int64] = rows["bodies_length"].astype(np.int64)
     sizes += rows["ids_length"]
     sizes += rows["properties_length"]
+    sizes += rows["order_keys_length"]
     return sizes

@@ -16,13 +16,14 @@ from store.errors import DiskError, DiskFullError
 class KeptRoom:
     """Reads the free space at each call, which takes about 2 µs."""
 
-    __slots__ = ("_drains", "_fs", "_margin_bytes", "_path", "_positions")
+    __slots__ = ("_drains", "_free_bytes_min", "_fs", "_margin_bytes", "_path", "_positions")
 
     def __init__(self, fs: FileSystem, path: str, positions: Positions, drains: Drains, free_bytes_min: int) -> None:
         self._fs = fs
         self._path = path
         self._positions = positions
         self._drains = drains
+        self._free_bytes_min = free_bytes_min
         # Files take whole blocks, and outcomes are written meanwhile.
         self._margin_bytes = free_bytes_min // 2
 
@@ -40,6 +41,10 @@ class KeptRoom:
                 f"{self._path}: {free} bytes are free, and accepted messages need {needed} of them; the broker's store "
                 f"cannot grow by {growth_bytes}"
             )
+
+    def has_spare(self, growth_bytes: int) -> bool:
+        """Whether room may be taken before it is needed: sends must not be refused for it."""
+        return self._free_bytes() >= self.needed_bytes + self._free_bytes_min + growth_bytes
 
     def require_redelivery(self, size_bytes: int) -> None:
         """Returns if there is room for a redelivery of this size in message_log and schedule_log.

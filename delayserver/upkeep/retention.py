@@ -41,6 +41,7 @@ _COLUMNS = {
     "expired": Outcome.EXPIRED,
     "deduplicated": Outcome.DEDUPLICATED,
     "dead_lettered": Outcome.DEAD_LETTERED,
+    "rolled_back": Outcome.ROLLED_BACK,
 }
 
 

@@ -19,7 +19,14 @@ from ops.audit.log_frames import Range, read_log
 # Counters of six bits each in one signed number. Each counts up to 63 rows of a kind, more than a message has.
 _BITS = 6
 _SCHEDULED, _LOGGED, _ENDED, _ENDED_COARSE, _EARLY, _STORED, _INTERNAL, _BEHIND, _DISPATCHED, _CANCELS = range(10)
-ENDS = (Outcome.DELIVERED, Outcome.CANCELLED, Outcome.DEAD_LETTERED, Outcome.EXPIRED, Outcome.DEDUPLICATED)
+ENDS = (
+    Outcome.DELIVERED,
+    Outcome.CANCELLED,
+    Outcome.DEAD_LETTERED,
+    Outcome.EXPIRED,
+    Outcome.DEDUPLICATED,
+    Outcome.ROLLED_BACK,
+)
 KEY = ("server", "sequence")
 COUNTS = ("accepted", *[OUTCOME_LABELS[end] for end in ENDS], "pending")
 PROBLEMS = ("lost", "duplicated", "early", "orphaned", "not_stored")
@@ -139,10 +146,10 @@ def _by_server(server: Column, values: Mapping[int, int]) -> Column:
 def _flagged(messages: DataFrame) -> DataFrame:
     accepted = (_counter(_SCHEDULED) > 0) | (_counter(_LOGGED) > 0)
     ended, coarse = _counter(_ENDED), _counter(_ENDED_COARSE)
-    # A moved outcome is the same in both places. The log has a cancel only of a message that was held. It was answered
-    # `cancelled`, or the server stopped before the answer, and the message must not have another outcome.
+    # A moved outcome is the same in both places. The log has a cancel or a rollback only of a message that was held. It was
+    # answered so, or the server stopped before the answer, and the message must not have another outcome.
     two_ends = (F.col("other_outcome") != F.col("outcome")) | (
-        (_counter(_CANCELS) > 0) & (F.col("outcome") != int(Outcome.CANCELLED))
+        (_counter(_CANCELS) > 0) & ~F.col("outcome").isin(int(Outcome.CANCELLED), int(Outcome.ROLLED_BACK))
     )
     flags = {
         "internal": _counter(_INTERNAL) > 0,

@@ -23,7 +23,7 @@ from store.records.file_header import FILE_HEADER_BYTES, decode_file_header
 from store.records.segment import FILE_PROGRESS
 from store.tables.names import Names
 
-_ACKED = 0
+_ACKED, _MOVED, _REMOVED = 0, 5, 6
 # Hand-offs of several workers may reach the store out of order by this much.
 _SLACK_US = 60_000_000
 Key = tuple[int, int, bool]
@@ -110,11 +110,24 @@ def read_acked(fs: FileSystem, directory: ServerDirectory) -> dict[Key, I64]:
         columns = chunk.columns
         keys = np.stack([columns["subject"], columns["consumer_group"], columns["retry"].astype(np.uint32)], axis=1)
         ranges = np.stack([columns["start"], columns["stop"]], axis=1)
-        ranges[columns["change"] != _ACKED] = 0  # handed out, not acked: the group exists, with an empty range
+        change = columns["change"]
+        ranges[~np.isin(change, (_ACKED, _MOVED))] = 0  # handed out, not acked: the group exists, with an empty range
+        removals = np.flatnonzero(change == _REMOVED)
+        for subject, group in np.unique(keys[removals, :2], axis=0).tolist():
+            for retry in (False, True):
+                gathered.pop((subject, group, retry), None)
         for key in np.unique(keys, axis=0):
             mine = (keys == key).all(axis=1)
             subject, group, retry = key.tolist()
-            gathered.setdefault((subject, group, bool(retry)), []).append(ranges[mine])
+            removed = removals[(keys[removals, :2] == key[:2]).all(axis=1)]
+            if len(removed):
+                mine[: removed[-1] + 1] = False
+            moved = np.flatnonzero(mine & (change == _MOVED))
+            if len(moved):  # a seek makes the rows before it void
+                mine[: moved[-1]] = False
+                gathered.pop((subject, group, bool(retry)), None)
+            if mine.any():
+                gathered.setdefault((subject, group, bool(retry)), []).append(ranges[mine])
     return {key: np.concatenate(parts) for key, parts in gathered.items()}
 
 

@@ -1,4 +1,5 @@
-"""The completeness report: accepted = delivered + cancelled + dead-lettered + expired + deduplicated + pending.
+"""The completeness report: accepted = delivered + cancelled + dead-lettered + expired + deduplicated + rolled back +
+pending.
 
 Lists messages that break it: lost, duplicated, early, orphaned, each with a receipt for `delayserver recover trace`.
 Windows that retention removed count as in the ledger.
@@ -29,7 +30,7 @@ from store.tables.names import Names
 
 # Listed messages per problem, for tracing by hand; the counts are complete.
 EVIDENCE_MAX = 100
-_LEDGER = ("accepted", "delivered", "cancelled", "dead_lettered", "expired", "deduplicated")
+_LEDGER = ("accepted", "delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "rolled_back")
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,14 +164,16 @@ class CompletenessReport:
         return pa.Table.from_pylist(self.hours, schema=schema)
 
     def by(self, dimension: str) -> list[dict[str, Any]]:
-        """The balance by subject, hour or server."""
+        """The balance by subject, hour or server, where it has a figure. A subject of timers or check-backs has none."""
         groups: dict[Any, list[dict[str, Any]]] = {}
         for row in self.hours:
             groups.setdefault(row[dimension], []).append(row)
         label = "hour" if dimension == "hour_ms" else dimension
+        shown = {key: {name: _sum(rows)[name] for name in _SHOWN} for key, rows in sorted(groups.items())}
         return [
-            {label: instant(key) if label == "hour" else key} | {name: _sum(rows)[name] for name in _SHOWN}
-            for key, rows in sorted(groups.items())
+            {label: instant(key) if label == "hour" else key} | figures
+            for key, figures in shown.items()
+            if any(figures.values())
         ]
 
     def evidence(self, problem: str) -> list[dict[str, Any]]:

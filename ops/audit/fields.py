@@ -55,6 +55,7 @@ _BLOBS = (
     Field("message_id", _TEXT, "blob_text", "ids_length", "ids"),
     Field("properties", _BYTES, "blob", "properties_length", "properties"),
     Field("body", _BYTES, "blob", "bodies_length", "bodies"),
+    Field("order_key", _TEXT, "blob_text", "order_keys_length", "order_keys"),
 )
 
 
@@ -77,6 +78,7 @@ _MESSAGE = (
     *_longs("replaces_sequence", "replaces_due_ms"),
     *_named("subject"),
     *_named("target_group"),
+    *_named("tag"),
     *_ints("redelivery"),
     Field("body_bytes", _INT, "stored", "bodies_length"),
     *_BLOBS,
@@ -112,8 +114,10 @@ FIELDS: dict[str, tuple[Field, ...]] = {
         Field("server", _LONG, "stored", "server_id"),
         *_longs("sequence", "position", "due_ms", "accepted_us", "dispatched_us", "expires_ms", "origin_sequence"),
         *_longs("window_ms"),
+        Field("published", BooleanType(), "published", "flags"),
         *_named("subject"),
         *_named("target_group"),
+        *_named("tag"),
         Field("redelivery", _INT, "redelivery", "redelivery"),
         Field("unanswered_elsewhere", _INT, "unanswered_elsewhere", "redelivery"),
         Field("body_bytes", _INT, "stored", "bodies_length"),
@@ -132,8 +136,18 @@ CORRUPT_FIELDS = (
 )
 """The columns of the `corrupt` report: ranges of files that were durable once and cannot be read."""
 
-_CODES = ("subject_code", "target_group_code", "broker_group_code", "outcome_code", "server", "node", "file", "offset")
-_ON_DEMAND = frozenset([*_CODES, "coarse", "log_offset", "message_id", "properties", "body"])
+_CODES = (
+    "subject_code",
+    "target_group_code",
+    "tag_code",
+    "broker_group_code",
+    "outcome_code",
+    "server",
+    "node",
+    "file",
+    "offset",
+)
+_ON_DEMAND = frozenset([*_CODES, "coarse", "log_offset", "message_id", "properties", "body", "order_key"])
 
 
 def schema_of(fields: Sequence[Field]) -> StructType:

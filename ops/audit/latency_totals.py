@@ -17,7 +17,14 @@ from ops.audit.latency_cells import OUTCOME, STAGE, STAGES, TROUBLE, WHOLE
 from ops.audit.latency_source import CORRUPT
 
 _KINDS = (WHOLE, OUTCOME, STAGE, TROUBLE, CORRUPT)
-_ENDS = (Outcome.DELIVERED, Outcome.CANCELLED, Outcome.DEAD_LETTERED, Outcome.EXPIRED, Outcome.DEDUPLICATED)
+_ENDS = (
+    Outcome.DELIVERED,
+    Outcome.CANCELLED,
+    Outcome.DEAD_LETTERED,
+    Outcome.EXPIRED,
+    Outcome.DEDUPLICATED,
+    Outcome.ROLLED_BACK,
+)
 Rows = Sequence[Mapping[str, Any]]
 
 

@@ -198,7 +198,7 @@ def _balance(balance: Mapping[str, Any]) -> str:
     if "broker" in balance:
         figures.append(("stored, not acked", "completeness.broker.unacked", f"{balance['broker']['unacked']:,}"))
     adds_up = "adds up" if balance["balanced"] else "does NOT add up"
-    words = "accepted = delivered + cancelled + dead-lettered + expired + deduplicated + pending"
+    words = "accepted = delivered + cancelled + dead-lettered + expired + deduplicated + rolled back + pending"
     return _figures(figures) + f'<p class="quiet">{words}: {adds_up}. "Retired" is what the ledger speaks for.</p>'
 
 

@@ -74,6 +74,19 @@ def join(parts: Sequence[Received]) -> Received:
     return Received(*(np.concatenate([empty, *(getattr(part, name) for part in parts)]) for name in names))
 
 
+def wait_for_counts(counts: Any, messages: int, due_ms: int) -> None:
+    """Waits until ``counts`` add up to so many messages, and LINGER_S longer. Raises `ChildFailed` if none comes for
+    QUIET_S_MAX after ``due_ms``, the last due time."""
+    seen, seen_s = -1, time.time()
+    while (now := sum(counts)) < messages:
+        if now != seen:
+            seen, seen_s = now, time.time()
+        elif time.time() - max(seen_s, due_ms / 1000) > QUIET_S_MAX:
+            raise ChildFailed(f"{now} of {messages} messages were delivered, and none for {QUIET_S_MAX:g} s")
+        time.sleep(0.02)
+    time.sleep(LINGER_S)
+
+
 class Consumers:
     """Consumers of one subject, which the parent stops when all messages have come."""
 
@@ -82,16 +95,8 @@ class Consumers:
         self.targets = [(consume, address, subject, self.counts, place) for place in range(count)]
 
     def wait_for(self, messages: int, due_ms: int) -> None:
-        """Waits until so many messages have come, and LINGER_S longer. Raises `ChildFailed` if none comes for
-        QUIET_S_MAX after ``due_ms``, the last due time."""
-        seen, seen_s = -1, time.time()
-        while (now := sum(self.counts)) < messages:
-            if now != seen:
-                seen, seen_s = now, time.time()
-            elif time.time() - max(seen_s, due_ms / 1000) > QUIET_S_MAX:
-                raise ChildFailed(f"{now} of {messages} messages were delivered, and none for {QUIET_S_MAX:g} s")
-            time.sleep(0.02)
-        time.sleep(LINGER_S)
+        """Waits until so many messages have come; see `wait_for_counts`."""
+        wait_for_counts(self.counts, messages, due_ms)
 
     @staticmethod
     def stop(started: Sequence[Child]) -> Received:

@@ -57,7 +57,7 @@ def ingest(gate: Gate, address: str, batch: int, seconds: float, spread_ms: int)
                 send_batch(client, SUBJECT, due_ms, blob, batch)
             before, now = now, time.perf_counter()
             calls.append(now - before)
-    return _sent(len(calls) * batch, begin, now, calls)
+    return sent_of(len(calls) * batch, begin, now, calls)
 
 
 def send_batch(client: Client, subject: str, due_ms: NDArray[np.int64] | int, blob: bytes, count: int) -> int:
@@ -82,7 +82,7 @@ def load(gate: Gate, address: str, subject: str, first_number: int, messages: in
             done += count
             before, now = now, time.perf_counter()
             calls.append(now - before)
-    return _sent(done, begin, now, calls)
+    return sent_of(done, begin, now, calls)
 
 
 def steady(gate: Gate, address: str, subject: str, rate: int, seconds: float, delay_ms: int) -> Sent:
@@ -103,10 +103,11 @@ def steady(gate: Gate, address: str, subject: str, rate: int, seconds: float, de
                 calls.append(time.perf_counter() - now)
             time.sleep(TICK_S)
             now = time.perf_counter()
-    return _sent(done, begin, now, calls)
+    return sent_of(done, begin, now, calls)
 
 
-def _sent(messages: int, begin_s: float, end_s: float, calls: list[float]) -> Sent:
+def sent_of(messages: int, begin_s: float, end_s: float, calls: list[float]) -> Sent:
+    """The result of a producer whose calls took so long."""
     p50_ms, p99_ms = (np.percentile(calls, [50, 99]) * 1000).tolist()
     return Sent(messages, begin_s, end_s, p50_ms, p99_ms)
 

@@ -13,10 +13,15 @@ from ops.bench.delivering import measure_steady, measure_thunder
 from ops.bench.downtime import measure_downtime
 from ops.bench.fairness import measure_fairness
 from ops.bench.figures import Figure, Options, Run, median_details, rounded
+from ops.bench.filtering import measure_filter
 from ops.bench.holding import measure_pending
 from ops.bench.ingesting import measure_ingest, measure_spread, measure_sustained
 from ops.bench.isolation import measure_isolation
+from ops.bench.publishing import measure_publish
+from ops.bench.pulling import measure_backlog_fairness, measure_consume, measure_idle_pulls
+from ops.bench.pushing import measure_push
 from ops.bench.restart import measure_restart
+from ops.bench.subjects import measure_subjects
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,9 @@ ROWS: Final = (
     Row("ingest-c1b100", "1 connection, batches of 100", "msg/s", 140_000, measure_ingest(1, 100)),
     Row("ingest-c1b1", "1 connection, one message at a time", "msg/s", 5_000, measure_ingest(1, 1)),
     Row("ingest-c8b1", "8 connections, one at a time each", "msg/s", 13_000, measure_ingest(8, 1)),
+    # The floors are those of the ingest rows of the same shape, by the ratios 0.8 and 1.0.
+    Row("publish-c8b1000", "8 connections, batches of 1,000, published", "msg/s", 640_000, measure_publish(8, 1000)),
+    Row("publish-c1b1", "1 connection, one publish at a time", "msg/s", 5_000, measure_publish(1, 1)),
     Row(
         "ingest-spread",
         "due over one year against one hour",
@@ -99,6 +107,47 @@ ROWS: Final = (
         5,
         measure_fairness,
         True,
+    ),
+    Row("push-10000", "10,000 msg/s to the handler of a listener: p99", "ms", 3, measure_push(10_000), True),
+    Row(
+        "subjects-100k",
+        "100,000 subjects: start after a clean stop",
+        "s",
+        1,
+        measure_subjects,
+        True,
+        (("longest_wait_ms", 100.0),),
+    ),
+    Row(
+        "backlog-fairness",
+        "p99 round trip beside 200 consumers of a backlog on a disk with reads of 100 ms, against alone",
+        "ratio",
+        2,
+        measure_backlog_fairness,
+        True,
+    ),
+    Row(
+        "idle-pulls",
+        "1,000 pulls that wait: processor time a second",
+        "ms",
+        2,
+        measure_idle_pulls,
+        True,
+        (("grown_mb", 20.0),),
+    ),
+    Row(
+        "consume-1m",
+        "a warm backlog of 1 M, one consumer in batches of 1,000, with acks",
+        "msg/s",
+        500_000,
+        measure_consume,
+    ),
+    Row(
+        "filter-1in100",
+        "a tag that matches 1 message in 100 passes over 1 M, against delivering all",
+        "ratio",
+        5,
+        measure_filter,
     ),
 )
 BY_NAME: Final = {row.name: row for row in ROWS}

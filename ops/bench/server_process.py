@@ -65,8 +65,10 @@ def free_port() -> int:
 class ServerProcess:
     """``python -m delayserver serve`` with durability ``sync`` on ``directory``. A `with` block starts and stops it."""
 
-    def __init__(self, directory: str, config: str | None = None) -> None:
+    def __init__(self, directory: str, config: str | None = None, module: str = "delayserver") -> None:
+        """``module``: what ``python -m`` runs instead."""
         self.directory = directory
+        self._module = module
         self._config = config
         self._process: subprocess.Popen[bytes] | None = None
         self._port = free_port()
@@ -94,7 +96,7 @@ class ServerProcess:
 
     def launch(self) -> None:
         """Starts the process and returns at once. The port stays the same after restarts."""
-        command = [sys.executable, "-m", "delayserver", "serve", "--json"]
+        command = [sys.executable, "-m", self._module, "serve", "--json"]
         command += [
             "--data-dir",
             f"{self.directory}/data",

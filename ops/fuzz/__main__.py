@@ -29,7 +29,7 @@ def main() -> None:
     try:
         import atheris
     except ImportError:
-        sys.exit("atheris is missing: pip install '.[fuzz]'")
+        sys.exit("atheris is missing: pip install --use-pep517 '.[fuzz]'")
     with atheris.instrument_imports(include=["delayserver", "store", "ops"]):
         from ops.fuzz.targets import TARGETS
     if options.list:

@@ -9,14 +9,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
 
 from delayserver.broker.files.progress import ProgressLog
 from delayserver.broker.files.store import BrokerStore
+from delayserver.broker.files.store_index import IndexRows, encode_index, search_index
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.queues.run_blocks import RunBlocks
+from delayserver.broker.reads import Reads, having_read, read_at_once
 from ops.fuzz.memory_disk import MemoryDisk
 from ops.fuzz.records import examples, log_of, mend_log, verify_accepted
 from ops.fuzz.target import Target, ensure
@@ -181,7 +184,7 @@ def _read_ledger(disk: MemoryDisk, _data: bytes) -> Seen:
 
 
 def _read_store(disk: MemoryDisk, _data: bytes) -> Seen:
-    store = BrokerStore.open(disk, "/d", SERVER, _LIMITS, 0)
+    store = BrokerStore.open(disk, "/d", SERVER, _LIMITS, 0, Reads())
     found = []
     offset = store.first
     while offset < store.end:
@@ -198,9 +201,10 @@ def _read_store(disk: MemoryDisk, _data: bytes) -> Seen:
 
 
 def _read_queue(disk: MemoryDisk, _data: bytes) -> Seen:
-    blocks = RunBlocks.open(disk, "/d", SERVER, _LIMITS, 0)
+    reads = Reads()
+    blocks = RunBlocks.open(disk, "/d", SERVER, _LIMITS, 0, reads)
     try:
-        return Seen(blocks.read(64).position.tolist(), False)
+        return Seen(read_at_once(reads, having_read(partial(blocks.read, 64))).position.tolist(), False)
     except CorruptionError:
         return Seen([], True)
 
@@ -208,6 +212,18 @@ def _read_queue(disk: MemoryDisk, _data: bytes) -> Seen:
 def _read_progress(disk: MemoryDisk, _data: bytes) -> Seen:
     log = ProgressLog.open(disk, "/d/progress.log", SERVER)
     return Seen(list(log.rows()), bool(log.damages))
+
+
+def _index_seeds() -> list[bytes]:
+    hashes, rows = np.array([-5, 8, 8]), np.array([0, 3, 4], np.uint32)
+    return [encode_index(SERVER, 0, IndexRows(hashes, np.array([64, 4096, 4096]), rows))]
+
+
+def _read_index(disk: MemoryDisk, _data: bytes) -> Seen:
+    try:
+        return Seen(search_index(disk, "/d/0.index", SERVER, 0, 8).place.tolist(), False)
+    except CorruptionError:
+        return Seen([], True)
 
 
 def _scan(disk: MemoryDisk, path: str) -> ScanReport:
@@ -259,5 +275,6 @@ TARGETS = (
         "broker-progress", _seeds(FILE_PROGRESS, _of(ProgressBatch)),
         _opened("/d/progress.log", _read_progress), mend_log,
     ),
+    Target("broker-index", _index_seeds, _opened("/d/0.index", _read_index), mend_log),
     Target("two-scans", _seeds(FILE_MESSAGE_LOG, examples()), check_two_scans, mend_log),
 )  # fmt: skip

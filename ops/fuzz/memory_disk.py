@@ -48,6 +48,9 @@ class MemoryFile:
     def has_name(self) -> bool:
         return True
 
+    def moved(self, path: str) -> None:
+        self.path = path
+
     def written_ranges(self, offset: int) -> list[tuple[int, int]]:
         return [(offset, len(self._data))] if offset < len(self._data) else []
 

@@ -10,6 +10,7 @@ import numpy as np
 from ops.fuzz.target import Target, ensure
 from store.errors import StoreError
 from store.records.batches import (
+    IndexBatch,
     LedgerBatch,
     MessageBatch,
     NameBatch,
@@ -47,6 +48,7 @@ def examples() -> list[ColumnBatch]:
                            bodies_length=1, bodies=b"xy"),
         ProgressBatch.filled(2, start=np.array([0, 5]), stop=np.array([5, 9]), subject=1, consumer_group=2),
         RunBatch.filled(2, position=np.array([0, 3]), store_offset=64, row_count=np.array([3, 1])),
+        IndexBatch.filled(2, hash=np.array([-5, 8]), place=np.array([64, 4096]), row=np.array([0, 3])),
         LedgerBatch.filled(2, start_ms=60_000, subject=np.array([1, 2]), accepted=5, delivered=5, last_sequence=9),
     ]  # fmt: skip
 

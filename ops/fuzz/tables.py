@@ -1,5 +1,5 @@
-"""Targets for small files that are replaced whole: identity, sequences, checkpoint, days, the broker's checkpoint, and
-the settings of the operator."""
+"""Targets for small files that are replaced whole: identity, sequences, checkpoint, days, the broker's checkpoint and its
+policies, and the settings of the operator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 import numpy as np
 
 from delayserver.broker.files.checkpoint import BrokerCheckpoint, decode_checkpoint, encode_checkpoint
+from delayserver.broker.files.policies import PolicyRow, decode_policies, encode_policies
+from delayserver.broker.policy import GroupPolicy
 from delayserver.broker.queues.queue import ConsumeQueue, SpilledBlock
+from delayserver.broker.queues.queue_columns import QueueColumns
 from delayserver.broker.queues.windows import Extent
 from delayserver.config.toml_file import ConfigError, load_settings
 from ops.fuzz.memory_disk import MemoryDisk
@@ -135,7 +138,15 @@ def broker_checkpoint_bytes() -> bytes:
     queue.blocks = [SpilledBlock(0, 64, 64, 64)]
     queue.append(300, 0, 2)
     return encode_checkpoint(
-        BrokerCheckpoint(SERVER, 3, 500, 300, {(1, 0): queue}, {(SERVER, 60_000): [Extent(64, 500, 1, 9)]}, {0: 77})
+        BrokerCheckpoint(
+            SERVER,
+            3,
+            500,
+            300,
+            QueueColumns.of({(1, 0): queue}),
+            {(SERVER, 60_000): [Extent(64, 500, 1, 9)]},
+            {0: 77},
+        )
     )
 
 
@@ -151,6 +162,28 @@ def _check_broker_checkpoint(data: bytes) -> bool:
     written = encode_checkpoint(found)
     again = decode_checkpoint(written, SERVER)
     ensure(again is not None and encode_checkpoint(again) == written, "a checkpoint of the broker changes")
+    return True
+
+
+def policies_bytes() -> bytes:
+    """A table of policies with a row for each way of pauses."""
+    levels = PolicyRow(GroupPolicy(attempts=3, first_level=2), 7)
+    paused = PolicyRow(GroupPolicy(attempts=16, first_ms=10, factor=1.5, cap_ms=60_000), 8)
+    return encode_policies({(1, 2): levels, (1, 3): paused}, SERVER)
+
+
+def _mend_policies(data: bytes) -> bytes:
+    return b"DELAYGRP" + crc_bytes(data[12:]) + data[12:]
+
+
+def _check_policies(data: bytes) -> bool:
+    try:
+        found = decode_policies(data, SERVER)
+    except ValueError:
+        return False
+    ensure(crc_bytes(data[12:]) == data[8:12], "a table of policies without its checksum")
+    written = encode_policies(found, SERVER)
+    ensure(encode_policies(decode_policies(written, SERVER), SERVER) == written, "a table of policies changes")
     return True
 
 
@@ -180,5 +213,6 @@ TARGETS = (
     Target("checkpoint", lambda: [checkpoint_bytes()], _check_checkpoint, _mend_checkpoint),
     Target("days", lambda: [days_file()], _check_days, _mend_days),
     Target("broker-checkpoint", lambda: [broker_checkpoint_bytes()], _check_broker_checkpoint, _mend_broker_checkpoint),
+    Target("broker-groups", lambda: [policies_bytes()], _check_policies, _mend_policies),
     Target("settings", lambda: list(_SETTINGS_SEEDS), _check_settings),
 )

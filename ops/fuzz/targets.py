@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from ops.fuzz import logs, records, tables, tools, wire
+from ops.fuzz import filters, logs, records, tables, tools, wire
 from ops.fuzz.target import Target
 
 TARGETS: Final[dict[str, Target]] = {
-    target.name: target for target in (*wire.TARGETS, *records.TARGETS, *logs.TARGETS, *tables.TARGETS, *tools.TARGETS)
+    target.name: target
+    for target in (
+        *wire.TARGETS,
+        *filters.TARGETS,
+        *records.TARGETS,
+        *logs.TARGETS,
+        *tables.TARGETS,
+        *tools.TARGETS,
+    )
 }

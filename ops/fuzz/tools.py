@@ -28,6 +28,7 @@ _PATHS = {
     "checkpoint": "checkpoint",
     "days": "days",
     "broker-checkpoint": "broker/checkpoint",
+    "broker-groups": "broker/groups",
 }
 _NAMES = sorted(_PATHS)
 

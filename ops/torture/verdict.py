@@ -122,9 +122,10 @@ def _judge_status(record: Record, status: dict[str, Any]) -> None:
     _in_range(record, status, "pending", 0, 0)
     _in_range(record, status, "early", 0, 0)
     _in_range(record, status, "dead_lettered", 0, 0)
+    _in_range(record, status, "rolled_back", 0, 0)
     least = arrived + ended + record.copies + expired
     _in_range(record, status, "accepted", least, least + record.copies_unknown + expiring - expired + asked + ending)
-    outcomes = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "pending")
+    outcomes = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "rolled_back", "pending")
     if status["accepted"] != sum(status[name] for name in outcomes):
         record.violate(f"the balance does not hold: {[(name, status[name]) for name in ('accepted', *outcomes)]}")
     for damage in status["corruption"] + status["broker"]["damages"]:

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from store.records.batches import I64, U32, MessageBatch, StoredBatch
-from store.records.columns import concatenate_columns, ragged_offsets, take_column
+from store.records.columns import concatenate_columns, constant_column, has_any, ragged_offsets, take_column
 from store.records.record import RecordHeader
 from store.records.record_rows import collect_rows
 from store.records.row_sums import U64, message_sums
@@ -36,15 +36,20 @@ class ScheduleIndex:
     ids_length: U32
     properties_length: U32
     bodies_length: U32
+    order_keys_length: U32
+    tag: U32
+    flags: U32
     ids_offset: I64
     properties_offset: I64
     bodies_offset: I64
+    order_keys_offset: I64
     row_sum: U64
-    """Of the id, properties and body (`row_sums.py`); 0 where the bytes were not read."""
+    """Of the id, properties, body and order key (`row_sums.py`); 0 where the bytes were not read."""
 
     FROM_BATCH: ClassVar[tuple[str, ...]] = (
         "sequence", "due_ms", "accepted_us", "expires_ms", "origin_sequence", "duplicate_of", "subject",
-        "target_group", "redelivery", "ids_length", "properties_length", "bodies_length",
+        "target_group", "redelivery", "ids_length", "properties_length", "bodies_length", "order_keys_length", "tag",
+        "flags",
     )  # fmt: skip
 
     def __len__(self) -> int:
@@ -59,8 +64,10 @@ class ScheduleIndex:
         return [getattr(self, name) for name in _NAMES]
 
     def blob_bytes(self) -> I64:
-        """How many bytes the id, the properties and the body of each row have, i64[n]."""
+        """How many bytes the id, the properties, the body and the order key of each row have, i64[n]."""
         lengths: I64 = self.ids_length.astype(np.int64) + self.properties_length + self.bodies_length
+        if has_any(self.order_keys_length):
+            lengths += self.order_keys_length
         return lengths
 
     def take(self, rows: NDArray[np.intp]) -> Self:
@@ -114,11 +121,12 @@ _NAMES = tuple(field.name for field in fields(ScheduleIndex))
 _DTYPES = {name: dict(MessageBatch.schema.fields).get(name, "<i8") for name in _NAMES} | {"row_sum": "<u8"}
 
 
-def blob_places(columns: dict[str, Any], counts: I64, blob_offsets: I64) -> tuple[I64, I64, I64]:
-    """Where each row's id, properties and body stand, for rows of several records laid end to end.
+def blob_places(columns: dict[str, Any], counts: I64, blob_offsets: I64) -> tuple[I64, I64, I64, I64]:
+    """Where each row's id, properties, body and order key stand, for rows of several records laid end to end.
 
-    `columns` has the three length columns of all rows, `counts` i64[m] the rows of each record and `blob_offsets`
-    i64[m] where its blob block starts. The block of a record holds all ids, then all properties, then all bodies.
+    `columns` has the four length columns of all rows, `counts` i64[m] the rows of each record and `blob_offsets`
+    i64[m] where its blob block starts. The block of a record holds all ids, then all properties, bodies and order keys.
+    The places of order keys are zeros where no row has one.
     """
     bases = blob_offsets
     stops = np.cumsum(counts)
@@ -129,7 +137,11 @@ def blob_places(columns: dict[str, Any], counts: I64, blob_offsets: I64) -> tupl
         shift = bases - first
         places.append(offsets[:-1] + (int(shift[0]) if len(counts) == 1 else np.repeat(shift, counts)))
         bases = bases + offsets[stops] - first
-    return places[0], places[1], places[2]
+    if not has_any(columns["order_keys_length"]):
+        return places[0], places[1], places[2], constant_column(0, len(places[0]), np.int64)
+    offsets = ragged_offsets(columns["order_keys_length"])
+    shift = bases - offsets[stops - counts]
+    return places[0], places[1], places[2], offsets[:-1] + np.repeat(shift, counts)
 
 
 def build_index(columns: dict[str, Any], counts: I64, blob_offsets: I64) -> ScheduleIndex:
@@ -137,12 +149,13 @@ def build_index(columns: dict[str, Any], counts: I64, blob_offsets: I64) -> Sche
     sums are 0."""
     if not len(counts):
         return ScheduleIndex.empty()
-    ids_offset, properties_offset, bodies_offset = blob_places(columns, counts, blob_offsets)
+    ids_offset, properties_offset, bodies_offset, order_keys_offset = blob_places(columns, counts, blob_offsets)
     return ScheduleIndex(
         **{name: columns[name] for name in ScheduleIndex.FROM_BATCH},
         ids_offset=ids_offset,
         properties_offset=properties_offset,
         bodies_offset=bodies_offset,
+        order_keys_offset=order_keys_offset,
         row_sum=np.broadcast_to(np.uint64(0), (len(ids_offset),)),
     )
 
@@ -164,11 +177,12 @@ def part_of_index(
     sizes = np.array([len(blob) for blob in blobs], np.int64)
     places = blob_places(rows.columns, rows.counts, np.cumsum(sizes) - sizes)
     if chosen is not None:
-        index, places = index.take(chosen), (places[0][chosen], places[1][chosen], places[2][chosen])
+        index = index.take(chosen)
+        places = places[0][chosen], places[1][chosen], places[2][chosen], take_column(places[3], chosen)
     if not len(index):
         return index
     data = blobs[0] if len(blobs) == 1 else b"".join(blobs)
-    lengths = index.ids_length, index.properties_length, index.bodies_length
+    lengths = index.ids_length, index.properties_length, index.bodies_length, index.order_keys_length
     sums = message_sums([(data, place, length) for place, length in zip(places, lengths, strict=True)])
     return replace(index, row_sum=sums)
 
@@ -186,5 +200,6 @@ def batch_sums(batch: MessageBatch | StoredBatch) -> U64:
             (batch.ids, ragged_offsets(batch.ids_length)[:-1], batch.ids_length),
             (batch.properties, ragged_offsets(batch.properties_length)[:-1], batch.properties_length),
             (batch.bodies, ragged_offsets(batch.bodies_length)[:-1], batch.bodies_length),
+            (batch.order_keys, ragged_offsets(batch.order_keys_length)[:-1], batch.order_keys_length),
         ]
     )

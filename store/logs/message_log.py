@@ -1,8 +1,8 @@
 """The message_log: messages and cancels, in arrival order. Rolling segments named by their first byte offset (20 digits).
 
 An offset here is logical: the base of a segment plus the position in its file. A sealed segment is whole and synced
-before its successor exists, so damage in it is always corruption. The next segment is preallocated. The bytes ahead of
-the tail are overwritten with zeros when the disk has time, because a sync of an overwrite costs half of a sync of a
+before its successor bears its name, so damage in it is always corruption. The next segment is preallocated. The bytes
+ahead of the tail are overwritten with zeros when the disk has time, because a sync of an overwrite costs half of a sync of a
 growing file.
 """
 
@@ -14,16 +14,26 @@ from typing import NamedTuple
 
 from store.disk.filesystem import BLOCK_BYTES, FileSystem
 from store.disk.tail_image import TailImage
-from store.errors import CorruptionError, StoreError
+from store.errors import CorruptionError, DiskFullError, StoreError
 from store.logs.message_log_opening import LogDamage, Opening, segment_path
-from store.records.columns import ColumnBatch
-from store.records.message_rows import MessageRows
-from store.records.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, Appended, FileHeader, ScanReport, Segment
+from store.logs.next_segment import NextSegment, next_segment
+from store.records.segment import (
+    FILE_HEADER_BYTES,
+    FILE_MESSAGE_LOG,
+    Appendable,
+    Appended,
+    FileHeader,
+    ScanReport,
+    Segment,
+)
 
 __all__ = ["LogDamage", "LogEntry", "MessageLog", "WarmStep"]
 
 # Zeros written ahead of the tail in one go, and how far ahead is enough for a second of single sends.
 WARM_STEP_BYTES = 1 << 18
+# The next segment is made when so many parts of the last one are left. Even a disk that fills a segment in a second has
+# a quarter of a second for it.
+LEFT_PART = 4
 
 
 class LogEntry(NamedTuple):
@@ -31,7 +41,7 @@ class LogEntry(NamedTuple):
 
     start: int
     end: int
-    batch: ColumnBatch | MessageRows
+    batch: Appendable
 
 
 class WarmStep(NamedTuple):
@@ -54,6 +64,8 @@ class MessageLog:
         self._table = opening.table
         self._warmed = self._warm = 0
         self._image: TailImage | None = None
+        self._next: NextSegment | None = None
+        self._making_next = False
         self.damages = opening.damages
         if opening.tail_base is not None:
             self._add_segment(opening.tail_base)
@@ -97,6 +109,21 @@ class MessageLog:
         self._warmed = self._warm = 0
         return segment
 
+    def _adopt(self, prepared: NextSegment, base: int, full: Segment) -> Segment | None:
+        """Go on in the prepared file. None where that does not work: then the way without it says why."""
+        path = segment_path(self._directory, base)
+        if self._fs.exists(path):
+            prepared.drop()
+            return None
+        header = FileHeader(self._kind, self._server_id, base)
+        try:
+            segment = Segment.adopt(self._fs, prepared.path, path, header, prepared.length, full)
+        except (DiskFullError, FileNotFoundError):
+            return None
+        self._table = self._table.with_segment(base, segment)
+        self._warmed = self._warm = prepared.zero_bytes
+        return segment
+
     @property
     def _tail(self) -> tuple[int, Segment]:
         table = self._table
@@ -112,6 +139,8 @@ class MessageLog:
     def synced(self) -> int:
         """Logical offset below which everything is durable, or counts as that."""
         base, segment = self._tail
+        if not segment.is_named:  # the segment before may have records that wait for the same sync
+            base, segment = self._table.bases[-2], self._table.segments[-2]
         return base + max(segment.synced, segment.assumed)
 
     @property
@@ -119,20 +148,62 @@ class MessageLog:
         """Logical offset of the oldest record position kept."""
         return self._table.bases[0] + FILE_HEADER_BYTES
 
+    # -- the next segment
+
+    @property
+    def prepare_from(self) -> int:
+        """The logical offset at which a next segment is to be made: one that is there already serves until then."""
+        base, segment = self._tail
+        due = self._segment_bytes - self._segment_bytes // LEFT_PART
+        if self._next is None:
+            return base + due
+        return base + max(self._segment_bytes + due, segment.end + 1)  # a group may be longer than a segment
+
+    @property
+    def segment_bytes(self) -> int:
+        """The length of a segment, which a next one takes of the disk."""
+        return self._segment_bytes
+
+    def preparation(self, zero_bytes: int = 0) -> NextSegment | None:
+        """What to make now, from `prepare_from` on; None if there is nothing. Call its `make`, which may run in a thread
+        beside appends, then `prepared` or `not_prepared`, in the writer's own thread of control. `zero_bytes`: how much is
+        to be warm from the start."""
+        # A tail without its name still has the name of a prepared one.
+        if self._making_next or not self._tail[1].is_named or self.end < self.prepare_from:
+            return None
+        self._making_next = True
+        return next_segment(self._fs, self._directory, self._segment_bytes, zero_bytes)
+
+    def prepared(self, made: NextSegment) -> None:
+        """It was made: the log goes on in it when the last segment is full."""
+        self._next, self._making_next = made, False
+
+    def not_prepared(self) -> None:
+        """It could not be made. No append fails for that: without it, the one that finds the last segment full makes
+        one."""
+        self._making_next = False
+
+    def drop_prepared(self) -> None:
+        """Give the room of an unused next segment back."""
+        prepared, self._next = self._next, None
+        if prepared is not None:
+            prepared.drop()
+
     def growth_bytes(self, size_bytes: int) -> int:
         """How many bytes of the disk an append of about this size takes beside what is allocated: of a full segment the
-        next one as a whole."""
+        next one as a whole, unless it is made already."""
         _, segment = self._tail
         if segment.end >= self._segment_bytes:
-            return max(self._segment_bytes, size_bytes)
+            made = self._segment_bytes if self._next is not None else 0
+            return max(self._segment_bytes, size_bytes) - made
         return max(segment.end + size_bytes - max(segment.allocated, segment.end), 0)
 
-    def append(self, batches: Sequence[ColumnBatch | MessageRows]) -> list[LogEntry]:
+    def append(self, batches: Sequence[Appendable]) -> list[LogEntry]:
         """Write one group without syncing. Raises DiskFullError (nothing appended), StoreError, SyncFailedError."""
         base, segment = self._writable()
         return _entries(base, segment.append_all(batches), batches)
 
-    def append_durably(self, batches: Sequence[ColumnBatch | MessageRows]) -> list[LogEntry]:
+    def append_durably(self, batches: Sequence[Appendable]) -> list[LogEntry]:
         """`append` and `sync`, as quick as the disk can. Raises the same."""
         base, segment = self._writable()
         if self._image is None:
@@ -144,9 +215,14 @@ class MessageLog:
         return self._roll(base, segment) if segment.end >= self._segment_bytes else (base, segment)
 
     def _roll(self, base: int, segment: Segment) -> tuple[int, Segment]:
-        """Seal: whole and synced before the successor exists. The successor's base is the sealed file's length on."""
-        segment.seal()
+        """Go on in the next segment. Its base is the length of the full one on, which is whole and synced before any start
+        can find the successor."""
         following = base + segment.end
+        prepared, self._next = self._next, None
+        adopted = self._adopt(prepared, following, segment) if prepared is not None else None
+        if adopted is not None:
+            return following, adopted
+        segment.seal()
         return following, self._add_segment(following)
 
     def sync(self) -> int:
@@ -266,7 +342,7 @@ class MessageLog:
         removed = []
         while len(self._table.bases) > 1:
             base, segment = self._table.bases[0], self._table.segments[0]
-            if base + segment.end > below:
+            if base + segment.end > below or not self._table.segments[1].is_named:
                 break
             self._table = self._table.without_first()
             segment.close()
@@ -282,5 +358,5 @@ class MessageLog:
             segment.close()
 
 
-def _entries(base: int, places: Sequence[Appended], batches: Sequence[ColumnBatch | MessageRows]) -> list[LogEntry]:
+def _entries(base: int, places: Sequence[Appended], batches: Sequence[Appendable]) -> list[LogEntry]:
     return [LogEntry(base + place.start, base + place.end, batch) for place, batch in zip(places, batches, strict=True)]

@@ -15,6 +15,7 @@ from itertools import pairwise
 
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
+from store.logs.next_segment import NEXT_NAME
 from store.records.record import ALIGN
 from store.records.segment import FILE_HEADER_BYTES, Damage, ScanReport, Segment, is_unfinished
 
@@ -82,7 +83,10 @@ class Opening:
 
     def run(self) -> None:
         """Raises FormatError (a file of another server or program, renamed, newer), DiskFullError."""
-        bases = sorted(int(name[:20]) for name in self.fs.listdir(self.directory) if _NAME.fullmatch(name))
+        names = self.fs.listdir(self.directory)
+        if NEXT_NAME in names:  # nothing of the log is in it, however far its making came
+            self.fs.remove(f"{self.directory}/{NEXT_NAME}")
+        bases = sorted(int(name[:20]) for name in names if _NAME.fullmatch(name))
         while bases and is_unfinished(self.fs, self._path(bases[-1])):
             self.fs.remove(self._path(bases.pop()))  # a crash came between making the file and writing its header
         for index, base in enumerate(bases):

@@ -189,7 +189,7 @@ class ScheduleFinder:
         return MessageBatch.filled(len(place), **columns)
 
 
-_LENGTHS = ("ids_length", "properties_length", "bodies_length")
+_LENGTHS = ("ids_length", "properties_length", "bodies_length", "order_keys_length")
 _NAMING = ("sequence", "id_hash", "due_ms", "subject", "ids_length", "origin_sequence", "duplicate_of")
 
 

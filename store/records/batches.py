@@ -21,6 +21,16 @@ U8 = NDArray[np.uint8]
 KIND_MESSAGES, KIND_CANCELS, KIND_OUTCOMES, KIND_NAMES = 1, 2, 3, 4
 KIND_STORED, KIND_PROGRESS, KIND_RUNS = 5, 6, 7  # of the embedded broker
 KIND_LEDGER = 8
+KIND_INDEX = 9  # of the embedded broker
+
+# Bit of `StoredBatch.flags`: a client published the message to this node. It has no window and was never handed over.
+FLAG_PUBLISHED = 1
+# Bit of `MessageBatch.flags`: a transaction that was prepared. It is never delivered; its commit puts another message in
+# its place.
+FLAG_PREPARED = 1
+# Bit of `StoredBatch.flags`, beside the one before: the node itself stored the message, as a dead letter of a consumer
+# group. `window_ms` is the place of the message that was given up, as `dead_letters.py` of the broker packs it.
+FLAG_DEAD_LETTER = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +40,8 @@ class MessageBatch(ColumnBatch):
     `expires_ms` 0: never. `origin_sequence` not 0: an internal record (retry, redispatch) of that message for
     `target_group`, outside the balance. `duplicate_of` not 0: suppressed copy of that sequence (set by the replayer).
     `id_hash` 0: no id from the client. `replaces_sequence` and `replaces_due_ms` not 0: the same record cancels that
-    message.
+    message. `order_hash` is that of the order key as `hash_ids` makes it, 0 without one. `tag` is a code of names.log,
+    0 without one. `flags`: `FLAG_PREPARED`.
     """
 
     sequence: I64
@@ -48,13 +59,18 @@ class MessageBatch(ColumnBatch):
     ids_length: U32
     properties_length: U32
     bodies_length: U32
+    order_hash: U64
+    tag: U32
+    flags: U32
+    order_keys_length: U32
     ids: memoryview
     properties: memoryview
     bodies: memoryview
+    order_keys: memoryview
 
     schema: ClassVar[Schema] = Schema(
         kind=KIND_MESSAGES,
-        version=1,
+        version=2,
         fields=(
             ("sequence", "<i8"),
             ("due_ms", "<i8"),
@@ -71,18 +87,25 @@ class MessageBatch(ColumnBatch):
             ("ids_length", "<u4"),
             ("properties_length", "<u4"),
             ("bodies_length", "<u4"),
+            ("order_hash", "<u8"),
+            ("tag", "<u4"),
+            ("flags", "<u4"),
+            ("order_keys_length", "<u4"),
         ),
-        blobs=("ids", "properties", "bodies"),
+        blobs=("ids", "properties", "bodies", "order_keys"),
         steps=frozenset({"sequence"}),
+        fields_before=(15,),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class CancelBatch(ColumnBatch):
-    """Cancels as control records of message_log: the message is named by its sequence and due time.
+    """Cancels and rollbacks as control records of message_log: the message is named by its sequence and due time.
 
-    `replaced_by_sequence` and `replaced_by_due_ms` not 0: a reschedule cancelled it, and put that message in its place. Such
-    a cancel lies in the record of the new message, so a file holds no cancel with these fields.
+    `replaced_by_sequence` and `replaced_by_due_ms` not 0: a reschedule or a commit put that message in its place. Such a
+    cancel lies in the record of the new message, so a file holds no cancel with these fields. Nor does one hold
+    `origin_sequence`, which is not 0 where a later timer of a transaction replaced an earlier one. `outcome` is the code of
+    the outcome that the message gets, 0 for `cancelled`.
     """
 
     sequence: I64
@@ -91,10 +114,12 @@ class CancelBatch(ColumnBatch):
     subject: U32
     replaced_by_sequence: I64
     replaced_by_due_ms: I64
+    outcome: U8
+    origin_sequence: I64
 
     schema: ClassVar[Schema] = Schema(
         kind=KIND_CANCELS,
-        version=2,
+        version=3,
         fields=(
             ("sequence", "<i8"),
             ("due_ms", "<i8"),
@@ -102,20 +127,24 @@ class CancelBatch(ColumnBatch):
             ("subject", "<u4"),
             ("replaced_by_sequence", "<i8"),
             ("replaced_by_due_ms", "<i8"),
+            ("outcome", "|u1"),
+            ("origin_sequence", "<i8"),
         ),
         steps=frozenset({"sequence"}),
-        fields_before=(4,),
+        fields_before=(4, 6),
     )
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeBatch(ColumnBatch):
-    """Outcomes of messages, in dispatch_log. `outcome` holds the protocol's codes (4 delivered to 8 dead-lettered).
+    """Outcomes of messages, in dispatch_log. `outcome` holds the protocol's codes (4 delivered to 8 dead-lettered, and 12
+    rolled back).
 
     Stage times in microseconds: `loaded_us` entered the wheel, `released_us` due by the wheel, `queued_us` taken from
     the group's queue, `dispatched_us` handed to the broker (lateness counts to here), `settled_us` outcome known.
     `origin_sequence`: for deduplicated rows the original; for internal records the message they belong to.
-    `replaced_by_sequence` and `replaced_by_due_ms`: for cancelled rows the message that a reschedule put in its place.
+    `replaced_by_sequence` and `replaced_by_due_ms`: for cancelled rows the message that a reschedule or the commit of a
+    transaction put in its place.
     """
 
     sequence: I64
@@ -163,7 +192,8 @@ class OutcomeBatch(ColumnBatch):
 
 @dataclass(frozen=True, slots=True)
 class NameBatch(ColumnBatch):
-    """Interned names: code (counts up from 1), kind (0 subject, 1 consumer group, 2 broker group) and UTF-8 text."""
+    """Interned names: code (counts up from 1), kind (0 subject, 1 consumer group, 2 broker group, 3 tag, 4 of the server)
+    and UTF-8 text."""
 
     code: U32
     name_kind: U32
@@ -186,7 +216,8 @@ class StoredBatch(ColumnBatch):
     `position` counts up from 0 within the consume queue of (subject, target_group), so the store alone can rebuild
     every queue. `server_id` is the same on every row; `window_ms`, the start of the schedule window, need not be. With
     `sequence` and `redelivery` they are the key by which a node recognises a repeated hand-off. `target_group` 0: for
-    every consumer group; otherwise a retry for that one.
+    every consumer group; otherwise a retry for that one. `order_hash`, `tag`: as in `MessageBatch`. `flags`:
+    `FLAG_PUBLISHED`.
     """
 
     sequence: I64
@@ -204,13 +235,18 @@ class StoredBatch(ColumnBatch):
     ids_length: U32
     properties_length: U32
     bodies_length: U32
+    order_hash: U64
+    tag: U32
+    flags: U32
+    order_keys_length: U32
     ids: memoryview
     properties: memoryview
     bodies: memoryview
+    order_keys: memoryview
 
     schema: ClassVar[Schema] = Schema(
         kind=KIND_STORED,
-        version=1,
+        version=2,
         fields=(
             ("sequence", "<i8"),
             ("position", "<i8"),
@@ -227,9 +263,14 @@ class StoredBatch(ColumnBatch):
             ("ids_length", "<u4"),
             ("properties_length", "<u4"),
             ("bodies_length", "<u4"),
+            ("order_hash", "<u8"),
+            ("tag", "<u4"),
+            ("flags", "<u4"),
+            ("order_keys_length", "<u4"),
         ),
-        blobs=("ids", "properties", "bodies"),
+        blobs=("ids", "properties", "bodies", "order_keys"),
         steps=frozenset({"sequence", "position"}),
+        fields_before=(15,),
     )
 
 
@@ -242,7 +283,9 @@ class ProgressBatch(ColumnBatch):
     `stop` (so that attempts go on counting after a restart); `start` is not used then. `change` 3: handed out `times`
     times from their place, and not leased there by now as far as the log knows; a row of `change` 2 before it says until
     when they wait (`stop`, milliseconds since 1970). `change` 4: redeliveries of the group took `stop` bytes of disk in
-    the time that began at `start` (milliseconds since 1970).
+    the time that began at `start` (milliseconds since 1970). `change` 5: the group goes on at `stop`, and earlier rows of
+    it and this queue are void; `times` counts such moves. `change` 6: the group was removed, and its earlier rows are
+    void, as are the messages below `stop` in its retry queue. `anew` is 1 on rows of change 5 and 6.
     """
 
     start: I64
@@ -252,10 +295,11 @@ class ProgressBatch(ColumnBatch):
     times: U32
     retry: U8
     change: U8
+    anew: U8
 
     schema: ClassVar[Schema] = Schema(
         kind=KIND_PROGRESS,
-        version=1,
+        version=2,
         fields=(
             ("start", "<i8"),
             ("stop", "<i8"),
@@ -264,7 +308,9 @@ class ProgressBatch(ColumnBatch):
             ("times", "<u4"),
             ("retry", "|u1"),
             ("change", "|u1"),
+            ("anew", "|u1"),
         ),
+        fields_before=(7,),
     )
 
 
@@ -304,10 +350,11 @@ class LedgerBatch(ColumnBatch):
     deduplicated: I64
     dead_lettered: I64
     last_sequence: I64
+    rolled_back: I64
 
     schema: ClassVar[Schema] = Schema(
         kind=KIND_LEDGER,
-        version=1,
+        version=2,
         fields=(
             ("start_ms", "<i8"),
             ("subject", "<u4"),
@@ -319,5 +366,25 @@ class LedgerBatch(ColumnBatch):
             ("deduplicated", "<i8"),
             ("dead_lettered", "<i8"),
             ("last_sequence", "<i8"),
+            ("rolled_back", "<i8"),
         ),
+        fields_before=(10,),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class IndexBatch(ColumnBatch):
+    """One bucket of an index of a segment of the broker's store, in the order of `hash` (a 64-bit hash as a signed number).
+    The record at store offset `place` has a message of this hash in its row `row`.
+
+    The first record of an index file is its directory: a row for each bucket, with the bucket's first `hash`, the `place` of
+    the bucket's record in the index file, and its number of rows.
+    """
+
+    hash: I64
+    place: I64
+    row: U32
+
+    schema: ClassVar[Schema] = Schema(
+        kind=KIND_INDEX, version=1, fields=(("hash", "<i8"), ("place", "<i8"), ("row", "<u4"))
     )

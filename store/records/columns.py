@@ -12,6 +12,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -86,6 +88,18 @@ class ColumnBatch:
             columns[name] = gather_ragged(getattr(self, name), getattr(self, f"{name}_length"), indices)
         return type(self)(**columns)
 
+    def pick(self, indices: NDArray[np.intp]) -> Self:
+        """As `take` for different rows, but constant columns stay views of this batch: for rows that do not outlive it."""
+        count = len(indices)
+        columns: dict[str, Any] = {}
+        for name, _ in self.schema.fields:
+            column = getattr(self, name)
+            columns[name] = column[:count] if column.strides == (0,) else column[indices]
+        for name in self.schema.blobs:
+            blob = getattr(self, name)
+            columns[name] = gather_ragged(blob, getattr(self, f"{name}_length"), indices) if len(blob) else blob
+        return type(self)(**columns)
+
     def slice(self, start: int, stop: int) -> Self:
         """The rows `start` to `stop`, without copying."""
         if start == 0 and stop == len(self):
@@ -132,6 +146,13 @@ def integer_column(values: list[int], dtype: Any) -> NDArray[Any]:
     return np.array(values, dtype)
 
 
+def has_any(column: NDArray[Any]) -> bool:
+    """Whether some row is not 0. A view of stride 0 costs one look."""
+    if column.strides == (0,):
+        return bool(len(column)) and bool(column[0])
+    return bool(column.any())
+
+
 def take_column(column: NDArray[Any], indices: NDArray[np.intp]) -> NDArray[Any]:
     """`column[indices]`, staying a broadcast view if the column is one."""
     if column.strides == (0,) and len(column):
@@ -156,6 +177,12 @@ def ragged_offsets(lengths: NDArray[np.uint32]) -> NDArray[np.int64]:
     offsets = np.zeros(count + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
+
+
+def ragged_rows(blob: Buffer, lengths: NDArray[np.uint32]) -> list[bytes]:
+    """The bytes of each row."""
+    data = bytes(blob)
+    return [data[start:end] for start, end in pairwise(ragged_offsets(lengths).tolist())]
 
 
 def slice_ragged(blob: Buffer, lengths: NDArray[np.uint32], start: int, stop: int) -> memoryview:
@@ -281,13 +308,18 @@ def decode_columns(schema: Schema, data: Buffer, count: int) -> dict[str, NDArra
             columns[name] = np.ndarray((count,), dtype, view, position, (0,))
         else:
             first = int(np.frombuffer(view, dtype, 1, position)[0])
-            if first > np.iinfo(dtype).max - count:
+            if first > _largest(dtype) - count:
                 raise MalformedColumnsError(f"column {name}: {count} steps from {first}")
             columns[name] = np.arange(first, first + count, dtype=dtype)
         position += (size + _ALIGN - 1) // _ALIGN * _ALIGN
     if position != len(view):
         raise MalformedColumnsError(f"{len(view) - position} bytes too many")
     return columns
+
+
+@cache
+def _largest(dtype: np.dtype[Any]) -> int:
+    return int(np.iinfo(dtype).max)
 
 
 def blob_sizes(schema: Schema, columns: dict[str, NDArray[Any]]) -> list[int]:

@@ -14,15 +14,16 @@ from typing import Any, TypeAlias
 import google_crc32c
 import numpy as np
 
-from store.records.batches import MessageBatch
+from store.disk.filesystem import Buffer
+from store.records.batches import U32, MessageBatch
 from store.records.columns import CONSTANT, PLAIN, STEP, integer_column
 from store.records.id_hash import hash_id, hash_ids
-from store.records.record import ALIGN, HEADER_BYTES, EncodedRecord, encode_header
+from store.records.record import ALIGN, HEADER_BYTES, EncodedRecord, encode_header, encode_record
 from store.records.versions import schema_at
 
 # Up to here a list is cheaper than an array.
 ROWS_MAX = 64
-# Rows of single sends have none of the fields that later versions brought.
+# The schema of rows without a tag or an order key.
 _SCHEMA = schema_at(MessageBatch.schema, 1)
 
 # Up to here ids are hashed one by one.
@@ -38,8 +39,9 @@ _PADDING = [bytes(-size % ALIGN) for size in range(ALIGN)]
 _checksum = google_crc32c.value
 
 
-Row: TypeAlias = tuple[int, int, int, bytes, bytes, bytes]
-"""One accepted message: due_ms, subject's code, expires_ms, id, properties, body; 0 or empty where it has none."""
+Row: TypeAlias = tuple[int, int, int, bytes, bytes, bytes, int, bytes]
+"""One accepted message: due_ms, subject's code, expires_ms, id, properties, body, tag's code, order key; 0 or empty where
+it has none."""
 
 
 class MessageRows:
@@ -82,7 +84,7 @@ def to_batch(parts: Sequence[MessageRows]) -> MessageBatch:
             sequences += range(part.first_sequence, part.first_sequence + count)
             times += [part.accepted_us] * count
         sequence, accepted_us = np.array(sequences, "<i8"), integer_column(times, "<i8")
-    due_ms, subject, expires_ms, ids, properties, bodies = map(list, zip(*rows, strict=True))
+    due_ms, subject, expires_ms, ids, properties, bodies, tags, order_keys = map(list, zip(*rows, strict=True))
     columns: dict[str, Any] = {}
     if any(ids):
         ids_length = integer_column([len(value) for value in ids], "<u4")
@@ -93,6 +95,10 @@ def to_batch(parts: Sequence[MessageRows]) -> MessageBatch:
         columns["properties"] = b"".join(properties)
     if any(expires_ms):
         columns["expires_ms"] = integer_column(expires_ms, "<i8")
+    if any(tags):
+        columns["tag"] = integer_column(tags, "<u4")
+    if any(order_keys):
+        columns |= order_key_columns(b"".join(order_keys), integer_column([len(key) for key in order_keys], "<u4"))
     return MessageBatch.filled(
         len(rows),
         sequence=sequence,
@@ -105,11 +111,23 @@ def to_batch(parts: Sequence[MessageRows]) -> MessageBatch:
     )
 
 
+def order_key_columns(order_keys: Buffer, lengths: U32) -> dict[str, Any]:
+    """The columns of order keys that lie end to end, with lengths u32[n]."""
+    return {
+        "order_keys": order_keys,
+        "order_keys_length": lengths,
+        "order_hash": hash_ids(order_keys, lengths),
+    }
+
+
 def encode_rows(rows: MessageRows, synced_before: int, offset: int) -> EncodedRecord:
     """The record of rows, to stand at `offset`: byte for byte what `encode_record` makes of their columns."""
     count, first = len(rows.rows), rows.first_sequence
+    for row in rows.rows:
+        if row[6] or row[7]:
+            return encode_record(to_batch([rows]), synced_before, offset)
     if count == 1:
-        due_ms, subject, expires_ms, message_id, properties, body = rows.rows[0]
+        due_ms, subject, expires_ms, message_id, properties, body, _, _ = rows.rows[0]
         columns = _ONE_ROW_DIRECTORY + _ONE_ROW.pack(
             first, due_ms, rows.accepted_us, expires_ms, 0, 0, 0, 0,
             hash_id(message_id) if message_id else 0, subject, 0,
@@ -129,7 +147,7 @@ def encode_rows(rows: MessageRows, synced_before: int, offset: int) -> EncodedRe
 
 def _encode_columns(rows: MessageRows) -> tuple[bytes, bytes]:
     """The column block and the blob block."""
-    due_ms, subject, expires_ms, ids, properties, bodies = zip(*rows.rows, strict=True)
+    due_ms, subject, expires_ms, ids, properties, bodies, _, _ = zip(*rows.rows, strict=True)
     # Nearly always rows are due, a subject and a body: what stands between those is zeros.
     plain = not any(ids) and not any(properties) and not any(expires_ms)
     ids_length = [] if plain else [len(value) for value in ids]

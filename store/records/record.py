@@ -23,6 +23,7 @@ import numpy as np
 from store.disk.filesystem import Buffer
 from store.records.batches import (
     CancelBatch,
+    IndexBatch,
     LedgerBatch,
     MessageBatch,
     NameBatch,
@@ -58,6 +59,7 @@ BATCHES: dict[int, type[ColumnBatch]] = {
         ProgressBatch,
         RunBatch,
         LedgerBatch,
+        IndexBatch,
     )
 }
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from store.disk.filesystem import Buffer
 from store.records.batches import I64, U32
+from store.records.columns import has_any
 
 U64 = NDArray[np.uint64]
 
@@ -32,15 +33,15 @@ _FACTORS = _scrambled(512) | np.uint64(1)
 _BLOCK_WORDS = 1 << 14
 _WORD_MASK = (1 << 64) - 1
 _REST, _LENGTH = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
-# Factors that distinguish a row's id from the same bytes in its properties or its body.
-_PARTS: U64 = np.array([0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 1], np.uint64)
+# Factors that distinguish a row's id from the same bytes in its properties, its body or its order key.
+_PARTS: U64 = np.array([0xD6E8FEB86659FD93, 0xA0761D6478BD642F, 1, 0xE7037ED1A0B428DB], np.uint64)
 
 
 def message_sums(parts: Sequence[tuple[Buffer, I64, U32]]) -> U64:
-    """The sum u64[n] of the ids, properties and bodies of n messages, each given as `row_sums` takes it."""
+    """The sum u64[n] of the ids, properties, bodies and order keys of n messages, each given as `row_sums` takes it."""
     total = np.zeros(len(parts[0][1]), np.uint64)
     for factor, (data, offsets, lengths) in zip(_PARTS, parts, strict=True):
-        if lengths.any():
+        if has_any(lengths):
             total += row_sums(data, offsets, lengths) * factor
     return total
 

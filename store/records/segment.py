@@ -7,7 +7,8 @@ may read what is below an `end` they were given. Recovery steps and disk assumpt
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from threading import Lock
+from typing import NamedTuple, TypeAlias
 
 from store.disk.filesystem import Buffer, File, FileSystem, directory_of, read_twice
 from store.disk.tail_image import THROUGH_BYTES_MAX, TailImage
@@ -32,6 +33,7 @@ from store.records.file_header import (
 from store.records.message_rows import MessageRows, encode_rows
 from store.records.record import HEADER_BYTES, BadRecordError, RecordHeader, decode_body, decode_header, encode_record
 from store.records.scan import SCAN_BYTES, Damage, Scan, ScanReport
+from store.records.stored_rows import StoredRows
 
 __all__ = [
     "FILE_DISPATCH",
@@ -45,6 +47,7 @@ __all__ = [
     "FILE_SCHEDULE",
     "FILE_STORE",
     "FORMAT_VERSION",
+    "Appendable",
     "Appended",
     "Damage",
     "FileHeader",
@@ -55,12 +58,28 @@ __all__ = [
 ]
 
 
+Appendable: TypeAlias = ColumnBatch | MessageRows | StoredRows
+"""What an append makes a record of."""
+
+
 class Appended(NamedTuple):
     """Where a batch was written: record start and end, and the start of its blob block, as offsets in the file."""
 
     start: int
     end: int
     blob_start: int
+
+
+class _Naming:
+    """The name that a segment gets with its first sync, which two threads may make at the same time."""
+
+    __slots__ = ("before", "fs", "lock", "path")
+
+    def __init__(self, fs: FileSystem, path: str, before: Segment) -> None:
+        self.fs = fs
+        self.path = path
+        self.before = before
+        self.lock = Lock()
 
 
 class Segment:
@@ -70,7 +89,7 @@ class Segment:
     `assumed` is the same by the operator's decision (durability `os`), 0 where there is none: headers never claim that.
     """
 
-    __slots__ = ("_refusal", "allocated", "assumed", "end", "file", "header", "path", "synced")
+    __slots__ = ("_naming", "_refusal", "allocated", "assumed", "end", "file", "header", "path", "synced")
 
     def __init__(self, file: File, header: FileHeader, end: int, allocated: int = 0) -> None:
         self.file = file
@@ -81,6 +100,7 @@ class Segment:
         self.assumed = 0
         self.allocated = allocated
         self._refusal = ""
+        self._naming: _Naming | None = None
 
     @classmethod
     def create(
@@ -126,6 +146,27 @@ class Segment:
         ]
 
     @classmethod
+    def adopt(
+        cls, fs: FileSystem, prepared: str, path: str, header: FileHeader, allocated: int, before: Segment
+    ) -> Segment:
+        """Go on in a file that was prepared, allocated and empty, as the segment behind `before`. It has its header and
+        takes its records at once. The first `sync` also seals `before` and gives the file its name, `path`: until then a
+        start removes it.
+
+        There must be no file at `path`. Raises FileNotFoundError, DiskFullError, StoreError; then the prepared one is gone.
+        """
+        file = fs.open(prepared)
+        try:
+            file.pwrite(0, [header.encode()])
+        except StoreError:
+            file.close()
+            fs.remove(prepared)
+            raise
+        segment = cls(file, header, FILE_HEADER_BYTES, allocated)
+        segment._naming = _Naming(fs, path, before)
+        return segment
+
+    @classmethod
     def open(cls, fs: FileSystem, path: str, kind: int, server_id: int | None, *, write: bool = True) -> Segment:
         """Open an existing file. `end` is its size, and nothing behind the header counts as synced. `recover` finds out
         more, or the caller knows it (`trust`).
@@ -150,7 +191,7 @@ class Segment:
         """Write one record at the end, without syncing. Raises DiskFullError (nothing was appended) and StoreError."""
         return self.append_all([batch])[0]
 
-    def append_all(self, batches: Sequence[ColumnBatch | MessageRows]) -> list[Appended]:
+    def append_all(self, batches: Sequence[Appendable]) -> list[Appended]:
         """Write several records with one call to the disk, without syncing: all of them or none.
 
         Raises DiskFullError, StoreError (nothing was appended), SyncFailedError (an earlier sync failed, or what a failed
@@ -160,21 +201,19 @@ class Segment:
         self._write(buffers, end)
         return places
 
-    def append_durably(
-        self, batches: Sequence[ColumnBatch | MessageRows], warm: int, image: TailImage
-    ) -> list[Appended]:
+    def append_durably(self, batches: Sequence[Appendable], warm: int, image: TailImage) -> list[Appended]:
         """`append_all` and `sync` in one. A small group that ends below offset `warm` goes past the page cache by way of
         `image`. Below `warm` the file was written with zeros and synced before."""
         buffers, places, end = self._encode(batches)
         # A failed write was undone by cutting the file off: then there is no space behind it any more.
         warm = min(warm, self.allocated)
-        small = end <= warm and end - self.end <= THROUGH_BYTES_MAX and self.synced == self.end
+        small = end <= warm and end - self.end <= THROUGH_BYTES_MAX and self.synced == self.end and self.is_named
         if not small or not self._write_through(buffers, end, image):
             self._write(buffers, end)
             self.sync()
         return places
 
-    def _encode(self, batches: Sequence[ColumnBatch | MessageRows]) -> tuple[list[Buffer], list[Appended], int]:
+    def _encode(self, batches: Sequence[Appendable]) -> tuple[list[Buffer], list[Appended], int]:
         if self._refusal:
             raise SyncFailedError(self._refusal)
         buffers: list[Buffer] = []
@@ -183,6 +222,8 @@ class Segment:
         for batch in batches:
             if type(batch) is MessageRows:
                 record = encode_rows(batch, self.synced, position)
+            elif type(batch) is StoredRows:
+                record = batch.encode(self.synced, position)
             else:
                 record = encode_record(batch, self.synced, position)  # type: ignore[arg-type]
             buffers += record.buffers
@@ -231,18 +272,47 @@ class Segment:
         self.synced = end
 
     def sync(self) -> None:
-        """Make all appended records durable. Raises SyncFailedError: final, nothing can be appended any more."""
-        end = self.end
-        if end > self.synced:
+        """Make all appended records durable. Raises SyncFailedError: final, nothing can be appended any more.
+
+        It may run in a thread beside `append_durably`. Then `synced` may go back to what this sync covered, which costs
+        a further sync and nothing else."""
+        if self._refusal:  # a later sync would succeed and prove nothing
+            raise SyncFailedError(self._refusal)
+        naming, end = self._naming, self.end
+        if naming is not None:
+            naming.before.seal()
+        if end > self.synced or naming is not None:
             try:
                 self.file.datasync()
+                if naming is not None:
+                    self._take_name(naming)
             except SyncFailedError as error:
                 self._refusal = str(error)
                 raise
             self.synced = end
 
+    @property
+    def is_named(self) -> bool:
+        """Whether a start finds it. Until its first sync an adopted file has another name."""
+        return self._naming is None
+
+    def _take_name(self, naming: _Naming) -> None:
+        """The header is durable, and all that comes before this file: now it may be found."""
+        with naming.lock:
+            if self._naming is None:
+                return
+            if self.path != naming.path:
+                naming.fs.replace(self.path, naming.path)
+                self.file.moved(naming.path)
+                self.path = naming.path
+            naming.fs.sync_directory(directory_of(naming.path))
+            self._naming = None
+
     def assume_synced(self) -> None:
-        """Let everything appended count as durable, by the operator's decision."""
+        """Let everything appended count as durable, by the operator's decision. A file without its name is synced: a start
+        would not find it."""
+        if self._naming is not None:
+            self.sync()
         self.assumed = self.end
 
     def trust(self, end: int, synced: int) -> None:
@@ -270,7 +340,8 @@ class Segment:
     def seal(self) -> None:
         """Make all records durable and give back the space behind them. Raises SyncFailedError, DiskFullError."""
         self.sync()
-        if self.allocated != self.end:  # not again, where an earlier attempt found the disk full
+        # A full one has none. Nor has one that an earlier attempt sealed, which then found the disk full.
+        if self.file.size() > self.end:
             self.file.truncate(self.end)
             self.file.datasync()
             self.allocated = self.end

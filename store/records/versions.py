@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import cache
 
 from store.records.column_blocks import Columns, decode_blocks
-from store.records.columns import CONSTANT, ColumnBatch, Schema, constant_column
+from store.records.columns import CONSTANT, ColumnBatch, Schema, constant_column, has_any
 
 _ALIGN = 8
 
@@ -86,7 +86,7 @@ def _uses(batch: ColumnBatch, version: int) -> bool:
     stop = len(schema.fields) if version == schema.version else schema.fields_before[version - 1]
     for name, _ in schema.fields[schema.fields_before[version - 2] : stop]:
         column = getattr(batch, name)
-        if column.item(0) or (len(column) > 1 and column.strides != (0,) and column.any()):
+        if has_any(column):
             return True
     return False
 

@@ -21,7 +21,7 @@ from store.records.segment import FILE_LEDGER, Damage, FileHeader, ScanReport, S
 
 FILE_NAME = "ledger.log"
 _NEW = ".tmp"
-COUNTERS = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered")
+COUNTERS = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "rolled_back")
 # Rows of the scan at a start that are added up at once: enough to be fast, 20 MB at the most.
 _SCAN_ROWS = 1 << 18
 # Codes of subjects count up from 1 and are bounded far below this: a higher one is none, and no table is made up to it.

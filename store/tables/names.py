@@ -1,4 +1,5 @@
-"""The table of interned names: subjects, consumer groups, broker groups. Append-only, part of the truth.
+"""The table of interned names: subjects, consumer groups, broker groups, tags, the server's own. Append-only, part of the
+truth.
 
 A record holds the code of a name, never its text. So a new name is synced here before its code is handed out, and every
 code that any file can hold has its name. Codes count from 1 over all kinds; 0 says "none". FORMAT.md draws the bytes.
@@ -17,8 +18,8 @@ from store.records.batches import U32, NameBatch
 from store.records.columns import ragged_offsets
 from store.records.segment import FILE_HEADER_BYTES, FILE_NAMES, FileHeader, Segment, is_unfinished
 
-SUBJECT, CONSUMER_GROUP, BROKER_GROUP = 0, 1, 2
-KINDS = 3
+SUBJECT, CONSUMER_GROUP, BROKER_GROUP, TAG, OWN = 0, 1, 2, 3, 4
+KINDS = 5
 FILE_NAME = "names.log"
 # A name costs about 200 bytes of memory for ever: this many are 200 MB, and a client that invents subjects is refused.
 NAMES_MAX = 1_000_000
@@ -27,6 +28,8 @@ _SETTINGS = (
     ("subjects", "message.subjects_max"),
     ("consumer groups", "broker.groups_max"),
     ("broker groups", "nothing: a million broker groups are configured"),
+    ("tags", "message.tags_max"),
+    ("names of the server", "nothing: they are a few"),
 )
 # Rows of one record: bounded, so that a record stays far below the bound of its readers.
 _RECORD_ROWS = 1 << 16
@@ -37,10 +40,10 @@ class Names:
 
     __slots__ = ("_bounds", "_codes", "_kinds", "_names", "_segment")
 
-    def __init__(self, segment: Segment | None, subjects_max: int, groups_max: int) -> None:
+    def __init__(self, segment: Segment | None, subjects_max: int, groups_max: int, tags_max: int) -> None:
         self._segment = segment
         # The bound of each kind. Names of broker groups come from the configuration.
-        self._bounds = (subjects_max, groups_max, NAMES_MAX)
+        self._bounds = (subjects_max, groups_max, NAMES_MAX, tags_max, NAMES_MAX)
         self._names: list[str] = [""]
         self._kinds = bytearray(1)
         self._codes: list[dict[str, int]] = [{} for _ in range(KINDS)]
@@ -53,6 +56,7 @@ class Names:
         server_id: int,
         subjects_max: int = NAMES_MAX,
         groups_max: int = NAMES_MAX,
+        tags_max: int = NAMES_MAX,
         *,
         write: bool = True,
     ) -> Names:
@@ -63,9 +67,9 @@ class Names:
         path = f"{directory}/{FILE_NAME}"
         if not fs.exists(path) or is_unfinished(fs, path):
             made = Segment.create(fs, path, FileHeader(FILE_NAMES, server_id, 0)) if write else None
-            return cls(made, subjects_max, groups_max)
+            return cls(made, subjects_max, groups_max, tags_max)
         segment = Segment.open(fs, path, FILE_NAMES, server_id, write=write)
-        table = cls(segment, subjects_max, groups_max)
+        table = cls(segment, subjects_max, groups_max, tags_max)
         try:
             if write:
                 segment.recover()
@@ -163,6 +167,12 @@ class Names:
         """All codes of a kind, u32[n], ascending."""
         kinds = np.frombuffer(bytes(self._kinds), np.uint8)
         return (np.flatnonzero(kinds[1:] == kind) + 1).astype(np.uint32)
+
+    def codes_behind(self, kind: int, code: int, scanned_max: int) -> tuple[list[int], int]:
+        """The codes of a kind among the `scanned_max` codes behind `code`, ascending, and the last code looked at."""
+        kinds = self._kinds[code + 1 : code + 1 + scanned_max]
+        found = np.flatnonzero(np.frombuffer(kinds, np.uint8) == kind) + (code + 1)
+        return found.tolist(), code + len(kinds)
 
     def check_invariants(self) -> None:
         """Assert that both directions of the table say the same."""

@@ -171,6 +171,9 @@ class HookedFile:
     def has_name(self) -> bool:
         return self._file.has_name()
 
+    def moved(self, path: str) -> None:
+        self.path = path
+
     def written_ranges(self, offset: int) -> list[tuple[int, int]]:
         return self._file.written_ranges(offset)
 

@@ -79,9 +79,9 @@ POINTS: tuple[Point, ...] = tuple(
     # Accepting: the append, its sync, the answer.
     + _points(LOAD, "message_log", "append", ALL_MOMENTS, hit=12)
     + _points(LOAD, "message_log", "sync", "before after", hit=16)
-    + _points(LOAD, "message_log", "cut", "before after", name="message_log.roll.seal", hit=2)
     + _points(LOAD, "message_log", "make", "after", name="message_log.roll.make", hit=3)
     + _points(LOAD, "message_log", "create", "torn after", name="message_log.roll.header", hit=3)
+    + _points(LOAD, "message_log", "replace", "before after", name="message_log.roll.name")
     + _points(LOAD, "names", "append", ALL_MOMENTS, hit=5)
     + _points(LOAD, "names", "sync", "after", hit=5)
     # Replay into windows.
@@ -96,8 +96,10 @@ POINTS: tuple[Point, ...] = tuple(
     # Delivery and its outcome.
     + _points(LOAD, "broker.store", "append", ALL_MOMENTS, hit=6)
     + _points(LOAD, "broker.store", "sync", "before after", hit=6)
-    + _points(LOAD, "broker.store", "cut", "before after", name="broker.store.roll.seal")
     + _points(LOAD, "broker.store", "create", "torn after", name="broker.store.roll.header", hit=2)
+    + _points(LOAD, "broker.store", "replace", "before after", name="broker.store.roll.name")
+    + _points(LOAD, "broker.index", "create", "torn")
+    + _points(LOAD, "broker.index", "replace", "before after")
     + _points(LOAD, "dispatch", "create", "torn after", hit=2)
     + _points(LOAD, "dispatch", "append", ALL_MOMENTS, hit=6)
     + _points(LOAD, "dispatch", "sync", "before after", hit=6)
@@ -125,6 +127,7 @@ POINTS: tuple[Point, ...] = tuple(
     + _points(RETENTION, "dispatch", "remove", "before after")
     + _points(RETENTION, "message_log", "remove", "before after")
     + _points(RETENTION, "broker.store", "remove", "before after")
+    + _points(RETENTION, "broker.index", "remove", "before after")
     # Shorter than the room that was kept for it.
     + _points(RETENTION, "broker.checkpoint", "cut", "before after")
     # A coarse day: its file, the outcomes of what was cancelled in it.
@@ -159,7 +162,7 @@ NO_POINT: dict[str, str] = {
 # Files of which only the first bytes are written where no test is large enough for more.
 RARELY_WRITTEN = {"broker.queue": "index rows go there when thousands of runs wait for one consumer group"}
 # Small files: the sync lies between the write and the replace, which have points.
-REPLACED = ("checkpoint", "broker.checkpoint", "days", "sequences", "identity")
+REPLACED = ("checkpoint", "broker.checkpoint", "broker.index", "days", "sequences", "identity")
 RESERVE = "dispatch_reserve"  # nothing is ever read from it
 
 

@@ -148,6 +148,9 @@ class FakeFile:
         self._disk.ask("has_name", self.path)
         return self._open().linked
 
+    def moved(self, path: str) -> None:
+        self.path = path
+
     def written_ranges(self, offset: int) -> list[tuple[int, int]]:
         return [(offset, self.size())] if offset < self.size() else []
 

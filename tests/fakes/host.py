@@ -20,6 +20,7 @@ from delayserver.config.settings import (
     RouteSettings,
     Settings,
     StorageSettings,
+    TransactionSettings,
     WheelSettings,
 )
 from delayserver.front.front import SERVER
@@ -50,6 +51,7 @@ def small_settings(
     wheel: dict[str, Any] | None = None,
     dispatch: dict[str, Any] | None = None,
     broker: dict[str, Any] | None = None,
+    transactions: dict[str, Any] | None = None,
     shutdown_timeout_ms: int = 10_000,
 ) -> Settings:
     """The defaults, with files that are small enough for a disk in memory, and what a test wants otherwise."""
@@ -68,6 +70,7 @@ def small_settings(
         wheel=WheelSettings(**(wheel or {})),
         dispatch=DispatchSettings(**(dispatch or {})),
         broker=BrokerSettings(**({"segment_bytes": 1 << 18} | (broker or {}))),
+        transactions=TransactionSettings(**(transactions or {})),
         groups=groups,
         routes=routes,
         shutdown_timeout_ms=shutdown_timeout_ms,
@@ -331,7 +334,7 @@ class Host:
         with trio.fail_after(REPLY_TIMEOUT_S):
             positions = self.server.positions
             await positions.replayed_sequence.reached(positions.accepted_sequence.value)
-        await self.until(lambda: not any(group.rows.running for group in self.server.groups.values()))
+        await self.until(lambda: not any(group.running for group in self.server.group_rows.values()))
         await self.server.recorder.flush()
 
     # -- the balance of rule 3
@@ -343,7 +346,7 @@ class Host:
     def check_balance(self, pending: int | None = None) -> dict[str, Any]:
         """Assert accepted = outcomes + pending in the counts, and that the counts are those of the files."""
         status = self.status()
-        outcomes = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated")
+        outcomes = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "rolled_back")
         assert status["accepted"] == sum(status[name] for name in outcomes) + status["pending"], status
         assert status["pending"] >= 0, status
         assert status["early"] == 0, status

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 
 from delayserver.client.async_operations import AsyncOperations
 from delayserver.client.blocking_operations import BlockingOperations
-from ops.blocking_client import SOURCE, TARGET, blocking
+from ops.blocking_client import SOURCES, blocking, target_of
 
-OPERATIONS = [name for name in vars(AsyncOperations) if not name.startswith("_")]
+OPERATIONS = [name for name in dir(AsyncOperations) if not name.startswith("_")]
 
 
-def test_the_blocking_operations_are_current() -> None:
-    assert TARGET.read_text() == blocking(SOURCE.read_text()), "run: python -m ops.blocking_client"
+@pytest.mark.parametrize("source", SOURCES, ids=lambda path: path.name)
+def test_the_blocking_operations_are_current(source: Path) -> None:
+    made = blocking(source.read_text(), source.name)
+    assert target_of(source).read_text() == made, "run: python -m ops.blocking_client"
 
 
 def test_async_and_await_are_left_out_of_code_alone() -> None:
@@ -34,7 +37,7 @@ def pull(client: Client) -> str:
             batcher.send("async await")
         )
 '''
-    assert blocking(source).partition("\n")[2] == made
+    assert blocking(source, "").partition("\n")[2] == made
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

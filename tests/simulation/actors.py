@@ -7,11 +7,13 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+import msgpack
 import trio
 
 from delayserver.protocol.errors import DelayServerError
 from tests.simulation.client import Client, Lost
 from tests.simulation.failures import SimulationFailure
+from tests.simulation.filters import properties_of, tag_of, with_kind
 from tests.simulation.host import Host
 from tests.simulation.model import ACCEPTED, Identity, Model, Sending, Sent
 from tests.simulation.settings import ACK_TIMEOUT_MS, DELAY_MS_MAX, HOUR_MS
@@ -142,7 +144,7 @@ class Producer:
                 message["message_id"] = row.message_id
             if row.expires_ms:
                 message["expires_ms"] = row.expires_ms
-            messages.append(message)
+            messages.append(with_kind(message, row.kind))
         self._note(self._client.name, "send", tokens=[row.token for row in rows])
         self.rows += rows
         sending = self._model.asking_to_send(rows)
@@ -207,6 +209,14 @@ class Producer:
             "message_ids": b"".join(ids),
             "message_id_length": struct.pack(f"<{count}I", *map(len, ids)),
             "expires_ms": struct.pack(f"<{count}q", *[row.expires_ms for row in rows]),
+        }
+        tags = [tag_of(row.kind) for row in rows]
+        properties = [msgpack.packb(properties_of(row.kind)) if properties_of(row.kind) else b"" for row in rows]
+        arguments |= {
+            "tags": ["a", "b"],
+            "tag_index": struct.pack(f"<{count}I", *[0 if tag is None else 1 + "ab".index(tag) for tag in tags]),
+            "properties": b"".join(properties),
+            "properties_length": struct.pack(f"<{count}I", *map(len, properties)),
         }
         self._note(self._client.name, "send columns", tokens=[row.token for row in rows])
         self.rows += rows
@@ -323,7 +333,7 @@ class Producer:
     def _to_move(self, old: Sent) -> tuple[Sent, Sent, dict[str, Any]]:
         """A message, the one that shall take its place, and the item of the request that says so."""
         due_ms = max(self._clock.now_ms() + pick_delay_ms(self._chance), 1)
-        new = self._model.new_row(old.subject, due_ms, old.message_id, 0, rescheduled=True)
+        new = self._model.new_row(old.subject, due_ms, old.message_id, 0, rescheduled=True, kind=old.kind)
         self._note(self._client.name, "reschedule", token=old.token, new=new.token, due_ms=due_ms)
         item = {"receipt": old.receipt, "due_ms": due_ms, "body": new.body, "expires_ms": 0}
         message_id = self._model.by_id(old)
@@ -381,6 +391,9 @@ OUTCOMES = [
     "retired",
     "already_cancelled",
     "too_late",
+    "rolled_back",
+    "prepared",
+    "committed",
 ]
 
 
@@ -407,6 +420,10 @@ async def look_up(
             model.described(row, result, clock.peak_us)
 
 
+# Of the pulls that bring messages, how many search for one of them.
+FINDS_SHARE = 0.05
+# And how many list the subjects of the node.
+LISTS_SHARE = 0.05
 # Of the consumers of a seed, how many ack nothing while it lasts.
 NEVER_ACKS_SHARE = 0.15
 
@@ -467,7 +484,8 @@ class Consumer:
                 "group": self._group,
                 "max_messages": self._chance.choice([1, 5, 1000]),
                 "wait_ms": 20_000 if self.careful else self._chance.choice([0, 200, 3000, 3000]),
-            },
+            }
+            | self._model.filter_of(self._group),
         )
         messages = reply["messages"]
         if not messages:
@@ -484,6 +502,10 @@ class Consumer:
         )
         rows = [self._arrived(message, asked_us, life, steps) for message in messages]
         self._looks()
+        if self._chance.random() < FINDS_SHARE:
+            await self._find(messages[0], rows[0], life)
+        if self._chance.random() < LISTS_SHARE:
+            await self._list_subjects(rows[0])
         unknown = await self._answer(rows, [message["delivery"] for message in messages])
         leased = clock.monotonic_us() - began_us < ACK_TIMEOUT_MS * 1000 and self._host.lives == life
         some = next((row for row in rows if row is not None), None)
@@ -512,6 +534,32 @@ class Consumer:
             if late_us is not None and late_us > LATE_US_MAX:
                 self._model.fail(f"dispatched {late_us / 1e6:.3f} s late in a world that was well", row)
         return row
+
+    async def _find(self, message: dict[str, Any], row: Sent | None, life: int) -> None:
+        """Search for a message by its id. While it is leased to this consumer, the broker has it. A redelivery may outlive
+        the message that it repeats."""
+        reply = await self._client.request("find", {"message_id": message["message_id"], "subject": self._subject})
+        same = ("message_id", "subject", "server_id", "due_ms", "body", "expires_ms")
+        found = any(all(each[name] == message[name] for name in same) for each in reply["messages"])
+        self._note(self._client.name, "finds", id=message["message_id"], messages=len(reply["messages"]), found=found)
+        if row is None or found or message["position"] < 0 or self._host.lives != life:
+            return
+        self._model.fail("a leased message is not found by its id", row)
+
+    async def _list_subjects(self, row: Sent | None) -> None:
+        """List the subjects of the node in small pages. It knows those of its messages, and names each once."""
+        pattern, after, more = self._subject[: self._chance.randint(0, 3)] + "*", 0, True
+        names: list[str] = []
+        while more:
+            arguments = {"pattern": pattern, "after": after, "max": self._chance.randint(1, 3)}
+            reply = await self._client.request("subjects", arguments)
+            names += reply["subjects"]
+            after, more = reply["next"], reply["more"]
+        self._note(self._client.name, "lists", pattern=pattern, subjects=names)
+        if row is not None and self._subject not in names:
+            self._model.fail("the subject of a message that was handed out is not listed", row)
+        if row is not None and len(set(names)) < len(names):
+            self._model.fail("a subject is listed twice", row)
 
     async def _answer(self, handed: list[Sent | None], deliveries: list[int]) -> int:
         """Returns how many of them the broker did not know."""
@@ -543,4 +591,4 @@ class Consumer:
 
 def describe(delivery: int) -> str:
     """A delivery id for people: queue, epoch of the broker, position."""
-    return f"{'r' if delivery >> 62 & 1 else 'm'}{delivery >> 48 & 0x3FFF}.{delivery & (1 << 48) - 1}"
+    return f"{'r' if delivery >> 62 & 1 else 'm'}{delivery >> 44 & 0x3FFFF}.{delivery & (1 << 44) - 1}"

@@ -53,6 +53,7 @@ class Bounds:
             server.drains.check_invariants()
             server.lateness.check_invariants()
             server.broker.check_invariants()
+            server.pulls.check_invariants()
             server.residency.check_invariants()
             server.connections.memory.check_invariants()
             server.fair_turns.shares.check_invariants()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import trio
@@ -31,6 +32,7 @@ class Client:
         self._transport: SimulatedTransport | None = None
         self._decoder = FrameDecoder(FRAME_BYTES_MAX)
         self._last_id = 0
+        self._unread: deque[tuple[int, dict[str, Any] | DelayServerError]] = deque()
 
     def close(self) -> None:
         """Drop the connection."""
@@ -60,12 +62,56 @@ class Client:
         finally:
             timeout.action = None
 
+    async def request_all(
+        self, operation: str, many: list[dict[str, Any]], timeout_s: float = 30.0
+    ) -> list[dict[str, Any] | DelayServerError | None]:
+        """Sends several requests at once. The result or the error of each; None for those without an answer. Raises Lost
+        if none of them was sent for certain."""
+        try:
+            transport = self._transport or await self._connect()
+        except OSError as error:
+            raise Lost(f"cannot connect: {error}", sent=False) from error
+        ids = [self._last_id + place for place in range(1, len(many) + 1)]
+        self._last_id = ids[-1]
+        answers: dict[int, dict[str, Any] | DelayServerError] = {}
+        time = self._network.time
+        timeout = time.at(time.now_s + timeout_s, transport.close)
+        try:
+            frames = [encode_request(number, operation, each) for number, each in zip(ids, many, strict=True)]
+            await self._send(transport, b"".join(frames))
+            while len(answers) < len(many):
+                number, answer = await self._any_reply(transport)
+                answers[number] = answer
+        except OSError:
+            self.close()
+        except trio.Cancelled:
+            self.close()
+            raise
+        finally:
+            timeout.action = None
+        return [answers.get(number) for number in ids]
+
+    async def _any_reply(self, transport: SimulatedTransport) -> tuple[int, dict[str, Any] | DelayServerError]:
+        while not self._unread:
+            data = await transport.receive()
+            if not data:
+                raise ConnectionResetError("closed by the server")
+            for payload in self._decoder.feed(data):
+                reply = decode_reply(payload)
+                if reply.id == 0 and reply.error is not None:
+                    raise ConnectionResetError(str(reply.error))
+                answer = reply.result if reply.error is None else reply.error
+                assert answer is not None
+                self._unread.append((reply.id, answer))
+        return self._unread.popleft()
+
     async def sleep(self, duration_s: float) -> None:
         """As `trio.sleep`."""
         await self._network.time.sleep(duration_s)
 
     async def _connect(self) -> SimulatedTransport:
         self._decoder = FrameDecoder(FRAME_BYTES_MAX)
+        self._unread.clear()
         self._transport = await self._network.connect(self._address)
         return self._transport
 

@@ -13,7 +13,7 @@ from store.tables.ledger import Ledger
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 
-OUTCOMES = {4: "delivered", 5: "cancelled", 6: "expired", 7: "deduplicated", 8: "dead_lettered"}
+OUTCOMES = {4: "delivered", 5: "cancelled", 6: "expired", 7: "deduplicated", 8: "dead_lettered", 12: "rolled_back"}
 
 
 def count_files(host: Host) -> Counter[str]:

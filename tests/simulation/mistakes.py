@@ -7,21 +7,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from delayserver.broker.actions import consuming
+from delayserver.broker.actions import consuming, indexing
+from delayserver.broker.actions.arrivals import Arrivals
+from delayserver.broker.actions.dead_queue import DeadQueue
+from delayserver.broker.actions.positions import Positions
+from delayserver.broker.actions.presence import Presence
+from delayserver.broker.actions.state import BrokerState
+from delayserver.broker.files.store import BrokerStore
+from delayserver.broker.filters.filter import Filter
+from delayserver.broker.queues import deliveries
 from delayserver.broker.queues.groups import Cursor
+from delayserver.broker.service import publishing
+from delayserver.broker.service.broker import Broker
+from delayserver.broker.service.commit import BrokerCommit
+from delayserver.broker.service.pulls import PullService
 from delayserver.dispatch import message_reader
 from delayserver.dispatch.broker_group import BrokerGroup
+from delayserver.load import window_reader
 from delayserver.load.loader import Loader
 from delayserver.load.turns import LoadTurn
 from delayserver.load.window_reader import WindowReader
+from delayserver.operations import check_backs
 from delayserver.operations.cancellation import Cancellation
+from delayserver.operations.transactions import Transactions
 from delayserver.protocol.errors import TooFar
 from delayserver.protocol.outcomes import Outcome
 from delayserver.receive.intake import Intake
+from delayserver.replay import publisher
 from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.placing import Placing
 from delayserver.runtime.believable_clock import BelievableClock
@@ -33,7 +50,9 @@ from store.logs.schedule_log import ScheduleLog
 from store.logs.window_log import WindowLog
 from store.logs.window_recovery import WindowRecovery
 from store.records import record, record_reader
+from store.records.segment import Segment
 from store.tables.identity import SequenceReservation
+from store.tables.names import Names
 from tests.simulation.clocks import WallClock
 from tests.simulation.host import Host
 from wheel.due_rows import DueRows
@@ -210,8 +229,8 @@ def large_message_dropped_with_success() -> list[Change]:
 
 def cancelled_and_delivered() -> list[Change]:
     """A cancel that takes nothing out of the wheel."""
-    return [(Cancellation, "_take_out", lambda _: lambda _self, message, _due: np.full(len(message), Outcome.CANCELLED,
-                                                                                       np.uint8))]  # fmt: skip
+    return [(Cancellation, "_take_out", lambda _: lambda _self, message, *_: np.full(len(message), Outcome.CANCELLED,
+                                                                                     np.uint8))]  # fmt: skip
 
 
 def copies_delivered() -> list[Change]:
@@ -221,8 +240,8 @@ def copies_delivered() -> list[Change]:
 
 def cancels_refused() -> list[Change]:
     """A cancel that is always answered `too_late`."""
-    return [(Cancellation, "_take_out", lambda _: lambda _self, message, _due: np.full(len(message), Outcome.TOO_LATE,
-                                                                                       np.uint8))]  # fmt: skip
+    return [(Cancellation, "_take_out", lambda _: lambda _self, message, *_: np.full(len(message), Outcome.TOO_LATE,
+                                                                                     np.uint8))]  # fmt: skip
 
 
 def delay_cut_short() -> list[Change]:
@@ -259,6 +278,201 @@ def forgotten_in_its_place() -> list[Change]:
     return [(Cursor, "wait_in_place", mistaken)]
 
 
+def index_without_ids_of_clients() -> list[Change]:
+    """An index that is made and never searched with the hash that it has."""
+    return [(indexing, "hash_ids", lambda right: lambda blob, lengths: right(blob, lengths) ^ np.uint64(1))]
+
+
+def prepared_is_seen() -> list[Change]:
+    """A transaction that is loaded and delivered like a message."""
+    blind = lambda _column: False  # noqa: E731
+    return [(window_reader, "has_any", lambda _: blind), (publisher, "has_any", lambda _: blind)]
+
+
+def every_end_is_as_wanted() -> list[Change]:
+    """A commit or a rollback that comes second, and is told that it worked."""
+
+    def mistaken(_right: Any) -> Any:
+        async def tell(self: Any, result: Any, places: Any, wanted: Any, work: Any) -> None:
+            pass
+
+        return tell
+
+    return [(Transactions, "_tell", mistaken)]
+
+
+def policy_decides_at_once() -> list[Change]:
+    """A policy that decides before the check-backs."""
+
+    def mistaken(right: Any) -> Any:
+        def read(bodies: Any, lengths: Any) -> Any:
+            timers, sound = right(bodies, lengths)
+            hurried = timers.copy()
+            hurried["checks_max"] = 0
+            return hurried, sound
+
+        return read
+
+    return [(check_backs, "read_timers", mistaken)]
+
+
+def transaction_forgotten_behind_its_check_back() -> list[Change]:
+    """A check-back without the timer that comes after it."""
+
+    def mistaken(right: Any) -> Any:
+        async def ask(self: Any, asked: Any, following: Any, timers: Any) -> None:
+            await right(self, asked, [] if asked is not None else following, timers)
+
+        return ask
+
+    return [(check_backs.Pipeline, "ask", mistaken)]
+
+
+def one_attempt_more() -> list[Change]:
+    """A policy that counts redeliveries where it speaks of attempts."""
+
+    def mistaken(right: Any) -> Any:
+        return lambda self, key: right(self, key) + bool(right(self, key))
+
+    return [(BrokerState, "attempts_max", mistaken)]
+
+
+def given_up_for_good() -> list[Change]:
+    """A message that is given up, acked, and stored nowhere."""
+    return [(Arrivals, "store_own", lambda _right: lambda _self, _batch, _now_us: [])]
+
+
+def resent_and_kept() -> list[Change]:
+    """A dead letter that is sent again, and stays one."""
+    return [(DeadQueue, "settle", lambda _right: lambda self, claim: self.give_back(claim))]
+
+
+def pages_of_subjects_that_skip_one() -> list[Change]:
+    """Pages that begin one name too late: a pattern never finds that subject."""
+
+    def mistaken(right: Any) -> Any:
+        def codes_behind(names: Names, kind: int, code: int, scanned_max: int) -> Any:
+            return right(names, kind, code + 1, scanned_max)
+
+        return codes_behind
+
+    return [(Names, "codes_behind", mistaken)]
+
+
+def published_answered_before_its_sync() -> list[Change]:
+    """A publish is answered when it is written, not when it is synced."""
+
+    def append_all(right: Any) -> Any:
+        return lambda store, batches, *, durably: right(store, batches, durably=False)
+
+    def when_stored(_right: Any) -> Any:
+        return lambda _commit, _end, done: done(None)
+
+    return [(BrokerStore, "append_all", append_all), (BrokerCommit, "when_stored", when_stored)]
+
+
+def published_columns_before_rows() -> list[Change]:
+    """Of one step the publishes in columns are stored before those in rows, whatever came first."""
+
+    def mistaken(right: Any) -> Any:
+        return lambda parts: right(sorted(parts, key=lambda part: part.columns is None))
+
+    return [(publishing, "_folded", mistaken)]
+
+
+def seek_keeps_acks() -> list[Change]:
+    """A seek that moves the position and keeps what was acked above it: those messages do not come again."""
+
+    def mistaken(right: Any) -> Any:
+        def move_to(cursor: Cursor, position: int, moves: int) -> None:
+            end = cursor.next
+            right(cursor, position, moves)
+            if position + 1 < end - 1:
+                cursor.acked.add(position + 1, end - 1)
+
+        return move_to
+
+    return [(Cursor, "move_to", mistaken)]
+
+
+def seek_leaves_leases() -> list[Change]:
+    """Deliveries of before a seek are acked, as if they were those of behind it."""
+
+    def mistaken(_right: Any) -> Any:
+        def delivery_ids(start: int, count: int, epoch: int, _moves: int, retry: bool) -> Any:
+            return deliveries.delivery_ids(start, count, epoch, 0, retry)
+
+        return delivery_ids
+
+    def as_of_no_seek(right: Any) -> Any:
+        def move_to(cursor: Cursor, position: int, _moves: int) -> None:
+            right(cursor, position, 0)
+
+        return move_to
+
+    return [(consuming, "delivery_ids", mistaken), (Cursor, "move_to", as_of_no_seek)]
+
+
+def read_skips_one() -> list[Change]:
+    """A read that goes on one position too far."""
+
+    def mistaken(right: Any) -> Any:
+        def look(positions: Positions, subject: int, position: int, max_messages: int, max_bytes: int) -> Any:
+            looked = right(positions, subject, position, max_messages, max_bytes)
+            return replace(looked, next=looked.next + 1) if looked.found is not None else looked
+
+        return look
+
+    return [(Positions, "look", mistaken)]
+
+
+def filter_forgotten_by_a_restart() -> list[Change]:
+    """A group whose filter is not there after a restart, so that it gets all messages."""
+    return [(Broker, "lacks_filter", lambda _: lambda _self, _subject, _group: False)]
+
+
+def match_passed_over() -> list[Change]:
+    """A filter that forgets the last of several matches."""
+
+    def mistaken(right: Any) -> Any:
+        def rows(self: Any, batch: Any, start: int, stop: int) -> Any:
+            found = right(self, batch, start, stop)
+            return found if found is None or len(found) < 2 else found[:-1]
+
+        return rows
+
+    return [(Filter, "rows", mistaken)]
+
+
+def next_segment_never_named() -> list[Change]:
+    """A commit in a segment that was made ahead, acknowledged before the file has its name: the next start removes it."""
+
+    def mistaken(_right: Any) -> Any:
+        def take_name(segment: Segment, _naming: Any) -> None:
+            segment._naming = None
+
+        return take_name
+
+    return [(Segment, "_take_name", mistaken)]
+
+
+def a_read_that_ends_wakes_no_pull() -> list[Change]:
+    """A group whose messages had to be read from the disk gets no turn when they are there."""
+    return [(PullService, "_resume", lambda _right: lambda _self, _actor: None)]
+
+
+def uncertain_hand_off_without_a_look() -> list[Change]:
+    """A node that stores what it may have already, without a look into its store."""
+
+    def mistaken(_right: Any) -> Any:
+        def look(_self: Any, _state: Any, _known: Any) -> Any:
+            yield from ()
+
+        return look
+
+    return [(Presence, "look", mistaken)]
+
+
 MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     ack_before_sync,
     checksum_never_checked,
@@ -280,6 +494,25 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     delay_cut_short,
     expiry_forgotten_by_the_broker,
     forgotten_in_its_place,
+    filter_forgotten_by_a_restart,
+    match_passed_over,
+    prepared_is_seen,
+    every_end_is_as_wanted,
+    policy_decides_at_once,
+    transaction_forgotten_behind_its_check_back,
+    index_without_ids_of_clients,
+    one_attempt_more,
+    given_up_for_good,
+    resent_and_kept,
+    pages_of_subjects_that_skip_one,
+    published_answered_before_its_sync,
+    published_columns_before_rows,
+    a_read_that_ends_wakes_no_pull,
+    uncertain_hand_off_without_a_look,
+    seek_keeps_acks,
+    seek_leaves_leases,
+    read_skips_one,
+    next_segment_never_named,
 )
 
 

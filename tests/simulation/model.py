@@ -14,9 +14,10 @@ from store.tables.identity import CLOCK_AHEAD_US
 from tests.simulation.clocks import WallClock
 from tests.simulation.damage import Damage, Flip
 from tests.simulation.failures import SimulationFailure
+from tests.simulation.filters import Wanted, properties_of, tag_of
 from tests.simulation.settings import REDELIVERY_FIRST_MS
 
-ENDS = ("delivered", "cancelled", "expired", "deduplicated", "dead_lettered")
+ENDS = ("delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "rolled_back")
 UNKNOWN, ACCEPTED, REFUSED = "unknown", "accepted", "refused"
 # This long after a consumer got a message, in a world that is well, its outcome is known to who asks.
 OUTCOME_US_MAX = 2_000_000
@@ -43,6 +44,8 @@ class Sent:
     state: str = UNKNOWN
     sequence: int = 0
     receipt: str = ""
+    kind: int = 0
+    """Gives its tag and its properties (`filters.py`): the same for all copies of a message, and for what replaces it."""
     rescheduled: bool = False
     derived_id: str = ""
     """The id that the server made, of a row sent without one."""
@@ -168,6 +171,7 @@ class Model:
         self.identities: dict[object, Identity] = {}
         self.by_receipt: dict[str, Sent] = {}
         self.sequences: set[int] = set()
+        self.filters: dict[str, Wanted] = {}
         self.disturbed = False
         # Redispatches that were asked for, and that have no answer (yet): ranges of due times.
         self._redispatches: list[tuple[int, int]] = []
@@ -184,6 +188,8 @@ class Model:
         self.life: Callable[[], int] = lambda: 0
         self.damage = damage
         self.well_for_us: Callable[[str], int] = lambda _subject: 0
+        # What transactions add to a count, at least and at most.
+        self.deals: Callable[[str], tuple[int, int]] = lambda _name: (0, 0)
 
     def without_checkpoint(self) -> None:
         """The server opened a directory of before, and found no checkpoint in it."""
@@ -250,12 +256,16 @@ class Model:
         padding: int = 0,
         *,
         rescheduled: bool = False,
+        kind: int | None = None,
     ) -> Sent:
         """A row about to be sent."""
         token = self._next_token
         self._next_token += 1
         row = Sent(token, subject, b"m%d." % token + b"." * padding, message_id, due_ms, expires_ms)
         row.rescheduled = rescheduled
+        if kind is None:
+            kind = token if message_id is None else int(message_id.removeprefix("id-"))
+        row.kind = kind
         self.rows[token] = row
         self.identities.setdefault(self._key(row), Identity()).copies.append(row)
         return row
@@ -431,6 +441,10 @@ class Model:
             self.fail(f"dispatched at {dispatched_us}, a time the clock has never shown", row)
         if row.state == REFUSED:
             self.fail("it was refused and arrived all the same", row)
+        if not self.wants(group, row):
+            self.fail(f"it arrived at {group}, whose filter it does not match", row)
+        if (fields.get("tag"), fields["properties"]) != (tag_of(row.kind), properties_of(row.kind)):
+            self.fail(f"it arrived with tag {fields.get('tag')} and properties {fields['properties']}", row)
         if identity.cancelled:
             # A copy whose original is lost is a message of its own.
             self.fail("it was answered `cancelled` and arrived all the same", row, kept=len(identity.copies) == 1)
@@ -486,7 +500,7 @@ class Model:
     ) -> None:
         """The hand-off to the project's own broker is exactly once: one place in its queue for one message."""
         assert isinstance(delivery, int)
-        position = delivery & ((1 << 48) - 1)
+        position = delivery & ((1 << 44) - 1)
         known = identity.stored.get(place)
         if known is None:
             if identity.stored and not self.disturbed:
@@ -592,8 +606,19 @@ class Model:
                 identity.may_expire
                 and (identity.last_answer in ("delivered", "expired", "retired") or identity.unknown)
             )
-            and not set(groups) <= {hands.partition("@")[0] for hands in identity.arrived}
+            and not {group for group in groups if self.wants(group, identity.copies[0])}
+            <= {hands.partition("@")[0] for hands in identity.arrived}
         ]
+
+    def filter_of(self, group: str) -> dict[str, str]:
+        """What a group's pulls say of its filter."""
+        wanted = self.filters.get(group)
+        return {} if wanted is None else wanted.arguments
+
+    def wants(self, group: str, row: Sent) -> bool:
+        """Whether a group's filter matches a message."""
+        wanted = self.filters.get(group)
+        return wanted is None or wanted.matches(row.kind)
 
     def next_due_ms(self, now_ms: int) -> int | None:
         """The earliest due time after now of what has not arrived."""
@@ -628,22 +653,22 @@ class Model:
         )
         self._within("pending", status["pending"], certain, 1 << 62)
 
-    def check_running(self, status: dict[str, int]) -> None:
-        """What must hold at any time when no request is under way."""
+    def check_running(self, status: dict[str, int], *, settled: bool = False) -> None:
+        """What must hold at any time when no request is under way. `settled`: also none of a transaction."""
         everything = list(self.identities.values())
         accepted = sum(identity.accepted for identity in everything)
         unknown = sum(identity.unknown for identity in everything)
         # What a flipped bit may have hit may be counted nowhere; all else is, and nothing is counted that was not sent.
         hit = [identity for identity in everything if self.damaged(identity)]
         rows_hit = sum(identity.accepted + identity.unknown for identity in hit)
-        self._within("accepted", status["accepted"], accepted - rows_hit, accepted + unknown)
+        self._count("accepted", status, accepted - rows_hit, accepted + unknown, settled=settled)
         # An outcome may be counted of a message that is lost, and so is not.
-        self._within("pending", status["pending"], -rows_hit, accepted + unknown)
+        self._count("pending", status, -rows_hit, accepted + unknown, settled=settled)
         self._within("early", status["early"], 0, 0)
 
     def check_balance(self, status: dict[str, int]) -> None:
         """The server's counts against the books, as exactly as unknown answers allow."""
-        self.check_running(status)
+        self.check_running(status, settled=True)
         everything = list(self.identities.values())
         # Messages that a flipped bit may have hit may have any outcome or none; those of the others are exact.
         hit = [identity for identity in everything if self.damaged(identity)]
@@ -652,15 +677,16 @@ class Model:
         self._within("pending", status["pending"], -rows_hit, rows_hit)
         self._within("dead_lettered", status["dead_lettered"], 0, 0)
         arrived, ended = self._arrived_and_ended(sound)
-        self._within("delivered", status["delivered"], arrived, arrived + ended + rows_hit)
+        self._count("delivered", status, arrived, arrived + ended + rows_hit)
         cancelled = sum(identity.cancelled for identity in sound)
         maybe = sum(identity.maybe_cancelled and not identity.cancelled for identity in sound)
-        self._within("cancelled", status["cancelled"], cancelled, cancelled + maybe + rows_hit)
+        self._count("cancelled", status, cancelled, cancelled + maybe + rows_hit)
+        self._count("rolled_back", status, 0, 0)
         ends = sum(status[name] for name in ENDS)
         self._within("accepted - all outcomes", status["accepted"] - ends, -rows_hit, rows_hit)
         copies = sum(max(identity.accepted - 1, 0) for identity in sound)
         copies_most = sum(max(identity.accepted + identity.unknown - 1, 0) for identity in sound)
-        self._within("deduplicated", status["deduplicated"], copies, copies_most + rows_hit)
+        self._count("deduplicated", status, copies, copies_most + rows_hit)
 
     def waits_for_leases(self, status: dict[str, int]) -> bool:
         """Whether messages whose sending nobody answered are delivered and have not arrived: a pull without an answer may
@@ -673,6 +699,12 @@ class Model:
     def _arrived_and_ended(self, sound: list[Identity]) -> tuple[int, int]:
         arrived = sum(bool(identity.arrived_tokens) for identity in sound)
         return arrived, sum(identity.may_expire and not identity.arrived_tokens for identity in sound)
+
+    def _count(self, name: str, status: dict[str, int], low: int, high: int, *, settled: bool = True) -> None:
+        """A count lies within what the books of messages say and what the deals add. Not `settled`: the status may be older
+        than what a deal was answered."""
+        least, most = self.deals(name)
+        self._within(name, status[name], low + (least if settled else 0), high + most)
 
     def _within(self, name: str, value: int, low: int, high: int) -> None:
         if not low <= value <= high:

@@ -15,8 +15,8 @@ from typing import TypeVar
 from delayserver.broker.service import pulls
 from delayserver.dispatch import broker_group, complete_windows, dispatcher, message_reader
 from delayserver.operations import cancellation, consuming, redelivery
-from delayserver.receive import disk_pace
 from delayserver.replay import day_tier, replayer
+from delayserver.runtime import disk_pace
 from delayserver.state import decided
 from store.logs import window_files
 from tests.simulation.clocks import SimulatedTime

@@ -9,6 +9,7 @@ from typing import Any
 
 import trio
 
+from delayserver.config.reloading import WeightChange
 from delayserver.dispatch.targets.remote_node import PAUSE_S_MAX
 from delayserver.front.front import BROKER
 from delayserver.front.handlers.status_map import status_map
@@ -21,13 +22,18 @@ from tests.simulation.clocks import SimulatedTime, WallClock
 from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.files import check_files
+from tests.simulation.filters import FILTERED_GROUP, FILTERED_SHARE, FILTERS
+from tests.simulation.giving_up import GivingUp
 from tests.simulation.host import Host
 from tests.simulation.model import ACCEPTED, Model, Sent
+from tests.simulation.moving import Moving
 from tests.simulation.network import UNREAD_BYTES_MAX, Network, Weather
+from tests.simulation.publishing import Publishing
 from tests.simulation.rude import REQUESTS_MAX, Rude
 from tests.simulation.threads import SimulatedWorkers
 from tests.simulation.timeliness import LATE_US_MAX, Timeliness
 from tests.simulation.trace import Trace
+from tests.simulation.transactions import Books, Dealer
 
 # A seed that needs more simulated hops than this to deliver everything is stuck.
 HOPS_MAX = 400
@@ -41,6 +47,13 @@ CHECKED_SHARE = 0.5
 FLIPPING_SHARE = 0.125
 # Of the others, seeds in which files are cut or go. Without flipped bits their verdict is stricter.
 CUTTING_SHARE = 0.125
+# Of the seeds without damage, those with transactions.
+DEALING_SHARE = 0.6
+# Seeds without damage in which a group fails and gives messages up.
+GIVING_UP_SHARE = 0.4
+# Seeds without damage in which producers publish.
+PUBLISHING_SHARE = 0.5
+MOVING_SHARE = 0.4
 # What may happen to a node until the next fault.
 NODE_FAULTS = (
     "down", "crash", "slow", "silent", "unreachable", "full", "sync fails", "hung", "hung", "twin", "well", "well",
@@ -87,6 +100,7 @@ class World:
         settings = settings_of.server_settings(self.chance, groups, routes)
         self.flipping = Random(f"{seed}:damage").random() < FLIPPING_SHARE
         self.cutting = Random(f"{seed}:cuts")
+        self.weights = Random(f"{seed}:weights")
         self.cuts = not self.flipping and self.cutting.random() < CUTTING_SHARE
         self.host = Host("server", 1, settings, self.clock, self.network, Random(f"{seed}:host"), self.note)
         for host in (self.host, *self.nodes):
@@ -105,6 +119,11 @@ class World:
         for node in self.nodes:
             node.on_change = self.timely.fault
         self.groups = ["one"] if self.chance.random() < 0.6 else ["one", "two"]
+        rude_groups = list(self.groups)  # a rude client names no filter
+        filtering = Random(f"{seed}:filter")
+        if filtering.random() < FILTERED_SHARE:
+            self.groups.append(FILTERED_GROUP)
+            self.model.filters[FILTERED_GROUP] = filtering.choice(FILTERS)
         own = [self.host.address]
         remote = sorted(node.address for node in self.nodes) or own
         brokers = {subject: remote if subject in REMOTE_SUBJECTS else own for subject in SUBJECTS}
@@ -137,6 +156,9 @@ class World:
             for subject in (SUBJECTS if host is self.host else REMOTE_SUBJECTS)
             for group in self.groups
         ]
+        self.giving_up = self._giving_up(seed)
+        self.publishing = self._publishing(seed)
+        self.moving = self._moving(seed)
         self.checker = Client(self.network, self.host.address, "checker")
         self.looked_late = False
         # Nodes to which another process with the server's id delivers, or did so a moment ago.
@@ -150,10 +172,44 @@ class World:
         self.network.unread_bytes_max = rude.choice([UNREAD_BYTES_MAX, 8 * 1024, 1024])
         self.rude_share = rude.choice([0.0, 0.3, 0.8])
         self.rude = Rude(
-            self.network, self.host.address, rude, self.note, SUBJECTS, self.groups, self.model.pulled_unseen
+            self.network, self.host.address, rude, self.note, SUBJECTS, rude_groups, self.model.pulled_unseen
         )
-        clients = len(self.producers) + len(self.consumers) + 1
+        self.dealer = self._make_dealer(seed)
+        clients = len(self.producers) + len(self.consumers) + 7
         self.bounds = Bounds(ROWS_AT_ONCE * len(self.producers), clients + RUDE_MAX * REQUESTS_MAX)
+
+    def _make_dealer(self, seed: int) -> Dealer | None:
+        """Transactions, in seeds without damage."""
+        chance = Random(f"{seed}:deals")
+        if self.flipping or self.cuts or chance.random() >= DEALING_SHARE:
+            return None
+        books = Books(self.model, self.host, self.note)
+        self.model.deals = books.range_of
+        clients = [Client(self.network, self.host.address, f"dealer-{role}") for role in ("one", "two", "three")]
+        return Dealer(clients, self.host, books, chance, self.note)
+
+    def _moving(self, seed: int) -> Moving | None:
+        """Seeks, removals and reads, in seeds without damage."""
+        chance = Random(f"{seed}:moving")
+        if self.flipping or self.cuts or chance.random() >= MOVING_SHARE:
+            return None
+        clients = [Client(self.network, self.host.address, name) for name in ("moving", "listening")]
+        return Moving(clients, self.host, chance, self.note)
+
+    def _giving_up(self, seed: int) -> GivingUp | None:
+        chance = Random(f"{seed}:giving up")
+        if self.flipping or self.cuts or chance.random() >= GIVING_UP_SHARE:
+            return None
+        client = Client(self.network, self.host.address, "giving-up")
+        return GivingUp(client, self.model, self.host, chance, self.note)
+
+    def _publishing(self, seed: int) -> Publishing | None:
+        chance = Random(f"{seed}:publishing")
+        if self.flipping or self.cuts or chance.random() >= PUBLISHING_SHARE:
+            return None
+        address = self.host.address
+        producers = [Client(self.network, address, f"publisher-{number}") for number in range(chance.choice([1, 2]))]
+        return Publishing(producers, Client(self.network, address, "readers"), self.host, chance, self.note)
 
     def _well(self, subject: str) -> bool:
         """Whether nothing keeps a message of this subject from its broker, as far as the world knows."""
@@ -193,10 +249,27 @@ class World:
             await self._start()
             for consumer in self.consumers:
                 nursery.start_soon(consumer.run)
+            if self.dealer is not None:
+                nursery.start_soon(self.dealer.consume)
+                nursery.start_soon(self.dealer.answer)
+            if self.giving_up is not None:
+                nursery.start_soon(self.giving_up.run)
+            if self.publishing is not None:
+                await self.publishing.run(nursery)
+            if self.moving is not None:
+                nursery.start_soon(self.moving.run)
             for _ in range(self.chance.choice(EPISODES)):
                 await self._episode()
             await self._calm_down()
             await self._deliver_all()
+            if self.dealer is not None:
+                await self.dealer.finish(self._leap)
+            if self.giving_up is not None:
+                await self.giving_up.settle(self._leap)
+            if self.publishing is not None:
+                await self.publishing.settle(self._leap)
+            if self.moving is not None:
+                await self.moving.settle()
             await self._verdict()
             nursery.cancel_scope.cancel()
 
@@ -304,6 +377,8 @@ class World:
             for producer in self.producers:
                 if chance.random() < 0.8:
                     nursery.start_soon(self._requests, producer, chance.randrange(1, 5))
+            if self.dealer is not None:
+                nursery.start_soon(self.dealer.act)
             if chance.random() < self.rude_share:
                 for _ in range(chance.choice([1, 1, RUDE_MAX])):
                     nursery.start_soon(self.rude.act)
@@ -421,6 +496,7 @@ class World:
         """Down, slow, accepts and then fails, cannot write; until the next fault."""
         chance, network = self.chance, self.network
         await self.time.sleep(chance.choice([0, 0.02, 0.5]) * chance.random())
+        self._change_weights()
         if chance.random() < 0.5:
             return
         self._heal(node)
@@ -450,6 +526,22 @@ class World:
         elif kind == "sync fails" and node.synced:
             node.disk.fail_next_sync("broker")
         self._start_nodes()
+
+    def _change_weights(self) -> None:
+        """The operator gives the nodes other weights, and drains one now and then. A restart has those of the file."""
+        server, chance = self.host.server, self.weights
+        if server is None or not server.is_open or not self.host.alive or chance.random() < 0.5:
+            return
+        changes = []
+        for group in server.settings.groups:
+            weights = [chance.choice([0, 0, 1, 3]) for _ in group.nodes]
+            weights[chance.randrange(len(weights))] = 1
+            changes += [
+                WeightChange(group.name, node.address, node.weight, weight)
+                for node, weight in zip(group.nodes, weights, strict=True)
+            ]
+        self.note("operator", "weights", of="; ".join(map(str, changes)))
+        server.change_weights(changes)
 
     async def _twin(self, node: Host) -> None:
         """For a while another process with the server's id delivers to a node, as on a copy of its data directory. Only to a
@@ -564,6 +656,8 @@ class World:
                 node.clock.step(self.clock.now_us() - node.clock.now_us())
         for consumer in self.consumers:
             consumer.careful = True
+        if self.dealer is not None:
+            self.dealer.careful = True
         await self.time.sleep(1)
         self._start_nodes()
         await self._recover()
@@ -683,7 +777,9 @@ class World:
             self.damage.verdict()
 
 
-BALANCE = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "pending", "early")
+BALANCE = (
+    "accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "rolled_back", "pending", "early",
+)  # fmt: skip
 
 
 def twin_delivery(server_id: str, now_ms: int) -> dict[str, Any]:

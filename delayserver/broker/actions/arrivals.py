@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,16 +15,27 @@ from delayserver.broker.actions.delivering import (
     STORED,
     Delivered,
     KnownKeys,
-    delivery_keys,
+    QueueRun,
     grouped,
     positions_of,
-    window_keys,
 )
+from delayserver.broker.actions.presence import Presence
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.queues.queue import ConsumeQueue, QueueKey
-from delayserver.broker.queues.windows import Window, by_window
+from delayserver.broker.reads import Steps
 from store.errors import DiskFullError
-from store.records.batches import U8, StoredBatch
+from store.records.batches import I64, U8, StoredBatch
+from store.records.stored_rows import StoredRows
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """Answer of `publish`: the positions of each batch's rows (i64[n] or a list), in the order in which they were given.
+    `arrived`: queues with new messages. The rows are durable once the broker's `synced_offset` has reached `end`."""
+
+    positions: list[I64 | list[int]]
+    arrived: list[QueueKey]
+    end: int
 
 
 class Arrivals:
@@ -32,29 +44,41 @@ class Arrivals:
     def __init__(self, state: BrokerState) -> None:
         self._state = state
         self._known = KnownKeys(state.limits.known_rows_max)
+        # Uncertain hand-offs that wait for a read.
+        self._checks: list[Presence] = []
         self._runs = 0
         self.delivered = 0
+        self.published = 0
         self.duplicates = 0
         self.count_runs()
 
     def count_runs(self) -> None:
         """Count the index rows in memory anew, after retention removed some."""
-        self._runs = sum([queue.runs_in_memory for queue in self._state.queues.values()])
+        self._runs = self._state.queues.runs_in_memory()
 
-    def deliver(self, batch: StoredBatch, uncertain: bool, now_us: int) -> Delivered:
+    def deliver(self, batch: StoredBatch, now_us: int) -> Delivered:
         """See `Broker.deliver`."""
-        outcome = np.full(len(batch), STORED, np.uint8)
-        if uncertain:
-            present = self._present(batch)
-            outcome[present] = DUPLICATE
-            duplicates = int(np.count_nonzero(present))
-            self.duplicates += duplicates
-            if duplicates == len(batch):
-                return Delivered(outcome, [], self._state.store.end)
-            if duplicates:
-                batch = batch.take(np.flatnonzero(~present))
+        return self._deliver(batch, np.full(len(batch), STORED, np.uint8), np.arange(len(batch)), now_us)
+
+    def deliver_uncertain(self, batch: StoredBatch, now_us: int, admit: Callable[[], object]) -> Steps[Delivered]:
+        """See `Broker.deliver_uncertain`."""
+        check = Presence(batch)
+        self._checks.append(check)
+        try:
+            yield from check.look(self._state, self._known)
+        finally:
+            self._checks.remove(check)
+        admit()
+        outcome = np.where(check.present, DUPLICATE, STORED).astype(np.uint8)
+        rows = np.flatnonzero(~check.present)
+        self.duplicates += len(batch) - len(rows)
+        if not len(rows):
+            return Delivered(outcome, [], self._state.store.end)
+        return self._deliver(batch if len(rows) == len(batch) else batch.take(rows), outcome, rows, now_us)
+
+    def _deliver(self, batch: StoredBatch, outcome: U8, rows: NDArray[np.intp], now_us: int) -> Delivered:
+        """Store a batch whose rows are `rows` of `outcome`."""
         arrived: dict[QueueKey, None] = {}
-        rows = np.flatnonzero(outcome == STORED) if uncertain else np.arange(len(batch))
         self._store(batch, rows, outcome, arrived, now_us)
         return Delivered(outcome, list(arrived), self._state.store.end)
 
@@ -80,6 +104,13 @@ class Arrivals:
             return False
         return True
 
+    def store_own(self, batch: StoredBatch, now_us: int) -> list[QueueKey]:
+        """Store messages that this node makes, as one record; returns the queues that got messages. They belong to no
+        window: nobody hands them over, so nobody repeats them. Raises DiskFullError (nothing stored)."""
+        stored = self.publish([batch], now_us, durably=False)
+        self.published -= len(batch)  # no client asked for it
+        return stored.arrived
+
     def _append(self, batch: StoredBatch, now_us: int) -> list[QueueKey]:
         """Store a batch as one record; returns the queues that got messages. Raises DiskFullError (nothing stored)."""
         state = self._state
@@ -95,34 +126,104 @@ class Arrivals:
         self.delivered += len(batch)
         state.windows.add_record(start, end, batch.server_id, batch.window_ms, batch.sequence)
         self._known.add(batch)
-        # While the clock is behind, later records still count as no older than earlier ones.
-        newest_us = next(reversed(state.segment_newest_us.values()), 0)
-        state.segment_newest_us[state.store.base_of(start)] = max(now_us, newest_us)
+        for check in self._checks:
+            check.stored(batch)
+        self._aged(start, now_us)
         self._spill(queues)
         return [run.key for run in runs]
 
-    def _present(self, batch: StoredBatch) -> NDArray[np.bool_]:
-        keys = delivery_keys(batch.sequence, batch.redelivery)
-        present = np.zeros(len(batch), bool)
-        for window, rows in by_window(batch.server_id, batch.window_ms):
-            place = slice(None) if rows is None else rows
-            present[place] = self._known.present(window, keys[place], window_keys(self._records(window), window))
-        return present
+    def _aged(self, start: int, now_us: int) -> None:
+        """Note the time of a record for retention. While the clock is behind, later records still count as no older than
+        earlier ones."""
+        newest_us = next(reversed(self._state.segment_newest_us.values()), 0)
+        self._state.segment_newest_us[self._state.store.base_of(start)] = max(now_us, newest_us)
 
-    def _records(self, window: Window) -> Iterator[dict[str, NDArray[Any]]]:
-        """A window's readable records. Messages of the unreadable ones are stored again: no consumer can pull those."""
-        for extent in self._state.windows.of(window):
-            for record in self._state.store.readable_columns(extent.start, extent.stop, self._state.damaged):
-                yield record.columns
+    def publish(self, batches: Sequence[StoredBatch | StoredRows], now_us: int, *, durably: bool) -> Published:
+        """See `Broker.publish`."""
+        state = self._state
+        ends: dict[QueueKey, int] = {}
+        placed: list[StoredBatch | StoredRows] = []
+        runs_of: list[list[QueueRun]] = []
+        positions: list[I64 | list[int]] = []
+        for batch in batches:
+            own, runs, given = (
+                self._place_rows(batch, ends) if isinstance(batch, StoredRows) else self._place_columns(batch, ends)
+            )
+            placed.append(own)
+            runs_of.append(runs)
+            positions.append(given)
+        growth_bytes = state.store.growth_bytes(*placed)
+        if growth_bytes:
+            state.room.require_beside(growth_bytes)
+        stored = state.store.append_all(placed, durably=durably)
+        for (start, _end), own, runs in zip(stored, placed, runs_of, strict=True):
+            queues = [state.queue(run.key) for run in runs]
+            for run, queue in zip(runs, queues, strict=True):
+                queue.append(start, run.row_start, run.row_count)
+            self.published += len(own)
+            self._aged(start, now_us)
+            self._spill(queues)
+        return Published(positions, list(ends), state.store.end)
+
+    def _reserve(self, key: QueueKey, count: int, ends: dict[QueueKey, int]) -> int:
+        """The first of `count` positions of a queue. `ends` has the ends of the queues behind what was placed before."""
+        first = ends.get(key)
+        if first is None:
+            queue = self._state.queues.get(key)
+            first = 0 if queue is None else queue.end
+        ends[key] = first + count
+        return first
+
+    def _place_rows(
+        self, batch: StoredRows, ends: dict[QueueKey, int]
+    ) -> tuple[StoredRows, list[QueueRun], I64 | list[int]]:
+        """The rows with their positions, those of a subject side by side; the runs; the positions as given."""
+        rows, count = batch.rows, len(batch)
+        if count == 1 or all(row[1] == rows[0][1] for row in rows):
+            key = (rows[0][1], 0)
+            first = self._reserve(key, count, ends)
+            positions = list(range(first, first + count))
+            placed = StoredRows(rows, batch.sequences, positions, batch.accepted_us, batch.server_id)
+            return placed, [QueueRun(key, 0, count)], positions
+        order = sorted(range(count), key=lambda place: rows[place][1])  # stable: a producer's order stays
+        runs: list[QueueRun] = []
+        given, in_order = [0] * count, list[int]()
+        for subject, places in groupby(order, key=lambda place: rows[place][1]):
+            own = list(places)
+            first = self._reserve((subject, 0), len(own), ends)
+            runs.append(QueueRun((subject, 0), len(in_order), len(own)))
+            for position, place in enumerate(own, first):
+                given[place] = position
+                in_order.append(position)
+        placed = StoredRows(
+            [rows[place] for place in order],
+            [batch.sequences[place] for place in order],
+            in_order,
+            batch.accepted_us,
+            batch.server_id,
+        )
+        return placed, runs, given
+
+    def _place_columns(
+        self, batch: StoredBatch, ends: dict[QueueKey, int]
+    ) -> tuple[StoredBatch, list[QueueRun], I64 | list[int]]:
+        placed, runs = grouped(batch)
+        positions = positions_of(runs, [self._reserve(run.key, run.row_count, ends) for run in runs])
+        given = positions
+        if placed is not batch:  # the sequences rise as given, so they show where each row went
+            given = positions[np.argsort(placed.sequence, kind="stable")]
+        return placed.with_columns(position=positions), runs, given
 
     def _spill(self, queues: list[ConsumeQueue]) -> None:
         """Bound the index rows in memory, of each queue and of all together."""
         limits, blocks = self._state.limits, self._state.blocks
         self._runs += len(queues)
+        if self._state.capturing:  # for a fraction of a second; the next append spills
+            return
         for queue in queues:
             self._runs -= queue.spill_above(limits.queue_runs_max, blocks)
         if self._runs > limits.runs_max:
-            for queue in sorted(self._state.queues.values(), key=lambda one: -one.runs_in_memory):
+            for queue in self._state.queues.largest():
                 self._runs -= queue.spill_above(min(queue.runs_in_memory - 1, limits.queue_runs_max // 2), blocks)
                 if self._runs <= limits.runs_max // 4 * 3:
                     break

@@ -5,17 +5,23 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from delayserver.broker.actions.state import BrokerState
+from delayserver.broker.filters.filter import Filter
 from delayserver.broker.pulled import PullBudget, PulledBatch
-from delayserver.broker.queues.deliveries import EPOCHS, DeliveryRanges, delivery_ids, split_deliveries
-from delayserver.broker.queues.groups import Cursor, GroupKey
+from delayserver.broker.queues.deliveries import EPOCHS, MOVES, DeliveryRanges, delivery_ids, split_deliveries
+from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.queues.places import LEASED, Place
 from delayserver.broker.queues.queue import ConsumeQueue
-from delayserver.broker.queues.ranges import Range, ranges_of
+from delayserver.broker.queues.ranges import Range, gaps, ranges_of
+from delayserver.broker.reads import ReadNeeded, ReadPlan
 from store.errors import StoreError
-from store.records.batches import I64
+from store.records.batches import I64, StoredBatch
 from store.records.expiry import expired_rows
+
+# Work of the filter of one waiting group in the step that brings messages. More of it takes its turn.
+_ARRIVAL_NS = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +64,51 @@ class Consuming:
             min(max_bytes, limits.pull_bytes_max),
             limits.pull_messages_max,
             limits.pull_bytes_max,
+            limits.filter_step_ns,
         )
         self._unfinished.discard(key)
+        needed: ReadPlan | None = None
         for retry in (True, False):
             queue = self._state.queues.get(key if retry else (key[0], 0))
-            if queue is not None:
-                self._hand_out(key, retry, queue, group.cursor(retry), budget, now_us, lease_us + timeout_ms * 1000)
-        pulled = budget.pulled()
+            if queue is not None and needed is None:
+                deadline_us = lease_us + timeout_ms * 1000
+                needed = self._hand_out(key, retry, queue, group.cursor(retry), budget, now_us, deadline_us)
+        pulled = budget.pulled(needed)
+        if pulled is None and needed is not None:
+            raise ReadNeeded(needed)
         if pulled is None and not budget.may_look:
             self._unfinished.add(key)
         self.pulled += 0 if pulled is None else len(pulled)
         return pulled
+
+    def use_filter(self, key: GroupKey, wanted: Filter | None) -> None:
+        """See `Broker.use_filter`."""
+        if wanted is None:
+            self._state.filters.pop(key, None)
+        else:
+            self._state.filters[key] = wanted
+
+    def passes_over(self, key: GroupKey) -> bool:
+        """See `Broker.passes_over`."""
+        wanted = self._state.filters.get(key)
+        if wanted is None:
+            return False
+        queue = self._state.queues.get((key[0], 0))
+        group: ConsumerGroup | None = self._state.groups.get(key)
+        if queue is None or group is None:
+            return False
+        run = queue.newest()
+        if run is None or run.position != group.main.next or run.row_count > wanted.rows_within(_ARRIVAL_NS):
+            return False
+        batch = self._state.store.in_memory(run.store_offset)
+        if batch is None:
+            return False
+        rows = wanted.rows(batch, run.row_start, run.row_start + run.row_count)
+        if rows is None or len(rows):
+            return False
+        group.main.hand_out(run.position, queue.end)
+        self._state.pass_over(key, [(run.position, queue.end)])
+        return True
 
     def is_unfinished(self, key: GroupKey) -> bool:
         """See `Broker.is_unfinished`."""
@@ -94,18 +134,31 @@ class Consuming:
         budget: PullBudget,
         now_us: int,
         deadline_us: int,
-    ) -> None:
-        """Take runs while there are any and they fit. Consecutive runs become one lease."""
+    ) -> ReadPlan | None:
+        """Take runs while there are any and they fit. Consecutive runs become one lease.
+
+        Returns the read that must come before more can be taken."""
+        needed: ReadPlan | None = None
         limits = self._state.limits
+        wanted = None if retry else self._state.filters.get(key)
         held: Range = (cursor.next, cursor.next)
         while budget.messages > 0 and budget.may_look and cursor.has_room(limits.lease_ranges_max):
-            span = cursor.available_again(budget.messages)
+            room = budget.messages
+            span = cursor.available_again(room)
             if span is None:
-                room = min(budget.messages, limits.outstanding_max - cursor.outstanding())
+                room = min(room, cursor.room(limits.outstanding_max))
                 fresh = room > 0 and cursor.place_ranges < limits.lease_ranges_max
-                span = cursor.available(queue.end, room) if fresh else None
+                looked = room if wanted is None else wanted.rows_within(budget.look_ns)
+                span = cursor.available(queue.end, looked) if fresh else None
             try:
-                taken = None if span is None else self._take(key, retry, cursor, budget, span, now_us, deadline_us)
+                taken = (
+                    None
+                    if span is None
+                    else self._take(key, retry, queue, cursor, budget, span, room, now_us, deadline_us)
+                )
+            except ReadNeeded as read:
+                needed = read.plan
+                break
             except StoreError:
                 if not budget.parts:
                     raise
@@ -117,6 +170,7 @@ class Consuming:
                 held = taken
             held = (held[0], taken[1])
         self._hold(key, cursor, held, deadline_us)
+        return needed
 
     def _hold(self, key: GroupKey, cursor: Cursor, held: Range, deadline_us: int) -> None:
         if held[1] > held[0]:
@@ -128,21 +182,30 @@ class Consuming:
         self,
         key: GroupKey,
         retry: bool,
+        queue: ConsumeQueue,
         cursor: Cursor,
         budget: PullBudget,
         span: Range,
+        room: int,
         now_us: int,
         deadline_us: int,
     ) -> Range | None:
-        """Take rows of `span` from its first run, as many as fit the budget. Returns their range; None if none fits.
+        """Take rows of `span` from its first run, at most `room` and as many as fit the budget. Returns their range; None
+        if none fits.
 
-        The range is empty if all rows were passed over as unreadable or expired."""
+        The range is empty if all rows were passed over as unreadable or expired. Rows that the group's filter keeps from
+        it are passed over as well, but a redelivery in its place is not asked again."""
         start, stop = span
         run = self._state.run_at(key if retry else (key[0], 0), start)
         count = min(stop, run.position + run.row_count) - start
         # A block of index rows may outlive some of its records, which retention removed. That is no damage.
         given_back = run.store_offset < self._state.store.first
-        batch = None if given_back else self._state.read(run, patient=True)
+        again = start < cursor.next
+        wanted = None if retry or not cursor.must_ask(start) else self._state.filters.get(key)
+        to_read = budget.wanted
+        if wanted is not None:  # few of the messages that it reads are for the group
+            to_read = (wanted.rows_within(self._state.limits.filter_step_ns), to_read[1])
+        batch = None if given_back else self._state.read_for(to_read, run, queue)
         if batch is None:
             # Unreadable messages must not hold up what is behind them; they are counted and reported, not forgotten.
             self._state.lost(0 if given_back else count)
@@ -150,25 +213,36 @@ class Consuming:
             budget.pass_over(count, 0)
             return start + count, start + count
         row = run.row_start + start - run.position
-        count, size = budget.fitting(batch, row, count)
+        rows, count, size = _fitting(budget, wanted, batch, (row, count), room)
         if count == 0:
             return None
         before = cursor.attempts_before(start, count)
-        delivery = delivery_ids(start, count, self._state.epoch, retry)
-        if start < cursor.next:
+        delivery = delivery_ids(start, count, self._state.epoch, cursor.moves, retry)
+        if again:
             times = cursor.hand_out_again(start, start + count, deadline_us)
             self._state.in_place(key, retry, Place(start, start + count, times, LEASED))
         else:
             cursor.hand_out(start, start + count)
-        expired = expired_rows(batch.expires_ms[row : row + count], now_us)
+        expires_ms = batch.expires_ms[row : row + count]
+        if rows is not None:
+            if len(rows) < count:
+                self._state.pass_over(key, gaps(start, rows, count), again=again)
+            if not len(rows):  # the lease of what was taken before goes on behind it
+                return (start if budget.parts else start + count), start + count
+            expires_ms = expires_ms[rows]
+        expired = expired_rows(expires_ms, now_us)
         if expired is None:
-            budget.take(batch.slice(row, row + count), delivery, before, size)
+            if rows is None:
+                budget.take(batch.slice(row, row + count), delivery, before, size)
+            else:
+                budget.take(batch.pick(row + rows), delivery[rows], before[rows], size)
             return start, start + count
-        for low, high in ranges_of(start + np.flatnonzero(expired)):
+        rows = np.arange(count) if rows is None else rows
+        for low, high in ranges_of(start + rows[expired]):
             cursor.ack(low, high, high)
             self._state.expired(key, retry, low, high)
-        kept = np.flatnonzero(~expired)
-        budget.pass_over(count - len(kept), size if not len(kept) else 0)
+        kept = rows[~expired]
+        budget.pass_over(len(rows) - len(kept), size if not len(kept) else 0)
         if not len(kept):
             return start + count, start + count
         budget.take(batch.take(row + kept), delivery[kept], before[kept], size)
@@ -190,10 +264,13 @@ class Consuming:
         for part in parts:
             cursor = group.cursor(part.retry)
             limit = self._ack_limit(key, part, cursor)
-            for start, stop in part.ranges:
-                for low, high in cursor.ack(start, stop, limit):
-                    acked += high - low
-                    self._state.acked(key, part.retry, low, high)
+            changed: list[Range] = []
+            for start, stop in cursor.joined(part.ranges):
+                fresh = cursor.ack(start, stop, limit)
+                acked += sum([high - low for low, high in fresh])
+                changed += [(fresh[0][0], fresh[-1][1])] if fresh and cursor.passes_over else fresh
+            for start, stop in cursor.to_log(changed) if cursor.passes_over else changed:
+                self._state.acked(key, part.retry, start, stop)
         self.acked += acked
         return Acked(acked, len(deliveries) - acked)
 
@@ -205,9 +282,29 @@ class Consuming:
 
     def _ack_limit(self, key: GroupKey, part: DeliveryRanges, cursor: Cursor) -> int:
         """The position up to which an ack counts. For deliveries of the process before, it is the queue's end at the
-        restart: positions above may stand for other messages now."""
+        restart: positions above may stand for other messages now. A delivery from before a seek counts for nothing."""
+        if part.moves != cursor.moves % MOVES:
+            return 0
         if part.epoch == self._state.epoch % EPOCHS:
             return cursor.next
         if part.epoch == (self._state.epoch - 1) % EPOCHS:
-            return self._state.recovered_ends.get(key if part.retry else (key[0], 0), 0)
+            return self._state.recovered_ends.end(key if part.retry else (key[0], 0))
         return 0
+
+
+def _fitting(
+    budget: PullBudget, wanted: Filter | None, batch: StoredBatch, span: tuple[int, int], room: int
+) -> tuple[NDArray[np.intp] | None, int, int]:
+    """What a pull takes of a record: of `count` rows from `row` on (`span`), at most `room` and as many as fit.
+
+    Returns which rows, counted from `row`, how many rows it looked at, and the bytes. None: all of these."""
+    row, count = span
+    rows = None
+    if wanted is not None:
+        rows = wanted.rows(batch, row, row + count)
+        budget.look(wanted.work_ns(count))
+    if rows is None:
+        return None, *budget.fitting(batch, row, min(count, room))
+    fit, size = budget.fitting_rows(batch, row + rows[:room])
+    # Up to the first match that does not fit.
+    return rows[:fit], int(rows[fit]) if fit < len(rows) else count, size

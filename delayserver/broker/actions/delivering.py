@@ -90,15 +90,17 @@ class KnownKeys:
     """Cached keys of windows with uncertain hand-offs, so that a thousand uncertain batches read the store once."""
 
     def __init__(self, rows_max: int) -> None:
-        self._rows_max = rows_max
+        self.rows_max = rows_max
         self._windows: dict[Window, list[I64]] = {}
+        # Keys that were stored while a read of their window was under way.
+        self._reading: dict[Window, list[I64]] = {}
 
     def add(self, batch: StoredBatch) -> None:
-        """Add newly stored rows to the windows in the cache."""
-        if not self._windows:
+        """Add newly stored rows to the windows in the cache, and to those that are being read."""
+        if not self._windows and not self._reading:
             return
         for window, rows in by_window(batch.server_id, batch.window_ms):
-            parts = self._windows.get(window)
+            parts = self._windows.get(window, self._reading.get(window))
             if parts is not None:
                 keys = delivery_keys(batch.sequence, batch.redelivery)
                 parts.append(keys if rows is None else keys[rows])
@@ -107,43 +109,39 @@ class KnownKeys:
     def forget(self, window: Window) -> None:
         """Drop the keys of a complete window."""
         self._windows.pop(window, None)
+        self._reading.pop(window, None)
 
-    def present(self, window: Window, keys: I64, stored: Iterable[I64]) -> NDArray[np.bool_]:
-        """True for each of `keys` that is stored, bool[n]. `stored` is read only if the window is not in the cache."""
+    def present(self, window: Window, keys: I64) -> NDArray[np.bool_] | None:
+        """True for each of `keys` that is stored, bool[n]; None if the window is not in the cache."""
         parts = self._windows.get(window)
         if parts is None:
-            return self._read(window, keys, stored)
+            return None
         if len(parts) > 16:
             parts[:] = [np.sort(np.concatenate(parts))]
         found = np.zeros(len(keys), bool)
         for part in parts:
-            found |= _contains(part, keys)
+            found |= contains(part, keys)
         return found
 
-    def _read(self, window: Window, keys: I64, stored: Iterable[I64]) -> NDArray[np.bool_]:
-        """Check against the store, and cache the window's keys unless they exceed the bound."""
-        found = np.zeros(len(keys), bool)
-        parts: list[I64] = []
-        rows = 0
-        for part in stored:
-            found |= _contains(part, keys)
-            rows += len(part)
-            if rows <= self._rows_max:
-                parts.append(part)
-            else:
-                parts.clear()
-        if rows <= self._rows_max:
-            self._windows[window] = parts
+    def begin(self, window: Window) -> None:
+        """A read of the window's keys begins: keep those that are stored from now on."""
+        self._reading.setdefault(window, [])
+
+    def finish(self, window: Window, parts: list[I64] | None) -> None:
+        """The read ended. Caches its keys, i64[n] each; none after an error or if they exceed the bound."""
+        since = self._reading.pop(window, None)
+        if parts is not None and since is not None:
+            self._windows[window] = parts + since
             self._bound()
-        return found
 
     def _bound(self) -> None:
         """Drop whole windows beyond the bound, the oldest first. The next check of one reads it again."""
-        while sum([len(part) for parts in self._windows.values() for part in parts]) > self._rows_max:
+        while sum([len(part) for parts in self._windows.values() for part in parts]) > self.rows_max:
             del self._windows[next(iter(self._windows))]
 
 
-def _contains(part: I64, keys: I64) -> NDArray[np.bool_]:
+def contains(part: I64, keys: I64) -> NDArray[np.bool_]:
+    """True for each of `keys` (i64[n]) that is in `part` (i64[m]), bool[n]."""
     if len(part) <= 4 * len(keys) or bool((np.diff(part) < 0).any()):
         return np.isin(keys, part)
     places = np.minimum(np.searchsorted(part, keys), len(part) - 1)
@@ -151,7 +149,7 @@ def _contains(part: I64, keys: I64) -> NDArray[np.bool_]:
     return found
 
 
-def window_keys(records: Iterator[dict[str, NDArray[Any]]], window: Window) -> Iterator[I64]:
+def window_keys(records: Iterable[dict[str, NDArray[Any]]], window: Window) -> Iterator[I64]:
     """The keys of the records that belong to a window."""
     for columns in records:
         if int(columns["server_id"][0]) != window[0]:

@@ -19,6 +19,7 @@ class GroupRow:
     `position`: every message before it is acked. `end`: the position of the subject's next message. `lag`: messages not
     acked, redeliveries included. `leased`, `retrying` and `waiting_in_place` count parts of the lag; the last one is
     messages to be redelivered from their place. `expired`: messages that expired before the group acked them.
+    `filtered`: messages that its filter, `tags` and `where`, kept from it since the start.
     `redelivery_bytes`: the disk space of the group's redeliveries. `oldest_ms`: the due time of the oldest message
     that is not acked, None if there is none or its record is damaged.
     """
@@ -31,6 +32,9 @@ class GroupRow:
     leased: int
     retrying: int
     expired: int
+    filtered: int
+    tags: str | None
+    where: str | None
     waiting_in_place: int
     redelivery_bytes: int
     oldest_ms: int | None
@@ -47,11 +51,13 @@ def group_keys(state: BrokerState, after: GroupKey, subject: int, count_max: int
 
 
 def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
-    """The row of a group; None if there is no such group. Reads one stored record, for `oldest_ms`."""
+    """The row of a group; None if there is no such group. Raises ReadNeeded: it needs one stored record, for
+    `oldest_ms`."""
     group: ConsumerGroup | None = state.groups.get(key)
     if group is None:
         return None
     main, retry = state.queues.get((key[0], 0)), state.queues.get(key)
+    policy = state.policy(key)
     return GroupRow(
         *key,
         position=group.main.committed,
@@ -60,6 +66,9 @@ def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
         leased=group.main.leased() + group.retry.leased(),
         retrying=group.main.retrying.count() + group.retry.retrying.count(),
         expired=group.expired,
+        filtered=group.filtered,
+        tags=policy.tags,
+        where=policy.where,
         waiting_in_place=group.main.in_place() + group.retry.in_place(),
         redelivery_bytes=group.redelivery_bytes,
         oldest_ms=_oldest_ms(state, key[0], group.main),

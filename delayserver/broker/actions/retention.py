@@ -1,6 +1,7 @@
 """When a segment of the broker's store may be removed: consumed by every group, old enough, no repeats to expect.
 
-- A segment that a group still needs stays, however old it is.
+- A segment that a group still needs stays, however old it is, unless the group lags by more than the bounds allow.
+- Dead letters that their group has not taken stay as long as messages of a subject that no group ever pulled from.
 - A subject that no group ever pulled from keeps its messages for `unconsumed_retention_ms`.
 - A window that its server has not declared complete keeps its records, for `unconsumed_retention_ms` at most.
 - Ages count to the believable time: a clock that is ahead or behind for a moment removes nothing.
@@ -8,9 +9,13 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from delayserver.broker.actions.state import BrokerState
+from delayserver.broker.files.store_index import index_path
 from delayserver.broker.queues.groups import ConsumerGroup, GroupKey
 from delayserver.broker.queues.queue import QueueKey
+from delayserver.broker.queues.queue_columns import QueueColumns
 
 
 def retirable(state: BrokerState, now_us: int, latest_us: int) -> int:
@@ -28,12 +33,29 @@ def retirable(state: BrokerState, now_us: int, latest_us: int) -> int:
     lowest = state.windows.lowest()
     if lowest is not None:
         below = min(below, max(lowest, abandoned))
-    committed = _lowest_committed(state.groups)
-    for key, queue in state.queues.items():
-        position = committed.get(key)
-        offset = queue.store_offset_of(queue.first if position is None else position)
+    passed = _passed(state, now_us)
+    letter_groups = state.letter_groups()
+    committed = _lowest_committed(state.groups, letter_groups)
+    asleep = state.queues.asleep()
+    consumed = []
+    for key, position in committed.items():
+        row = asleep.row_of(key)
+        if row >= 0:
+            consumed.append(row)
+            if position < asleep.end[row]:
+                offset = asleep.queue(row).store_offset_of(position)
+                below = min(below, max(offset or 0, passed))
+    for key, queue in state.queues.awake():
+        known = committed.get(key)
+        offset = queue.store_offset_of(queue.first if known is None else known)
         if offset is not None:
-            below = min(below, offset if position is not None else max(offset, abandoned))
+            below = min(below, max(offset, passed if known is not None else abandoned))
+    below = min(below, max(_lowest_unconsumed(asleep, consumed), abandoned))
+    for key in letter_groups & state.groups.keys():
+        letters = state.queues.get((key[0], 0))
+        offset = None if letters is None else letters.store_offset_of(state.groups[key].main.committed)
+        if offset is not None:
+            below = min(below, max(offset, abandoned, passed))
     return max([end for _, end, _ in state.store.segments()[:-1] if end <= below], default=0)
 
 
@@ -42,10 +64,25 @@ def retire_store(state: BrokerState, below: int) -> list[str]:
 
     The checkpoint on disk must not point into these segments: a start would report them as lost.
     """
+    before = [base for base, _, _ in state.store.segments()]
     removed = state.store.retire(below)
     if removed:
+        for base in before[: len(removed)]:  # a segment that a read needs stays, and so do those behind it
+            state.fs.remove(index_path(state.directory, base))
         _move_up(state)
     return removed
+
+
+def may_pass(state: BrokerState) -> bool:
+    """Whether retention may remove messages that a group has not acked."""
+    return bool(state.limits.lag_bytes_max or state.limits.lag_ms_max)
+
+
+def _passed(state: BrokerState, now_us: int) -> int:
+    """The store offset below which a group that lags holds nothing back."""
+    limits = state.limits
+    by_bytes = state.store.end - limits.lag_bytes_max if limits.lag_bytes_max else 0
+    return max(by_bytes, _older_than(state, limits.lag_ms_max, now_us) if limits.lag_ms_max else 0)
 
 
 def _older_than(state: BrokerState, age_ms: int, now_us: int) -> int:
@@ -58,27 +95,41 @@ def _older_than(state: BrokerState, age_ms: int, now_us: int) -> int:
     return below
 
 
-def _lowest_committed(groups: dict[GroupKey, ConsumerGroup]) -> dict[QueueKey, int]:
-    """The committed position of the slowest group of every queue."""
+def _lowest_committed(groups: dict[GroupKey, ConsumerGroup], letter_groups: set[GroupKey]) -> dict[QueueKey, int]:
+    """The committed position of the slowest group of every queue. A group does not hold its dead letters in this way: the
+    rest of their queue counts as taken then."""
     lowest: dict[QueueKey, int] = {}
     for (subject, group), state in groups.items():
         main = (subject, 0)
-        lowest[main] = min(lowest.get(main, state.main.committed), state.main.committed)
+        if (subject, group) not in letter_groups:
+            lowest[main] = min(lowest.get(main, state.main.committed), state.main.committed)
+        else:
+            lowest.setdefault(main, 1 << 62)
         lowest[subject, group] = state.retry.committed
     return lowest
 
 
+def _lowest_unconsumed(asleep: QueueColumns, consumed: list[int]) -> int:
+    """The lowest store offset that queues at rest need, without the rows of those that have a group."""
+    offsets = asleep.lowest_offsets()
+    offsets[consumed] = np.iinfo(np.int64).max
+    return int(offsets.min(initial=np.iinfo(np.int64).max))
+
+
 def _move_up(state: BrokerState) -> None:
     """Drop the removed segments from queues, windows, cursors and blocks of index rows."""
-    first = state.store.first
-    for queue in state.queues.values():
-        queue.retire(first)
+    first, lagging = state.store.first, may_pass(state)
+    state.queues.retire(first)
     state.windows.retire(first)
     for base in [base for base in state.segment_newest_us if base < state.store.segments()[0][0]]:
         del state.segment_newest_us[base]
+    letter_groups = state.letter_groups()
     for key, group in state.groups.items():
         for cursor, queue_key in ((group.main, (key[0], 0)), (group.retry, key)):
-            if queue_key in state.queues:
-                cursor.skip_to(state.queues[queue_key].first)
-    in_use = [block.block_offset for queue in state.queues.values() for block in queue.blocks]
-    state.blocks.retire(min(in_use, default=state.blocks.end))
+            bounds = state.queues.bounds(queue_key)
+            if bounds is not None:
+                if cursor is group.main and key in letter_groups:
+                    state.retire_letters(sum([stop - start for start, stop in cursor.unclaimed(bounds[0])]))
+                cursor.skip_to(bounds[0], lagging=lagging)
+    in_use = state.queues.blocks_in_use()
+    state.blocks.retire(state.blocks.end if in_use is None else in_use)

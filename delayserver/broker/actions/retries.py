@@ -1,26 +1,62 @@
-"""Redelivery after a nack or an ack timeout, through the delay pipeline or from the message's place in its queue."""
+"""Redelivery after a nack or an ack timeout, through the delay pipeline or from the message's place in its queue. After
+the last attempt of the group's policy the message is given up instead: `dead_letters.py` stores it.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.pulled import ROW_BYTES
-from delayserver.broker.queues.deliveries import EPOCHS, split_deliveries
-from delayserver.broker.queues.groups import Cursor, GroupKey
+from delayserver.broker.queues.deliveries import EPOCHS, MOVES, pack_place, split_deliveries, unpack_place
+from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.queues.places import WAITING, Place
-from delayserver.broker.queues.ranges import Range, ranges_of
-from delayserver.broker.redelivery import COPIES, RedeliveryPolicy
+from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of
+from delayserver.broker.reads import Steps, having_read
+from delayserver.broker.redelivery import COPIES, KeptBytes, RedeliveryPolicy
 from store.records.batches import I64, MessageBatch, StoredBatch
 from store.records.expiry import expired_rows
 from store.records.redelivery import attempts_before
 
 Found = tuple[list[Range], list[Range]]
 """Ranges of the main queue, then of the retry queue."""
+
+
+NACKED: Final = "nacked"
+ACK_TIMEOUT: Final = "ack_timeout"
+# Reasons of messages that could not be given up on a full disk. Beyond the bound the reason becomes the ended lease.
+_REASONS_KEPT_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why an attempt failed: NACKED or ACK_TIMEOUT, and the text that the consumer gave."""
+
+    reason: str
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Messages whose last attempt failed. `attempts` i64[n], `places` i64[n] as `pack_place` makes them, `failures` of
+    each. `main` and `retry` are their ranges in the two queues."""
+
+    stored: StoredBatch
+    attempts: I64
+    places: I64
+    failures: list[Failure]
+    main: tuple[Range, ...]
+    retry: tuple[Range, ...]
+
+    def __len__(self) -> int:
+        return len(self.stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +66,8 @@ class RetryBatch:
     `messages` has sequence 0 on every row: the server assigns it. It is None if there is no record to append.
     The server calls `settle_retry` once the records are durable, and `abandon_retry` if it could not append them.
     `main` and `retry` are the deliveries' ranges in the two queues. `unknown` counts deliveries that were not leased,
-    `expired` those whose message has expired and does not come again.
+    `expired` those whose message has expired and does not come again. `given_up` messages do not come again either:
+    `bury` or `keep_unburied` is called for them, before the others are settled.
     The records take `kept_bytes` of disk from `written_ms` on.
     """
 
@@ -43,6 +80,7 @@ class RetryBatch:
     expired: int = 0
     written_ms: int = 0
     kept_bytes: int = 0
+    given_up: GivenUp | None = None
 
     def __len__(self) -> int:
         return 0 if self.messages is None else len(self.messages)
@@ -57,7 +95,7 @@ def retry_messages(
     """
     stored = StoredBatch.concatenate(parts)
     count = len(stored)
-    ids_length, ids = _written_ids(stored)
+    ids_length, ids = written_ids(stored)
     return MessageBatch.filled(
         count,
         due_ms=due_ms,
@@ -70,9 +108,13 @@ def retry_messages(
         ids_length=ids_length,
         properties_length=stored.properties_length,
         bodies_length=stored.bodies_length,
+        order_hash=stored.order_hash,
+        tag=stored.tag,
+        order_keys_length=stored.order_keys_length,
         ids=ids,
         properties=stored.properties,
         bodies=stored.bodies,
+        order_keys=stored.order_keys,
     )
 
 
@@ -81,7 +123,8 @@ def _origins(stored: StoredBatch) -> I64:
     return origins
 
 
-def _written_ids(stored: StoredBatch) -> tuple[NDArray[np.uint32], bytes | memoryview]:
+def written_ids(stored: StoredBatch) -> tuple[NDArray[np.uint32], bytes | memoryview]:
+    """The ids of stored messages as a ragged column, with derived ones written out."""
     lengths = stored.ids_length
     if bool(lengths.all()):
         return lengths, stored.ids
@@ -101,40 +144,58 @@ class Retries:
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
+        # Groups whose ended leases are being gathered.
+        self._ending: set[GroupKey] = set()
+        self._reasons: deque[tuple[GroupKey, bool, Range, Failure]] = deque(maxlen=_REASONS_KEPT_MAX)
         self.retried = 0
 
-    def nack(self, key: GroupKey, deliveries: I64, delay_ms: int | None, now_us: int, lease_us: int) -> RetryBatch:
+    def nack(
+        self,
+        key: GroupKey,
+        deliveries: I64,
+        delay_ms: int | None,
+        now_us: int,
+        lease_us: int,
+        failure: Failure | None = None,
+    ) -> Steps[RetryBatch]:
         """See `Broker.nack`."""
         group = self._state.groups.get(key)
         if group is None:
             return RetryBatch(*key, None, (), (), len(deliveries))
         found: Found = ([], [])
         for part in split_deliveries(deliveries):
-            if part.epoch == self._state.epoch % EPOCHS:
+            cursor = group.cursor(part.retry)
+            if part.epoch == self._state.epoch % EPOCHS and part.moves == cursor.moves % MOVES:
                 for start, stop in part.ranges:
-                    found[part.retry].extend(group.cursor(part.retry).to_retry(start, stop))
-        return self._batch(key, found, _Moment(now_us, lease_us, delay_ms), len(deliveries) - _count(found))
+                    found[part.retry].extend(cursor.to_retry(start, stop))
+        unknown = len(deliveries) - _count(found)
+        return (yield from self._batch(key, found, _Moment(now_us, lease_us, delay_ms, failure), unknown))
 
-    def expired(self, now_us: int, lease_us: int, limit: int) -> list[RetryBatch]:
+    def expired(self, now_us: int, lease_us: int, limit: int) -> list[Steps[RetryBatch]]:
         """See `Broker.expired_leases`."""
-        batches: list[RetryBatch] = []
+        calls: list[Steps[RetryBatch]] = []
         deadlines = self._state.deadlines
-        seen = []
         while limit > 0 and (first := deadlines.first(self._deadline_us)) is not None and first[0] <= lease_us:
             key = first[1]
             deadlines.forget(key)
-            seen.append(key)
             group = self._state.groups[key]
             for cursor in (group.main, group.retry):
                 cursor.release(lease_us)
             found = (group.main.expired(lease_us, limit), group.retry.expired(lease_us, limit))
-            batches.append(self._batch(key, found, _Moment(now_us, lease_us, None), 0))
+            self._ending.add(key)
+            calls.append(self._ended(key, found, _Moment(now_us, lease_us, None, Failure(ACK_TIMEOUT))))
             limit -= max(1, _count(found))
-        for key in seen:  # their remaining leases come after those of all other groups
+        return calls
+
+    def _ended(self, key: GroupKey, found: Found, moment: _Moment) -> Steps[RetryBatch]:
+        """Gather a group's ended leases. Meanwhile no other leases of the group end."""
+        try:
+            return (yield from self._batch(key, found, moment, 0))
+        finally:
+            self._ending.discard(key)
             deadline_us = self._deadline_us(key)
-            if deadline_us is not None:
-                deadlines.note(key, deadline_us)
-        return batches
+            if deadline_us is not None:  # its remaining leases come after those of all other groups
+                self._state.deadlines.note(key, deadline_us)
 
     def next_deadline_us(self) -> int | None:
         """See `Broker.next_lease_deadline_us`."""
@@ -142,70 +203,170 @@ class Retries:
         return None if first is None else first[0]
 
     def _deadline_us(self, key: GroupKey) -> int | None:
-        group = self._state.groups[key]
+        group = self._state.groups.get(key)
+        if group is None or key in self._ending:
+            return None
         deadlines = [cursor.next_deadline_us() for cursor in (group.main, group.retry)]
         return min([deadline for deadline in deadlines if deadline is not None], default=None)
 
-    def _batch(self, key: GroupKey, found: Found, moment: _Moment, unknown: int) -> RetryBatch:
+    def _batch(self, key: GroupKey, found: Found, moment: _Moment, unknown: int) -> Steps[RetryBatch]:
         """Gather the messages of the ranges, up to the bound of bytes of a step. The rest stays leased until the delay
-        of the nack has passed."""
+        of the nack has passed. If the call is given up or the disk fails, all stay leased for another ack timeout."""
         kept, now_ms = self._state.kept(key), moment.now_us // 1000
         kept.forget(now_ms)
         limits = self._state.limits
-        gathered = _Gathered(limits.retry_bytes_max, limits.redelivery_bytes_max - kept.total)
-        expired_before = self._state.expired_messages
+        gathered = _Gathered(limits.retry_bytes_max, limits.redelivery_bytes_max, kept)
+        attempts_max = self._state.attempts_max(key) if moment.failure is not None else 0
         done: Found = ([], [])
-        for retry, ranges in ((False, found[0]), (True, found[1])):
-            cursor = self._state.groups[key].cursor(retry)
-            for start, stop in sorted(ranges):
-                reached = self._gather(key, retry, cursor, (start, stop), gathered, moment)
-                done[retry].extend(cursor.retrying.common(start, reached))
-                if reached < stop:
-                    deadline_us = moment.lease_us + (moment.delay_ms or 0) * 1000
-                    cursor.abandon(reached, stop, deadline_us)
-                    self._state.deadlines.note(key, deadline_us)
-        kept.begin(gathered.kept_bytes)
+        group = self._state.groups[key]
+        finished = False
+        try:
+            for retry, ranges in ((False, found[0]), (True, found[1])):
+                cursor = group.cursor(retry)
+                for start, stop in sorted(ranges):
+                    reached = yield from self._gather(key, retry, cursor, (start, stop), gathered, moment, attempts_max)
+                    for part in cursor.retrying.common(start, reached):
+                        done[retry].extend(gathered.dead[retry].missing(*part))
+                    if reached < stop:
+                        deadline_us = moment.lease_us + (moment.delay_ms or 0) * 1000
+                        self._lease_again(key, cursor, (reached, stop), deadline_us)
+            finished = True
+        finally:
+            if not finished:
+                kept.end(gathered.kept_bytes)
+                deadline_us = moment.lease_us + limits.ack_timeout_ms_default * 1000
+                for retry, ranges in ((False, found[0]), (True, found[1])):
+                    for span in ranges:
+                        self._lease_again(key, group.cursor(retry), span, deadline_us)
         batch = RetryBatch(
             *key,
             gathered.messages(key[1], moment.now_us),
             tuple(done[0]),
             tuple(done[1]),
             unknown,
-            self._state.expired_messages - expired_before,
+            gathered.expired,
             now_ms,
             gathered.kept_bytes,
+            self._given_up(key, group, gathered),
         )
         self.retried += len(batch)
         return batch
 
+    def _given_up(self, key: GroupKey, group: ConsumerGroup, gathered: _Gathered) -> GivenUp | None:
+        """What is given up, without messages of a group that a seek has moved, or that was removed, during a read."""
+        current: list[RangeSet] = []
+        for retry in (False, True):
+            cursor = group.cursor(retry)
+            ranges = RangeSet()
+            if self._is_current(key, retry, cursor):
+                for span in gathered.dead[retry]:
+                    for part in cursor.retrying.common(*span):
+                        ranges.add(*part)
+            current.append(ranges)
+        return gathered.given_up(current[False], current[True])
+
+    def _lease_again(self, key: GroupKey, cursor: Cursor, span: Range, deadline_us: int) -> None:
+        """Lease the positions of a range that are still being retried."""
+        for start, stop in cursor.retrying.common(*span):
+            cursor.abandon(start, stop, deadline_us)
+            self._state.deadlines.note(key, deadline_us)
+
     def _gather(
-        self, key: GroupKey, retry: bool, cursor: Cursor, span: Range, gathered: _Gathered, moment: _Moment
-    ) -> int:
+        self,
+        key: GroupKey,
+        retry: bool,
+        cursor: Cursor,
+        span: Range,
+        gathered: _Gathered,
+        moment: _Moment,
+        attempts_max: int,
+    ) -> Steps[int]:
         """Gather a range from its stored batches; returns the position that it reached within the bound.
 
         Messages that would come again at or behind their expiry are done. Messages without room on disk wait in their
-        place."""
+        place. After `attempts_max` attempts (0: without end) a message that has not expired is given up."""
+        queue_key = key if retry else (key[0], 0)
         position, stop = span
-        while position < stop and gathered.room > 0:
-            run = self._state.run_at(key if retry else (key[0], 0), position)
-            count = min(stop, run.position + run.row_count) - position
-            batch = self._state.read(run)
+        pauses = self._state.pauses(key)
+        while gathered.room > 0:
+            # During a read, retention may remove messages, and an operator may move the group or remove it.
+            left = cursor.retrying.common(position, stop) if position < stop else []
+            if not left or not self._is_current(key, retry, cursor):
+                return stop
+            position = left[0][0]
+            run = yield from having_read(partial(self._state.run_at, queue_key, position))
+            batch = yield from having_read(partial(self._state.read, run))
+            if cursor.retrying.common(position, stop) != left or not self._is_current(key, retry, cursor):
+                continue
+            count = min(left[0][1], run.position + run.row_count) - position
             if batch is None:
                 self._state.lost(count)
             else:
                 row = run.row_start + position - run.position
                 part, before = batch.slice(row, row + count), cursor.attempts_before(position, count)
                 positions = np.arange(position, position + count)
-                due_ms = moment.due_ms(self._state.limits.redelivery, attempts_before(part.redelivery) + before + 1)
+                attempts = attempts_before(part.redelivery) + before + 1
+                due_ms = moment.due_ms(pauses, attempts)
+                last = attempts >= attempts_max if attempts_max else None
+                if last is not None:
+                    due_ms[last] = moment.now_us // 1000
                 expired = expired_rows(part.expires_ms, due_ms * 1000)
                 if expired is not None:
                     self._expire(key, retry, cursor, positions[expired])
+                    gathered.pass_over(int(np.count_nonzero(expired)))
                     rest = np.flatnonzero(~expired)
+                    part, before, positions, due_ms = part.take(rest), before[rest], positions[rest], due_ms[rest]
+                    attempts, last = attempts[rest], None if last is None else last[rest]
+                if last is not None and last.any():
+                    self._give_up(
+                        key, retry, gathered, part.take(np.flatnonzero(last)), positions[last], attempts[last], moment
+                    )
+                    rest = np.flatnonzero(~last)
                     part, before, positions, due_ms = part.take(rest), before[rest], positions[rest], due_ms[rest]
                 if len(part) and not gathered.add(part, before, due_ms):
                     self._wait_in_place(key, retry, cursor, positions, before + 1, due_ms, moment)
             position += count
         return position
+
+    def _is_current(self, key: GroupKey, retry: bool, cursor: Cursor) -> bool:
+        """Whether the group still has this cursor."""
+        group = self._state.groups.get(key)
+        return group is not None and group.cursor(retry) is cursor
+
+    def _give_up(
+        self,
+        key: GroupKey,
+        retry: bool,
+        gathered: _Gathered,
+        part: StoredBatch,
+        positions: I64,
+        attempts: I64,
+        moment: _Moment,
+    ) -> None:
+        assert moment.failure is not None
+        failures = [moment.failure] * len(part)
+        if moment.failure.reason == ACK_TIMEOUT and self._reasons:
+            failures = [self._reason_of(key, retry, position, moment.failure) for position in positions.tolist()]
+        gathered.give_up(part, retry, positions, attempts, failures)
+
+    def _reason_of(self, key: GroupKey, retry: bool, position: int, default: Failure) -> Failure:
+        """Why a message was to be given up when there was no room; otherwise `default`."""
+        for of, queue, (start, stop), failure in self._reasons:
+            if (of, queue) == (key, retry) and start <= position < stop:
+                return failure
+        return default
+
+    def keep_unburied(self, batch: RetryBatch, lease_us: int) -> None:
+        """See `Broker.keep_unburied`."""
+        given_up = batch.given_up
+        assert given_up is not None
+        key = (batch.subject, batch.group)
+        deadline_us = lease_us + self._state.limits.ack_timeout_ms_default * 1000
+        for retry, ranges in ((False, given_up.main), (True, given_up.retry)):
+            for start, stop in ranges:
+                self._reasons.append((key, retry, (start, stop), given_up.failures[0]))
+                self._state.groups[key].cursor(retry).abandon(start, stop, deadline_us)
+                self._state.deadlines.note(key, deadline_us)
 
     def _wait_in_place(
         self,
@@ -236,10 +397,13 @@ class Retries:
     def settle(self, batch: RetryBatch) -> None:
         """See `Broker.settle_retry`."""
         key = (batch.subject, batch.group)
+        group = self._state.groups.get(key)
+        if group is None:  # it was removed meanwhile
+            return
         for retry, ranges in ((False, batch.main), (True, batch.retry)):
-            for start, stop in ranges:
-                self._state.groups[key].cursor(retry).settle(start, stop)
-                self._state.acked(key, retry, start, stop)
+            for span in ranges:
+                for start, stop in group.cursor(retry).settle(*span):
+                    self._state.acked(key, retry, start, stop)
         if batch.kept_bytes:
             self._state.kept(key).end(batch.kept_bytes)
             self._state.kept(key).add(batch.written_ms, batch.kept_bytes)
@@ -249,23 +413,28 @@ class Retries:
         """See `Broker.abandon_retry`."""
         deadline_us = lease_us + self._state.limits.ack_timeout_ms_default * 1000
         key = (batch.subject, batch.group)
+        group = self._state.groups.get(key)
+        if group is None:  # it was removed meanwhile
+            return
         if batch.kept_bytes:
             self._state.kept(key).end(batch.kept_bytes)
         for retry, ranges in ((False, batch.main), (True, batch.retry)):
             for start, stop in ranges:
-                self._state.groups[key].cursor(retry).abandon(start, stop, deadline_us)
-                self._state.deadlines.note(key, deadline_us)
+                if group.cursor(retry).abandon(start, stop, deadline_us):
+                    self._state.deadlines.note(key, deadline_us)
 
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
     """The moment of a nack or of ended leases, by the wall clock and by the clock of leases.
 
-    `delay_ms` is the delay that the client asked for, or None."""
+    `delay_ms` is the delay that the client asked for, or None. `failure`: why the attempt failed. None: no consumer has
+    had the message, so it is not given up."""
 
     now_us: int
     lease_us: int
     delay_ms: int | None
+    failure: Failure | None
 
     def due_ms(self, policy: RedeliveryPolicy, number: I64) -> I64:
         """When each message comes again, i64[n]. `number` i64[n] counts its redeliveries from 1."""
@@ -276,31 +445,73 @@ class _Moment:
 
 @dataclass(slots=True)
 class _Gathered:
-    """Slices of stored batches until `room` bytes are used up. Slices that exceed `kept_room` are not gathered."""
+    """Slices of stored batches until `room` bytes are used up. Slices that exceed `kept_max` are not gathered.
+
+    `kept` counts what all calls for the group gather, `kept_bytes` what this one does."""
 
     room: int
-    kept_room: int
+    kept_max: int
+    kept: KeptBytes
     kept_bytes: int = 0
+    expired: int = 0
     parts: list[StoredBatch] = field(default_factory=list)
     before: list[I64] = field(default_factory=list)
     due_ms: list[I64] = field(default_factory=list)
+    dead: tuple[RangeSet, RangeSet] = field(default_factory=lambda: (RangeSet(), RangeSet()))
+    dead_parts: list[StoredBatch] = field(default_factory=list)
+    dead_attempts: list[I64] = field(default_factory=list)
+    dead_places: list[I64] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
 
     def add(self, part: StoredBatch, before: I64, due_ms: I64) -> bool:
         """Gather messages if the group has room on disk for their redeliveries. True if they were gathered."""
-        size = len(part.bodies) + len(part.properties) + len(part.ids) + ROW_BYTES * len(part)
+        size = len(part.bodies) + len(part.properties) + len(part.ids) + len(part.order_keys) + ROW_BYTES * len(part)
         self.room -= size
-        if self.kept_bytes + COPIES * size > self.kept_room:
+        if self.kept.total + COPIES * size > self.kept_max:
             return False
+        self.kept.begin(COPIES * size)
         self.kept_bytes += COPIES * size
         self.parts.append(part)
         self.before.append(before)
         self.due_ms.append(due_ms)
         return True
 
+    def pass_over(self, count: int) -> None:
+        """Count messages that do not come again, because they have expired."""
+        self.expired += count
+
+    def give_up(self, part: StoredBatch, retry: bool, positions: I64, attempts: I64, failures: list[Failure]) -> None:
+        """Gather messages that do not come again."""
+        self.room -= len(part.bodies) + len(part.properties) + len(part.ids) + ROW_BYTES * len(part)
+        for start, stop in ranges_of(positions):
+            self.dead[retry].add(start, stop)
+        self.dead_parts.append(part)
+        self.dead_attempts.append(attempts)
+        self.dead_places.append(pack_place(positions, retry=retry))
+        self.failures += failures
+
+    def given_up(self, main: RangeSet, retry: RangeSet) -> GivenUp | None:
+        """The messages that do not come again, of these ranges; None without any."""
+        if not self.dead_parts or not (len(main) or len(retry)):
+            return None
+        stored, places = StoredBatch.concatenate(self.dead_parts), np.concatenate(self.dead_places)
+        attempts, failures = np.concatenate(self.dead_attempts), self.failures
+        count = main.count() + retry.count()
+        if count < len(places):
+            rows = [place for place, packed in enumerate(places.tolist()) if _holds(main, retry, packed)]
+            stored, places, attempts = stored.take(np.array(rows)), places[rows], attempts[rows]
+            failures = [failures[row] for row in rows]
+        return GivenUp(stored, attempts, places, failures, tuple(main), tuple(retry))
+
     def messages(self, group: int, now_us: int) -> MessageBatch | None:
         if not self.parts:
             return None
         return retry_messages(self.parts, self.before, group, np.concatenate(self.due_ms), now_us)
+
+
+def _holds(main: RangeSet, retry: RangeSet, packed: int) -> bool:
+    of_retry, position = unpack_place(packed)
+    return (retry if of_retry else main).following(position) is not None
 
 
 def _count(found: Found) -> int:

@@ -2,32 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 from sortedcontainers import SortedDict
 
 from delayserver.broker.actions.delivering import grouped_columns
-from delayserver.broker.files.progress import ACKED, IN_PLACE, KEPT, UNTIL, ProgressLog, ProgressRows
+from delayserver.broker.files.policies import PolicyRow, PolicyWrite
+from delayserver.broker.files.progress import (
+    ACKED,
+    IN_PLACE,
+    KEPT,
+    MOVED,
+    REMOVED,
+    TIMES_MAX,
+    UNTIL,
+    ProgressLog,
+    ProgressRows,
+)
 from delayserver.broker.files.store import BrokerStore
+from delayserver.broker.filters.filter import Filter
 from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.policy import DEFAULT_POLICY, GroupPolicy
 from delayserver.broker.queues.deadlines import Deadlines
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.queues.places import Place
 from delayserver.broker.queues.queue import ConsumeQueue, QueueKey, Run, SpilledBlock
-from delayserver.broker.queues.run_blocks import RunBlocks
+from delayserver.broker.queues.queue_table import QueueTable, RecoveredEnds
+from delayserver.broker.queues.ranges import Range
+from delayserver.broker.queues.run_blocks import BLOCK_BYTES_MAX, RunBlocks
 from delayserver.broker.queues.windows import WindowTable
-from delayserver.broker.redelivery import KeptBytes
+from delayserver.broker.reads import REBUILD, STORE, ReadNeeded, ReadPlan, Reads
+from delayserver.broker.redelivery import KeptBytes, RedeliveryPolicy
 from delayserver.broker.room import Room
 from store.disk.filesystem import FileSystem
-from store.errors import CorruptionError, DiskFullError, UnreadableError
+from store.errors import CorruptionError, StoreError, UnreadableError
 from store.records.batches import RunBatch, StoredBatch
 
 # Damaged messages are all counted. Only this many texts are kept.
 _DAMAGES_TOLD_MAX = 1000
 # This many reads of a message must fail before it is passed over as damaged. Until then the pull raises the error.
 READ_TRIES = 3
-_FAILED_READS_MAX = 1024
 
 
 @dataclass(slots=True)
@@ -35,7 +53,13 @@ class BrokerState:
     """The state of one broker.
 
     `progress_ahead`: the progress log has acks of positions that the store lost. The log must be replaced before new
-    messages get these positions. `recovered_ends`: the end of each queue at the last start.
+    messages get these positions. `recovered_ends`: the end of each queue at the last start. `policies_damaged`: the
+    table of policies could not be read, and the file is still there.
+    `capturing`: a checkpoint copies the queues in steps, so none of them may spill.
+    `moves` counts seeks and removals. `removed`: groups removed since the last checkpoint, with their moves and the end
+    of their retry queue, which older checkpoints still know.
+    `letters_from`: the store offset of the first dead
+    letter since the last sync was planned; the acks of their messages wait for the next one.
     """
 
     fs: FileSystem
@@ -46,12 +70,17 @@ class BrokerState:
     store: BrokerStore
     blocks: RunBlocks
     progress: ProgressLog
-    queues: dict[QueueKey, ConsumeQueue]
+    queues: QueueTable
     windows: WindowTable
     segment_newest_us: dict[int, int]
     room: Room
+    reads: Reads
     groups: SortedDict = field(default_factory=SortedDict)
-    recovered_ends: dict[QueueKey, int] = field(default_factory=dict)
+    policies: dict[GroupKey, PolicyRow] = field(default_factory=dict)
+    policies_damaged: bool = False
+    letters_from: int | None = None
+    recovered_ends: RecoveredEnds = field(default_factory=RecoveredEnds)
+    capturing: bool = False
     progress_ahead: bool = False
     pending: ProgressRows = field(default_factory=ProgressRows)
     seen_changed: set[GroupKey] = field(default_factory=set)
@@ -59,24 +88,76 @@ class BrokerState:
     damages: list[str] = field(default_factory=list)
     damaged_messages: int = 0
     expired_messages: int = 0
-    _failed_reads: dict[int, int] = field(default_factory=dict)
+    moves: int = 0
+    removed: dict[GroupKey, int] = field(default_factory=dict)
+    letters_retired: int = 0
+    filters: dict[GroupKey, Filter] = field(default_factory=dict)
+    filtered_messages: int = 0
+    passed_over: set[GroupKey] = field(default_factory=set)
 
     def queue(self, key: QueueKey) -> ConsumeQueue:
         """The queue; an empty one is made if there is none."""
         queue = self.queues.get(key)
         if queue is None:
-            queue = self.queues[key] = ConsumeQueue()
+            queue = self.queues.add(key, ConsumeQueue())
         return queue
 
     def group(self, key: GroupKey) -> ConsumerGroup:
         """The group; a new one is made if there is none, and starts at the earliest position kept."""
         group: ConsumerGroup | None = self.groups.get(key)
         if group is None:
-            main, retry = self.queues.get((key[0], 0)), self.queues.get(key)
-            group = ConsumerGroup(Cursor(main.first if main else 0), Cursor(retry.first if retry else 0))
+            main, retry = [self.queues.bounds(queue) or (0, 0) for queue in ((key[0], 0), key)]
+            group = ConsumerGroup(Cursor(main[0], self.moves), Cursor(retry[0], self.moves))
             self.groups[key] = group
             self.seen_changed.add(key)
+            if group.main.committed:  # a start must know later that the group never had what was before it
+                self.moved_up(key, False, group.main)
+            if group.retry.committed:
+                self.moved_up(key, True, group.retry)
         return group
+
+    def move(self, key: GroupKey, main: int, retry: int) -> None:
+        """Let a group go on at these positions of its two queues, as at its first pull. Its leases end."""
+        self.moves += 1
+        group = self.group(key)
+        for cursor, position, of_retries in ((group.main, main, False), (group.retry, retry, True)):
+            cursor.move_to(position, self.moves)
+            self.moved(key, of_retries, cursor)
+        self.deadlines.forget(key)
+        self.seen_changed.add(key)
+
+    def moved(self, key: GroupKey, retry: bool, cursor: Cursor, rows: ProgressRows | None = None) -> None:
+        """Note where a group goes on, for the progress log (or a snapshot of it)."""
+        rows = self.pending if rows is None else rows
+        rows.add(MOVED, *key, retry, 0, cursor.committed, cursor.moves & TIMES_MAX)
+
+    def moved_up(self, key: GroupKey, retry: bool, cursor: Cursor) -> None:
+        """Note for the progress log that a group has nothing to get below its position."""
+        self.pending.add(ACKED, *key, retry, 0, cursor.committed)
+
+    def recovered_moves(self, moves: int) -> None:
+        """The progress log knows a group with this count of moves."""
+        self.moves = max(self.moves, moves)
+
+    def remove_group(self, key: GroupKey) -> None:
+        """Forget a group, and the messages in its retry queue."""
+        self.moves += 1
+        del self.groups[key]
+        self.deadlines.forget(key)
+        self.seen_changed.discard(key)
+        self.passed_over.discard(key)
+        retry = self.queues.get(key)
+        end = 0 if retry is None else retry.end
+        if retry is not None:
+            retry.drop_below(end)
+        self.removed[key] = end
+        self.pending.add(REMOVED, *key, False, 0, end)
+
+    def checkpoint_covers(self, removed: dict[GroupKey, int]) -> None:
+        """A checkpoint is durable that was captured behind these removals."""
+        for key, end in removed.items():
+            if self.removed.get(key) == end:
+                del self.removed[key]
 
     def acked(self, key: GroupKey, retry: bool, start: int, stop: int) -> None:
         """Note an acked range for the progress log."""
@@ -88,12 +169,31 @@ class BrokerState:
         self.groups[key].count_expired(stop - start)
         self.expired_messages += stop - start
 
+    def pass_over(self, key: GroupKey, gaps: list[Range], *, again: bool = False) -> None:
+        """Count positions of the subject's queue that a filter keeps from a group. The progress log learns of them with
+        the next acks, or with the next sync. `again`: positions in their place, which a restart left there."""
+        group: ConsumerGroup = self.groups[key]
+        if again:
+            group.main.pass_over_again(gaps)
+            for start, stop in gaps:  # at once: the log has them as handed out from their place
+                self.acked(key, False, start, stop)
+        else:
+            group.main.pass_over(gaps)
+        count = sum([stop - start for start, stop in gaps])
+        group.count_filtered(count)
+        self.filtered_messages += count
+        self.passed_over.add(key)
+
     def in_place(self, key: GroupKey, retry: bool, place: Place, rows: ProgressRows | None = None) -> None:
         """Note a range that is redelivered in its place, for the progress log (or a snapshot of it)."""
         rows = self.pending if rows is None else rows
         if place.until_ms:
             rows.add(UNTIL, *key, retry, 0, place.until_ms)
         rows.add(IN_PLACE, *key, retry, place.start, place.stop, place.times)
+
+    def capture(self, *, on: bool) -> None:
+        """A checkpoint begins or ends to copy the queues."""
+        self.capturing = on
 
     def lost(self, messages: int) -> None:
         """These messages cannot be read, and are passed over."""
@@ -118,42 +218,113 @@ class BrokerState:
         """Note bytes of durable redeliveries for the progress log (or a snapshot of it)."""
         (self.pending if rows is None else rows).add(KEPT, *key, False, start_ms, count)
 
+    def policy(self, key: GroupKey) -> GroupPolicy:
+        """The policy of a group; the default one if none is set."""
+        row = self.policies.get(key)
+        return DEFAULT_POLICY if row is None else row.policy
+
+    def pauses(self, key: GroupKey) -> RedeliveryPolicy:
+        """The pauses before a group's redeliveries."""
+        row = self.policies.get(key)
+        default = self.limits.redelivery
+        return default if row is None else row.policy.redelivery(default, self.limits.delay_levels_ms)
+
+    def attempts_max(self, key: GroupKey) -> int:
+        """After how many attempts a group's message becomes a dead letter; 0: never."""
+        row = self.policies.get(key)
+        return 0 if row is None or not row.dead_subject else row.policy.attempts or 0
+
+    def owner_of_dead(self, dead_subject: int) -> GroupKey | None:
+        """The group whose dead letters go to a subject; None if the subject is no group's. O(policies)."""
+        return next((key for key, row in self.policies.items() if row.dead_subject == dead_subject), None)
+
+    def letter_groups(self) -> set[GroupKey]:
+        """The groups of dead-letter subjects that gave the letters there up. O(policies)."""
+        return {(row.dead_subject, key[1]) for key, row in self.policies.items() if row.dead_subject}
+
+    def retire_letters(self, count: int) -> None:
+        """Count dead letters that retention removed before they were sent again or dropped."""
+        self.letters_retired += count
+
+    def ack_is_behind(self, store_offset: int | None) -> None:
+        """Note that dead letters from this offset on are stored, and the acks of their messages are not durable."""
+        if store_offset is not None:
+            self.letters_from = store_offset if self.letters_from is None else min(self.letters_from, store_offset)
+
+    def take_letters_from(self) -> int | None:
+        """Take the offset, for a sync that covers all of it."""
+        taken, self.letters_from = self.letters_from, None
+        return taken
+
+    def policy_write(self, key: GroupKey, row: PolicyRow) -> PolicyWrite:
+        """The table with a group's row set, to be written. `set_policies` follows. A row without content goes."""
+        rows = self.policies | {key: row}
+        if row == PolicyRow(DEFAULT_POLICY):
+            del rows[key]
+        return PolicyWrite(self.fs, self.directory, rows, self.server_id, self.policies_damaged)
+
+    def set_policies(self, written: PolicyWrite) -> None:
+        """The table was written."""
+        self.policies = written.rows
+        self.policies_damaged = False
+
     def run_at(self, key: QueueKey, position: int) -> Run:
         """The run that holds a position of a queue. A damaged block of index rows is made again from the store.
 
-        Where the store is damaged too, an unreadable run stands for the lost messages."""
+        Where the store is damaged too, an unreadable run stands for the lost messages. Raises ReadNeeded."""
         queue = self.queues[key]
         try:
             return queue.run_at(position, self.blocks)
         except CorruptionError as error:
             self.damaged(str(error))
         block, stop = queue.block_at(position)
-        runs = self._runs_of(key, block, stop)
-        try:
-            columns = dict(zip(("position", "store_offset", "row_start", "row_count"), np.array(runs).T, strict=True))
-            block.move(self.blocks.append(RunBatch.filled(len(runs), **columns)))
-        except DiskFullError:
-            pass  # the next call makes it again
-        return next(Run(*run) for run in reversed(runs) if run[0] <= position)
+        self.reads.find(REBUILD, (key, block.position))  # raises the error of a read that failed
+        raise ReadNeeded(self._rebuild_plan(key, block, stop))
 
-    def _runs_of(self, key: QueueKey, block: SpilledBlock, stop: int) -> list[tuple[int, int, int, int]]:
-        """The runs of a block, up to the position `stop`, made from the store."""
-        expected = block.position
+    def _rebuild_plan(self, key: QueueKey, block: SpilledBlock, stop: int) -> ReadPlan:
+        """A read of the store from which a block is made again, up to the position `stop`."""
+        first, last, position = block.store_offset_first, block.store_offset_last, block.position
+        told: list[str] = []
+
+        def read() -> dict[str, RunBatch]:
+            runs = self._runs_of(key, (first, last), (position, stop), told.append)
+            columns = dict(zip(("position", "store_offset", "row_start", "row_count"), np.array(runs).T, strict=True))
+            return {"block": RunBatch.filled(len(runs), **columns)}
+
+        reach = (max(first, self.store.first), last + 1)
+        return ReadPlan(REBUILD, (key, position), reach, BLOCK_BYTES_MAX, read, partial(self._rebuilt, block, told))
+
+    def _rebuilt(self, block: SpilledBlock, told: list[str], found: dict[str, RunBatch]) -> None:
+        for text in told:
+            self.damaged(text)
+        if not found:
+            return
+        with suppress(StoreError):  # it is in memory; without room on the disk a later read makes it again
+            block.move(self.blocks.append(found["block"]))
+        self.blocks.keep({block.block_offset: found["block"]})
+
+    def _runs_of(
+        self, key: QueueKey, offsets: Range, positions: Range, told: Callable[[str], None]
+    ) -> list[tuple[int, int, int, int]]:
+        """The runs of the records in a range of store offsets (both ends count), for a range of positions. Runs in a
+        worker thread. `told` is called with texts about damage."""
+        expected, stop = positions
         runs: list[tuple[int, int, int, int]] = []
-        for record in self.store.readable_columns(block.store_offset_first, block.store_offset_last + 1, self.damaged):
+        for record in self.store.readable_columns(offsets[0], offsets[1] + 1, told):
             for run in grouped_columns(record.columns["subject"], record.columns["target_group"]):
                 if run.key == key:
                     first = int(record.columns["position"][run.row_start])
                     if first > expected:
-                        runs.append((expected, block.store_offset_first, 0, first - expected))
+                        runs.append((expected, offsets[0], 0, first - expected))
                     runs.append((first, record.offset, run.row_start, run.row_count))
                     expected = first + run.row_count
         if expected < stop:
-            runs.append((expected, block.store_offset_last, 0, stop - expected))
+            runs.append((expected, offsets[1], 0, stop - expected))
         return runs
 
     def read(self, run: Run, *, patient: bool = False) -> StoredBatch | None:
-        """The stored batch of a run; None, with a damage noted, if it cannot be read or is another record.
+        """The stored batch of a run; None, with a damage noted, if it cannot be read or is another record. Raises
+        ReadNeeded if it is not in memory.
 
         With `patient` the first failed reads of the disk raise UnreadableError, because a later read may succeed."""
         try:
@@ -168,13 +339,18 @@ class BrokerState:
         self.damaged(detail)
         return None
 
+    def read_for(self, wanted: tuple[int, int], run: Run, queue: ConsumeQueue) -> StoredBatch | None:
+        """`read`, patiently, for a pull that wants this many messages and bytes: a plan reads those behind the run too."""
+        try:
+            return self.read(run, patient=True)
+        except ReadNeeded:
+            messages, bytes_max = wanted
+            offsets = queue.store_offsets(run.position, run.position + messages, self.blocks)
+            raise ReadNeeded(self.store.read_plan(run.store_offset, offsets[1:], bytes_max)) from None
+
     def _may_read_soon(self, store_offset: int) -> bool:
-        """Whether fewer than READ_TRIES reads at this offset have failed, this one included."""
-        failed = self._failed_reads.pop(store_offset, 0) + 1
-        self._failed_reads[store_offset] = failed
-        if len(self._failed_reads) > _FAILED_READS_MAX:
-            del self._failed_reads[next(iter(self._failed_reads))]
-        return failed < READ_TRIES
+        """Whether fewer than READ_TRIES reads at this offset have failed, the last one included."""
+        return self.reads.failed(STORE, store_offset) < READ_TRIES
 
     def damaged(self, detail: str) -> None:
         """Note a damage, up to the bound."""

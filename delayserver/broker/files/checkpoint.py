@@ -7,30 +7,48 @@ ignored, because the store alone can rebuild everything in it.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import google_crc32c
 import msgpack
+import numpy as np
 
 from delayserver.broker.queues.queue import ConsumeQueue, QueueKey, SpilledBlock
+from delayserver.broker.queues.queue_columns import QueueColumns, key_of
 from delayserver.broker.queues.windows import Extent, Window
 
 _MAGIC = b"DELAYBCP"
-_VERSION = 1
+# Version 1 had a list for each queue.
+_VERSION = 2
+_QUEUE_COLUMNS = (
+    ("codes", "<i8"), ("first", "<i8"), ("end", "<i8"), ("runs", "<u4"), ("blocks", "<u4"),
+    ("positions", "<i8"), ("offsets", "<i8"), ("rows", "<u4"), ("counts", "<u4"), ("spilled", "<i8"),
+)  # fmt: skip
 
 
 @dataclass(slots=True)
 class BrokerCheckpoint:
-    """`epoch` counts starts. The other fields cover the store up to `store_offset`, blocks up to `blocks_offset`."""
+    """`epoch` counts starts. The other fields cover the store up to `store_offset`, blocks up to `blocks_offset`.
+
+    `letters_offset`: acks of the messages of dead letters from here on may be missing in the progress log; None: of those
+    from `store_offset` on."""
 
     server_id: int
     epoch: int = 0
     store_offset: int = 0
     blocks_offset: int = 0
-    queues: dict[QueueKey, ConsumeQueue] = field(default_factory=dict)
+    queues: QueueColumns = field(default_factory=QueueColumns.of_none)
     windows: dict[Window, list[Extent]] = field(default_factory=dict)
     segment_newest_us: dict[int, int] = field(default_factory=dict)
+    letters_offset: int | None = None
+
+    def queue_bounds(self) -> Iterator[tuple[QueueKey, int, int]]:
+        """Key, first position and end of each queue."""
+        queues = self.queues
+        for code, first, end in zip(queues.codes.tolist(), queues.first.tolist(), queues.end.tolist(), strict=True):
+            yield key_of(code), first, end
 
 
 def encode_checkpoint(checkpoint: BrokerCheckpoint) -> bytes:
@@ -41,13 +59,15 @@ def encode_checkpoint(checkpoint: BrokerCheckpoint) -> bytes:
         "epoch": checkpoint.epoch,
         "store_offset": checkpoint.store_offset,
         "blocks_offset": checkpoint.blocks_offset,
-        "queues": [_pack_queue(key, queue) for key, queue in checkpoint.queues.items()],
+        "queues": {name: getattr(checkpoint.queues, name).tobytes() for name, _ in _QUEUE_COLUMNS},
         "windows": [
             (*window, [(e.start, e.stop, e.sequence_min, e.sequence_max) for e in extents])
             for window, extents in checkpoint.windows.items()
         ],
         "segments": list(checkpoint.segment_newest_us.items()),
     }
+    if checkpoint.letters_offset is not None:
+        content["letters_offset"] = checkpoint.letters_offset
     body: bytes = msgpack.packb(content)
     return b"".join((_MAGIC, google_crc32c.value(body).to_bytes(4, "little"), body))
 
@@ -64,22 +84,25 @@ def decode_checkpoint(data: bytes, server_id: int) -> BrokerCheckpoint | None:
 
 
 def _decode_content(content: dict[str, Any], server_id: int) -> BrokerCheckpoint | None:
-    if content["version"] != _VERSION or content["server_id"] != server_id:
+    version = content["version"]
+    if version not in (1, _VERSION) or content["server_id"] != server_id:
         return None
     epoch, store_offset, blocks_offset = _numbers(
         [content[name] for name in ("epoch", "store_offset", "blocks_offset")]
     )
+    letters_offset = content.get("letters_offset")
     return BrokerCheckpoint(
         server_id,
         epoch,
         store_offset,
         blocks_offset,
-        dict([_unpack_queue(packed) for packed in content["queues"]]),
+        _queues_of_version_1(content["queues"]) if version == 1 else _queues(content["queues"]),
         {
             (server, window): [Extent(*_numbers(extent)) for extent in extents]
             for (server, window), extents in [(_numbers(window), extents) for *window, extents in content["windows"]]
         },
         dict([_pair(pair) for pair in content["segments"]]),
+        None if letters_offset is None else _numbers([letters_offset])[0],
     )
 
 
@@ -96,9 +119,13 @@ def _pair(values: list[Any]) -> tuple[int, int]:
     return first, second
 
 
-def _pack_queue(key: QueueKey, queue: ConsumeQueue) -> tuple[Any, ...]:
-    blocks = [(b.position, b.store_offset_first, b.store_offset_last, b.block_offset) for b in queue.blocks]
-    return (*key, queue.first, queue.end, blocks, *[column.tobytes() for column in queue.memory_runs()])
+def _queues(columns: dict[str, Any]) -> QueueColumns:
+    arrays = {name: np.frombuffer(_raw(columns[name]), dtype) for name, dtype in _QUEUE_COLUMNS}
+    return QueueColumns(**arrays | {"spilled": arrays["spilled"].reshape(-1, 4)})
+
+
+def _queues_of_version_1(packed: list[Any]) -> QueueColumns:
+    return QueueColumns.of(dict([_unpack_queue(queue) for queue in packed]))
 
 
 def _unpack_queue(packed: list[Any]) -> tuple[QueueKey, ConsumeQueue]:

@@ -24,7 +24,7 @@ from store.records.segment import (
     is_unfinished,
 )
 
-ACKED, SEEN, UNTIL, IN_PLACE, KEPT = 0, 1, 2, 3, 4
+ACKED, SEEN, UNTIL, IN_PLACE, KEPT, MOVED, REMOVED = 0, 1, 2, 3, 4, 5, 6
 # The largest `times` of a row.
 TIMES_MAX = (1 << 32) - 1
 # Rows of one record of a snapshot, to bound its memory.
@@ -68,7 +68,11 @@ class ProgressRows:
         values = np.array(self._values, np.int64).reshape(-1, 7)
         names = ("start", "stop", "subject", "consumer_group", "times", "retry", "change")
         return [
-            ProgressBatch.filled(len(part), **{name: part[:, index] for index, name in enumerate(names)})
+            ProgressBatch.filled(
+                len(part),
+                **{name: part[:, index] for index, name in enumerate(names)},
+                anew=(part[:, 6] == MOVED) | (part[:, 6] == REMOVED),
+            )
             for part in (values[at : at + _SNAPSHOT_ROWS] for at in range(0, len(values), _SNAPSHOT_ROWS))
         ]
 

@@ -6,19 +6,22 @@ It knows offsets and bytes, but no positions, queues or groups.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 from numpy.typing import NDArray
 
 from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.reads import KEYS, REBUILD, STORE, ReadNeeded, ReadPlan, Reads
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, StoreError
-from store.logs.message_log import LogDamage, MessageLog
-from store.records.batches import StoredBatch
+from store.logs.message_log import LogDamage, MessageLog, WarmStep
+from store.records.batches import I64, StoredBatch
 from store.records.record import HEADER_BYTES, BadRecordError, decode_header, verify_columns
 from store.records.segment import FILE_HEADER_BYTES, FILE_STORE, Segment
+from store.records.stored_rows import StoredRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +46,29 @@ class StoreSync:
 
 
 # The most bytes that the columns of a row and its share of a header take.
-ROW_BYTES = 128
+ROW_BYTES = 148
 
 
 class BrokerStore:
     """Append, sync, read by offset, retire."""
 
-    def __init__(self, log: MessageLog, limits: BrokerLimits) -> None:
-        self._log = log
+    def __init__(self, log: MessageLog, limits: BrokerLimits, reads: Reads) -> None:
+        self.log = self._log = log
         self._limits = limits
-        self._cache: OrderedDict[int, StoredBatch] = OrderedDict()
-        self.cache_bytes = 0
+        self._reads = reads
+        # Batches that were appended lately, and batches that were read. Readers of a backlog do not displace the former.
+        self._appended = _Batches()
+        self._read_back = _Batches()
 
     @classmethod
-    def open(cls, fs: FileSystem, directory: str, server_id: int, limits: BrokerLimits, valid_to: int) -> BrokerStore:
+    def open(
+        cls, fs: FileSystem, directory: str, server_id: int, limits: BrokerLimits, valid_to: int, reads: Reads
+    ) -> BrokerStore:
         """Open or create. Cuts off a torn tail behind `valid_to`, a logical offset. All records below it are whole."""
         log = MessageLog.open(
             fs, directory, server_id, segment_bytes=limits.segment_bytes, valid_to=valid_to, kind=FILE_STORE
         )
-        return cls(log, limits)
+        return cls(log, limits, reads)
 
     @property
     def damages(self) -> list[LogDamage]:
@@ -83,17 +90,46 @@ class BrokerStore:
         """Offset below which everything is durable."""
         return self._log.synced
 
-    def growth_bytes(self, batch: StoredBatch) -> int:
-        """About how many new bytes of the disk an append of this batch takes."""
-        return self._log.growth_bytes(
-            len(batch.bodies) + len(batch.properties) + len(batch.ids) + ROW_BYTES * len(batch)
-        )
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the cached batches."""
+        return self._appended.bytes + self._read_back.bytes
+
+    def growth_bytes(self, *batches: StoredBatch | StoredRows) -> int:
+        """About how many new bytes of the disk an append of these batches takes."""
+        return self._log.growth_bytes(sum([size_of(batch) for batch in batches]))
 
     def append(self, batch: StoredBatch) -> tuple[int, int]:
         """Write one record without syncing; returns its start and end offset. Raises DiskFullError, StoreError."""
         entry = self._log.append([batch])[0]
-        self._remember(entry.start, batch)
+        self._appended.add(entry.start, batch)
+        self._appended.shrink(self._limits.cache_bytes_max - self._read_back.bytes)
         return entry.start, entry.end
+
+    def append_all(self, batches: Sequence[StoredBatch | StoredRows], *, durably: bool) -> list[tuple[int, int]]:
+        """Write records, all or none; returns the start and end offset of each. With `durably` they are synced as well,
+        as quick as the disk can. Raises DiskFullError (nothing appended), StoreError, SyncFailedError (final)."""
+        entries = self._log.append_durably(batches) if durably else self._log.append(batches)
+        for entry, batch in zip(entries, batches, strict=True):
+            self._appended.add(entry.start, batch)
+        self._appended.shrink(self._limits.cache_bytes_max - self._read_back.bytes)
+        return [(entry.start, entry.end) for entry in entries]
+
+    def require_name(self) -> None:
+        """See `MessageLog.require_name`."""
+        self._log.require_name()
+
+    def warm_ahead(self, ahead_bytes: int) -> WarmStep | None:
+        """See `MessageLog.warm_ahead`. `sync_warm` and `use_warm` follow."""
+        return self._log.warm_ahead(ahead_bytes)
+
+    def sync_warm(self, step: WarmStep) -> None:
+        """See `MessageLog.sync_warm`. For any thread."""
+        self._log.sync_warm(step)
+
+    def use_warm(self, step: WarmStep) -> None:
+        """See `MessageLog.use_warm`."""
+        self._log.use_warm(step)
 
     def sync_plan(self) -> StoreSync:
         """Capture the sync of all records. It is one file: a sealed segment was synced when its successor was made."""
@@ -101,16 +137,56 @@ class BrokerStore:
         return StoreSync(segment, base + segment.end)
 
     def batch(self, offset: int) -> StoredBatch:
-        """The record that begins at an offset. Raises CorruptionError if none does."""
-        found = self._cache.get(offset)
-        if found is not None:
-            return found
-        entries = self._log.read(offset, self._log.end, self._limits.read_ahead_bytes)
-        if not entries or entries[0].start != offset:
-            raise CorruptionError(self._log.locate(offset)[1].path, offset, "no record where the queue points to")
-        for entry in reversed(entries):
-            self._remember(entry.start, cast(StoredBatch, entry.batch))
-        return cast(StoredBatch, entries[0].batch)
+        """The record that begins at an offset. Raises ReadNeeded if it is not in memory, CorruptionError if it is not on
+        the disk either."""
+        found = self.in_memory(offset)
+        if found is None:
+            found = self._reads.find(STORE, offset)
+        if found is None:
+            raise ReadNeeded(self.read_plan(offset))
+        return found
+
+    def read_plan(self, offset: int, others: Sequence[int] = (), bytes_max: int = 0) -> ReadPlan:
+        """A read of the record that begins at an offset, and of those behind it that one read of the disk brings.
+
+        Then of the records at the offsets `others`, ascending and above the first, until `bytes_max` bytes were read."""
+        ahead, end = self._limits.read_ahead_bytes, self._log.end
+        read = partial(self._read, [offset, *others], end, bytes_max)
+        return ReadPlan(STORE, offset, (offset, min(offset + ahead, end)), max(ahead, bytes_max), read, self._put)
+
+    def _read(self, offsets: list[int], end: int, bytes_max: int) -> dict[int, StoredBatch]:
+        found: dict[int, StoredBatch] = {}
+        total = 0
+        for offset in offsets:
+            if offset in found:
+                continue
+            if found and total >= bytes_max:
+                break
+            try:
+                entries = self._log.read(offset, end, self._limits.read_ahead_bytes)
+            except CorruptionError:
+                if found:
+                    break  # the call that needs this record reads it again, and gets the error
+                raise
+            if entries and entries[0].start == offset:
+                total += entries[-1].end - offset
+                found |= {entry.start: cast(StoredBatch, entry.batch) for entry in entries}
+        if offsets[0] not in found:
+            path = self._log.locate(offsets[0])[1].path
+            raise CorruptionError(path, offsets[0], "no record where the queue points to")
+        return found
+
+    def _put(self, found: dict[int, StoredBatch]) -> None:
+        for offset in reversed(found):
+            if offset >= self._log.first and self._appended.get(offset) is None:
+                self._read_back.add(offset, found[offset])
+        self._read_back.shrink(self._limits.cache_bytes_max // 2)
+        self._appended.shrink(self._limits.cache_bytes_max - self._read_back.bytes)
+
+    def in_memory(self, offset: int) -> StoredBatch | None:
+        """The record that begins at an offset, if it is in memory."""
+        found: StoredBatch | None = self._appended.get(offset)
+        return self._read_back.get(offset) if found is None else found
 
     def columns(self, start: int, stop: int) -> Iterator[StoredColumns]:
         """The columns of all records between two offsets, without reading blobs. Raises CorruptionError."""
@@ -130,8 +206,14 @@ class BrokerStore:
             yield found
             offset = found.stop
 
+    def times(self, offset: int) -> I64:
+        """The `dispatched_us` column of the record at an offset. May run in another thread. Raises StoreError."""
+        base, segment = self._log.locate(offset)
+        dispatched_us: I64 = _read_columns(segment, base, offset - base).columns["dispatched_us"]
+        return dispatched_us
+
     def readable_columns(self, start: int, stop: int, told: Callable[[str], None]) -> Iterator[StoredColumns]:
-        """`columns`, passing over damage. `told` is called with a text for each unreadable range."""
+        """`columns`, passing over damage. `told` is called with texts about each unreadable range."""
         offset = start
         while offset < stop:
             try:
@@ -160,25 +242,57 @@ class BrokerStore:
         return self._log.segments()
 
     def retire(self, below: int) -> list[str]:
-        """Remove the segments that end at or below an offset; returns their paths."""
-        removed = self._log.retire(below)
-        for offset in [offset for offset in self._cache if offset < self._log.first]:
-            self.cache_bytes -= _batch_bytes(self._cache.pop(offset))
+        """Remove the segments that end at or below an offset; returns their paths. A segment that a read needs stays."""
+        reading = self._reads.lowest(STORE, REBUILD, KEYS)
+        removed = self._log.retire(below if reading is None else min(below, reading))
+        self._appended.drop_below(self._log.first)
+        self._read_back.drop_below(self._log.first)
         return removed
 
     def close(self) -> None:
         """Close the files."""
         self._log.close()
 
-    def _remember(self, offset: int, batch: StoredBatch) -> None:
-        if offset in self._cache:
-            return
-        # First in, first out: batches that were read together share one buffer, so they should leave together.
-        self._cache[offset] = batch
-        self.cache_bytes += _batch_bytes(batch)
-        while self.cache_bytes > self._limits.cache_bytes_max:
-            _, dropped = self._cache.popitem(last=False)
-            self.cache_bytes -= _batch_bytes(dropped)
+
+class _Batches:
+    """Cached batches by offset, first in, first out: batches that were read together share one buffer, so they should
+    leave together."""
+
+    __slots__ = ("_batches", "bytes")
+
+    def __init__(self) -> None:
+        # Each with the bytes that it counts for. Those of rows are enough for their columns too.
+        self._batches: OrderedDict[int, tuple[StoredBatch | StoredRows, int]] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, offset: int) -> StoredBatch | None:
+        """The batch at an offset, if it is there. Rows become columns when they are asked for."""
+        found = self._batches.get(offset)
+        if found is None:
+            return None
+        batch, size = found
+        if type(batch) is StoredRows:
+            batch = batch.to_batch()
+            self._batches[offset] = batch, size
+        return cast(StoredBatch, batch)
+
+    def add(self, offset: int, batch: StoredBatch | StoredRows) -> None:
+        """Add a batch behind all others, if it is not there."""
+        if offset not in self._batches:
+            size = _batch_bytes(batch)
+            self._batches[offset] = batch, size
+            self.bytes += size
+
+    def shrink(self, bytes_max: int) -> None:
+        """Drop the oldest batches until the rest takes `bytes_max` at most."""
+        while self.bytes > max(bytes_max, 0):
+            _, (_, size) = self._batches.popitem(last=False)
+            self.bytes -= size
+
+    def drop_below(self, offset: int) -> None:
+        """Drop the batches below an offset."""
+        for place in [place for place in self._batches if place < offset]:
+            self.bytes -= self._batches.pop(place)[1]
 
 
 def _read_columns(segment: Segment, base: int, position: int) -> StoredColumns:
@@ -194,8 +308,20 @@ def _read_columns(segment: Segment, base: int, position: int) -> StoredColumns:
     return StoredColumns(base + position, base + header.end, columns)
 
 
-def _batch_bytes(batch: StoredBatch) -> int:
+def size_of(batch: StoredBatch | StoredRows) -> int:
+    """About the bytes of a record."""
+    if type(batch) is StoredRows:
+        return batch.blob_bytes + ROW_BYTES * len(batch)
+    assert isinstance(batch, StoredBatch)
+    blobs = len(batch.ids) + len(batch.properties) + len(batch.bodies) + len(batch.order_keys)
+    return blobs + ROW_BYTES * len(batch)
+
+
+def _batch_bytes(batch: StoredBatch | StoredRows) -> int:
     """Bytes of memory of a batch. A constant column takes none."""
+    if type(batch) is StoredRows:
+        return size_of(batch) + 2048
+    assert isinstance(batch, StoredBatch)
     columns = [getattr(batch, name) for name, _ in batch.schema.fields]
-    blobs = len(batch.ids) + len(batch.properties) + len(batch.bodies)
+    blobs = len(batch.ids) + len(batch.properties) + len(batch.bodies) + len(batch.order_keys)
     return int(blobs + sum([column.nbytes for column in columns if column.strides != (0,)])) + 2048

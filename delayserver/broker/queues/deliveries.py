@@ -1,8 +1,10 @@
 """Delivery ids: the names of handed-out messages. Opaque to clients; i64 so that a column of them is cheap.
 
-    bit 62: of the retry queue | bits 48 to 61: the broker's epoch (its count of starts) | bits 0 to 47: position
+    bit 62: of the retry queue | 48 to 61: the broker's epoch (its count of starts) | 44 to 47: moves | 0 to 43: position
 
 After a crash, positions that were handed out but not synced can get other messages. The epoch distinguishes them.
+A seek hands out positions again. `moves` distinguishes the leases before it from those behind it.
+2^44 positions are those of a subject with a million messages a second for half a year.
 """
 
 from __future__ import annotations
@@ -14,24 +16,40 @@ import numpy as np
 from delayserver.broker.queues.ranges import Range, ranges_of
 from store.records.batches import I64
 
-POSITION_BITS = 48
+POSITION_BITS = 44
+_MOVES_BITS = 4
+MOVES = 1 << _MOVES_BITS
 EPOCHS = 1 << 14
+_RETRY = 1 << 62 - POSITION_BITS
 _POSITION_MASK = (1 << POSITION_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRanges:
-    """Deliveries of one queue and epoch as ranges of positions."""
+    """Deliveries of one queue, epoch and count of moves as ranges of positions."""
 
     retry: bool
     epoch: int
+    moves: int
     ranges: list[Range]
 
 
-def delivery_ids(start: int, count: int, epoch: int, retry: bool) -> I64:
+def delivery_ids(start: int, count: int, epoch: int, moves: int, retry: bool) -> I64:
     """The ids of `count` consecutive positions, i64[count]."""
-    first = start | (epoch % EPOCHS) << POSITION_BITS | int(retry) << 62
+    code = (epoch % EPOCHS) << _MOVES_BITS | moves % MOVES | _RETRY * retry
+    first = start | code << POSITION_BITS
     return np.arange(first, first + count, dtype=np.int64)
+
+
+def pack_place(positions: I64, *, retry: bool) -> I64:
+    """The places of messages of a consumer group as i64[n]: the position, and a bit for the group's retry queue."""
+    packed: I64 = positions | np.int64(int(retry) << POSITION_BITS)
+    return packed
+
+
+def unpack_place(packed: int) -> tuple[bool, int]:
+    """Whether the place is one of the retry queue, and the position."""
+    return bool(packed >> POSITION_BITS & 1), packed & _POSITION_MASK
 
 
 def split_deliveries(deliveries: I64) -> list[DeliveryRanges]:
@@ -46,5 +64,5 @@ def split_deliveries(deliveries: I64) -> list[DeliveryRanges]:
 
 
 def _part(code: int, deliveries: I64) -> DeliveryRanges:
-    epoch = code & (EPOCHS - 1) if code >= 0 else -1
-    return DeliveryRanges(bool(code & EPOCHS), epoch, ranges_of(deliveries & _POSITION_MASK))
+    epoch = code >> _MOVES_BITS & EPOCHS - 1 if code >= 0 else -1
+    return DeliveryRanges(bool(code & _RETRY), epoch, code & MOVES - 1, ranges_of(deliveries & _POSITION_MASK))

@@ -25,23 +25,38 @@ GroupKey = tuple[int, int]
 
 
 class Cursor:
-    """Position state of (subject, group) over one queue. `committed`: all positions below it are acked."""
+    """Position state of (subject, group) over one queue. `committed`: all positions below it are acked.
+
+    `moves` tells leases from before a seek from later ones. `passed`: retention has removed messages that the group had
+    not acked, and its consumers were not told yet.
+    `passes_over`: a filter has passed over positions. They count as acked, and the progress log learns of them late: with
+    the acks beside them, or with the next sync. Below `logged` it has all of them.
+    """
 
     __slots__ = (
         "_leases",
         "_places",
         "_prune_at",
         "_settled",
+        "_unasked",
         "acked",
         "committed",
+        "logged",
+        "moves",
         "next",
+        "passed",
+        "passes_over",
         "retrying",
         "seen_stop",
         "seen_times",
     )
 
-    def __init__(self, committed: int) -> None:
+    def __init__(self, committed: int, moves: int = 0) -> None:
         self.committed = committed
+        self.moves = moves
+        self.passed = False
+        self.logged = committed
+        self.passes_over = False
         self.next = committed
         self.acked = RangeSet()
         self.retrying = RangeSet()
@@ -50,6 +65,9 @@ class Cursor:
         self._leases: list[tuple[int, int, int]] = []
         # Made when a message first waits in its place: most cursors never have one.
         self._places: Places | None = None
+        # Positions in their place of which the progress log does not say that they were handed out: a filter may have
+        # passed over them.
+        self._unasked: RangeSet | None = None
         self._prune_at = _PRUNE_MIN
         self._settled = 0
 
@@ -74,6 +92,14 @@ class Cursor:
         """Positions handed out and not acked, at most. O(1): positions acked above the first gap count too."""
         return self.next - self.committed
 
+    def room(self, outstanding_max: int) -> int:
+        """How many more positions may be handed out. Positions that a filter passed over do not count, but the ranges of
+        acked positions have a bound as well: one for every second position."""
+        room = outstanding_max - self.outstanding()
+        if room <= 0 and self.passes_over and len(self.acked) < outstanding_max // 2:
+            room += self.acked.count()
+        return room
+
     def leased(self) -> int:
         """Count of positions handed out, not acked, not being retried and not waiting in their place. O(ranges)."""
         unacked = sum([high - low for low, high in self.acked.missing(self.committed, self.next)])
@@ -90,7 +116,18 @@ class Cursor:
     def available_again(self, count_max: int) -> Range | None:
         """The first range to hand out again from its place, at most `count_max` long."""
         place = None if self._places is None else self._places.first_ready()
-        return None if place is None else (place.start, min(place.stop, place.start + count_max))
+        if place is None:
+            return None
+        start, stop = place.start, min(place.stop, place.start + count_max)
+        if self._unasked is not None:  # not across the end of a range that the filter has to be asked about
+            edge = self._unasked.following(start) or self._unasked.next_start(start) or stop
+            stop = min(stop, edge)
+        return start, stop
+
+    def must_ask(self, position: int) -> bool:
+        """Whether the filter has not let a position through, as far as is known: it was never handed out, or the progress
+        log does not say whether it was handed out or passed over."""
+        return position >= self.next or (self._unasked is not None and self._unasked.following(position) is not None)
 
     def available(self, end: int, count_max: int) -> Range | None:
         """The next range to hand out, at most `count_max` long. Ranges acked before a restart are left out."""
@@ -114,6 +151,8 @@ class Cursor:
         (place,) = self.places.parts(start, stop)
         assert place.state == READY
         self.places.put(Place(start, stop, place.times + 1, LEASED, deadline_us))
+        if self._unasked is not None:
+            self._unasked.remove(start, stop)
         return place.times + 1
 
     def wait_in_place(self, place: Place) -> None:
@@ -168,9 +207,21 @@ class Cursor:
         fresh = self.acked.missing(start, stop)
         if len(self.retrying):
             fresh = [part for gap in fresh for part in self.retrying.missing(*gap)]
-        for low, high in fresh:
-            self._acked(low, high)
+            for low, high in fresh:
+                self._acked(low, high)
+        elif fresh:  # all between the parts is acked
+            self._acked(fresh[0][0], fresh[-1][1])
         return fresh
+
+    def joined(self, ranges: list[Range]) -> list[Range]:
+        """Ranges that ascend, with those made one between which everything is acked. An ack of them does the same."""
+        if len(ranges) < 2 or not self.passes_over:
+            return ranges
+        edges = np.array(ranges, np.int64)
+        ends = np.flatnonzero(~self.acked.covers(edges[:-1, 1], edges[1:, 0]))
+        starts = edges[np.concatenate(([0], ends + 1)), 0]
+        stops = edges[np.concatenate((ends, [len(edges) - 1])), 1]
+        return list(zip(starts.tolist(), stops.tolist(), strict=True))
 
     def _acked(self, start: int, stop: int) -> None:
         self._settled += stop - start
@@ -185,6 +236,42 @@ class Cursor:
             self.next = max(self.next, self.committed)
         else:
             self.acked.add(start, stop)
+
+    def pass_over(self, gaps: list[Range]) -> None:
+        """Count positions that were just handed out, and that the group does not get, as acked. They ascend. Only positions
+        that were acked before a restart may be behind them."""
+        self.passes_over = True
+        if gaps[0][0] == self.committed:
+            self._acked(*gaps[0])
+            gaps = gaps[1:]
+        self.acked.extend(gaps)
+
+    def pass_over_again(self, gaps: list[Range]) -> None:
+        """`pass_over` for positions that were just handed out from their place."""
+        self.passes_over = True
+        for start, stop in gaps:
+            self._acked(start, stop)
+
+    def to_log(self, acked: list[Range]) -> list[Range]:
+        """The ranges by which the progress log learns of freshly acked ones: with the positions beside them that were
+        passed over."""
+        rows: list[Range] = []
+        end = -1
+        for start, stop in sorted(acked):
+            if stop <= end:
+                continue
+            around = self.acked.around(start)
+            if around is None:
+                around = self.passed_to_log() or (start, stop)
+            rows.append(around)
+            end = around[1]
+        return rows
+
+    def passed_to_log(self) -> Range | None:
+        """The positions below `committed` that the progress log does not know as acked, as one range; None if there are
+        none. It takes part of them twice."""
+        start, self.logged = self.logged, self.committed
+        return (start, self.committed) if start < self.committed else None
 
     def to_retry(self, start: int, stop: int, ended_us: int | None = None) -> list[Range]:
         """Move leased positions to `retrying`; returns the ranges that were leased.
@@ -209,19 +296,74 @@ class Cursor:
         ]
         return sorted([*self.places.missing(start, stop), *parts])
 
-    def settle(self, start: int, stop: int) -> None:
-        """The retries of these positions are durable elsewhere: count the positions as acked."""
-        self.retrying.remove(start, stop)
-        for low, high in self.acked.missing(max(start, self.committed), stop):
-            self._acked(low, high)
+    def unclaimed(self, end: int) -> list[Range]:
+        """Positions below `end` that are neither acked nor leased nor being retried, in order. O(ranges)."""
+        free: list[Range] = []
+        for gap in self.acked.missing(self.committed, end):
+            for low, high in self.retrying.missing(*gap):
+                waiting = [] if self._places is None else self._places.parts(low, min(high, self.next))
+                free += [(place.start, place.stop) for place in waiting if place.state != LEASED]
+                if high > self.next:
+                    free.append((max(low, self.next), high))
+        return free
 
-    def abandon(self, start: int, stop: int, deadline_us: int) -> None:
-        """The retries could not be made: lease the positions again until the deadline."""
+    def claim(self, start: int, stop: int) -> list[Place]:
+        """Take unclaimed positions as if they were being retried, so that no consumer gets them; `settle` or `give_back`
+        follows. Returns the ranges with the count of their hand-overs. Positions that are passed over stay ready."""
+        if start > self.next:
+            for low, high in self.acked.missing(self.next, start):
+                self.places.put(Place(low, high, 0, READY))
+        parts = [] if self._places is None else self._places.parts(start, min(stop, self.next))
+        if stop > self.next:
+            parts.append(Place(max(start, self.next), stop, 0, READY))
+            self.next = stop
+        for place in parts:
+            if self._places is not None:
+                self._places.remove(place.start, place.stop)
+            self.retrying.add(place.start, place.stop)
+        return parts
+
+    def give_back(self, parts: list[Place]) -> None:
+        """End a claim: the positions are ready to be handed out. What a seek moved meanwhile is left alone."""
+        for place in parts:
+            for low, high in self.retrying.common(place.start, place.stop):
+                self.retrying.remove(low, high)
+                self.places.put(Place(low, high, place.times, READY))
+
+    def settle(self, start: int, stop: int) -> list[Range]:
+        """The retries of these positions are durable elsewhere: count the positions as acked. Returns their ranges.
+        Positions that are not in `retrying` any more are left alone: a seek came between."""
+        settled = self.retrying.common(start, stop)
         self.retrying.remove(start, stop)
-        if self._places is not None:
-            for place in self._places.parts(start, stop):
-                self._places.put(place._replace(until_us=deadline_us))
-        self.hold(start, stop, deadline_us)
+        for low, high in settled:
+            self._acked(low, high)
+        return settled
+
+    def abandon(self, start: int, stop: int, deadline_us: int) -> bool:
+        """The retries could not be made: lease the positions again until the deadline. False if a seek came between."""
+        abandoned = self.retrying.common(start, stop)
+        self.retrying.remove(start, stop)
+        for low, high in abandoned:
+            if self._places is not None:
+                for place in self._places.parts(low, high):
+                    self._places.put(place._replace(until_us=deadline_us))
+            self.hold(low, high, deadline_us)
+        return bool(abandoned)
+
+    def told(self) -> None:
+        """The consumers of the group know that messages were removed before they were acked."""
+        self.passed = False
+
+    def move_to(self, position: int, moves: int) -> None:
+        """Go on at `position`, as if everything before it was acked and nothing from it on was ever handed out."""
+        self.committed = self.next = self.logged = self.seen_stop = position
+        self.moves = moves
+        self.passed = False
+        self.acked, self.retrying = RangeSet(), RangeSet()
+        self.seen_times = self._settled = 0
+        self._leases = []
+        self._places = self._unasked = None
+        self._prune_at = _PRUNE_MIN
 
     def next_deadline_us(self) -> int | None:
         """The earliest deadline of a lease, or the moment when a waiting range is ready; None if there is neither."""
@@ -256,9 +398,10 @@ class Cursor:
             return bool(unsettled)
         return any(self._leased(*part, deadline_us) for part in unsettled)
 
-    def skip_to(self, first: int) -> None:
-        """Retention removed the messages below `first`."""
+    def skip_to(self, first: int, *, lagging: bool = False) -> None:
+        """Retention removed the messages below `first`. `lagging`: maybe also some that the group had not acked."""
         if first > self.committed:
+            self.passed |= lagging and bool(self.acked.missing(self.committed, first))
             self.committed = first
             self.acked.drop_below(first)
             behind = self.acked.following(first)
@@ -278,6 +421,7 @@ class Cursor:
     def restart(self, end: int) -> None:
         """To be called after the progress log was read. Leased positions are deliverable again, as one more attempt."""
         assert self.next == self.committed, "a cursor that handed out before its restart"
+        self.logged = self.committed
         if self.seen_stop > self.committed:
             self.seen_times += 1
             self.seen_stop = min(self.seen_stop, end)
@@ -296,13 +440,16 @@ class Cursor:
                 seen = min(max(self.seen_stop, low), high)
                 places.put(Place(low, seen, self.seen_times, READY))
                 places.put(Place(seen, high, 0, READY))
+                if self._unasked is None:
+                    self._unasked = RangeSet()
+                self._unasked.add(low, high)
         self.next = max(self.next, stop)
 
     def check_invariants(self) -> None:
         """Sets are consistent with the cursor positions."""
         self.acked.check_invariants()
         self.retrying.check_invariants()
-        assert self.committed <= self.next, "committed beyond what was handed out"
+        assert self.logged <= self.committed <= self.next, "committed beyond what was handed out"
         for start, _ in self.acked:
             assert start > self.committed, "acked ranges that should be committed"
         for start, stop in self.retrying:
@@ -320,15 +467,17 @@ class Cursor:
 class ConsumerGroup:
     """(subject, group): a cursor over the subject's queue, and one over the group's own retry queue.
 
-    `expired` counts the messages that the group does not get (again) because they have expired.
+    `expired` counts the messages that the group does not get (again) because they have expired, `filtered` those that
+    its filter kept from it since the start.
     """
 
-    __slots__ = ("_kept", "expired", "main", "retry")
+    __slots__ = ("_kept", "expired", "filtered", "main", "retry")
 
     def __init__(self, main: Cursor, retry: Cursor) -> None:
         self.main = main
         self.retry = retry
         self.expired = 0
+        self.filtered = 0
         self._kept: KeptBytes | None = None
 
     def kept(self, kept_ms: int) -> KeptBytes:
@@ -345,6 +494,10 @@ class ConsumerGroup:
     def count_expired(self, count: int) -> None:
         """Count messages that have expired for the group."""
         self.expired += count
+
+    def count_filtered(self, count: int) -> None:
+        """Count messages that the group's filter kept from it."""
+        self.filtered += count
 
     def cursor(self, retry: bool) -> Cursor:
         """The cursor of one of the two queues."""

@@ -16,6 +16,9 @@ from delayserver.broker.queues.run_blocks import RunBlocks
 from store.errors import DiskFullError
 from store.records.batches import RunBatch
 
+# Runs whose offsets `store_offsets` tells. A read of the store has enough with fewer.
+OFFSETS_MAX = 256
+
 QueueKey = tuple[int, int]
 """(subject code, target group code); target group 0 is the queue for all groups."""
 
@@ -74,7 +77,8 @@ class ConsumeQueue:
         return position
 
     def run_at(self, position: int, blocks: RunBlocks) -> Run:
-        """The run that holds `position` (first <= position < end), whole. Raises CorruptionError for a bad block."""
+        """The run that holds `position` (first <= position < end), whole. Raises ReadNeeded if its block is not in
+        memory, CorruptionError for a bad block."""
         assert self.first <= position < self.end, f"position {position} outside {self.first} to {self.end}"
         index = bisect_right(self._positions, position) - 1
         if index >= 0:
@@ -84,6 +88,12 @@ class ConsumeQueue:
         return Run(
             int(runs.position[row]), int(runs.store_offset[row]), int(runs.row_start[row]), int(runs.row_count[row])
         )
+
+    def newest(self) -> Run | None:
+        """The last run, if it is in memory."""
+        if not self._positions:
+            return None
+        return Run(self._positions[-1], self._offsets[-1], self._rows[-1], self._counts[-1])
 
     def store_offset_of(self, position: int) -> int | None:
         """The lowest store offset that positions from `position` on need; None if there are no such positions.
@@ -96,6 +106,18 @@ class ConsumeQueue:
         if index >= 0:
             return self._offsets[index]
         return self.block_at(position)[0].store_offset_first
+
+    def store_offsets(self, position: int, stop: int, blocks: RunBlocks) -> list[int]:
+        """The store offsets of the runs from the one that begins at `position` up to the position `stop`, ascending: the
+        first ones that are in memory, or in the same block, which must have been read."""
+        index = bisect_right(self._positions, position) - 1
+        if index >= 0:
+            behind = bisect_left(self._positions, stop, index)
+            return self._offsets[index : min(behind, index + OFFSETS_MAX)].tolist()
+        runs = blocks.read(self.block_at(position)[0].block_offset)
+        first, behind = np.searchsorted(runs.position, (position, stop)).tolist()
+        found: list[int] = runs.store_offset[first : min(behind, first + OFFSETS_MAX)].tolist()
+        return found
 
     def block_at(self, position: int) -> tuple[SpilledBlock, int]:
         """The block on disk that holds a position below the runs in memory, and the position behind the block."""
@@ -141,9 +163,27 @@ class ConsumeQueue:
         del self.blocks[: len(gone)]
         if not self.blocks:
             self._drop_memory(bisect_left(self._offsets, below))
-            self.first = self._positions[0] if self._positions else self.end
+            self.first = max(self.first, self._positions[0] if self._positions else self.end)
         elif gone:
-            self.first = self.blocks[0].position
+            self.first = max(self.first, self.blocks[0].position)
+
+    def go_on_at(self, position: int) -> None:
+        """Let an empty queue go on at a higher position: the ones below were used."""
+        assert self.first == self.end <= position
+        self.first = self.end = position
+
+    def drop_below(self, position: int) -> None:
+        """Drop the runs below a position: their messages are of no use any more. A block that reaches behind it stays."""
+        self.first = max(self.first, min(position, self.end))
+        if self.first == self.end:
+            self.blocks.clear()
+            self._drop_memory(len(self._positions))
+            return
+        behind = self._positions[0] if self._positions else self.end
+        while self.blocks and (self.blocks[1].position if len(self.blocks) > 1 else behind) <= self.first:
+            del self.blocks[0]
+        if not self.blocks:
+            self._drop_memory(max(bisect_right(self._positions, self.first) - 1, 0))
 
     def _drop_memory(self, count: int) -> None:
         for column in (self._positions, self._offsets, self._rows, self._counts):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from store.records.batches import I64
 
@@ -44,6 +46,28 @@ class RangeSet:
             stop = max(stop, self._stops[last - 1])
         self._starts[first:last] = array("q", (start,))
         self._stops[first:last] = array("q", (stop,))
+
+    def extend(self, ranges: list[Range]) -> None:
+        """Add ranges that ascend without touching each other. It is quick if they begin behind all that is in the set or at
+        its end."""
+        starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
+        if self._stops and starts and self._stops[-1] > starts[0]:
+            for start, stop in ranges:
+                self.add(start, stop)
+            return
+        if self._stops and starts and self._stops[-1] == starts[0]:
+            del starts[0]
+            self._stops[-1] = stops.pop(0)
+        self._starts.extend(starts)
+        self._stops.extend(stops)
+
+    def covers(self, starts: I64, stops: I64) -> NDArray[np.bool_]:
+        """Which of these ranges lie wholly in the set, bool[n]."""
+        if not self._starts:
+            return np.zeros(len(starts), bool)
+        index = np.searchsorted(np.frombuffer(self._starts, np.int64), starts, side="right") - 1
+        covered: NDArray[np.bool_] = np.frombuffer(self._stops, np.int64)[np.maximum(index, 0)] >= stops
+        return covered & (index >= 0)
 
     def remove(self, start: int, stop: int) -> None:
         """Remove [start, stop)."""
@@ -83,6 +107,13 @@ class RangeSet:
         index = bisect_right(self._starts, position) - 1
         return self._stops[index] if index >= 0 and self._stops[index] > position else None
 
+    def around(self, position: int) -> Range | None:
+        """The range that holds `position`; None if it is not in the set."""
+        index = bisect_right(self._starts, position) - 1
+        if index < 0 or self._stops[index] <= position:
+            return None
+        return self._starts[index], self._stops[index]
+
     def next_start(self, position: int) -> int | None:
         """The first start of a range above `position`; None if there is none."""
         index = bisect_right(self._starts, position)
@@ -98,6 +129,12 @@ class RangeSet:
         assert len(self._starts) == len(self._stops)
         assert all(start < stop for start, stop in self), "an empty range"
         assert all(a < b for a, b in zip(self._stops, self._starts[1:], strict=False)), "ranges touch"
+
+
+def gaps(start: int, rows: I64, count: int) -> list[Range]:
+    """The ranges of [start, start + count) without the positions `start + rows` (i64[n], ascending)."""
+    edges = pairwise([-1, *rows.tolist(), count])
+    return [(start + low + 1, start + high) for low, high in edges if high - low > 1]
 
 
 def ranges_of(positions: I64) -> list[Range]:

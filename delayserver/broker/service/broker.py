@@ -4,30 +4,46 @@
     deliver -> [sync] -> "delivered" is recorded      pull -> ack -> [sync] -> answered
                          nack, expired_leases -> the server's message_log -> settle_retry
 
-Calls come from one thread (the event loop). Only `BrokerSync.run` and `CheckpointWrite.run` may run in another one.
+Calls come from one thread (the event loop). Only `BrokerSync.run`, `CheckpointWrite.run` and `ReadPlan.run` may run in
+another one. No call waits for a read of the disk: it raises ReadNeeded, or it is carried out in steps (`reads.py`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self
 
-from delayserver.broker.actions.arrivals import Arrivals
+from delayserver.broker.actions.arrivals import Arrivals, Published
 from delayserver.broker.actions.consuming import Acked, Consuming
+from delayserver.broker.actions.dead_letters import DeadLetters
+from delayserver.broker.actions.dead_queue import Claim, DeadQueue, Letters
 from delayserver.broker.actions.delivering import Delivered
+from delayserver.broker.actions.finding import FindPlan, FindQuery, FindResult, Indexes
 from delayserver.broker.actions.group_rows import GroupRow, group_keys, group_row
+from delayserver.broker.actions.indexing import IndexPlan
+from delayserver.broker.actions.positions import Positions
 from delayserver.broker.actions.retention import retirable, retire_store
-from delayserver.broker.actions.retries import Retries, RetryBatch
+from delayserver.broker.actions.retries import Failure, Retries, RetryBatch
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.actions.status import broker_status
+from delayserver.broker.files.policies import PolicyRow, PolicyWrite
+from delayserver.broker.files.store import BrokerStore
+from delayserver.broker.filters.filter import Filter, FilterText
 from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.policy import GroupPolicy
 from delayserver.broker.pulled import PulledBatch
-from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.queues.groups import ConsumerGroup, GroupKey
+from delayserver.broker.queues.queue import QueueKey
+from delayserver.broker.reads import Reads, Steps
+from delayserver.broker.redelivery import RedeliveryPolicy
 from delayserver.broker.room import ALL_ROOM, Room
-from delayserver.broker.service.durability import BrokerSync, CheckpointWrite, Durability
+from delayserver.broker.service.durability import BrokerSync, CheckpointCapture, CheckpointWrite, Durability
 from delayserver.broker.service.recovery import recover_broker
 from store.disk.filesystem import FileSystem
 from store.errors import DiskFullError, StoreError
+from store.logs.message_log import MessageLog
 from store.records.batches import I64, StoredBatch
+from store.records.stored_rows import StoredRows
 
 
 class Broker:
@@ -38,7 +54,11 @@ class Broker:
         self._arrivals = Arrivals(state)
         self._consuming = Consuming(state)
         self._retries = Retries(state)
+        self.positions = Positions(state)
+        self._dead_letters = DeadLetters(state, self._arrivals)
+        self._dead_queue = DeadQueue(state, self._dead_letters)
         self._durability = Durability(state)
+        self._indexes = Indexes(state)
 
     @classmethod
     def open(
@@ -50,7 +70,7 @@ class Broker:
         limits: BrokerLimits | None = None,
         room: Room = ALL_ROOM,
         lease_us: int | None = None,
-    ) -> Broker:
+    ) -> Self:
         """Open or create the broker's files in `directory` and recover. A torn tail is cut off, queues are scanned from
         the checkpoint on, and leased messages are deliverable again.
 
@@ -75,19 +95,50 @@ class Broker:
         return self._state.limits
 
     @property
+    def room(self) -> Room:
+        """What its files may take of the disk."""
+        return self._state.room
+
+    @property
+    def logs(self) -> tuple[MessageLog, MessageLog]:
+        """The rolling logs of the store and of the index, whose next segments are made beside."""
+        return self._state.store.log, self._state.blocks.log
+
+    @property
     def damages(self) -> list[str]:
         """Descriptions of the damages found, with file and offset."""
         return self._state.damages
 
     # Delivering
 
-    def deliver(self, batch: StoredBatch, uncertain: bool, now_us: int) -> Delivered:
+    def deliver(self, batch: StoredBatch, now_us: int) -> Delivered:
         """Store a batch of one server. Its `position` column is not used. Every row gets an outcome.
 
-        `uncertain`: an earlier attempt with some of these rows had no known result, so rows that are stored already are
-        duplicates. A full disk refuses rows. Any other failure of the disk raises StoreError.
+        A full disk refuses rows. Any other failure of the disk raises StoreError.
         """
-        return self._arrivals.deliver(batch, uncertain, now_us)
+        return self._arrivals.deliver(batch, now_us)
+
+    def deliver_uncertain(
+        self, batch: StoredBatch, now_us: int, admit: Callable[[], object] = lambda: None
+    ) -> Steps[Delivered]:
+        """`deliver` after an earlier attempt with some of these rows, whose result is not known. Rows that are stored
+        already are duplicates. To find them the store may have to be read.
+
+        `admit` is called in the step that stores them. It raises an error if the sender may deliver no more."""
+        return self._arrivals.deliver_uncertain(batch, now_us, admit)
+
+    def publish(self, batches: Sequence[StoredBatch | StoredRows], now_us: int, *, durably: bool) -> Published:
+        """Store messages that this node made or took from clients: all of them or none. They have no window and no key,
+        so a repetition is not recognised. Their `position` is not used, their `sequence` rises within a batch, and their
+        `flags` have `FLAG_PUBLISHED`. With `durably` they are synced in this call, which must be small then.
+
+        Raises DiskFullError (nothing stored), StoreError, SyncFailedError (final)."""
+        return self._arrivals.publish(batches, now_us, durably=durably)
+
+    @property
+    def store(self) -> BrokerStore:
+        """The store: its space ahead may be warmed, and its name looked at."""
+        return self._state.store
 
     def window_complete(self, server_id: int, windows_ms: list[int]) -> None:
         """A server declares that it will not hand off messages of these windows again. Drops their keys."""
@@ -113,11 +164,45 @@ class Broker:
         """Hand out the messages that are there now, retries first; None if there are none.
 
         The first pull makes the group. It starts at the earliest position kept, so a late group gets earlier messages.
-        A message that has expired at `now_us` is not handed out. It is done for the group and counted as expired."""
+        A message that has expired at `now_us` is not handed out. It is done for the group and counted as expired.
+        So is one that the group's filter does not want, which is counted as filtered.
+        Raises ReadNeeded if the next message is not in memory, StoreError if the disk could not read it."""
         return self._consuming.pull((subject, group), max_messages, max_bytes, now_us, lease_us, ack_timeout_ms)
 
+    def filter_text(self, subject: int, group: int) -> FilterText:
+        """The filter of a group's policy."""
+        policy = self._state.policy((subject, group))
+        return FilterText(policy.tags, policy.where)
+
+    def lacks_filter(self, subject: int, group: int) -> bool:
+        """Whether `use_filter` must come before the group's next pull: its policy has a filter, and it was not set yet."""
+        key = (subject, group)
+        return key in self._state.policies and key not in self._state.filters and bool(self.filter_text(*key))
+
+    def filter_characters(self) -> int:
+        """How long the filters of all policies are together. O(policies)."""
+        policies = [row.policy for row in self._state.policies.values()]
+        return sum([len(policy.tags or "") + len(policy.where or "") for policy in policies])
+
+    def leased(self, subject: int, group: int) -> int:
+        """How many messages a group has leased."""
+        found: ConsumerGroup | None = self._state.groups.get((subject, group))
+        return 0 if found is None else found.main.leased() + found.retry.leased()
+
+    def use_filter(self, subject: int, group: int, wanted: Filter | None) -> None:
+        """Set which messages of the subject a group gets from now on; None: all of them.
+
+        Messages that it was handed once come again whatever the filter says."""
+        self._consuming.use_filter((subject, group), wanted)
+
+    def passes_over(self, subject: int, group: int) -> bool:
+        """Whether the newest messages of a subject are all that the group has not looked at, and its filter keeps all of
+        them from it. Then it has passed over them."""
+        return self._consuming.passes_over((subject, group))
+
     def is_unfinished(self, subject: int, group: int) -> bool:
-        """Whether the group's last pull found nothing but expired messages before it reached the bound of a step."""
+        """Whether the group's last pull found nothing but expired or filtered messages before it reached the bound of a
+        step."""
         return self._consuming.is_unfinished((subject, group))
 
     @property
@@ -134,17 +219,25 @@ class Broker:
         return self._consuming.ack((subject, group), deliveries)
 
     def nack(
-        self, subject: int, group: int, deliveries: I64, delay_ms: int | None, now_us: int, lease_us: int
-    ) -> RetryBatch:
+        self,
+        subject: int,
+        group: int,
+        deliveries: I64,
+        delay_ms: int | None,
+        now_us: int,
+        lease_us: int,
+        failure: Failure | None = None,
+    ) -> Steps[RetryBatch]:
         """Take leased deliveries (i64[n]) back. They become internal records for this group, due in `delay_ms`.
         If it is None, they are due after the pauses of the redelivery policy.
 
         Beyond the group's bound of bytes they wait in their place instead. A message that would come again at or behind
-        its expiry is done for the group and counted as expired."""
-        return self._retries.nack((subject, group), deliveries, delay_ms, now_us, lease_us)
+        its expiry is done for the group and counted as expired. With a `failure`, messages that had the last attempt of
+        the group's policy are given up."""
+        return self._retries.nack((subject, group), deliveries, delay_ms, now_us, lease_us, failure)
 
-    def expired_leases(self, now_us: int, lease_us: int, limit: int) -> list[RetryBatch]:
-        """Take back about `limit` deliveries whose ack timeout has passed, as one batch a group.
+    def expired_leases(self, now_us: int, lease_us: int, limit: int) -> list[Steps[RetryBatch]]:
+        """Take back about `limit` deliveries whose ack timeout has passed, as one call a group. All must be carried out.
 
         They are due after the pauses of the redelivery policy. After a batch without messages the group may have
         messages that can be pulled again from their place."""
@@ -161,6 +254,105 @@ class Broker:
     def abandon_retry(self, batch: RetryBatch, lease_us: int) -> None:
         """The internal records could not be made durable. Leases the deliveries for another ack timeout."""
         self._retries.abandon(batch, lease_us)
+
+    # Dead letters
+
+    def bury(self, batch: RetryBatch, subject: str, group: str, first_sequence: int, now_us: int) -> list[QueueKey]:
+        """Store the messages that a batch gives up as dead letters, and ack them; returns the queues that got messages.
+
+        `subject` and `group` are their names. The letters get sequences from `first_sequence` on. One sync makes letters
+        and acks durable. Raises DiskFullError (nothing changed; `keep_unburied` follows), StoreError."""
+        return self._dead_letters.bury(batch, subject, group, first_sequence, now_us)
+
+    def keep_unburied(self, batch: RetryBatch, lease_us: int) -> None:
+        """The messages that a batch gives up could not be stored. They stay leased for another ack timeout, and are
+        given up then."""
+        self._retries.keep_unburied(batch, lease_us)
+
+    def read_dead(self, key: GroupKey, after: int, count_max: int, bytes_max: int) -> Letters:
+        """Dead letters behind a position. `key`: the dead-letter subject, and the group whose letters are there. Raises
+        ReadNeeded."""
+        return self._dead_queue.read(key, after, count_max, bytes_max)
+
+    def claim_dead(self, key: GroupKey, wanted: I64 | None, count_max: int, bytes_max: int) -> Claim:
+        """Claim dead letters to send them again: the first ones, or those of the positions `wanted` (i64[n]).
+
+        `settle_dead` follows when they are durable elsewhere, `give_back_dead` otherwise. Raises ReadNeeded."""
+        return self._dead_queue.claim(key, wanted, count_max, bytes_max)
+
+    def settle_dead(self, claim: Claim) -> None:
+        """The claimed letters are durable elsewhere: they are done here, durably after the next sync."""
+        self._dead_queue.settle(claim)
+
+    def give_back_dead(self, claim: Claim) -> None:
+        """The claimed letters stay here."""
+        self._dead_queue.give_back(claim)
+
+    def drop_dead(self, key: GroupKey, wanted: I64 | None, count_max: int) -> int:
+        """Drop dead letters; returns how many. Durable after the next sync."""
+        return self._dead_queue.drop(key, wanted, count_max)
+
+    def dead_letters(self, dead_subject: int, group: int) -> int:
+        """How many dead letters of a group were neither sent again nor dropped."""
+        return self._dead_letters.waiting((dead_subject, group))
+
+    # Policies
+
+    def policy(self, subject: int, group: int) -> GroupPolicy:
+        """What is set for a group; nothing if it has no policy."""
+        return self._state.policy((subject, group))
+
+    def pauses(self, subject: int, group: int) -> RedeliveryPolicy:
+        """The pauses before a group's redeliveries."""
+        return self._state.pauses((subject, group))
+
+    def takes_policy(self, subject: int, group: int) -> bool:
+        """Whether the table has room for a policy of this group: it has one, or there is room for one more."""
+        policies = self._state.policies
+        return (subject, group) in policies or len(policies) < self._state.limits.groups_max
+
+    def dead_subject(self, subject: int, group: int) -> int:
+        """The code of the group's dead-letter subject; 0 if it has none yet."""
+        row = self._state.policies.get((subject, group))
+        return 0 if row is None else row.dead_subject
+
+    def owner_of_dead(self, dead_subject: int) -> GroupKey | None:
+        """The group whose dead letters go to a subject, by their codes; None if the subject is no group's. O(policies)."""
+        return self._state.owner_of_dead(dead_subject)
+
+    def policy_plan(self, subject: int, group: int, policy: GroupPolicy, dead_subject: int) -> PolicyWrite:
+        """Capture a change of the table of policies. Call its `run`, then `finish_policy`, before the next change."""
+        return self._state.policy_write((subject, group), PolicyRow(policy, dead_subject))
+
+    def finish_policy(self, plan: PolicyWrite) -> None:
+        """The table is durable: the policy applies from now on, also to messages that are being retried."""
+        self._state.set_policies(plan)
+
+    # Finding
+
+    def find_plan(self, query: FindQuery) -> FindPlan:
+        """Capture a search by id or key, one at a time. Call its `run`, then `finish_find`."""
+        return self._indexes.find_plan(query)
+
+    def finish_find(self, result: FindResult) -> None:
+        """The search ended. Notes the damage that it met."""
+        self._indexes.finish_find(result)
+
+    def index_plan(self) -> IndexPlan | None:
+        """Capture the making of the index of a sealed segment; None if all have one. Call its `run`, then `finish_index`.
+        No search may run meanwhile."""
+        return self._indexes.index_plan()
+
+    def finish_index(self, base: int) -> None:
+        """The index of this segment is made."""
+        self._indexes.finish_index(base)
+
+    # Reads; see `reads.py`
+
+    @property
+    def reads(self) -> Reads:
+        """The reads under way, and their results that calls still need."""
+        return self._state.reads
 
     # Durability
 
@@ -206,19 +398,27 @@ class Broker:
         """Whether the store has grown by `checkpoint_bytes` since the last checkpoint."""
         return self._durability.checkpoint_due()
 
-    def checkpoint_plan(self) -> CheckpointWrite:
-        """Capture a checkpoint. Call its `run`, then `finish_checkpoint`."""
-        return self._durability.checkpoint_plan()
+    def checkpoint_capture(self) -> CheckpointCapture:
+        """Begin a checkpoint: in its `with` block call `step` until it is False, then `plan`."""
+        return self._durability.checkpoint_capture()
 
-    def finish_checkpoint(self, plan: CheckpointWrite) -> None:
-        """The checkpoint is durable."""
-        self._durability.finish_checkpoint(plan)
+    def checkpoint_plan(self) -> CheckpointWrite:
+        """Capture a checkpoint in one go. Call its `run`, then `finish_checkpoint`."""
+        with self.checkpoint_capture() as capture:
+            while capture.step():
+                pass
+            return capture.plan()
+
+    def finish_checkpoint(self, plan: CheckpointWrite) -> Iterator[None]:
+        """The checkpoint is durable. Take all steps, with or without pauses: they put queues to rest."""
+        return self._durability.finish_checkpoint(plan)
 
     def checkpoint(self) -> None:
         """Capture, write and finish in one go. Raises DiskFullError, SyncFailedError."""
         plan = self.checkpoint_plan()
         plan.run()
-        self.finish_checkpoint(plan)
+        for _ in self.finish_checkpoint(plan):
+            pass
 
     def retires_past_checkpoint(self, now_us: int, latest_us: int | None = None) -> bool:
         """Whether `retire` would first write a checkpoint. A caller that wants that in a thread writes one before."""
@@ -246,28 +446,32 @@ class Broker:
         return group_keys(self._state, after, subject, count_max)
 
     def group_row(self, key: GroupKey) -> GroupRow | None:
-        """The row of a consumer group; None if there is no such group."""
+        """The row of a consumer group; None if there is no such group. Raises ReadNeeded."""
         return group_row(self._state, key)
 
     def status(self) -> dict[str, Any]:
         """Counts since the start and the present sizes, in constant time."""
         return {
             "delivered": self._arrivals.delivered,
+            "published": self._arrivals.published,
             "duplicates": self._arrivals.duplicates,
             "pulled": self._consuming.pulled,
             "acked": self._consuming.acked,
             "retried": self._retries.retried,
+            "dead_letters": self._dead_letters.stored,
+            "dead_letters_retired": self._state.letters_retired,
             "expired": self._state.expired_messages,
+            "filtered": self._state.filtered_messages,
             **broker_status(self._state),
         }
 
     def check_invariants(self) -> None:
         """Check every queue and every cursor. For tests."""
-        for queue in self._state.queues.values():
-            queue.check_invariants()
+        self._state.queues.check_invariants()
         for group in self._state.groups.values():
             group.main.check_invariants()
             group.retry.check_invariants()
+        self._state.reads.check_invariants()
 
     def close(self) -> None:
         """Sync, write a checkpoint and close the files: the next start scans nothing."""

@@ -1,19 +1,25 @@
-"""Group commit of the broker: while one sync runs, the next group gathers. Checkpoints and retention have a task."""
+"""Group commit of the broker: while one sync runs, the next group gathers. Checkpoints and retention run beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import trio
 
 from delayserver.broker.service.broker import Broker
-from delayserver.broker.service.durability import BrokerSync, CheckpointWrite
+from delayserver.broker.service.durability import BrokerSync
 from delayserver.runtime.believable_clock import BelievableClock
+from delayserver.runtime.disk_pace import DiskPace
+from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.segment_maker import SegmentMaker
 from store.errors import DiskFullError, SyncFailedError
 
 # Retention removes whole segments. A segment takes seconds to fill at least, so a look every few seconds is enough.
 UPKEEP_MS = 5_000
+
+Stored = Callable[[Exception | None], None]
 
 
 class BrokerCommit:
@@ -30,6 +36,10 @@ class BrokerCommit:
         self._failure: BaseException | None = None
         self._sync_lock = trio.Lock()
         self._upkeep_lock = trio.Lock()
+        self._grown = Bell()
+        self._maker = SegmentMaker(broker.room, runtime)
+        # Whether the event loop may wait for a small sync of the store itself.
+        self.pace = DiskPace()
 
     async def durable(self) -> None:
         """Wait until all deliveries and acks so far are durable.
@@ -56,6 +66,15 @@ class BrokerCommit:
             if self._broker.synced_offset < end:
                 raise
 
+    def when_stored(self, end: int, done: Stored) -> None:
+        """Call `done` in the step in which the store is known to be durable up to an offset. It gets None then, otherwise
+        the error: as `stored` raises it."""
+        if self._failure is not None:
+            done(SyncFailedError("an earlier sync of the broker failed; restart to recover"))
+            return
+        self._gathering.add(end, done)
+        self._work.set()
+
     def soon(self) -> None:
         """Request a sync of all deliveries and acks so far, without waiting for it."""
         self._work.set()
@@ -75,10 +94,10 @@ class BrokerCommit:
                 group.fail(SyncFailedError("the broker's sync failed; restart to recover"))
                 raise
             finally:
-                group.done.set()
+                group.end(self._broker.synced_offset)
                 if self._failure is not None:
                     self._gathering.fail(group.failure)
-                    self._gathering.done.set()
+                    self._gathering.end(self._broker.synced_offset)
 
     async def run_upkeep(self) -> None:
         """Every few seconds, write a checkpoint if one is due, and apply retention. A full disk delays both."""
@@ -89,20 +108,39 @@ class BrokerCommit:
             except DiskFullError:
                 continue
 
+    async def run_ahead(self) -> None:
+        """Make the next segments of the store and the index before an append needs them."""
+        while True:
+            await self._grown.rung()
+            self._grown.hush()
+            for log in self._broker.logs:
+                if log.end >= log.prepare_from and await self._maker.make(log):
+                    self._grown.ring()  # look again: it may have found no room
+
     async def _upkeep(self) -> None:
         async with self._upkeep_lock:
             now_us, latest_us = self._believable.now_us(), self._believable.latest_us()
             if self._broker.checkpoint_due() or self._broker.retires_past_checkpoint(now_us, latest_us):
-                plan: CheckpointWrite = self._broker.checkpoint_plan()
                 with suppress(DiskFullError):  # retention may make room
-                    await self._workers.run(plan.run)
-                    self._broker.finish_checkpoint(plan)
+                    await self._checkpoint()
             self._broker.retire(now_us, latest_us)
+
+    async def _checkpoint(self) -> None:
+        """Write a checkpoint. With many queues its steps on the event loop are short, and others run between them."""
+        with self._broker.checkpoint_capture() as capture:
+            while capture.step():
+                await trio.lowlevel.checkpoint()
+            plan = capture.plan()
+        await self._workers.run(plan.run)
+        for _ in self._broker.finish_checkpoint(plan):
+            await trio.lowlevel.checkpoint()
 
     async def close(self) -> None:
         """Close the broker's files cleanly. Waits for a running sync and checkpoint, and lets no other one begin."""
         await self._sync_lock.acquire()
         await self._upkeep_lock.acquire()
+        for log in self._broker.logs:
+            log.drop_prepared()
         self._broker.close()
 
     async def _sync(self) -> None:
@@ -112,22 +150,38 @@ class BrokerCommit:
     async def _sync_locked(self) -> None:
         plan: BrokerSync = self._broker.sync_plan()
         finished = False
+        started_us = self._clock.monotonic_us()
         try:
             await self._workers.run(plan.run)
             finished = True
+            if not self.pace.quick:  # otherwise small groups measure it themselves
+                self.pace.took(self._clock.monotonic_us() - started_us)
         finally:
             if finished:
                 self._broker.finish_sync(plan)
+                if any(log.end >= log.prepare_from for log in self._broker.logs):
+                    self._grown.ring()
             else:
                 self._broker.abort_sync(plan)
 
 
 class _Group:
-    __slots__ = ("done", "failure")
+    __slots__ = ("_stored", "done", "failure")
 
     def __init__(self) -> None:
         self.done = trio.Event()
         self.failure: Exception | None = None
+        self._stored: list[tuple[int, Stored]] = []
+
+    def add(self, end: int, done: Stored) -> None:
+        """`done` waits for the store up to an offset."""
+        self._stored.append((end, done))
+
+    def end(self, synced_offset: int) -> None:
+        """The sync has ended. The store is durable up to an offset, also where acks of the group found no room."""
+        self.done.set()
+        for end, done in self._stored:
+            done(None if isinstance(self.failure, DiskFullError) and synced_offset >= end else self.failure)
 
     def fail(self, error: Exception | None) -> None:
         """All that wait for the group get this error."""

@@ -6,12 +6,17 @@ The order is the rule: the store is synced before progress rows about it, and bo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+from typing import Self
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.checkpoint import BrokerCheckpoint, encode_checkpoint
-from delayserver.broker.files.progress import ACKED, SEEN, TIMES_MAX, ProgressRows, ProgressSync
+from delayserver.broker.files.progress import ACKED, REMOVED, SEEN, TIMES_MAX, ProgressRows, ProgressSync
 from delayserver.broker.files.store import StoreSync
+from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.queues.queue_table import CapturedQueues, QueueCapture
 from store.disk.filesystem import FileSystem, keep_room, write_atomically
 from store.records.segment import Segment
 
@@ -29,24 +34,71 @@ class BrokerSync:
         self.progress.run()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CheckpointWrite:
-    """One checkpoint, captured on the event loop. `run` blocks, in any thread."""
+    """One checkpoint, captured on the event loop. `run` blocks, in any thread. `checkpoint` has all but the queues."""
 
     fs: FileSystem
     path: str
-    content: bytes
-    store_offset: int
+    checkpoint: BrokerCheckpoint
+    queues: QueueCapture
+    removed: dict[GroupKey, int]
     store: StoreSync
     blocks: Segment
+    captured: CapturedQueues | None = None
 
     def run(self) -> None:
         """Sync the files that it points to, then write it. Raises DiskFullError, SyncFailedError."""
+        self.captured = self.queues.captured()
+        content = encode_checkpoint(replace(self.checkpoint, queues=self.captured.columns))
         self.store.run()
         self.blocks.sync()
-        write_atomically(self.fs, self.path, self.content)
+        write_atomically(self.fs, self.path, content)
         # A start first writes a checkpoint, for its epoch. Space is reserved, because the disk may be full then.
-        keep_room(self.fs, self.path, 2 * len(self.content))
+        keep_room(self.fs, self.path, 2 * len(content))
+
+
+class CheckpointCapture:
+    """A checkpoint as of the moment of its making, whose queues are copied in steps. More may be stored between the
+    steps, but nothing removed. Use it in a `with` block, which `plan` ends."""
+
+    def __init__(self, state: BrokerState, letters_offset: int | None) -> None:
+        """`letters_offset`: the first dead letter whose message may lack a durable ack."""
+        self._state = state
+        self._checkpoint = BrokerCheckpoint(
+            state.server_id,
+            state.epoch,
+            state.store.end,
+            windows={window: list(map(copy, extents)) for window, extents in state.windows.extents.items()},
+            segment_newest_us=dict(state.segment_newest_us),
+            letters_offset=letters_offset,
+        )
+        self._removed = dict(state.removed)
+        self._queues = state.queues.capture()
+
+    def __enter__(self) -> Self:
+        self._state.capture(on=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._state.capture(on=False)
+
+    def step(self) -> bool:
+        """Copy some queues. True while there are more."""
+        return self._queues.step(self._checkpoint.store_offset)
+
+    def plan(self) -> CheckpointWrite:
+        """The write of the checkpoint, after the last step."""
+        state = self._state
+        return CheckpointWrite(
+            state.fs,
+            f"{state.directory}/checkpoint",
+            replace(self._checkpoint, blocks_offset=state.blocks.end),
+            self._queues,
+            self._removed,
+            state.store.sync_plan(),
+            state.blocks.tail(),
+        )
 
 
 class Durability:
@@ -56,6 +108,8 @@ class Durability:
         self._state = state
         self._compact = state.progress_ahead
         self.checkpointed = state.store.end
+        # Where the dead letters begin whose acks the sync under way writes.
+        self._letters_syncing: int | None = None
         self.syncing = False
 
     @property
@@ -78,38 +132,51 @@ class Durability:
         if not snapshot:
             self._add_seen(rows)
         state.take_pending()
+        self._letters_syncing = state.take_letters_from()
         return BrokerSync(state.store.sync_plan(), ProgressSync(state.progress, rows, snapshot))
 
     def finish_sync(self) -> None:
         """The plan ran."""
         self.syncing = False
+        self._letters_syncing = None
         self._compact = False
 
     def abort_sync(self, plan: BrokerSync) -> None:
         """The plan failed for want of space: its rows wait for the next plan."""
         self.syncing = False
+        self._state.ack_is_behind(self._letters_syncing)
+        self._letters_syncing = None
         if plan.progress.snapshot:
             self._compact = True  # the snapshot replaced the pending rows, so the next plan must make one too
         else:
             self._state.pending.put_before(plan.progress.rows)
 
     def _add_seen(self, rows: ProgressRows) -> None:
-        """Add how far each group was handed out, so that attempts count on after a crash. It never causes a sync."""
+        """Add how far each group was handed out, so that attempts count on after a crash, and how far its filter passed
+        over messages. It never causes a sync."""
         for key in self._state.seen_changed:
             group = self._state.groups[key]
             for retry, cursor in ((False, group.main), (True, group.retry)):
                 times = cursor.seen_times if cursor.seen_stop > cursor.committed else 0
                 rows.add(SEEN, *key, retry, 0, max(cursor.next, cursor.seen_stop), times)
         self._state.seen_changed.clear()
+        for key in self._state.passed_over:
+            span = self._state.groups[key].main.passed_to_log()
+            if span is not None:
+                rows.add(ACKED, *key, False, *span)
+        self._state.passed_over.clear()
 
     def _snapshot(self) -> ProgressRows:
         rows = ProgressRows()
-        self._state.seen_changed.update(self._state.groups)
-        self._add_seen(rows)
+        for key, end in self._state.removed.items():
+            rows.add(REMOVED, *key, False, 0, end)
         for (subject, consumer_group), group in self._state.groups.items():
             key = subject, consumer_group
             for retry, cursor in ((False, group.main), (True, group.retry)):
-                rows.add(ACKED, *key, retry, 0, cursor.committed)
+                if cursor.moves:  # of the group, so that acks from before its last seek stay unknown after a crash
+                    self._state.moved(key, retry, cursor, rows)
+                else:
+                    rows.add(ACKED, *key, retry, 0, cursor.committed)
                 for start, stop in cursor.acked:
                     rows.add(ACKED, *key, retry, start, stop)
                 for place in cursor.places if cursor.place_ranges else ():
@@ -119,30 +186,22 @@ class Durability:
                     self._state.wrote_redeliveries(key, start_ms, count, rows)
             for first in range(0, group.expired, TIMES_MAX):
                 rows.add(ACKED, *key, False, 0, 0, min(group.expired - first, TIMES_MAX))
+        self._state.seen_changed.update(self._state.groups)
+        self._add_seen(rows)  # behind the rows of moves, which reset it
         return rows
 
     def checkpoint_due(self) -> bool:
         """Whether the store has grown by `checkpoint_bytes` since the last checkpoint."""
         return self._state.store.end - self.checkpointed >= self._state.limits.checkpoint_bytes
 
-    def checkpoint_plan(self) -> CheckpointWrite:
-        """Capture a checkpoint."""
-        state = self._state
-        content = encode_checkpoint(
-            BrokerCheckpoint(
-                state.server_id,
-                state.epoch,
-                state.store.end,
-                state.blocks.end,
-                state.queues,
-                state.windows.extents,
-                state.segment_newest_us,
-            )
-        )
-        path = f"{state.directory}/checkpoint"
-        store = state.store.sync_plan()
-        return CheckpointWrite(state.fs, path, content, state.store.end, store, state.blocks.tail())
+    def checkpoint_capture(self) -> CheckpointCapture:
+        """Begin a checkpoint."""
+        letters = [self._letters_syncing, self._state.letters_from]
+        return CheckpointCapture(self._state, min([each for each in letters if each is not None], default=None))
 
-    def finish_checkpoint(self, plan: CheckpointWrite) -> None:
-        """The checkpoint is durable."""
-        self.checkpointed = plan.store_offset
+    def finish_checkpoint(self, plan: CheckpointWrite) -> Iterator[None]:
+        """The checkpoint is durable. The steps put queues to rest; a pause may follow each."""
+        assert plan.captured is not None, "the checkpoint was not written"
+        self.checkpointed = plan.checkpoint.store_offset
+        self._state.checkpoint_covers(plan.removed)
+        return self._state.queues.rest(plan.captured)

@@ -2,40 +2,82 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import trio
 
+from delayserver.broker.actions.arrivals import Published
 from delayserver.broker.actions.consuming import Acked
 from delayserver.broker.actions.delivering import Delivered
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
+from delayserver.broker.service.finding import FindService
+from delayserver.broker.service.lookers import Lookers
+from delayserver.broker.service.positions import GroupPositions
 from delayserver.broker.service.pulls import PullService
-from delayserver.runtime.clock import Clock
+from delayserver.broker.service.reading import BrokerReads
+from delayserver.runtime.runtime import Runtime
 from store.records.batches import I64, StoredBatch
+from store.records.stored_rows import StoredRows
 
 
 class LocalBroker:
     """A `Broker` with the tasks that serve it. The embedded node and the operations of consumers share it."""
 
-    def __init__(self, core: Broker, commit: BrokerCommit, pulls: PullService, clock: Clock) -> None:
+    def __init__(
+        self, core: Broker, commit: BrokerCommit, reads: BrokerReads, pulls: PullService, runtime: Runtime
+    ) -> None:
         self.core = core
         self.commit = commit
+        self.reads = reads
         self.pulls = pulls
-        self._clock = clock
+        self.lookers = Lookers()
+        self.positions = GroupPositions(core, commit, pulls, runtime)
+        self.finding = FindService(core, runtime)
+        self._clock = runtime.clock
 
     async def run(self) -> None:
-        """Commit and serve waiting pulls, until cancelled."""
+        """Commit, read and serve waiting pulls, until cancelled."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.reads.run)
             nursery.start_soon(self.commit.run)
             nursery.start_soon(self.commit.run_upkeep)
+            nursery.start_soon(self.commit.run_ahead)
             nursery.start_soon(self.pulls.run)
+            nursery.start_soon(self.finding.run)
 
-    def deliver(self, batch: StoredBatch, *, uncertain: bool) -> Delivered:
-        """Store a batch and serve the pulls that wait for it; see `Broker.deliver`.
+    async def close(self) -> None:
+        """Hand out nothing more, wait for the reads under way, and close the broker's files cleanly."""
+        self.pulls.close()
+        await self.reads.close()
+        await self.commit.close()
+
+    def deliver(self, batch: StoredBatch) -> Delivered:
+        """Store a batch and serve the pulls that wait for it, in this step; see `Broker.deliver`.
 
         Consumers may get a message before it is durable. `commit.stored` waits until it is."""
-        delivered = self.core.deliver(batch, uncertain, self._clock.now_us())
+        delivered = self.core.deliver(batch, self._clock.now_us())
         self.pulls.arrived(delivered.arrived, len(batch))
+        self.lookers.arrived(delivered.arrived)
         return delivered
+
+    async def deliver_uncertain(self, batch: StoredBatch, admit: Callable[[], object]) -> Delivered:
+        """`deliver` for rows some of which may be stored already; see `Broker.deliver_uncertain`. It may have to wait for
+        the disk. Raises ShuttingDown."""
+        call = self.core.deliver_uncertain(batch, self._clock.now_us(), admit)
+        delivered = await self.reads.finish(call)
+        self.pulls.arrived(delivered.arrived, len(batch))
+        self.lookers.arrived(delivered.arrived)
+        return delivered
+
+    def publish(self, batches: Sequence[StoredBatch | StoredRows], *, durably: bool) -> Published:
+        """Store messages of this node and serve the pulls that wait for them; see `Broker.publish`.
+
+        `commit.stored` and `commit.when_stored` tell when they are durable, unless `durably` made them so."""
+        published = self.core.publish(batches, self._clock.now_us(), durably=durably)
+        self.pulls.arrived(published.arrived, sum([len(batch) for batch in batches]))
+        self.lookers.arrived(published.arrived)
+        return published
 
     def ack(self, subject: int, group: int, deliveries: I64) -> Acked:
         """Ack deliveries (i64[n], any order), and wake pulls of the group. Answer the client after `commit.durable`."""

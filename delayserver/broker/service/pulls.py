@@ -1,115 +1,50 @@
-"""Pulls that may wait, served in a fair order between (subject, group).
+"""Pulls that may wait, served in a fair order between the actors of (subject, group).
 
-The arrival of messages wakes a waiting pull, not a timer. A round serves one pull of each group that has messages,
-however many consumers the group has.
+The arrival of messages wakes a waiting pull, not a timer. Of the actors that have messages, the one goes first that used
+the least event-loop time and bytes lately, however many consumers it has; among equals, the one that came first. A turn is
+one pull. An actor whose next messages must be read from the disk leaves the line until the read has ended.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
-from typing import Protocol
 
 import trio
 
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.queue import QueueKey
+from delayserver.broker.reads import ReadNeeded, ReadPlan
 from delayserver.broker.service.broker import Broker
-from delayserver.protocol.errors import GroupsFull, QueueFull, ShuttingDown
+from delayserver.broker.service.pull_actor import Answer, Outlet, PullActor, Unbounded, WaitingPull
+from delayserver.broker.service.reading import BrokerReads
+from delayserver.protocol.errors import DeadlinePassed, GroupsFull, QueueFull, ShuttingDown
+from delayserver.runtime.fair_shares import FairShares, Ticket
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from store.errors import StoreError
 
+__all__ = ["TOO_MANY_GROUPS", "Outlet", "PullService", "Unbounded"]
+
 # Pulls served at once, between two turns of the serving task. A lone consumer is spared the hop to that task. Of many
 # consumers that pull in the same event-loop iteration, the rest is served in fair order.
 _AT_ONCE_PER_TURN = 8
-
-
-Answer = Callable[[PulledBatch], None]
-
-
-class Outlet(Protocol):
-    """The destination of a pull's messages: a connection, whose client may read more slowly than messages come."""
-
-    def reply_bytes(self) -> int:
-        """How many bytes a reply may have now. 0: hand out nothing until `when_room` calls its action."""
-
-    def when_room(self, action: Callable[[], None]) -> None:
-        """Call `action` once, when there is room for a reply, at once or later. Never if the connection ends first."""
-
-
-class Unbounded:
-    """An `Outlet` that takes everything."""
-
-    def reply_bytes(self) -> int:
-        return 1 << 62
-
-    def when_room(self, action: Callable[[], None]) -> None:
-        action()
-
+# The time for turns before other tasks run.
+_STEP_US = 2_000
+# What a pull costs its group beside the measured time: at least this, and a microsecond for each KiB, since the reply is
+# encoded and sent later.
+_PULL_US = 20
+_BYTES_A_US = 1024
+# Actors without a pull are kept, for what they used lately, until there are so many (300 bytes each).
+_IDLE_ACTORS_MAX = 4096
+# An idle actor that used less is like a new one.
+_FORGOTTEN_US = 1.0
 
 TOO_MANY_GROUPS = (
     "this node has all the consumer groups that it may have; use one name for all consumers of a kind, or raise "
     "broker.groups_max"
 )
-
-
-class _Waiter:
-    """One waiting pull."""
-
-    __slots__ = (
-        "ack_timeout_ms",
-        "answer",
-        "error",
-        "in_line",
-        "max_bytes",
-        "max_messages",
-        "outlet",
-        "patient",
-        "pulled",
-        "served",
-    )
-
-    def __init__(
-        self,
-        max_messages: int,
-        max_bytes: int,
-        ack_timeout_ms: int | None,
-        patient: bool,
-        answer: Answer | None,
-        outlet: Outlet,
-    ) -> None:
-        self.max_messages = max_messages
-        self.max_bytes = max_bytes
-        self.ack_timeout_ms = ack_timeout_ms
-        self.served = trio.Event()
-        self.patient = patient
-        self.answer = answer
-        self.outlet = outlet
-        # False while it waits for room in its outlet.
-        self.in_line = False
-        self.pulled: PulledBatch | None = None
-        self.error: Exception | None = None
-
-    def take(self, pulled: PulledBatch | None) -> None:
-        """What the broker handed out."""
-        self.pulled = pulled
-
-    def fail(self, error: Exception) -> None:
-        """The error is raised where the pull waits."""
-        self.error = error
-
-    def take_error(self) -> Exception:
-        """The error, kept here no longer."""
-        error, self.error = self.error, None
-        assert error is not None
-        return error
-
-    def stand(self, *, in_line: bool) -> None:
-        """Whether it stands in the line of its group."""
-        self.in_line = in_line
 
 
 _UNBOUNDED = Unbounded()
@@ -118,18 +53,24 @@ _UNBOUNDED = Unbounded()
 class PullService:
     """Long polling over a `Broker`. `run` is a task of the server."""
 
-    def __init__(self, broker: Broker, runtime: Runtime, turn_rows_max: int = 1 << 31) -> None:
+    def __init__(self, broker: Broker, reads: BrokerReads, runtime: Runtime, turn_rows_max: int = 1 << 31) -> None:
         """`turn_rows_max`: messages handed out in one step. Where several broker groups share the event loop it is less."""
         self._broker = broker
+        self._reads = reads
         self._turns = runtime.turns
         self._clock = runtime.clock
-        self._waiters: dict[GroupKey, deque[_Waiter]] = {}
+        self._actors: dict[GroupKey, PullActor] = {}
+        self._actors_kept = _IDLE_ACTORS_MAX
+        # The actors in line, and the groups of each subject that have a pull in their mailbox.
+        self._shares = FairShares()
+        self._in_line: dict[Ticket, PullActor] = {}
         self._groups_of: dict[int, set[int]] = {}
-        self._ready: OrderedDict[GroupKey, None] = OrderedDict()
         self._wake = trio.Event()
         self._at_once = _AT_ONCE_PER_TURN
         self._closed = False
         self.waiting = 0
+        # Pulls so far whose deadline passed while they waited for their turn.
+        self.deadlines_passed = 0
         self.turn_rows_max = turn_rows_max
 
     async def pull(
@@ -142,10 +83,11 @@ class PullService:
         ack_timeout_ms: int | None = None,
         answer: Answer | None = None,
         outlet: Outlet | None = None,
+        deadline_ms: int | None = None,
     ) -> PulledBatch | None:
         """Wait for messages and return them; None after `wait_ms` without any. A pull that is cancelled before it is
         served takes no messages. Raises ShuttingDown, GroupsFull, QueueFull if too many pulls wait, StoreError if the
-        disk fails.
+        disk fails, DeadlinePassed if it gets its turn at or after `deadline_ms`.
 
         With `answer` the pull returns None and calls `answer` with the messages, in the step that hands them out. This
         spares a waiting consumer an event-loop iteration. Errors of `answer` are raised here. While `outlet` has no
@@ -156,172 +98,318 @@ class PullService:
             raise ShuttingDown("the server is stopping", retry_after_ms=1000)
         if not self._broker.admits(subject, group):
             raise GroupsFull(TOO_MANY_GROUPS)
-        key = (subject, group)
+        actor = self._actor((subject, group))
         tried = False
-        small = self._broker.waiting_rows(*key) <= LARGE_ROWS
+        plan: ReadPlan | None = None
+        small = self._broker.waiting_rows(subject, group) <= LARGE_ROWS
         room = outlet.reply_bytes()
-        if small and room > 0 and self._at_once > 0 and not self._waiters.get(key):
-            pulled = self._pull_at_once(key, max_messages, min(max_bytes, room), ack_timeout_ms)
-            if pulled is not None and answer is not None:
-                answer(pulled)
-                return None
-            tried = not self._broker.is_unfinished(*key)
-            if pulled is not None or (tried and wait_ms <= 0):
-                return pulled
-        if self.waiting >= self._broker.limits.waiting_pulls_max:
+        if small and room > 0 and self._at_once > 0 and not actor.mailbox:
+            try:
+                pulled = self._pull_at_once(actor, max_messages, min(max_bytes, room), ack_timeout_ms)
+            except ReadNeeded as needed:
+                plan = needed.plan
+            else:
+                if pulled is not None and answer is not None:
+                    answer(pulled)
+                    return None
+                tried = not self._broker.is_unfinished(subject, group)
+                if pulled is not None or (tried and wait_ms <= 0):
+                    return pulled
+        self._require_place(actor)
+        pull = WaitingPull(max_messages, max_bytes, ack_timeout_ms, deadline_ms, answer, outlet)
+        self._join(actor, pull)
+        if plan is not None:
+            self._suspend(actor, plan)
+        elif not tried:
+            self._make_ready(actor)
+        return await self._wait(actor, pull, wait_ms)
+
+    def _require_place(self, actor: PullActor) -> None:
+        limits = self._broker.limits
+        if self.waiting >= limits.waiting_pulls_max:
             raise QueueFull("too many pulls wait already; pull again later, or raise waiting_pulls_max")
-        waiter = _Waiter(max_messages, max_bytes, ack_timeout_ms, wait_ms > 0, answer, outlet)
-        return await self._wait(key, waiter, wait_ms, tried)
+        if actor.pulls >= limits.mailbox_pulls_max:
+            raise QueueFull(
+                "too many pulls of this group wait already; pull again later, or raise broker.mailbox_pulls_max"
+            )
+
+    def _actor(self, key: GroupKey) -> PullActor:
+        actor = self._actors.get(key)
+        if actor is None:
+            if len(self._actors) >= self._actors_kept:
+                self._forget_idle()
+            actor = self._actors[key] = PullActor(key)
+        return actor
+
+    def _forget_idle(self) -> None:
+        """Forget the idle actors that used little lately; if that leaves too many, all idle ones."""
+        now_us = self._clock.monotonic_us()
+        idle = [actor for actor in self._actors.values() if actor.idle]
+        if len(idle) > _IDLE_ACTORS_MAX // 2:
+            little = [actor for actor in idle if self._shares.used_us(actor.account, now_us) < _FORGOTTEN_US]
+            for actor in idle if len(idle) - len(little) > _IDLE_ACTORS_MAX // 2 else little:
+                del self._actors[actor.key]
+        self._actors_kept = max(_IDLE_ACTORS_MAX, 2 * len(self._actors))
 
     def _pull_at_once(
-        self, key: GroupKey, max_messages: int, max_bytes: int, ack_timeout_ms: int | None
+        self, actor: PullActor, max_messages: int, max_bytes: int, ack_timeout_ms: int | None
     ) -> PulledBatch | None:
         self._use_at_once()
         clock = self._clock
-        return self._broker.pull(*key, max_messages, max_bytes, clock.now_us(), clock.monotonic_us(), ack_timeout_ms)
+        begun_us = clock.monotonic_us()
+        pulled = self._broker.pull(*actor.key, max_messages, max_bytes, clock.now_us(), begun_us, ack_timeout_ms)
+        if pulled is not None:
+            self._charge(actor, begun_us, pulled)
+            if pulled.following is not None:
+                self._reads.ahead(pulled.following)
+        return pulled
+
+    def _charge(self, actor: PullActor, begun_us: int, pulled: PulledBatch | None) -> None:
+        now_us = self._clock.monotonic_us()
+        cost_us = max(now_us - begun_us, _PULL_US)
+        if pulled is not None:
+            cost_us += len(pulled.batch.bodies) // _BYTES_A_US
+        self._shares.charge(actor.account, cost_us, now_us)
 
     def _use_at_once(self) -> None:
         self._at_once -= 1
         if self._at_once == 0:
             self._wake.set()
 
-    async def _wait(self, key: GroupKey, waiter: _Waiter, wait_ms: int, tried: bool) -> PulledBatch | None:
-        self._join(key, waiter)
-        if not tried:
-            self._make_ready(key)
+    async def _wait(self, actor: PullActor, pull: WaitingPull, wait_ms: int) -> PulledBatch | None:
         self.waiting += 1
+        actor.enter()
         try:
-            if waiter.patient:
-                with trio.move_on_after(wait_ms / 1000):
-                    await waiter.served.wait()
-            else:
-                await waiter.served.wait()  # only until its turn, which answers for an empty queue too
+            if wait_ms > 0:
+                with trio.move_on_after(self._wait_s(pull, wait_ms)):
+                    await pull.served.wait()
+            if pull.in_mailbox and self._has_passed(pull) and self._broker.waiting_rows(*actor.key):
+                self._drop(actor, pull)  # there are messages, and its turn did not come in time
+            if not pull.served.is_set() and (wait_ms <= 0 or actor.suspended):
+                # It waits only until its turn; or there are messages, and the disk has not read them yet.
+                pull.end_patience()
+                await pull.served.wait()
         finally:
             self.waiting -= 1
-            if not waiter.served.is_set():
-                waiter.served.set()  # an outlet that has room later must not rejoin it
-                if waiter.in_line:
-                    self._leave(key, waiter)
-        if waiter.error is not None:
-            error = waiter.take_error()
+            if not pull.served.is_set():
+                pull.served.set()  # an outlet that has room later must not rejoin it
+                if pull.in_mailbox:
+                    self._leave(actor, pull)
+            actor.leave()
+        if pull.error is not None:
+            error = pull.take_error()
             try:
                 raise error
             finally:
                 del error  # otherwise the error and its frame refer to each other until the garbage collector runs
-        return waiter.pulled if waiter.answer is None else None
+        return pull.pulled if pull.answer is None else None
+
+    def _wait_s(self, pull: WaitingPull, wait_ms: int) -> float:
+        """How long a pull waits for messages: not past its deadline."""
+        if pull.deadline_ms is not None:
+            wait_ms = min(wait_ms, max(pull.deadline_ms - self._clock.now_ms(), 0))
+        return wait_ms / 1000
+
+    def _has_passed(self, pull: WaitingPull) -> bool:
+        return pull.deadline_ms is not None and self._clock.now_ms() >= pull.deadline_ms
+
+    def waits(self, subject: int, group: int) -> bool:
+        """Whether a pull of the group waits for messages."""
+        return group in self._groups_of.get(subject, ())
 
     def arrived(self, keys: Iterable[QueueKey], rows: int) -> None:
-        """Serve or wake pulls that wait for these queues (`Delivered.arrived`). `rows`: the new messages of all queues."""
+        """Serve or wake pulls that wait for these queues (`Delivered.arrived`). `rows`: their new messages in all."""
         for subject, target_group in keys:
             groups = self._groups_of.get(subject, ())
             for group in list(groups) if target_group == 0 else [target_group] if target_group in groups else []:
                 key = (subject, group)
-                if rows <= LARGE_ROWS and self._at_once > 0 and key not in self._ready:
+                if target_group == 0 and self._broker.passes_over(*key):
+                    continue  # nobody is woken, and nothing is left to look at
+                actor = self._actors[key]
+                if rows <= LARGE_ROWS and self._at_once > 0 and actor.ticket is None and not actor.suspended:
                     # Serving it in the step that brought the messages costs less than putting it in line.
                     self._use_at_once()
-                    self._serve(key)
+                    self._serve(actor)
                 else:
-                    self._make_ready(key)
+                    self._make_ready(actor)
 
     def close(self) -> None:
         """Hand out nothing more: the broker's files will be closed. Waiting pulls end with their connections."""
         self._closed = True
-        self._ready.clear()
+        for actor in self._actors.values():
+            self._leave_line(actor)
+            actor.end_reading()
 
     def acked(self, subject: int, group: int) -> None:
         """A group has acked: wake its pulls, since it may have had too many messages outstanding."""
-        if (subject, group) in self._waiters:
-            self._make_ready((subject, group))
+        if self.waits(subject, group):
+            self._make_ready(self._actors[subject, group])
 
-    def _make_ready(self, key: GroupKey) -> None:
-        self._ready[key] = None
-        self._wake.set()
+    def removed(self, subject: int, group: int) -> None:
+        """A group was removed: its waiting pulls end without messages, so that none of them makes the group anew."""
+        actor = self._actors.get((subject, group))
+        for pull in [] if actor is None else list(actor.mailbox):
+            pull.served.set()
+            self._leave(self._actors[subject, group], pull)
+
+    def _make_ready(self, actor: PullActor) -> None:
+        if actor.ticket is None and not actor.suspended and not self._closed:
+            ticket = self._shares.join(actor.account, self._wake.set)
+            self._in_line[ticket] = actor
+            actor.stand(ticket)
+            self._wake.set()
+
+    def _leave_line(self, actor: PullActor) -> None:
+        if actor.ticket is not None:
+            self._shares.leave(actor.ticket)
+            del self._in_line[actor.ticket]
+            actor.stand(None)
+
+    def _suspend(self, actor: PullActor, plan: ReadPlan) -> None:
+        """Serve no pull of the group until the plan has run."""
+        self._leave_line(actor)
+        actor.suspend(actor.reading or self._reads.reading())
+        assert actor.reading is not None
+        self._reads.begin(plan, actor.reading, partial(self._resume, actor))
+
+    def _resume(self, actor: PullActor) -> None:
+        """A read of the group has ended."""
+        actor.resume()
+        if actor.mailbox and not self._closed:
+            self._make_ready(actor)
+        else:
+            actor.end_reading()
 
     async def run(self) -> None:
-        """Serve rounds until cancelled: one pull of each ready key. Other tasks run between the rounds."""
+        """Give turns until cancelled. Other tasks run between the steps."""
         while True:
-            if not self._ready:
+            if not len(self._shares):
                 await self._wake.wait()
             self._wake = trio.Event()
             self._at_once = _AT_ONCE_PER_TURN
-            if any(self._broker.waiting_rows(*key) > LARGE_ROWS for key in self._ready):
-                await self._turns.take()
-            room = self._broker.limits.turn_bytes_max
-            for _ in range(len(self._ready)):
-                key, _none = self._ready.popitem(last=False)
-                room -= self._serve(key)
-                if room <= 0:
-                    break
+            await self._step()
             await trio.lowlevel.checkpoint()
 
-    def _serve(self, key: GroupKey) -> int:
-        """Serve the first pull in line; returns the bytes that count for this turn.
+    async def _step(self) -> None:
+        """Turns, as long as the step has time and room for bytes."""
+        room = self._broker.limits.turn_bytes_max
+        end_us = self._clock.monotonic_us() + _STEP_US
+        waited = False
+        for _ in range(len(self._shares)):
+            ticket = self._shares.next()
+            if ticket is None:
+                return
+            actor = self._in_line.pop(ticket)
+            actor.stand(None)
+            if not waited and self._broker.waiting_rows(*actor.key) > LARGE_ROWS:
+                waited = True
+                await self._turns.take()
+                end_us = self._clock.monotonic_us() + _STEP_US
+            room -= self._serve(actor)
+            if room <= 0 or self._clock.monotonic_us() >= end_us:
+                return
 
-        A key with more pulls goes to the end of the order."""
-        line = self._waiters.get(key)
-        if line is None or self._closed:
+    def _serve(self, actor: PullActor) -> int:
+        """Serve the first pull in the mailbox; returns the bytes that count for this step.
+
+        An actor with more pulls goes in line again."""
+        if not actor.mailbox or self._closed or actor.suspended:
             return 0
-        waiter = line[0]
-        room = waiter.outlet.reply_bytes()
+        pull = actor.mailbox[0]
+        clock = self._clock
+        now_us, begun_us = clock.now_us(), clock.monotonic_us()
+        if self._has_passed(pull):
+            self._drop(actor, pull)
+            return 0
+        room = pull.outlet.reply_bytes()
         if room <= 0:
-            self._leave(key, waiter)
-            if key in self._waiters:
-                self._make_ready(key)
-            waiter.outlet.when_room(partial(self._rejoin, key, waiter))
+            self._leave(actor, pull)
+            if actor.mailbox:
+                self._make_ready(actor)
+            pull.outlet.when_room(partial(self._rejoin, actor, pull))
             return 0
+        messages = min(pull.max_messages, self.turn_rows_max)
         try:
-            pulled = self._broker.pull(
-                *key,
-                min(waiter.max_messages, self.turn_rows_max),
-                min(waiter.max_bytes, room),
-                self._clock.now_us(),
-                self._clock.monotonic_us(),
-                waiter.ack_timeout_ms,
+            pull.take(
+                self._broker.pull(
+                    *actor.key, messages, min(pull.max_bytes, room), now_us, begun_us, pull.ack_timeout_ms
+                )
             )
-            waiter.take(pulled)
-        except StoreError as error:
-            waiter.fail(error)
-        if waiter.pulled is None and waiter.error is None:
-            if self._broker.is_unfinished(*key):
-                self._make_ready(key)
-                return self._broker.limits.turn_bytes_max
-            self._answer_impatient(key, line)
+        except ReadNeeded as needed:
+            self._suspend(actor, needed.plan)
             return 0
-        waiter.served.set()
-        self._leave(key, waiter)
-        if key in self._waiters:
-            self._make_ready(key)
-        if waiter.answer is not None and waiter.pulled is not None:
+        except StoreError as error:
+            pull.fail(error)
+        actor.end_reading()
+        self._charge(actor, begun_us, pull.pulled)
+        if pull.pulled is None and pull.error is None:
+            if self._broker.is_unfinished(*actor.key):
+                self._make_ready(actor)
+                return self._broker.limits.turn_bytes_max
+            self._answer_impatient(actor)
+            return 0
+        self._answer(actor, pull)
+        return 0 if pull.pulled is None else len(pull.pulled.batch.bodies)
+
+    def _answer(self, actor: PullActor, pull: WaitingPull) -> None:
+        """The pull got messages or an error."""
+        pull.served.set()
+        self._leave(actor, pull)
+        if actor.mailbox:
+            self._make_ready(actor)
+        elif pull.pulled is not None and pull.pulled.following is not None:
+            self._reads.ahead(pull.pulled.following)
+        if pull.answer is not None and pull.pulled is not None:
             try:
-                waiter.answer(waiter.pulled)
+                pull.answer(pull.pulled)
             except Exception as error:  # noqa: BLE001 - raised where the pull waits
-                waiter.fail(error)
-        return 0 if waiter.pulled is None else len(waiter.pulled.batch.bodies)
+                pull.fail(error)
 
-    def _answer_impatient(self, key: GroupKey, line: deque[_Waiter]) -> None:
+    def _drop(self, actor: PullActor, pull: WaitingPull) -> None:
+        """The deadline of a pull passed before its turn came."""
+        self.deadlines_passed += 1
+        pull.fail(DeadlinePassed("the pull got its turn after its deadline_ms; it took no messages"))
+        pull.served.set()
+        self._leave(actor, pull)
+        if actor.mailbox:
+            self._make_ready(actor)
+
+    def _answer_impatient(self, actor: PullActor) -> None:
         """Answer the pulls that do not wait: there are no messages."""
-        for waiter in [waiter for waiter in line if not waiter.patient]:
-            waiter.served.set()
-            self._leave(key, waiter)
+        for pull in [pull for pull in actor.mailbox if not pull.patient]:
+            pull.served.set()
+            self._leave(actor, pull)
 
-    def _join(self, key: GroupKey, waiter: _Waiter) -> None:
-        self._waiters.setdefault(key, deque()).append(waiter)
-        self._groups_of.setdefault(key[0], set()).add(key[1])
-        waiter.stand(in_line=True)
+    def _join(self, actor: PullActor, pull: WaitingPull) -> None:
+        actor.mailbox.append(pull)
+        self._groups_of.setdefault(actor.key[0], set()).add(actor.key[1])
+        pull.stand(in_mailbox=True)
 
-    def _rejoin(self, key: GroupKey, waiter: _Waiter) -> None:
-        """Put a pull back in line: its outlet has room again."""
-        if not waiter.served.is_set():  # otherwise it was given up meanwhile
-            self._join(key, waiter)
-            self._make_ready(key)
+    def _rejoin(self, actor: PullActor, pull: WaitingPull) -> None:
+        """Put a pull back into the mailbox: its outlet has room again."""
+        if not pull.served.is_set():  # otherwise it was given up meanwhile
+            self._join(actor, pull)
+            self._make_ready(actor)
 
-    def _leave(self, key: GroupKey, waiter: _Waiter) -> None:
-        waiter.stand(in_line=False)
-        line = self._waiters[key]
-        line.remove(waiter)
-        if not line:
-            del self._waiters[key]
-            groups = self._groups_of[key[0]]
-            groups.discard(key[1])
+    def _leave(self, actor: PullActor, pull: WaitingPull) -> None:
+        pull.stand(in_mailbox=False)
+        actor.mailbox.remove(pull)
+        if not actor.mailbox:
+            self._leave_line(actor)
+            actor.end_reading()
+            subject, group = actor.key
+            groups = self._groups_of[subject]
+            groups.discard(group)
             if not groups:
-                del self._groups_of[key[0]]
+                del self._groups_of[subject]
+
+    def check_invariants(self) -> None:
+        """The line has the actors that say so, and each pull is counted once. For tests."""
+        self._shares.check_invariants()
+        assert len(self._in_line) == len(self._shares)
+        for ticket, actor in self._in_line.items():
+            assert actor.ticket is ticket and actor.mailbox, "an actor without a pull is in line"
+        for actor in self._actors.values():
+            actor.check_invariants()
+            assert bool(actor.mailbox) == self.waits(*actor.key)
+        assert sum([actor.pulls for actor in self._actors.values()]) == self.waiting

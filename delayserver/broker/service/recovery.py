@@ -7,20 +7,36 @@
 
 from __future__ import annotations
 
+from delayserver.broker.actions.dead_letters import ack_originals, has_letters
 from delayserver.broker.actions.delivering import grouped_columns
+from delayserver.broker.actions.retention import may_pass
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.checkpoint import BrokerCheckpoint, decode_checkpoint
-from delayserver.broker.files.progress import ACKED, IN_PLACE, KEPT, SEEN, UNTIL, ProgressLog, ProgressRow
+from delayserver.broker.files.policies import read_policies
+from delayserver.broker.files.progress import (
+    ACKED,
+    IN_PLACE,
+    KEPT,
+    MOVED,
+    REMOVED,
+    SEEN,
+    UNTIL,
+    ProgressLog,
+    ProgressRow,
+)
 from delayserver.broker.files.store import BrokerStore, StoredColumns
 from delayserver.broker.limits import NACK_DELAY_MS_MAX, BrokerLimits
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor
 from delayserver.broker.queues.places import READY, WAITING, Place
 from delayserver.broker.queues.queue import ConsumeQueue, QueueKey
+from delayserver.broker.queues.queue_table import QueueTable
 from delayserver.broker.queues.run_blocks import RunBlocks
 from delayserver.broker.queues.windows import WindowTable
+from delayserver.broker.reads import Reads
 from delayserver.broker.room import Room
 from store.disk.filesystem import FileSystem, read_twice, read_whole
 from store.errors import CorruptionError
+from store.records.batches import FLAG_PUBLISHED
 from store.records.record import HEADER_BYTES
 from store.records.segment import FILE_HEADER_BYTES
 
@@ -37,10 +53,13 @@ def recover_broker(
     checkpoint = _read_checkpoint(fs, f"{directory}/checkpoint", server_id)
     # Without a checkpoint the time gives the epoch, so that it differs from the epochs of old delivery ids.
     epoch = checkpoint.epoch + 1 if checkpoint else now_us // 1_000_000
-    store = BrokerStore.open(fs, f"{directory}/store", server_id, limits, checkpoint.store_offset if checkpoint else 0)
+    reads = Reads()
+    stored = checkpoint.store_offset if checkpoint else 0
+    store = BrokerStore.open(fs, f"{directory}/store", server_id, limits, stored, reads)
     complete = checkpoint is not None
     if checkpoint is None or checkpoint.store_offset > store.end:
         checkpoint = BrokerCheckpoint(server_id)
+    policies = read_policies(fs, directory, server_id)
     state = BrokerState(
         fs,
         directory,
@@ -48,24 +67,28 @@ def recover_broker(
         epoch,
         limits,
         store,
-        RunBlocks.open(fs, f"{directory}/queue", server_id, limits, checkpoint.blocks_offset),
+        RunBlocks.open(fs, f"{directory}/queue", server_id, limits, checkpoint.blocks_offset, reads),
         ProgressLog.open(fs, f"{directory}/progress.log", server_id),
-        checkpoint.queues,
+        QueueTable(checkpoint.queues),
         WindowTable(limits.window_extents_max, checkpoint.windows),
         checkpoint.segment_newest_us,
         room,
+        reads,
+        policies=policies.rows,
+        policies_damaged=policies.damage is not None,
     )
+    state.damages += [] if policies.damage is None else [policies.damage]
     state.damages += [f"{found.path}: {found.damage.detail}" for found in store.damages]
     state.damages += [f"{directory}/progress.log: {damage.detail}" for damage in state.progress.damages]
-    _scan(state, checkpoint.store_offset)
+    letters = _scan(state, checkpoint)
     # Segments written behind the checkpoint have an unknown age, so they age from now on. The clock may be behind now.
     now_us = max([now_us, *state.segment_newest_us.values()])
     state.segment_newest_us = {
         base: state.segment_newest_us.get(base, now_us) if end <= checkpoint.store_offset else now_us
         for base, end, _ in store.segments()
     }
-    _read_progress(state, now_us, lease_us, complete=complete)
-    state.recovered_ends = {key: queue.end for key, queue in state.queues.items()}
+    _read_progress(state, now_us, lease_us, letters, complete=complete)
+    state.recovered_ends = state.queues.ends()
     return state
 
 
@@ -109,26 +132,35 @@ def _read_checkpoint(fs: FileSystem, path: str, server_id: int) -> BrokerCheckpo
         return None
 
 
-def _scan(state: BrokerState, offset: int) -> None:
-    """Bring queues and windows from a store offset to the store's end, and drop the records that retention removed."""
-    store = state.store
-    for queue in state.queues.values():
-        queue.retire(store.first)
+def _scan(state: BrokerState, checkpoint: BrokerCheckpoint) -> list[StoredColumns]:
+    """Bring queues and windows from the checkpoint to the store's end, and drop the records that retention removed.
+
+    Returns the records of dead letters whose messages may lack their acks."""
+    store, offset = state.store, checkpoint.store_offset
+    letters: list[StoredColumns] = []
+    if checkpoint.letters_offset is not None:
+        before = store.readable_columns(checkpoint.letters_offset, offset, state.damages.append)
+        letters += [record for record in before if has_letters(record)]
+    state.queues.retire(store.first)
     state.windows.retire(store.first)
     for record in store.readable_columns(offset, store.end, state.damages.append):
         _add_record(state, record)
+        if has_letters(record):
+            letters.append(record)
+    return letters
 
 
 def _add_record(state: BrokerState, record: StoredColumns) -> None:
     columns = record.columns
-    state.windows.add_record(
-        record.offset, record.stop, columns["server_id"], columns["window_ms"], columns["sequence"]
-    )
+    if not int(columns["flags"][0]) & FLAG_PUBLISHED:  # a record has published or delivered messages, not both
+        state.windows.add_record(
+            record.offset, record.stop, columns["server_id"], columns["window_ms"], columns["sequence"]
+        )
     for run in grouped_columns(columns["subject"], columns["target_group"]):
         position = int(columns["position"][run.row_start])
         queue = state.queues.get(run.key)
         if queue is None:
-            queue = state.queues[run.key] = ConsumeQueue(position, position)
+            queue = state.queues.add(run.key, ConsumeQueue(position, position))
         if position > queue.end:
             # The messages between are lost to damage. An unreadable run stands for them, so that pulls report it.
             queue.append(record.offset, run.row_start, position - queue.end)
@@ -137,8 +169,11 @@ def _add_record(state: BrokerState, record: StoredColumns) -> None:
         queue.spill_above(state.limits.queue_runs_max, state.blocks)
 
 
-def _read_progress(state: BrokerState, now_us: int, lease_us: int, *, complete: bool) -> None:
-    """Apply the progress log. `complete`: a checkpoint named all queues, also those whose messages were removed."""
+def _read_progress(
+    state: BrokerState, now_us: int, lease_us: int, letters: list[StoredColumns], *, complete: bool
+) -> None:
+    """Apply the progress log, and the acks that follow from dead letters. `complete`: a checkpoint named all queues, also
+    those whose messages were removed."""
     lost: dict[QueueKey, int] = {}
     until_ms = 0
     for row in state.progress.rows():
@@ -150,8 +185,11 @@ def _read_progress(state: BrokerState, now_us: int, lease_us: int, *, complete: 
             waits = (WAITING, lease_us + rest_us, until_ms) if rest_us > 0 else (READY, 0, 0)
             _group(state, row).cursor(row.retry).restore(Place(row.start, row.stop, row.times, *waits))
             until_ms = 0
+        elif row.change == REMOVED:
+            _remove(state, row)
         else:
             _apply(state, row, lost)
+    ack_originals(state, letters)
     if complete:
         for (subject, target), stop in lost.items():
             state.damaged(
@@ -161,10 +199,10 @@ def _read_progress(state: BrokerState, now_us: int, lease_us: int, *, complete: 
         if consumer_group.redelivery_bytes:
             state.kept((subject, group)).forget(now_us // 1000)
         for cursor, target in ((consumer_group.main, 0), (consumer_group.retry, group)):
-            queue = state.queues.get((subject, target))
-            if queue is not None:
-                cursor.skip_to(queue.first)
-            cursor.restart(queue.end if queue else 0)
+            bounds = state.queues.bounds((subject, target))
+            if bounds is not None:
+                cursor.skip_to(bounds[0], lagging=may_pass(state))
+            cursor.restart(bounds[1] if bounds else 0)
             deadline_us = cursor.next_deadline_us()
             if deadline_us is not None:
                 state.deadlines.note((subject, group), deadline_us)
@@ -175,7 +213,9 @@ def _group(state: BrokerState, row: ProgressRow) -> ConsumerGroup:
     key = (row.subject, row.group)
     group: ConsumerGroup | None = state.groups.get(key)
     if group is None:
-        firsts = [queue.first if (queue := state.queues.get((row.subject, target))) else 0 for target in (0, row.group)]
+        # Where retention may pass a group, the rows alone say how far it came, and so what it lost.
+        bounds = [None if may_pass(state) else state.queues.bounds((row.subject, target)) for target in (0, row.group)]
+        firsts = [0 if known is None else known[0] for known in bounds]
         group = state.groups[key] = ConsumerGroup(Cursor(firsts[0]), Cursor(firsts[1]))
     return group
 
@@ -187,14 +227,27 @@ def _apply(state: BrokerState, row: ProgressRow, lost: dict[QueueKey, int]) -> N
         cursor.restore_seen(row.stop, row.times)
     elif row.change == KEPT:
         state.kept((row.subject, row.group)).add(row.start, row.stop)
-    if row.change != ACKED:
+    if row.change not in (ACKED, MOVED):
         return
-    group.count_expired(row.times)
     queue = _queue_of(state, (row.subject, row.group if row.retry else 0), row.stop, lost)
-    if queue is not None:
-        if row.stop > queue.end:
-            state.found_ahead(f"acked up to {row.stop}, stored up to {queue.end}: durable messages are missing")
-        cursor.ack(row.start, row.stop, queue.end)
+    end = 0 if queue is None else queue.end
+    if row.stop > end:
+        state.found_ahead(f"acked up to {row.stop}, stored up to {end}: durable messages are missing")
+    if row.change == MOVED:
+        cursor.move_to(min(row.stop, end), row.times)
+        state.recovered_moves(row.times)
+    else:
+        group.count_expired(row.times)
+        cursor.ack(row.start, row.stop, end)
+
+
+def _remove(state: BrokerState, row: ProgressRow) -> None:
+    """A group was removed. An older checkpoint, or the store behind it, may know its retry queue still."""
+    key = (row.subject, row.group)
+    state.groups.pop(key, None)
+    retry = state.queues.get(key)
+    if retry is not None:
+        retry.drop_below(row.stop)
 
 
 def _queue_of(state: BrokerState, key: QueueKey, stop: int, lost: dict[QueueKey, int]) -> ConsumeQueue | None:
@@ -202,8 +255,9 @@ def _queue_of(state: BrokerState, key: QueueKey, stop: int, lost: dict[QueueKey,
     ending below the acks, goes on where acks end and is noted in `lost`. So no position is used twice."""
     queue = state.queues.get(key)
     if queue is None and stop > 0:
-        queue = state.queues[key] = ConsumeQueue(stop, stop)
+        queue = state.queues.add(key, ConsumeQueue(stop, stop))
         lost[key] = stop
     elif queue is not None and queue.first == queue.end < stop:
-        queue.first = queue.end = lost[key] = stop
+        queue.go_on_at(stop)
+        lost[key] = stop
     return queue

@@ -32,9 +32,9 @@ PIPE_COLUMNS = 160
 def check(context: click.Context, directory: str, from_ms: int | None, to_ms: int | None, as_json: bool) -> None:
     """Read every file of DIR, verify every checksum and the whole structure, and account for every message.
 
-    accepted = delivered + cancelled + dead-lettered + expired + deduplicated + pending, for each subject and window. A
-    torn end is how a crash looks, and no fault; everything else that does not fit is one. Works beside a running
-    server, of which it sees the moment at which it began. Exit code 0: clean, 1: findings.
+    accepted = delivered + cancelled + dead-lettered + expired + deduplicated + rolled back + pending, for each subject
+    and window. A torn end is how a crash looks, and no fault; everything else that does not fit is one. Works beside a
+    running server, of which it sees the moment at which it began. Exit code 0: clean, 1: findings.
 
     --json prints the counts of every window and subject, and last a line with `clean`, all counts and `findings`.
     """

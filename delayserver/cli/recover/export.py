@@ -32,12 +32,12 @@ def export(directory: str, from_ms: int | None, targets: tuple[str, ...], as_jso
     --to is given once with the folder, and once more with a time (ISO 8601) to end the range before it:
     `export DIR --to out --from 2026-11-21T00:00Z --to 2026-11-22T00:00Z`. Works beside a running server. Damage and
     missing files that hide messages or outcomes are named, and so is what retention takes while it is read; then the exit
-    code is 1. Needs pyarrow: pip install '.[audit]' in the clone.
+    code is 1. Needs pyarrow: pip install --use-pep517 '.[audit]' in the clone.
     """
     folder, to_ms = _split(targets)
     shared.check_range(from_ms, to_ms)
     if importlib.util.find_spec("pyarrow") is None:
-        raise click.ClickException("export needs pyarrow: pip install '.[audit]'")
+        raise click.ClickException("export needs pyarrow: pip install --use-pep517 '.[audit]'")
     from delayserver.recover.checking.survey import hiding
     from delayserver.recover.reading.capture import capture
     from delayserver.recover.reading.due_range import Range

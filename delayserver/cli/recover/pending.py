@@ -87,6 +87,7 @@ def _print_messages(taken: Capture, batch: MessageBatch, bodies: bool, as_json: 
                 f"due {format_instant(record['due_ms'])}",
                 record["subject"],
                 record["message_id"],
+                *(["prepared"] if "prepared" in record else []),
             ]
             click.echo(visible("  ".join(words + ([record["body"]] if bodies else []))))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
@@ -51,9 +52,31 @@ def _expiry(text: str) -> tuple[bool, int]:
         raise ValueError(f"{error}; or a duration from the due time on, such as 10s, 5m or 3d") from None
 
 
+def _start(text: str) -> str | int:
+    """`earliest`, `latest`, or a time in milliseconds."""
+    word = text.strip()
+    if word in ("earliest", "latest"):
+        return word
+    try:
+        return parse_instant_ms(text)
+    except ValueError as error:
+        raise ValueError(f"{error}; or earliest, or latest") from None
+
+
+def _goal(text: str) -> str | int | datetime:
+    """`earliest`, `latest`, a position, or a time."""
+    word = text.strip()
+    if word.isascii() and word.isdecimal():
+        return int(word)
+    start = _start(text)
+    return start if isinstance(start, str) else datetime.fromtimestamp(start / 1000, UTC)
+
+
 DURATION: Final = ParsedText("duration", parse_duration_ms)
 INSTANT: Final = ParsedText("time", parse_instant_ms)
 ADDRESS: Final = ParsedText("host:port", _checked_address)
+START: Final = ParsedText("earliest|latest|time", _start)
+GOAL: Final = ParsedText("earliest|latest|time|position", _goal)
 EXPIRY: Final = ParsedText("duration|time", _expiry)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")

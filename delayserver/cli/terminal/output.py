@@ -80,7 +80,12 @@ def delivery_record(delivery: Delivery) -> dict[str, Any]:
         "expires_ms": delivery.expires_ms,
         "attempt": delivery.attempt,
         "delivery": delivery.delivery,
+        "position": delivery.position,
     }
+    if delivery.tag is not None:
+        record["tag"] = delivery.tag
+    if delivery.order_key is not None:
+        record["order_key"] = delivery.order_key
     if delivery.properties:
         record["properties"] = delivery.properties
     return record | body_fields(delivery.body)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.dispatch.broker_node import DeliveryError
+from delayserver.protocol.errors import ShuttingDown
 from store.errors import DiskFullError
 from store.records.batches import StoredBatch
 
@@ -30,10 +31,15 @@ class EmbeddedNode:
     async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
         """See `Broker.deliver` of the nodes. Raises DeliveryError."""
         try:
-            delivered = self._broker.deliver(batch, uncertain=uncertain)
+            if uncertain:
+                delivered = await self._broker.deliver_uncertain(batch, lambda: None)
+            else:
+                delivered = self._broker.deliver(batch)
             if delivered.no_room:
                 raise DeliveryError("the broker's disk is full", known=True)
             await self._broker.commit.stored(delivered.end)
+        except ShuttingDown as error:
+            raise DeliveryError(str(error), known=True) from error
         except DiskFullError as error:
             raise DeliveryError(str(error), known=False) from error
         return delivered.outcome

@@ -35,6 +35,7 @@ from delayserver.protocol.operations import DELIVER, HELLO, PING, PROVE, SUPPORT
 from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.protocol.proof import make_proof
 from store.records.batches import StoredBatch
+from store.records.columns import has_any
 from store.records.redelivery import REDELIVERY
 
 logger = logging.getLogger("delayserver")
@@ -348,6 +349,7 @@ class RemoteNode:
                 "properties_length": pack_column(batch.properties_length),
                 "bodies": batch.bodies,
                 "body_length": pack_column(batch.bodies_length),
+                **self._rare(batch),
             },
         )
         try:
@@ -358,6 +360,17 @@ class RemoteNode:
             return outcome
         except DelayServerError as error:
             raise DeliveryError(f"the node's answer is malformed: {error}", known=False) from error
+
+    def _rare(self, batch: StoredBatch) -> dict[str, Any]:
+        """Tags and order keys, if a message has one. A node of before ignores arguments that it does not know."""
+        fields: dict[str, Any] = {}
+        if has_any(batch.tag):
+            tags, index = np.unique(batch.tag, return_inverse=True)
+            fields["tags"] = [self._name(code) for code in tags.tolist() if code]
+            fields["tag_index"] = pack_column((index + (tags[0] != 0)).astype(np.uint32), U32)
+        if len(batch.order_keys):
+            fields |= {"order_keys": batch.order_keys, "order_key_length": pack_column(batch.order_keys_length)}
+        return fields
 
     async def windows_complete(self, windows_ms: Callable[[], list[int]]) -> None:
         """Best effort: a node that does not hear it keeps the keys for longer."""

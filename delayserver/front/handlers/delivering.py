@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.front.connection import Connection
+from delayserver.front.handlers.reading import optional_ragged
 from delayserver.operations.delivering import Delivering, Delivery, NameColumn, Stored
 from delayserver.operations.servers import Servers
 from delayserver.protocol.arguments import boolean, integer, invalid, server_number
@@ -64,6 +65,8 @@ def _read_delivery(arguments: dict[str, Any]) -> Delivery:
         target_groups=_names(arguments, count, "target_groups", "target_group_index", 1),
         redelivery=_redelivery(arguments, count),
         uncertain=boolean(arguments, "uncertain"),
+        tags=None if get("tags") is None else _names(arguments, count, "tags", "tag_index", 1),
+        order_keys=optional_ragged(arguments, count, "order_keys", "order_key_length"),
     )
 
 

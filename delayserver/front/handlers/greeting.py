@@ -16,9 +16,13 @@ from delayserver.runtime.clock import Clock
 class GreetingHandlers:
     """Requests at the beginning of a connection."""
 
-    def __init__(self, identity: Identity, limits: Limits, servers: Servers, clock: Clock) -> None:
+    def __init__(
+        self, identity: Identity, limits: Limits, levels_ms: tuple[int, ...], servers: Servers, clock: Clock
+    ) -> None:
+        """`levels_ms`: the named delay levels."""
         self._identity = identity
         self._limits = limits
+        self._levels_ms = list(levels_ms)
         self._servers = servers
         self._clock = clock
 
@@ -41,6 +45,7 @@ class GreetingHandlers:
             "role": identity.role,
             "software": f"delayserver {identity.version}",
             "limits": self._limits.to_map(),
+            "delay_levels_ms": self._levels_ms,
         }
         connection.reply(encode_reply(request.id, reply))
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgpack
 import numpy as np
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.reading import MessageReader, rejected_rows
 from delayserver.front.handlers.results import reply_results
+from delayserver.operations.contents import ContentsPart
 from delayserver.operations.lookup import Lookup
 from delayserver.operations.message_states import Found
-from delayserver.protocol.arguments import one_form
+from delayserver.protocol.arguments import boolean, one_form
 from delayserver.protocol.columns import U8, pack_column
 from delayserver.protocol.errors import error_to_map
 from delayserver.protocol.frames import Request, encode_reply
@@ -37,13 +39,15 @@ class LookupHandlers:
         if form == "count":
             await self._lookup_columns(connection, request, work)
             return
-        looked_up = await self._lookup.by_name(await self._reader.given(request.arguments, form, work), work)
+        given = await self._reader.given(request.arguments, form, work)
+        looked_up = await self._lookup.by_name(given, work, with_body=boolean(request.arguments, "body"))
         named = looked_up.named
         await connection.room()
         fields = []
         for place, found in enumerate(looked_up.found):
             await work.items()
-            fields.append(self._fields(found, int(named.sequence[place]), int(named.due_ms[place])))
+            known = self._fields(found, int(named.sequence[place]), int(named.due_ms[place]))
+            fields.append(known | _content(looked_up.contents, place))
         await reply_results(connection, request.id, self._server_id, named, fields, work)
 
     async def _lookup_columns(self, connection: Connection, request: Request, work: Work) -> None:
@@ -83,3 +87,23 @@ class LookupHandlers:
         if new_sequence:
             fields["rescheduled_to"] = format_receipt(self._server_id, new_due_ms, new_sequence)
         return fields
+
+
+def _content(part: ContentsPart | None, place: int) -> dict[str, Any]:
+    """What a message says, for its row; `body_left_out` if the reply has no room for it."""
+    if part is None:
+        return {}
+    content = part.contents.get(place)
+    if content is None:
+        return {"body_left_out": True} if place in part.left_out else {}
+    fields: dict[str, Any] = {
+        "message_id": content.message_id,
+        "expires_ms": content.expires_ms,
+        "properties": msgpack.unpackb(content.properties) if content.properties else {},
+        "body": content.body,
+    }
+    if content.tag:
+        fields["tag"] = content.tag
+    if content.order_key:
+        fields["order_key"] = content.order_key.decode()
+    return fields

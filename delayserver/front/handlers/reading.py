@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from delayserver.operations.named_messages import Given, GivenItems, GivenName, GivenReceipts
 from delayserver.protocol.arguments import integer, invalid, shown
-from delayserver.protocol.columns import I64, unpack_column
+from delayserver.protocol.columns import I64, U32, Ragged, unpack_column, unpack_ragged
 from delayserver.protocol.errors import BatchTooLarge, DelayServerError, ForeignReceipt, InvalidArgument
 from delayserver.protocol.message_columns import DueColumn
 from delayserver.runtime.fair_turns import Work
@@ -88,7 +88,11 @@ def put_name(given: GivenItems, place: int, item: dict[str, Any], due_name: str)
 
 def read_due(arguments: Mapping[str, Any], count: int) -> DueColumn:
     """The due times of a request in columns. Raises InvalidArgument."""
-    due, delay = arguments.get("due_ms"), arguments.get("delay_ms")
+    due, delay, level = arguments.get("due_ms"), arguments.get("delay_ms"), arguments.get("delay_level")
+    if level is not None:
+        if due is not None or delay is not None:
+            raise InvalidArgument("give only one of due_ms, delay_ms and delay_level")
+        return DueColumn(unpack_column(level, count, I64, "delay_level"), are_delays=True, are_levels=True)
     if due is not None:
         if delay is not None:
             raise InvalidArgument("give either due_ms or delay_ms, not both")
@@ -96,6 +100,30 @@ def read_due(arguments: Mapping[str, Any], count: int) -> DueColumn:
     if delay is None:
         raise InvalidArgument("due_ms and delay_ms are missing; give one of them")
     return DueColumn(unpack_column(delay, count, I64, "delay_ms"), are_delays=True)
+
+
+def optional_ragged(arguments: Mapping[str, Any], count: int, name: str, lengths_name: str) -> Ragged | None:
+    """Ragged bytes, or None if the request gives neither argument. Raises InvalidArgument."""
+    blob, lengths = arguments.get(name), arguments.get(lengths_name)
+    if blob is None and lengths is None:
+        return None
+    return unpack_ragged(blob, lengths, count, name, lengths_name)
+
+
+def read_tags(arguments: Mapping[str, Any], count: int) -> tuple[list[Any], NDArray[np.uint32] | None]:
+    """The tags, and the index of each message's tag, u32[n], that counts from 1 (0: none). Without an index all messages
+    have the first tag, if there is one. Raises InvalidArgument."""
+    tag, tags = arguments.get("tag"), arguments.get("tags")
+    if tag is not None:
+        return [tag], None
+    if tags is None:
+        return [], None
+    if type(tags) is not list:
+        raise invalid("tags", "a list of texts, beside tag_index (or give tag)", tags)
+    index = unpack_column(arguments.get("tag_index"), count, U32, "tag_index")
+    if int(index.max()) > len(tags):
+        raise InvalidArgument(f"tag_index goes up to {int(index.max())}, but there are {len(tags)} tags")
+    return tags, index
 
 
 def rejected_rows(errors: Iterable[tuple[int, DelayServerError]]) -> list[list[Any]]:

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.front.connection import Connection
-from delayserver.front.handlers.reading import read_due, rejected_rows
-from delayserver.operations.send import Send, SentColumns, SentRows
+from delayserver.front.handlers.one_way import unless_one_way
+from delayserver.front.handlers.reading import optional_ragged, read_due, read_tags, rejected_rows
+from delayserver.operations.send import Sending, SentColumns, SentRows
 from delayserver.protocol.arguments import invalid, one_form
-from delayserver.protocol.columns import I64, U32, Ragged, pack_column, unpack_column, unpack_count, unpack_ragged
+from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count, unpack_ragged
 from delayserver.protocol.errors import BatchTooLarge, DelayServerError, InvalidArgument, error_to_map
 from delayserver.protocol.frames import Request, encode_reply
-from delayserver.protocol.message_columns import MessageColumns
+from delayserver.protocol.message_columns import DueColumn, MessageColumns
 
 
 class SendHandlers:
     """Requests that bring messages."""
 
-    def __init__(self, send: Send, batch_messages_max: int) -> None:
+    def __init__(self, send: Sending, batch_messages_max: int) -> None:
         self._send = send
         self._batch_messages_max = batch_messages_max
 
@@ -52,7 +54,9 @@ class SendHandlers:
                 results.insert(rejection.index, error_to_map(rejection.error))
             connection.reply(encode_reply(request_id, {"results": results}))
 
-        self._send.rows(request.arguments["messages"], answer)
+        messages = request.arguments["messages"]
+        count = len(messages) if type(messages) is list else 1
+        self._send.rows(messages, unless_one_way(connection, request, count, answer))
 
     def _send_columns(self, connection: Connection, request: Request) -> None:
         request_id = request.id
@@ -69,26 +73,32 @@ class SendHandlers:
             }
             connection.reply(encode_reply(request_id, reply))
 
-        self._send.columns(self._read_columns(request.arguments), answer)
+        messages = read_columns(request.arguments, self._batch_messages_max, read_due)
+        self._send.columns(messages, unless_one_way(connection, request, len(messages.bodies.lengths), answer))
 
-    def _read_columns(self, arguments: dict[str, Any]) -> MessageColumns:
-        """Raises InvalidArgument, BatchTooLarge."""
-        get = arguments.get
-        count = unpack_count(get("count"), 1 << 31)
-        if count > self._batch_messages_max:
-            raise BatchTooLarge(f"{count} messages; at most {self._batch_messages_max} in one send")
-        if count == 0:
-            raise InvalidArgument("count must be at least 1")
-        bodies = unpack_ragged(get("bodies"), get("body_length"), count, "bodies", "body_length")
-        expires_ms = get("expires_ms")
-        return MessageColumns(
-            read_due(arguments, count),
-            bodies,
-            *_read_subjects(arguments, count),
-            _optional(arguments, count, "message_ids", "message_id_length"),
-            _optional(arguments, count, "properties", "properties_length"),
-            None if expires_ms is None else unpack_column(expires_ms, count, I64, "expires_ms"),
-        )
+
+def read_columns(
+    arguments: dict[str, Any], count_max: int, due: Callable[[dict[str, Any], int], DueColumn | None]
+) -> MessageColumns:
+    """The messages of a request in columns; `due` reads their due times. Raises InvalidArgument, BatchTooLarge."""
+    get = arguments.get
+    count = unpack_count(get("count"), 1 << 31)
+    if count > count_max:
+        raise BatchTooLarge(f"{count} messages; at most {count_max} in one request")
+    if count == 0:
+        raise InvalidArgument("count must be at least 1")
+    bodies = unpack_ragged(get("bodies"), get("body_length"), count, "bodies", "body_length")
+    expires_ms = get("expires_ms")
+    return MessageColumns(
+        due(arguments, count),
+        bodies,
+        *_read_subjects(arguments, count),
+        optional_ragged(arguments, count, "message_ids", "message_id_length"),
+        optional_ragged(arguments, count, "properties", "properties_length"),
+        None if expires_ms is None else unpack_column(expires_ms, count, I64, "expires_ms"),
+        *read_tags(arguments, count),
+        optional_ragged(arguments, count, "order_keys", "order_key_length"),
+    )
 
 
 def _read_subjects(arguments: dict[str, Any], count: int) -> tuple[list[Any], NDArray[np.uint32] | None]:
@@ -103,11 +113,3 @@ def _read_subjects(arguments: dict[str, Any], count: int) -> tuple[list[Any], ND
     if int(index.max()) >= len(subjects):
         raise InvalidArgument(f"subject_index goes up to {int(index.max())}, but there are {len(subjects)} subjects")
     return subjects, index
-
-
-def _optional(arguments: dict[str, Any], count: int, name: str, lengths_name: str) -> Ragged | None:
-    """Ragged bytes, or None if the request gives neither argument. Raises InvalidArgument."""
-    blob, lengths = arguments.get(name), arguments.get(lengths_name)
-    if blob is None and lengths is None:
-        return None
-    return unpack_ragged(blob, lengths, count, name, lengths_name)

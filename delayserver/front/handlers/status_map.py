@@ -20,7 +20,9 @@ def status_map(status: ServerStatus) -> dict[str, Any]:
         "uptime_s": process.uptime_s,
         **asdict(status.balance),
         "clock": asdict(status.clock),
+        "event_loop": asdict(status.event_loop),
         "connections": connections.open,
+        "one_way_refused": connections.one_way_refused,
         "connection_memory": {
             "used_bytes": connections.used_bytes,
             "bytes_max": connections.bytes_max,

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from delayserver.config.settings import Settings
+from delayserver.config.units import parse_delay_levels
 from delayserver.front.connection import QuickHandler, SlowHandler
 from delayserver.front.handlers.cancel import CancelHandlers
 from delayserver.front.handlers.consuming import ConsumingHandlers
+from delayserver.front.handlers.dead_letters import DeadLetterHandlers
 from delayserver.front.handlers.delivering import DeliveringHandlers
+from delayserver.front.handlers.finding import FindingHandlers
 from delayserver.front.handlers.greeting import GreetingHandlers
 from delayserver.front.handlers.looking import LookingHandlers
 from delayserver.front.handlers.lookup import LookupHandlers
+from delayserver.front.handlers.policies import PolicyHandlers
+from delayserver.front.handlers.positions import PositionHandlers
+from delayserver.front.handlers.publish import PublishHandlers
 from delayserver.front.handlers.reading import MessageReader
 from delayserver.front.handlers.redispatch import RedispatchHandlers
 from delayserver.front.handlers.reschedule import RescheduleHandlers
 from delayserver.front.handlers.send import SendHandlers
+from delayserver.front.handlers.subjects import SubjectsHandlers
+from delayserver.front.handlers.transactions import TransactionHandlers
 from delayserver.operations.operations import DelayOperations, Operations
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.limits import Limits
@@ -25,15 +33,18 @@ class HandlerTable:
 
     def __init__(self, operations: Operations, settings: Settings, clock: Clock) -> None:
         limits = limits_of(settings)
-        greeting = GreetingHandlers(operations.identity, limits, operations.servers, clock)
+        levels_ms = parse_delay_levels(settings.message.delay_levels)
+        greeting = GreetingHandlers(operations.identity, limits, levels_ms, operations.servers, clock)
         looking = LookingHandlers(operations.status, operations.routing)
-        consuming = ConsumingHandlers(operations.consuming, settings.broker)
+        positions = PositionHandlers(operations.positions, settings.broker)
+        consuming = ConsumingHandlers(operations.consuming, operations.broadcasting, settings.broker, levels_ms)
         delivering = DeliveringHandlers(operations.delivering, operations.servers)
         self.quick: dict[str, QuickHandler] = {
             names_of.HELLO: greeting.hello,
             names_of.PROVE: greeting.prove,
             names_of.STATUS: looking.status,
             names_of.ROUTE: looking.route,
+            names_of.PUBLISH: PublishHandlers(operations.publish, limits.batch_messages_max).publish,
             names_of.CANCEL_WAIT: consuming.cancel_wait,
             names_of.WINDOW_COMPLETE: delivering.window_complete,
         }
@@ -42,7 +53,15 @@ class HandlerTable:
             names_of.ACK: consuming.ack,
             names_of.NACK: consuming.nack,
             names_of.GROUPS: consuming.groups,
+            names_of.FIND: FindingHandlers(operations.finding).find,
+            names_of.SUBJECTS: SubjectsHandlers(operations.subjects).subjects,
+            names_of.POLICY: PolicyHandlers(operations.policies).policy,
+            names_of.DEAD_LETTERS: DeadLetterHandlers(operations.dead_letters).dead_letters,
             names_of.DELIVER: delivering.deliver,
+            names_of.GROUP: positions.group,
+            names_of.SEEK: positions.seek,
+            names_of.REMOVE_GROUP: positions.remove_group,
+            names_of.READ: positions.read,
         }
         if operations.delay is not None:
             self._add_delay(operations, operations.delay, limits)
@@ -51,11 +70,17 @@ class HandlerTable:
         server_id = operations.identity.server_id
         reader = MessageReader(server_id, limits.batch_messages_max)
         self.quick[names_of.SEND] = SendHandlers(delay.send, limits.batch_messages_max).send
+        transactions = TransactionHandlers(
+            delay.prepare, delay.transactions, reader, server_id, limits.batch_messages_max
+        )
+        self.quick[names_of.PREPARE] = transactions.prepare
         self.slow |= {
             names_of.CANCEL: CancelHandlers(delay.cancel, reader, server_id).cancel,
             names_of.RESCHEDULE: RescheduleHandlers(delay.reschedule, reader, server_id).reschedule,
             names_of.LOOKUP: LookupHandlers(delay.lookup, reader, server_id).lookup,
             names_of.REDISPATCH: RedispatchHandlers(delay.redispatch, operations.servers).redispatch,
+            names_of.COMMIT: transactions.commit,
+            names_of.ROLLBACK: transactions.rollback,
         }
 
 
@@ -73,6 +98,7 @@ def limits_of(settings: Settings) -> Limits:
         delay_ms_max=message.delay_ms_max,
         subjects_max=message.subjects_max,
         groups_max=broker.groups_max,
+        tags_max=message.tags_max,
         pull_messages_max=broker.pull_messages_max,
         wait_ms_max=broker.wait_ms_max,
     )

@@ -12,6 +12,8 @@ from itertools import pairwise
 import numpy as np
 
 from delayserver.broker.files.checkpoint import decode_checkpoint
+from delayserver.broker.files.policies import DAMAGED_FILE, POLICIES_FILE, decode_policies
+from delayserver.broker.files.store_index import base_of
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Expected, FileRead, Reader
 from delayserver.recover.reading.findings import CORRUPT, DOUBLY_DELIVERED, MISSING, ORPHANED
@@ -19,12 +21,13 @@ from store.disk.filesystem import FileSystem, read_whole
 from store.errors import CorruptionError
 from store.records.batches import I64, U64, StoredBatch
 from store.records.columns import MalformedColumnsError
-from store.records.file_header import FILE_HEADER_BYTES, FILE_PROGRESS, FILE_QUEUE, FILE_STORE
+from store.records.file_header import FILE_HEADER_BYTES, FILE_INDEX, FILE_PROGRESS, FILE_QUEUE, FILE_STORE
 from store.records.id_hash import mix
 from store.records.redelivery import REDELIVERY
 
 _SEGMENT = re.compile(r"\d{20}\.log")
-_KNOWN = {"checkpoint", "checkpoint.tmp", "progress.log", "progress.log.tmp", "store", "queue"}
+_KNOWN = {"checkpoint", "checkpoint.tmp", "progress.log", "progress.log.tmp", "store", "queue", "index"}
+_KNOWN |= {POLICIES_FILE, f"{POLICIES_FILE}.tmp", DAMAGED_FILE}
 # Keys compared at once, 16 bytes each; a larger store is read several times, a share of the keys each time.
 KEYS_AT_ONCE = 1 << 24
 _REDELIVERY = np.uint64(0x9E3779B97F4A7C15)
@@ -67,17 +70,32 @@ class BrokerCheck:
         if not fs.exists(self._root):
             return
         self._read_checkpoint()
+        self._read_policies()
         self._parts = list(self._segments("store", FILE_STORE, self._synced))
         self._verify_presence()
         self._verify_store()
         for path, size, expected in self._segments("queue", FILE_QUEUE, 0):
             self._drain(self._reader.file(path, size, expected))
+        self._verify_indexes()
         progress = f"{self._root}/progress.log"
         if fs.exists(progress):
             self._drain(self._reader.file(progress, fs.size(progress), Expected(FILE_PROGRESS, 0)))
         for name in fs.listdir(self._root):
             if name not in _KNOWN:
                 self._findings.add(ORPHANED, f"{self._root}/{name}", 0, "no file of the broker has such a name")
+
+    def _verify_indexes(self) -> None:
+        """Every index is whole. What is damaged is made anew when somebody searches."""
+        folder = f"{self._root}/index"
+        for name in self._taken.fs.listdir(folder):
+            path, base = f"{folder}/{name}", base_of(name)
+            size = size_of(self._taken.fs, path)
+            if size is None or name.endswith(".tmp"):
+                continue
+            if base < 0:
+                self._findings.add(ORPHANED, path, 0, "no index of a segment has such a name")
+            else:
+                self._drain(self._reader.file(path, size, Expected(FILE_INDEX, base, size, sealed=True)))
 
     def _verify_presence(self) -> None:
         """Find missing files: those that the checkpoint knows, and those that every broker has from its first start on."""
@@ -118,7 +136,21 @@ class BrokerCheck:
         else:
             self._synced = found.store_offset
             # An offset behind an empty log is that of its header.
-            self._blocks = found.blocks_offset if any(queue.blocks for queue in found.queues.values()) else 0
+            self._blocks = found.blocks_offset if len(found.queues.spilled) else 0
+
+    def _read_policies(self) -> None:
+        """Find damage in the table of policies, and a damaged one that a change of a policy has put aside."""
+        path = f"{self._root}/{POLICIES_FILE}"
+        try:
+            decode_policies(read_whole(self._taken.fs, path), self._taken.server_id)
+        except FileNotFoundError:
+            pass
+        except (CorruptionError, ValueError) as error:
+            self._findings.add(CORRUPT, path, 0, f"{error}; a start serves consumer groups by the defaults")
+        aside = f"{self._root}/{DAMAGED_FILE}"
+        if self._taken.fs.exists(aside):
+            detail = "a damaged table of policies, kept for you: set the policies anew, then remove it"
+            self._findings.add(ORPHANED, aside, 0, detail)
 
     def _segments(self, folder: str, kind: int, synced: int) -> Iterator[tuple[str, int, Expected]]:
         fs, path = self._taken.fs, f"{self._root}/{folder}"

@@ -1,8 +1,9 @@
-"""Checks that every cancel that replay has passed has its outcome: a cancelled message is never delivered."""
+"""Checks that every cancel and rollback that replay has passed has its outcome: such a message is never delivered."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -19,46 +20,75 @@ from store.logs.windows import DAY_MS, day_of, window_starts
 from store.records.batches import I64, U8
 from store.records.file_header import FILE_DISPATCH
 
-# Cancels of one lot: 24 bytes each, 50 MB. Each lot reads the files of its windows once, so smaller lots would read them
+# Cancels of one lot: 25 bytes each, 52 MB. Each lot reads the files of its windows once, so smaller lots would read them
 # more often.
 LOT_CANCELS = 1 << 21
+_CANCELLED = int(Outcome.CANCELLED)
+
+
+@dataclass(frozen=True, slots=True)
+class Cancels:
+    """n cancels of message_log: the messages by `sequence` and `due_ms`, i64[n] each, the `outcome` u8[n] that they get,
+    and the logical `offset` i64[n] of the record."""
+
+    sequence: I64
+    due_ms: I64
+    outcome: U8
+    offset: I64
+
+    @classmethod
+    def of(cls, sequence: I64, due_ms: I64, outcome: U8, offset: I64) -> Cancels:
+        """The same, with `outcome` as files have it: 0 for `cancelled`."""
+        return cls(sequence, due_ms, np.where(outcome == 0, np.uint8(_CANCELLED), outcome), offset)
+
+    def __len__(self) -> int:
+        return len(self.sequence)
+
+    def take(self, rows: slice | NDArray[np.bool_]) -> Cancels:
+        """The cancels at these places."""
+        return Cancels(self.sequence[rows], self.due_ms[rows], self.outcome[rows], self.offset[rows])
+
+    @classmethod
+    def concatenate(cls, parts: list[Cancels]) -> Cancels:
+        """All cancels of at least one part."""
+        names = ("sequence", "due_ms", "outcome", "offset")
+        return cls(*[np.concatenate([getattr(part, name) for part in parts]) for name in names])
 
 
 class CancelLots:
     """Gathers cancels that replay has passed and gives them on in lots, so that memory stays bounded.
 
-    `each` takes sequence, due_ms and the logical offset of the record in message_log, i64[n] each.
+    `each` takes a lot.
     """
 
-    def __init__(self, each: Callable[[I64, I64, I64], None], lot_cancels: int = LOT_CANCELS) -> None:
+    def __init__(self, each: Callable[[Cancels], None], lot_cancels: int = LOT_CANCELS) -> None:
         self._each = each
         self._lot_cancels = lot_cancels
-        self._gathered: list[tuple[I64, I64, I64]] = []
+        self._gathered: list[Cancels] = []
         self._rows = 0
 
-    def add(self, sequence: I64, due_ms: I64, offset: I64) -> None:
-        """Gather these, i64[n] each; full lots are given on."""
-        for begin in range(0, len(sequence), self._lot_cancels):
-            some = slice(begin, begin + self._lot_cancels)
-            if self._rows + len(sequence[some]) > self._lot_cancels:
+    def add(self, cancels: Cancels) -> None:
+        """Gather these; full lots are given on."""
+        for begin in range(0, len(cancels), self._lot_cancels):
+            some = cancels.take(slice(begin, begin + self._lot_cancels))
+            if self._rows + len(some) > self._lot_cancels:
                 self.settle()
-            self._gathered.append((sequence[some], due_ms[some], offset[some]))
-            self._rows += len(sequence[some])
+            self._gathered.append(some)
+            self._rows += len(some)
 
     def settle(self) -> None:
         """Give on what is gathered."""
         if self._gathered:
-            self._each(*[np.concatenate(parts) for parts in zip(*self._gathered, strict=True)])
+            self._each(Cancels.concatenate(self._gathered))
         self._gathered, self._rows = [], 0
 
 
-def check_cancels(
-    taken: Capture, sequence: I64, due_ms: I64, offset: I64, loose: OutcomeRows, findings: Findings
-) -> None:
-    """`sequence`, `due_ms`, `offset` (logical, of the record in message_log), i64[n], of cancels that replay has passed."""
-    outcome, known = _outcomes_of(taken, sequence, due_ms, loose)
+def check_cancels(taken: Capture, cancels: Cancels, loose: OutcomeRows, findings: Findings) -> None:
+    """Compares cancels that replay has passed with the outcomes of their messages."""
+    sequence, offset = cancels.sequence, cancels.offset
+    outcome, known = _outcomes_of(taken, sequence, cancels.due_ms, loose)
     log = f"{taken.path}/message_log"
-    absent, wrong = known & (outcome == 0), (outcome != 0) & (outcome != int(Outcome.CANCELLED))
+    absent, wrong = known & (outcome == 0), (outcome != 0) & (outcome != cancels.outcome)
 
     def undone(row: int) -> str:
         return (
@@ -68,15 +98,16 @@ def check_cancels(
 
     def other(row: int) -> str:
         label = outcome_name(int(outcome[row]))
-        return f"cancelled messages have another outcome, the first sequence {sequence[row]}: {label}"
+        wanted = outcome_name(int(cancels.outcome[row]))
+        return f"{wanted} messages have another outcome, the first sequence {sequence[row]}: {label}"
 
     findings.add_rows(MISSING, log, offset, np.flatnonzero(absent), undone)
     findings.add_rows(CONTRADICTORY, log, offset, np.flatnonzero(wrong), other)
 
 
-def cancels_without_outcome(taken: Capture, sequence: I64, due_ms: I64, loose: OutcomeRows) -> NDArray[np.bool_]:
+def cancels_without_outcome(taken: Capture, cancels: Cancels, loose: OutcomeRows) -> NDArray[np.bool_]:
     """Which cancels no readable record confirms, bool[n]."""
-    outcome, _ = _outcomes_of(taken, sequence, due_ms, loose)
+    outcome, _ = _outcomes_of(taken, cancels.sequence, cancels.due_ms, loose)
     absent: NDArray[np.bool_] = outcome == 0
     return absent
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from delayserver.recover.checking.broker_check import BrokerCheck, broker_bytes
-from delayserver.recover.checking.cancel_check import CancelLots, check_cancels
+from delayserver.recover.checking.cancel_check import CancelLots, Cancels, check_cancels
 from delayserver.recover.checking.days_derived import derive_days
 from delayserver.recover.checking.log_check import LogCheck, first_kept_sequence
 from delayserver.recover.checking.table_check import check_tables, ledger_balance
@@ -42,7 +42,6 @@ from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import DAY_MS, day_of, window_of
-from store.records.batches import I64
 from store.tables.ledger import Ledger
 
 
@@ -106,8 +105,8 @@ class Check:
         retired = self._retired_meanwhile(windows)
         loose = by_sequence(windows.loose)
 
-        def settle(sequence: I64, due_ms: I64, offset: I64) -> None:
-            check_cancels(taken, sequence, due_ms, offset, loose, findings)
+        def settle(cancels: Cancels) -> None:
+            check_cancels(taken, cancels, loose, findings)
 
         log = LogCheck(reader, units, loose, self._span, cancels=CancelLots(settle))
         log.run()

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.recover.checking.cancel_check import CancelLots
+from delayserver.recover.checking.cancel_check import CancelLots, Cancels
 from delayserver.recover.checking.window_check import NAMES, Rows, Visit, Visited
 from delayserver.recover.reading.balance import ACCEPTED, INTERNAL, PENDING, Balance
 from delayserver.recover.reading.capture import Capture, LogPart
@@ -133,11 +134,13 @@ class LogCheck:
                     offset = mine.row_offsets()
                     self._messages(part, read, Rows.of(mine, columns))
                     replaced = np.flatnonzero(columns["replaces_sequence"])
-                    old, old_due_ms = columns["replaces_sequence"], columns["replaces_due_ms"]
-                    self._cancels(part, old[replaced], old_due_ms[replaced], offset[replaced])
+                    old, old_due_ms = columns["replaces_sequence"][replaced], columns["replaces_due_ms"][replaced]
+                    cancelled = np.zeros(len(replaced), np.uint8)
+                    self._cancels(part, Cancels.of(old, old_due_ms, cancelled, offset[replaced]))
                 else:
-                    columns = mine.columns(CancelBatch, ("sequence", "due_ms"))
-                    self._cancels(part, columns["sequence"], columns["due_ms"], mine.row_offsets())
+                    columns = mine.columns(CancelBatch, ("sequence", "due_ms", "outcome"))
+                    sequence, due_ms, outcome = columns["sequence"], columns["due_ms"], columns["outcome"]
+                    self._cancels(part, Cancels.of(sequence, due_ms, outcome, mine.row_offsets()))
             except MalformedColumnsError as error:
                 self._findings.add(
                     CORRUPT, read.path, int(mine.offsets[0]), f"columns that contradict each other: {error}"
@@ -217,13 +220,14 @@ class LogCheck:
         self._missing.setdefault(code, []).append((sequence, part.path, offset, count))
         self.missing_codes.add(code)
 
-    def _cancels(self, part: LogPart, sequence: I64, due_ms: I64, offset: I64) -> None:
+    def _cancels(self, part: LogPart, cancels: Cancels) -> None:
         """Those whose outcome must be durable by now."""
         if self._cancel_lots is None:
             return
-        done = part.base + offset < self._taken.checkpoint.replay_offset
-        done &= self._span.mask(due_ms) & ~self._units.is_retired(due_ms, sequence)
-        self._cancel_lots.add(sequence[done], due_ms[done], part.base + offset[done])
+        cancels = replace(cancels, offset=part.base + cancels.offset)
+        done = cancels.offset < self._taken.checkpoint.replay_offset
+        done &= self._span.mask(cancels.due_ms) & ~self._units.is_retired(cancels.due_ms, cancels.sequence)
+        self._cancel_lots.add(cancels.take(done))
 
     # -- comparing
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from delayserver.recover.reading.balance import Balance
+from delayserver.recover.reading.balance import COUNTERS, Balance
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Expected, Reader
 from delayserver.recover.reading.findings import CONTRADICTORY, CORRUPT, MISSING, ORPHANED, UNREADABLE, Findings
@@ -133,9 +133,9 @@ def ledger_balance(taken: Capture, window_ms: int | None, findings: Findings) ->
         return balance
     rows = taken.ledger.totals() if window_ms is None else taken.ledger.window(window_ms)
     # The ledger's columns, in the order of the balance's.
-    order = ("accepted", "delivered", "cancelled", "dead_lettered", "expired", "deduplicated")
+    order = ("accepted", "delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "rolled_back")
     assert set(order) == set(LEDGER_COUNTERS)
-    counts = np.zeros((len(rows), 8), np.int64)
+    counts = np.zeros((len(rows), len(COUNTERS)), np.int64)
     for column, name in enumerate(order):
         counts[:, column] = getattr(rows, name)
     known = np.flatnonzero(counts.any(axis=1))

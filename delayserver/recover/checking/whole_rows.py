@@ -18,11 +18,11 @@ from store.records.batches import I64, MessageBatch
 from store.records.records import Records
 from store.records.scan import Scan, ScanReport
 
-BLOBS = ("ids", "properties", "bodies")
+BLOBS = MessageBatch.schema.blobs
 
 
 def read_blobs(taken: Capture, path: str, records: Records, columns: dict[str, Any], row: int) -> dict[str, bytes]:
-    """Id, properties and body of one row; `columns` has the three length columns of all rows of `records`.
+    """Id, properties, body and order key of one row; `columns` has the four length columns of all rows of `records`.
 
     Raises CorruptionError where the file is shorter than it was.
     """

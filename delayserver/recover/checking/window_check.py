@@ -23,12 +23,15 @@ from delayserver.recover.reading.units import ALL_OF_IT, Units, unit_code
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import DAY_MS, window_starts
-from store.records.batches import I64, U8, U32, U64, MessageBatch
+from store.records.batches import FLAG_PREPARED, I64, U8, U32, U64, MessageBatch
 from store.records.column_blocks import Columns
+from store.records.columns import has_any
 from store.records.records import Records
 
-NAMES = ("sequence", "due_ms", "accepted_us", "origin_sequence", "duplicate_of", "subject")
-_DEDUPLICATED = int(Outcome.DEDUPLICATED)
+NAMES = ("sequence", "due_ms", "accepted_us", "origin_sequence", "duplicate_of", "subject", "flags")
+_DEDUPLICATED, _CANCELLED, _ROLLED_BACK = (
+    int(code) for code in (Outcome.DEDUPLICATED, Outcome.CANCELLED, Outcome.ROLLED_BACK)
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,7 @@ class Rows:
     origin_sequence: I64
     duplicate_of: I64
     subject: U32
+    flags: U32
     offset: I64
 
     @classmethod
@@ -57,6 +61,17 @@ class Rows:
     def hashes(self) -> U64:
         """A hash of each message without its bytes, u64[n]."""
         return row_hashes(self.sequence, self.due_ms, self.accepted_us, self.origin_sequence, self.subject)
+
+
+def _against_transaction(outcome: U8, rows: Rows) -> NDArray[np.bool_]:
+    """Outcomes that contradict the flag of a prepared transaction, bool[n]: a delivery of one, a rollback of another."""
+    against: NDArray[np.bool_] = outcome == _ROLLED_BACK
+    if not has_any(rows.flags):
+        return against
+    ended = (outcome == _CANCELLED) | (outcome == _ROLLED_BACK) | (outcome == _DEDUPLICATED)
+    prepared = rows.flags & FLAG_PREPARED != 0
+    against = np.where(prepared, ~ended, against)
+    return against
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,12 +304,13 @@ class WindowCheck:
             | (outcomes.subject[place] != rows.subject)
             | ((outcomes.outcome[place] == _DEDUPLICATED) & (rows.duplicate_of == 0))
             | ((outcomes.outcome[place] != _DEDUPLICATED) & (rows.duplicate_of != 0))
+            | _against_transaction(outcomes.outcome[place], rows)
         )
 
         def detail(row: int) -> str:
             return (
                 f"outcomes that do not fit their message in {read.path}, the first of sequence {rows.sequence[row]} "
-                "(due time, subject, or copy of another message)"
+                "(due time, subject, copy of another message, or prepared transaction)"
             )
 
         if wrong.any():

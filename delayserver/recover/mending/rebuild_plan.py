@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from delayserver.recover.checking.cancel_check import CancelLots, cancels_without_outcome
+from delayserver.recover.checking.cancel_check import CancelLots, Cancels, cancels_without_outcome
 from delayserver.recover.checking.days_derived import derive_days
 from delayserver.recover.checking.log_check import LogCheck, first_kept_sequence
 from delayserver.recover.checking.table_check import lost_outcomes
@@ -15,7 +15,7 @@ from delayserver.recover.checking.window_check import WindowCheck
 from delayserver.recover.mending.plan import EVERYTHING, Deed, Plan, Step
 from delayserver.recover.mending.rebuild_losses import lost_messages, perhaps_retired
 from delayserver.recover.reading.capture import Capture
-from delayserver.recover.reading.codes import highest_code
+from delayserver.recover.reading.codes import highest_code, highest_published
 from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Reader, log_parts
 from delayserver.recover.reading.findings import CORRUPT, MISPLACED, MISSING, UNREADABLE, Finding, Findings
@@ -23,7 +23,6 @@ from delayserver.recover.reading.outcome_rows import by_sequence
 from delayserver.recover.reading.units import Units
 from store.errors import CorruptionError, FormatError
 from store.logs.schedule_log import ScheduleKey, Source
-from store.records.batches import I64
 from store.records.fast_reader import FastReader
 from store.records.file_header import FILE_HEADER_BYTES
 from store.tables.checkpoint import FILE_NAME as CHECKPOINT
@@ -147,10 +146,10 @@ class _Logs:
         _leave_out_torn_end(taken)
         loose = by_sequence(windows.loose)
 
-        def settle(sequence: I64, due_ms: I64, offset: I64) -> None:
+        def settle(cancels: Cancels) -> None:
             # A cancel whose outcome is lost would be delivered; replaying its record makes the server record it again.
-            lost = cancels_without_outcome(taken, sequence, due_ms, loose)
-            self.replay_from = min([self.replay_from, *offset[lost].tolist()])
+            lost = cancels_without_outcome(taken, cancels, loose)
+            self.replay_from = min([self.replay_from, *cancels.offset[lost].tolist()])
 
         # All of message_log counts as replayed, so what is in no schedule file is to be put there.
         replayed = replace(taken, checkpoint=replace(taken.checkpoint, replay_offset=EVERYTHING))
@@ -161,7 +160,8 @@ class _Logs:
         self.minutes = windows.unlike_day
         self.codes = sorted({*differing, *damaged, *log.missing_codes})
         ledger = taken.ledger.highest_sequence if taken.ledger is not None else 0
-        self.highest_sequence = max(windows.highest_sequence, log.highest_sequence, ledger)
+        logged = max(windows.highest_sequence, log.highest_sequence, ledger)
+        self.highest_sequence = max(logged, highest_published(taken))
         return units, log
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 
 from delayserver.broker.files.checkpoint import decode_checkpoint
+from delayserver.broker.files.policies import POLICIES_FILE, decode_policies
 from delayserver.recover.mending.plan import Deed, Plan, Step
 from delayserver.recover.reading.capture import Capture
 from delayserver.recover.reading.file_read import Expected, log_parts
@@ -314,6 +315,13 @@ def _small_files(taken: Capture) -> Iterator[Step]:
         elif found.store_offset > _store_end(taken):
             detail = f"it speaks of {found.store_offset} bytes of the store, which has fewer"
             yield Step(Deed.MOVE_FILE, path, 0, fs.size(path), detail)
+    path = f"{taken.path}/broker/{POLICIES_FILE}"
+    try:
+        decode_policies(read_whole(fs, path), taken.server_id)
+    except FileNotFoundError:
+        pass
+    except (CorruptionError, ValueError) as error:
+        yield Step(Deed.MOVE_FILE, path, 0, fs.size(path), f"{error}; then groups have the defaults")
 
 
 def _store_end(taken: Capture) -> int:

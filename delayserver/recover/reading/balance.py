@@ -1,4 +1,4 @@
-"""The balance of rule 3: accepted = delivered + cancelled + dead-lettered + expired + deduplicated + pending.
+"""The balance of rule 3: accepted = delivered + cancelled + dead-lettered + expired + deduplicated + rolled back + pending.
 
 Counts per subject, of one window or of all; internal records are kept beside it, in `internal`.
 """
@@ -14,15 +14,20 @@ from numpy.typing import NDArray
 from delayserver.protocol.outcomes import Outcome
 from store.records.batches import I64, U8, U32
 
-ACCEPTED, PENDING, INTERNAL = 0, 6, 7
+ACCEPTED, PENDING, INTERNAL = 0, 7, 8
 COUNTERS: Final = (
-    "accepted", "delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "pending", "internal",
+    "accepted", "delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "rolled_back", "pending",
+    "internal",
 )  # fmt: skip
 # Column of each outcome code, 0 where the code can be no end of a message.
 COLUMN_OF_OUTCOME: Final = np.zeros(256, np.int64)
 for _column, _outcome in enumerate(
-    (Outcome.DELIVERED, Outcome.CANCELLED, Outcome.DEAD_LETTERED, Outcome.EXPIRED, Outcome.DEDUPLICATED), 1
-):
+    (
+        Outcome.DELIVERED, Outcome.CANCELLED, Outcome.DEAD_LETTERED, Outcome.EXPIRED, Outcome.DEDUPLICATED,
+        Outcome.ROLLED_BACK,
+    ),
+    1,
+):  # fmt: skip
     COLUMN_OF_OUTCOME[int(_outcome)] = _column
 _WIDTH = len(COUNTERS)
 
@@ -33,7 +38,7 @@ _DENSE_MAX: Final = 1 << 22
 
 
 class Balance:
-    """A matrix i64[subjects, 8] that grows with the highest subject code met."""
+    """A matrix i64[subjects, 9] that grows with the highest subject code met."""
 
     def __init__(self) -> None:
         self._counts: I64 = np.zeros((16, _WIDTH), np.int64)
@@ -82,7 +87,7 @@ class Balance:
                 self.add(column, subjects[columns == column])
 
     def add_counts(self, subjects: U32, counts: I64) -> None:
-        """Add rows i64[n, 8] of these subjects u32[n], each once."""
+        """Add rows i64[n, 9] of these subjects u32[n], each once."""
         for subject, row in zip(subjects.tolist(), counts, strict=True):
             self._row(subject)[:] += row
 
@@ -95,7 +100,7 @@ class Balance:
             self._row(subject)[:] += row
 
     def rows(self) -> tuple[NDArray[np.intp], I64]:
-        """Subject codes that have any count, ascending, and their rows i64[n, 8]."""
+        """Subject codes that have any count, ascending, and their rows i64[n, 9]."""
         subjects = np.flatnonzero(self._counts.any(axis=1))
         beyond = sorted(self._beyond)
         if not beyond:
@@ -104,7 +109,7 @@ class Balance:
         return np.concatenate([subjects, beyond]).astype(np.intp), np.concatenate([self._counts[subjects], rows])
 
     def totals(self) -> I64:
-        """The sum over all subjects, i64[8]."""
+        """The sum over all subjects, i64[9]."""
         totals: I64 = self.rows()[1].sum(axis=0)
         return totals
 
@@ -117,5 +122,5 @@ class Balance:
 
 
 def to_map(counts: I64) -> dict[str, Any]:
-    """One row i64[8] by the names of its counters."""
+    """One row i64[9] by the names of its counters."""
     return dict(zip(COUNTERS, counts.tolist(), strict=True))

@@ -8,10 +8,10 @@ from delayserver.protocol.outcomes import Outcome
 
 FILE_KINDS: Final = {
     1: "message_log", 2: "schedule_log", 3: "dispatch_log", 4: "names", 5: "broker store", 6: "broker queue",
-    7: "broker progress", 8: "ledger",
+    7: "broker progress", 8: "ledger", 9: "broker index",
 }  # fmt: skip
 RECORD_KINDS: Final = {
-    1: "messages", 2: "cancels", 3: "outcomes", 4: "names", 5: "stored", 6: "progress", 7: "runs", 8: "ledger",
+    1: "messages", 2: "cancels", 3: "outcomes", 4: "names", 5: "stored", 6: "progress", 7: "runs", 8: "ledger", 9: "index",
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ from store.tables.names import FILE_NAME as NAMES_FILE
 from store.tables.names import Names
 
 # Columns that hold codes of names.
-_CODES: Final = ("subject", "target_group", "broker_group", "consumer_group")
+_CODES: Final = ("subject", "target_group", "broker_group", "consumer_group", "tag")
 _LOG, _CHECKPOINT, _BROKER_CHECKPOINT = b"DELAYLOG", b"DELAYCHK", b"DELAYBCP"
 # How much of a file that replaces another one is looked through at once.
 _STEP_BYTES = 1 << 20
@@ -130,6 +130,8 @@ def row_maps(offset: int, batch: ColumnBatch, names: Callable[[int], str]) -> It
         if "outcome" in record:
             record["outcome_name"] = outcome_name(record["outcome"])
         for name, pieces in blobs.items():
+            if name == "order_keys" and not pieces[row]:
+                continue
             put_blob(record, name, pieces[row])
         yield record
 
@@ -142,7 +144,7 @@ def _pieces(batch: ColumnBatch, name: str) -> list[bytes]:
 
 def put_blob(record: Row, name: str, data: bytes) -> None:
     """A blob's bytes in readable form: properties as a map, text as text, everything else as base64."""
-    single = {"ids": "message_id", "bodies": "body", "names": "name"}.get(name, name)
+    single = {"ids": "message_id", "bodies": "body", "names": "name", "order_keys": "order_key"}.get(name, name)
     if name == "properties":
         if data:
             record[single] = _properties(data)
@@ -295,7 +297,7 @@ def _broker_checkpoint(fs: FileSystem, path: str) -> Iterator[Row]:
         "store_offset": found.store_offset,
         "blocks_offset": found.blocks_offset,
     }
-    for (subject, group), queue in found.queues.items():
-        yield {"queue": subject, "target_group": group, "first": queue.first, "end": queue.end}
+    for (subject, group), first, end in found.queue_bounds():
+        yield {"queue": subject, "target_group": group, "first": first, "end": end}
     for (server_id, window_ms), extents in found.windows.items():
         yield {"window_ms": window_ms, "server_id": f"{server_id:012x}", "extents": len(extents)}

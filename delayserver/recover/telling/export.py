@@ -33,6 +33,7 @@ DISPATCHED_FILE: Final = "dispatched.parquet"
 GROUP_ROWS, GROUP_BYTES = 1 << 17, 64 << 20
 _NUMBERS = (
     "sequence", "due_ms", "accepted_us", "expires_ms", "origin_sequence", "duplicate_of", "replaces_sequence", "redelivery",
+    "flags",
 )  # fmt: skip
 _OUTCOME_NUMBERS = (
     *[name for name, _ in OutcomeBatch.schema.fields if name not in ("subject", "broker_group", "outcome")],
@@ -128,6 +129,10 @@ class Export:
         columns["message_id"] = self._ids(batch)
         columns["subject"] = self._names(batch.subject)
         columns["target_group"] = self._names(batch.target_group)
+        columns["tag"] = self._names(batch.tag)
+        columns["order_key"] = [
+            key.decode("utf-8", "replace") for key in _pieces(batch.order_keys, batch.order_keys_length)
+        ]
         columns["outcome"] = [outcome_name(value) if value else "pending" for value in code.tolist()]
         columns["properties"] = _pieces(batch.properties, batch.properties_length)
         columns["body"] = _pieces(batch.bodies, batch.bodies_length)
@@ -196,7 +201,7 @@ def _pieces(blob: memoryview, lengths: np.ndarray[Any, Any]) -> list[bytes]:
 def _accepted_schema() -> Any:
     import pyarrow as arrow
 
-    texts = ("receipt", "message_id", "subject", "target_group", "outcome")
+    texts = ("receipt", "message_id", "subject", "target_group", "tag", "order_key", "outcome")
     fields = [(name, arrow.int64()) for name in _NUMBERS] + [(name, arrow.string()) for name in texts]
     return arrow.schema([*fields, ("properties", arrow.binary()), ("body", arrow.binary())])
 

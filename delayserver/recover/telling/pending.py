@@ -17,7 +17,7 @@ from delayserver.recover.reading.due_range import Range
 from delayserver.recover.reading.file_read import Progress, no_progress
 from delayserver.recover.reading.findings import Finding, Findings
 from delayserver.recover.telling.dump import put_blob
-from store.records.batches import I64, MessageBatch
+from store.records.batches import FLAG_PREPARED, I64, MessageBatch
 from store.records.columns import ragged_offsets
 from store.tables.names import SUBJECT
 
@@ -80,6 +80,8 @@ def message_maps(taken: Capture, batch: MessageBatch, *, bodies: bool = False) -
     server = f"{taken.server_id:012x}"
     ids = ragged_offsets(batch.ids_length).tolist()
     places = ragged_offsets(batch.bodies_length).tolist()
+    keys, tags = ragged_offsets(batch.order_keys_length).tolist(), batch.tag.tolist()
+    prepared = (batch.flags & FLAG_PREPARED != 0).tolist()
     columns = (batch.sequence, batch.due_ms, batch.accepted_us, batch.expires_ms, batch.subject)
     for row, (sequence, due_ms, accepted_us, expires_ms, subject) in enumerate(
         zip(*[column.tolist() for column in columns], strict=True)
@@ -96,6 +98,12 @@ def message_maps(taken: Capture, batch: MessageBatch, *, bodies: bool = False) -
         }
         if expires_ms:
             record["expires_ms"] = expires_ms
+        if prepared[row]:
+            record["prepared"] = True
+        if tags[row]:
+            record["tag"] = taken.subject_name(tags[row])
+        if keys[row] < keys[row + 1]:
+            put_blob(record, "order_keys", bytes(batch.order_keys[keys[row] : keys[row + 1]]))
         if bodies:
             put_blob(record, "bodies", bytes(batch.bodies[places[row] : places[row + 1]]))
         yield record

@@ -29,6 +29,9 @@ from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_key import ScheduleKey
 from store.logs.windows import window_of
 from store.records.batches import (
+    FLAG_DEAD_LETTER,
+    FLAG_PREPARED,
+    FLAG_PUBLISHED,
     CancelBatch,
     MessageBatch,
     OutcomeBatch,
@@ -44,19 +47,23 @@ from store.records.redelivery import plain_columns
 _MESSAGE = (
     "sequence", "due_ms", "accepted_us", "expires_ms", "origin_sequence", "duplicate_of", "replaces_sequence",
     "replaces_due_ms", "id_hash", "subject", "target_group", "redelivery", "ids_length", "properties_length",
-    "bodies_length",
+    "bodies_length", "order_keys_length", "tag", "flags",
 )  # fmt: skip
+_CANCEL_NAMES = ("sequence", "due_ms", "requested_us", "subject", "outcome")
 _OUTCOME = tuple(name for name, _ in OutcomeBatch.schema.fields)
 _STORED = (
     "sequence", "position", "due_ms", "accepted_us", "dispatched_us", "origin_sequence", "server_id", "subject",
-    "target_group", "redelivery",
+    "target_group", "redelivery", "tag", "flags",
 )  # fmt: skip
 _PROGRESS = tuple(name for name, _ in ProgressBatch.schema.fields)
 ACCEPTED: Final = "accepted"
 SCHEDULED: Final = "scheduled"
 CANCEL: Final = "cancel requested"
+ROLLBACK: Final = "rollback requested"
 OUTCOME: Final = "outcome"
 STORED: Final = "stored by the broker"
+PUBLISHED: Final = "published to the broker"
+GIVEN_UP: Final = "given up by a consumer group"
 ACKED: Final = "acked"
 COPY: Final = "copy accepted"
 RETRY: Final = "redelivery accepted"
@@ -91,8 +98,8 @@ class Life:
 
     @property
     def ended(self) -> bool:
-        """Whether the evidence has its outcome, or its window is retired."""
-        return any(item.what in (OUTCOME, RETIRED) for item in self.evidence)
+        """Whether the evidence has its outcome, or its window is retired, or it was published and gets no outcome."""
+        return any(item.what in (OUTCOME, RETIRED, PUBLISHED) for item in self.evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +212,7 @@ class Trace:
                 blobs = self._blobs(read.path, records, columns, row)
                 if blobs is None:
                     continue
-                for name in ("ids", "properties"):
+                for name in ("ids", "properties", "order_keys"):
                     if blobs.get(name):
                         put_blob(fields, name, blobs[name])
                 fields["body_bytes"] = int(columns["bodies_length"][row])
@@ -221,11 +228,13 @@ class Trace:
         fields: dict[str, Any] = {}
         for name, column in columns.items():
             value = int(column[row])
-            if name in ("subject", "target_group", "broker_group", "consumer_group"):
+            if name in ("subject", "target_group", "broker_group", "consumer_group", "tag"):
                 if value:
                     fields[name] = self._taken.subject_name(value)
-            elif name not in ("id_hash", "ids_length", "properties_length", "bodies_length") and (
-                value or name in ("sequence", "due_ms", "position")
+            elif (
+                name != "id_hash"
+                and not name.endswith("_length")
+                and (value or name in ("sequence", "due_ms", "position"))
             ):
                 fields[name] = value
         if "due_ms" in fields and "accepted_us" in fields and fields.get("origin_sequence") is None:
@@ -233,11 +242,12 @@ class Trace:
         return fields
 
     def _cancels(self, read: FileRead, sequence: int, evidence: list[Evidence]) -> None:
-        for records, columns in _rows(read, CancelBatch, ("sequence", "due_ms", "requested_us", "subject")):
+        for records, columns in _rows(read, CancelBatch, _CANCEL_NAMES):
             for row in np.flatnonzero(columns["sequence"] == sequence).tolist():
                 fields = self._fields(columns, row)
+                what = ROLLBACK if fields.pop("outcome", 0) == int(Outcome.ROLLED_BACK) else CANCEL
                 offset = int(records.row_offsets()[row])
-                evidence.append(Evidence(int(columns["requested_us"][row]), CANCEL, read.path, offset, fields))
+                evidence.append(Evidence(int(columns["requested_us"][row]), what, read.path, offset, fields))
 
     def _outcomes(self, read: FileRead, mine: set[int], evidence: list[Evidence]) -> None:
         wanted = np.array(sorted(mine), np.int64)
@@ -263,13 +273,17 @@ class Trace:
             read = self._reader.file(path, size_of(fs, path) or 0, Expected(FILE_STORE))
             for records, columns in _rows(read, StoredBatch, _STORED):
                 own = columns["server_id"] == self._taken.server_id
-                for row in np.flatnonzero(own & np.isin(columns["sequence"], wanted)).tolist():
+                letters = (columns["flags"] & FLAG_DEAD_LETTER != 0) & np.isin(columns["origin_sequence"], wanted)
+                for row in np.flatnonzero(own & (np.isin(columns["sequence"], wanted) | letters)).tolist():
                     fields = self._fields(columns, row)
                     fields.pop("receipt", None)
                     fields["server_id"] = self._server
                     offset = int(records.row_offsets()[row])
                     at_us = int(columns["dispatched_us"][row])
-                    evidence.append(Evidence(at_us, STORED, path, offset, fields))
+                    flags = fields.pop("flags", 0)
+                    kind = PUBLISHED if flags & FLAG_PUBLISHED else STORED
+                    kind = GIVEN_UP if flags & FLAG_DEAD_LETTER else kind
+                    evidence.append(Evidence(at_us, kind, path, offset, fields))
                     held.append(
                         (int(columns["subject"][row]), int(columns["target_group"][row]), int(columns["position"][row]))
                     )
@@ -280,7 +294,7 @@ class Trace:
     def _acks(self, read: FileRead, held: list[tuple[int, int, int]], evidence: list[Evidence]) -> None:
         for records, columns in _rows(read, ProgressBatch, _PROGRESS):
             for subject, target_group, position in held:
-                mask = (columns["change"] == 0) & (columns["subject"] == subject)
+                mask = np.isin(columns["change"], (0, 5)) & (columns["subject"] == subject)
                 mask &= (columns["start"] <= position) & (columns["stop"] > position)
                 mask &= columns["retry"] == int(target_group != 0)
                 if target_group:
@@ -311,7 +325,21 @@ class Trace:
                 evidence.append(Evidence(_LAST, RETIRED, f"{self._taken.path}/ledger.log", 0, fields))
 
 
-_ORDER = (ACCEPTED, SCHEDULED, COPY, RETRY, CANCEL, REPLACED, STORED, OUTCOME, ACKED, RETIRED)
+_ORDER = (
+    ACCEPTED,
+    SCHEDULED,
+    COPY,
+    RETRY,
+    CANCEL,
+    ROLLBACK,
+    REPLACED,
+    PUBLISHED,
+    STORED,
+    OUTCOME,
+    GIVEN_UP,
+    ACKED,
+    RETIRED,
+)
 # Records without a time of their own come last.
 _LAST = 1 << 62
 
@@ -342,7 +370,14 @@ def _concluded(sequence: int, evidence: list[Evidence], server: str) -> Life:
         state = str(outcomes[0].fields["outcome"])
     elif any(item.what == RETIRED for item in evidence):
         state = "retired"
+    elif any(item.what == PUBLISHED for item in own):
+        state = "published"
     elif any(item.what in (ACCEPTED, SCHEDULED) for item in own):
-        cancelled = any(item.what in (CANCEL, REPLACED) for item in evidence)
-        state = "cancel requested" if cancelled else "pending"
+        asked = {item.what for item in evidence}
+        prepared = any(item.fields.get("flags", 0) & FLAG_PREPARED for item in own)
+        state = Outcome.PREPARED.label if prepared else Outcome.PENDING.label
+        if ROLLBACK in asked:
+            state = ROLLBACK
+        elif CANCEL in asked or REPLACED in asked:
+            state = CANCEL
     return Life(sequence, receipt, state, tuple(evidence), due_ms)

@@ -49,13 +49,14 @@ type Limits struct {
 	DelayMsMax         int64 `msgpack:"delay_ms_max"`
 	SubjectsMax        int64 `msgpack:"subjects_max"`
 	GroupsMax          int64 `msgpack:"groups_max"`
+	TagsMax            int64 `msgpack:"tags_max"`
 	PullMessagesMax    int64 `msgpack:"pull_messages_max"`
 	WaitMsMax          int64 `msgpack:"wait_ms_max"`
 }
 
 var limitsDefault = Limits{
 	FrameBytesMax: 16777216, FrameItemsMax: 262144, BatchMessagesMax: 16384, BodyBytesMax: 1048576, SubjectBytesMax: 255,
-	MessageIDBytesMax: 255, PropertiesBytesMax: 16384, DelayMsMax: 63244800000, SubjectsMax: 1000000, GroupsMax: 65536,
+	MessageIDBytesMax: 255, PropertiesBytesMax: 16384, DelayMsMax: 63244800000, SubjectsMax: 1000000, GroupsMax: 65536, TagsMax: 65536,
 	PullMessagesMax: 16384, WaitMsMax: 60000,
 }
 

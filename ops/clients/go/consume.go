@@ -19,6 +19,8 @@ type Pull struct {
 	Wait       time.Duration // for the first message; at most Limits.WaitMsMax
 	AckTimeout time.Duration // length of the lease
 	Ack        []int64       // deliveries of this subject and group to acknowledge first
+	Tags       string        // "paid || shipped": the filter of the group from now on; "" and "" keep the one that it has
+	Where      string        // "price > 3"
 }
 
 // Received is a delivery of a message. It can come again: be idempotent by ID.
@@ -118,6 +120,12 @@ func (p *pulled) messages(most int) ([]Received, error) {
 
 func (p *Pull) wire() map[string]any {
 	arguments := map[string]any{"subject": p.Subject, "group": p.Group, "columns": true, "max_messages": p.most(), "wait_ms": ceilMs(p.Wait)}
+	if p.Tags != "" {
+		arguments["tags"] = p.Tags
+	}
+	if p.Where != "" {
+		arguments["where"] = p.Where
+	}
 	if p.MaxBytes != 0 {
 		arguments["max_bytes"] = p.MaxBytes
 	}

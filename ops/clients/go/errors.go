@@ -27,7 +27,12 @@ const (
 	ForeignReceipt     = "foreign_receipt"
 	NotRouted          = "not_routed"
 	SubjectsFull       = "subjects_full"
+	TagsFull           = "tags_full"
+	FilterInvalid      = "filter_invalid"
 	GroupsFull         = "groups_full"
+	TransactionUnknown = "transaction_unknown"
+	TransactionEnded   = "transaction_ended"
+	FilterInUse        = "filter_in_use"
 	QueueFull          = "queue_full"
 	TooManyConnections = "too_many_connections"
 	NotReady           = "not_ready"
@@ -40,7 +45,7 @@ const (
 
 // again holds the names after which the same request can succeed over a new or the same connection.
 var again = map[string]bool{
-	FrameTimeout: true, QueueFull: true, TooManyConnections: true, NotReady: true,
+	FrameTimeout: true, FilterInUse: true, QueueFull: true, TooManyConnections: true, NotReady: true,
 	ShuttingDown: true, DiskFull: true, StorageFailed: true,
 }
 

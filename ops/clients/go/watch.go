@@ -58,6 +58,9 @@ type GroupState struct {
 	WaitingInPlace  int64  `msgpack:"waiting_in_place"`
 	RedeliveryBytes int64  `msgpack:"redelivery_bytes"`
 	Expired         int64  `msgpack:"expired"`
+	Filtered        int64  `msgpack:"filtered"` // by Tags and Where, since the node started
+	Tags            string `msgpack:"tags"`
+	Where           string `msgpack:"where"`
 	OldestMs        *int64 `msgpack:"oldest_ms"` // nil: all is acked
 }
 

@@ -74,16 +74,17 @@ class Server:
         return Done(self.process.returncode, out.decode(), err.decode())
 
 
-def serve(data_dir: Path, *arguments: str) -> Server:
+def serve(data_dir: Path | None, *arguments: str, **options: Any) -> Server:
     """Start a server on a free port and wait until it is ready."""
-    process = start("serve", "--data-dir", str(data_dir), "--port", "0", "--json", *arguments)
+    place = ("--data-dir", str(data_dir)) if data_dir is not None else ()
+    process = start("serve", *place, "--port", "0", "--json", *arguments, **options)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:
         _, err = process.communicate(timeout=COMMAND_SECONDS_MAX)
         pytest.fail(f"the server did not start: {err.decode()}")
     ready = json.loads(line)
-    return Server(process, f"{ready['host']}:{ready['port']}", data_dir, ready["server_id"])
+    return Server(process, f"{ready['host']}:{ready['port']}", data_dir or Path(), ready["server_id"])
 
 
 @contextmanager
@@ -123,8 +124,8 @@ def start_server() -> Iterator[Callable[..., Server]]:
     """Starts servers of this test alone."""
     started: list[Server] = []
 
-    def start_one(data_dir: Path, *arguments: str) -> Server:
-        started.append(serve(data_dir, *arguments))
+    def start_one(data_dir: Path | None, *arguments: str, **options: Any) -> Server:
+        started.append(serve(data_dir, *arguments, **options))
         return started[-1]
 
     yield start_one

@@ -200,7 +200,7 @@ def test_a_due_time_too_far_is_refused_by_name(server: Any) -> None:
 def test_status_adds_up(server: Any) -> None:
     send(server, "counted", "x", "--delay", "1h")
     status = server.run("status", "--json").row
-    parts = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "pending")
+    parts = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "rolled_back", "pending")
     assert status["accepted"] == sum(status[name] for name in parts)
     assert status["ready"] is True
     assert {"p50", "p99", "max"} <= set(status["lateness_ms"])
@@ -238,3 +238,68 @@ def test_both_ways_to_call_it_are_the_same(server: Any, name: str) -> None:
         pytest.skip("delayserver is not installed in this environment")
     done = subprocess.run([str(script), name, "--help"], capture_output=True, text=True, check=True)
     assert done.stdout == server.run(name, "--help").out
+
+
+def test_the_policy_of_a_group_is_shown_and_set(server: Any) -> None:
+    named = ("groups", "policy", "policed", "--group", "g")
+    assert "without end" in server.run(*named).out
+    done = server.run(*named, "--attempts", "5", "--first", "1s", "--factor", "3", "--cap", "1m", "--json")
+    assert (done.row["attempts"], done.row["first_ms"], done.row["factor"], done.row["cap_ms"]) == (
+        5,
+        1000,
+        3.0,
+        60_000,
+    )
+    assert done.row["settings"]["first_level"] is None
+    shown = server.run(*named).out
+    assert "attempts  5" in shown and "1 s, each 3 times the one before, at most 1 m" in shown
+    levels = server.run(*named, "--reset", "--first-level", "17").out
+    assert "without end" in levels and "1 h, 2 h, and so on" in levels
+    refused = server.run(*named, "--first", "2s")
+    assert refused.code == 1 and "policy_invalid" in refused.err and "first_level" in refused.err
+
+
+def test_dead_letters_are_listed_sent_again_and_dropped(server: Any) -> None:
+    named = ("dying", "--group", "g")
+    assert server.run("groups", "policy", *named, "--attempts", "1").code == 0
+    for body in ("one", "two", "three"):
+        send(server, "dying", body)
+    deliveries = [str(pull(server, "dying")[0]["delivery"]) for _ in range(3)]
+    assert "no dead letters" in server.run("dead", "list", *named).out
+    done = server.run("nack", *named, *deliveries, "7", "--reason", "no\x1bcolour", "--json")
+    assert done.row == {"nacked": 3, "unknown": 1, "expired": 0, "dead_lettered": 3}
+    rows = server.run("dead", "list", *named, "--json").rows
+    assert [(row["body"], row["reason"], row["text"], row["attempts"]) for row in rows] == [
+        (body, "nacked", "no\x1bcolour", 1) for body in ("one", "two", "three")
+    ]
+    shown = server.run("dead", "list", *named, "--max", "2").out.splitlines()
+    assert len(shown) == 2 and "attempt 1, nacked: no" in shown[0] and "\x1b" not in shown[0]
+    assert server.run("groups", "list", "dying", "--json").row["dead_letters"] == 3
+    unasked = server.run("dead", "drop", *named)
+    assert unasked.code == 2 and "--yes" in unasked.err
+    assert server.run("dead", "resend", *named, "--max", "1", "--rate", "10", "--yes", "--json").row["resent"] == 1
+    (row,) = pull(server, "dying", "--ack")
+    assert (row["body"], row["attempt"]) == ("one", 1)
+    again = server.run("dead", "resend", *named, "--position", str(rows[2]["position"]), "--yes").out.split()
+    assert again == ["resent", "1", "left", "1"]
+    assert server.run("dead", "drop", *named, "--yes", "--json").row == {"dropped": 1, "left": 0}
+    assert "no dead letters" in server.run("dead", "list", *named).out
+    unknown = server.run("dead", "list", "dying", "--group", "nobody")
+    assert unknown.code == 1 and "group_unknown" in unknown.err
+
+
+def test_a_message_is_sent_by_a_delay_level(server: Any) -> None:
+    sent = send(server, "levels", "hello", "--delay-level", "5")
+    assert 60_000 <= sent["due_ms"] - time.time() * 1000 + 5_000 <= 66_000
+    both = server.run("send", "levels", "hello", "--delay-level", "5", "--delay", "1s")
+    assert both.code == 2 and "only one of" in both.err
+    unknown = server.run("send", "levels", "hello", "--delay-level", "99")
+    assert unknown.code == 1 and "levels 1 to 18" in unknown.err
+
+
+def test_a_nacked_delivery_comes_again(server: Any) -> None:
+    send(server, "nacked")
+    (row,) = pull(server, "nacked")
+    shown = server.run("nack", "nacked", str(row["delivery"]), "--group", "g", "--delay", "0s").out
+    assert shown.split() == ["nacked", "1"]
+    assert pull(server, "nacked", "--ack")[0]["attempt"] == 2

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from delayserver import __version__
+from delayserver.client import Client
+from delayserver.protocol.errors import DiskFull
 
 
 @pytest.mark.parametrize(("command", "name"), [("serve", "delayserver"), ("broker", "delayserver broker")])
@@ -151,3 +153,30 @@ def test_a_broker_node_gets_what_a_server_routes_to_it(
     here = server.run("pull", "routed", "--group", "g")
     assert (here.code, here.out) == (0, "")
     assert f"goes to {address}; pull there" in here.err
+
+
+def test_a_server_in_memory_makes_no_file_and_serves(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    server = start_server(None, "--memory", cwd=tmp_path)
+    assert server.run("send", "a", "in memory", "--delay", "100ms", "--json").row["subject"] == "a"
+    assert server.run("pull", "a", "--group", "g", "--wait", "20s", "--ack", "--json").row["body"] == "in memory"
+    assert list(tmp_path.iterdir()) == []
+    done = server.stop()
+    assert (done.code, done.out, done.err) == (0, "", "")
+
+
+def test_memory_and_a_data_directory_exclude_each_other(delayserver: Callable[..., Any], tmp_path: Path) -> None:
+    done = delayserver("serve", "--memory", "--data-dir", str(tmp_path / "data"))
+    assert done.code == 2 and "--memory has no data directory: leave --data-dir out" in done.err
+
+
+def test_a_server_in_memory_says_so_and_keeps_its_bound(
+    begin: Callable[..., subprocess.Popen[bytes]],
+) -> None:
+    process = begin("serve", "--memory", "--port", "0", "--set", "storage.memory_bytes_max=16MiB")
+    assert process.stdout is not None
+    line = process.stdout.readline().decode()
+    match = re.fullmatch(r"delayserver \S+ ready on (\S+), data in memory, server id [0-9a-f]{12}\n", line)
+    assert match is not None, line
+    with Client(match[1], retries=0) as client, pytest.raises(DiskFull):
+        for _ in range(100):
+            client.send("a", bytes(512 * 1024), delay_ms=3_600_000)

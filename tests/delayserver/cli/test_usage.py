@@ -130,7 +130,7 @@ def test_a_registered_command_without_its_extra_says_in_one_line_what_to_install
     assert main(["report"]) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "pip install '.[audit]'" in err
+    assert "pip install --use-pep517 '.[audit]'" in err
     # The help of the others does not suffer from it.
     assert main(["--help"]) == 0
 

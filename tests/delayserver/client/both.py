@@ -31,6 +31,12 @@ class BlockingFace:
         return attribute
 
     @contextmanager
+    def transaction(self, *positional: Any, **named: Any) -> Iterator[BlockingFace]:
+        transaction = self._behind.transaction(*positional, **named)
+        with self._portal.wrap_async_context_manager(transaction):
+            yield BlockingFace(self._portal, transaction)
+
+    @contextmanager
     def batcher(self, *positional: Any, **named: Any) -> Iterator[BlockingFace]:
         batcher = self._portal.call(partial(self._behind.batcher, *positional, **named))
         with self._portal.wrap_async_context_manager(batcher):

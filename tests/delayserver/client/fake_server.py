@@ -13,6 +13,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from types import TracebackType
 from typing import Any, Self
 
@@ -84,6 +85,7 @@ class Stored:
     expires_ms: int
     outcome: str = "pending"
     acked: bool = False
+    leased: bool = False
 
 
 @dataclass
@@ -96,6 +98,7 @@ class FakeServer:
     wrong_replies: dict[str, dict[str, Any]] = field(default_factory=dict)
     nodes: list[str] = field(default_factory=list)
     groups: list[dict[str, Any]] = field(default_factory=list)
+    leases: bool = False  # hand a message out once, and never again; otherwise at every pull until it is acked
 
     def __post_init__(self) -> None:
         self._plan: defaultdict[str, deque[Misbehaviour]] = defaultdict(deque)
@@ -228,6 +231,15 @@ class FakeServer:
         rows = [row for row in self.groups if arguments.get("subject") in (None, row["subject"])]
         page = rows[first : first + 2]
         return {"groups": page, "next": [0, first + 1] if len(rows) > first + 2 else None}
+
+    def _on_subjects(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Two names a page."""
+        names = list(dict.fromkeys([message.subject for message in self.messages]))
+        after = arguments.get("after") or 0
+        pattern, prefix = arguments.get("pattern") or "*", arguments.get("prefix") or ""
+        page = names[after : after + 2]
+        found = [name for name in page if fnmatchcase(name, pattern) and name.startswith(prefix)]
+        return {"subjects": found, "next": after + len(page), "more": after + len(page) < len(names)}
 
     def _on_route(self, arguments: dict[str, Any]) -> dict[str, Any]:
         nodes = [{"address": address, "weight": 1} for address in self.nodes or [self.address]]
@@ -389,7 +401,9 @@ class FakeServer:
         ready = [
             m for m in self.messages if m.subject == arguments["subject"] and m.outcome == "pending" and not m.acked
         ]
-        ready = ready[: arguments["max_messages"]]
+        ready = [m for m in ready if not (self.leases and m.leased)][: arguments["max_messages"]]
+        for message in ready:
+            message.leased = True
         derived = [m.message_id == derived_message_id(SERVER_ID, m.sequence) for m in ready]
         ids = pack_ragged([b"" if own else m.message_id.encode() for m, own in zip(ready, derived, strict=True)])
         properties = pack_ragged([msgpack.packb(m.properties) if m.properties else b"" for m in ready])

@@ -80,7 +80,7 @@ def test_after_a_flush_every_future_is_resolved(server: FakeServer) -> None:
 
 def test_a_task_of_asyncio_that_is_cancelled_abandons_its_batcher(server: FakeServer) -> None:
     server.misbehave("send", Garbage(b""))
-    handles: list[Handle] = []
+    handles: list[Handle[SendResult]] = []
 
     async def use(client: AsyncClient) -> None:
         async with client.batcher("a", linger_ms=0) as batcher:
@@ -133,7 +133,7 @@ def test_whoever_hands_over_many_messages_lets_other_tasks_run(server: FakeServe
     assert handed_over.count(b"cancelled") < 1000
 
 
-def hand_over_many(batcher: Batcher, server: FakeServer) -> list[Future[SendResult]]:
+def hand_over_many(batcher: Batcher[SendResult], server: FakeServer) -> list[Future[SendResult]]:
     """Twenty batches of ten, the first of which is under way at a server that does not answer it."""
     server.misbehave("send", Garbage(b""))
     futures = [batcher.send(b"", due_ms=number) for number in range(200)]
@@ -165,7 +165,7 @@ def test_an_error_of_an_asynchronous_block_abandons_in_time_what_is_not_answered
 ) -> None:
     monkeypatch.setattr(async_batching, "DRAIN_S", 0.2)
     server.misbehave("send", Garbage(b""))
-    handles: list[Handle] = []
+    handles: list[Handle[SendResult]] = []
 
     async def main() -> None:
         async with AsyncClient(server.address, timeout_s=600, retries=0) as client:

@@ -52,6 +52,15 @@ def test_groups_are_gathered_from_all_pages(server: FakeServer, client: Client) 
     assert list(client.groups("another")) == []
 
 
+def test_subjects_are_gathered_from_all_pages(server: FakeServer, client: Client) -> None:
+    names = ["orders", "bills", "orders.eu", "goods", "orders.us"]
+    for name in names:
+        client.send(name, b"", due_ms=1)
+    assert client.subjects() == names
+    assert client.subjects("o*", prefix="orders.") == ["orders.eu", "orders.us"]
+    assert server.count("subjects") == 6
+
+
 def test_what_the_server_tells_of_itself(server: FakeServer, client: Client) -> None:
     assert client.status()["ready"] is True
     assert client.route(subject="b").nodes[0].address == server.address

@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from delayserver.client import AsyncClient, Client, Consumer, consumer
+from delayserver.client import AsyncClient, Client, Consumer, node_pulling
 from delayserver.protocol.columns import I64, unpack_column
 from delayserver.protocol.errors import ConnectionLost, NotRouted
 from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
@@ -91,7 +91,7 @@ def test_what_is_in_hand_is_acked_after_the_connection_was_lost(server: FakeServ
 def test_a_node_that_is_away_at_first_is_named_and_pulled_from_later(
     backend: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(consumer, "PAUSE_AFTER_ERROR_S", 0.01)
+    monkeypatch.setattr(node_pulling, "PAUSE_AFTER_ERROR_S", 0.01)
 
     async def main() -> None:
         with FakeServer() as entry, FakeServer() as node:

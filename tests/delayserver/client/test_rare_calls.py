@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle
+from delayserver.client import AsyncBatcher, AsyncClient, Client, Consumer, Handle, SendResult
 from delayserver.protocol.errors import (
     ConnectionLost,
     InvalidArgument,
@@ -110,14 +110,14 @@ def test_cancelling_the_block_of_an_async_batcher_answers_its_handles(server: Fa
         lost: list[bytes] = []
         async with AsyncClient(server.address) as client, anyio.create_task_group() as others:
 
-            async def wait_for(handle: Handle) -> None:
+            async def wait_for(handle: Handle[SendResult]) -> None:
                 with pytest.raises(ConnectionLost):
                     await handle
                 lost.append(
                     bytes(handle.message.body, "utf8") if isinstance(handle.message.body, str) else handle.message.body
                 )
 
-            async def send_one_more(batcher: AsyncBatcher) -> None:
+            async def send_one_more(batcher: AsyncBatcher[SendResult]) -> None:
                 with pytest.raises(RuntimeError):
                     await batcher.send(b"too much", due_ms=1)
                 lost.append(b"too much")

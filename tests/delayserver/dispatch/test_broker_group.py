@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from heapq import heappop, heappush
+from random import Random
 
 import numpy as np
 import pytest
@@ -331,7 +333,7 @@ def test_the_pause_after_failures_doubles_with_jitter_up_to_its_bound() -> None:
             assert not node.ready(0)
         assert pauses[:6] == pytest.approx([low * 100 * 2**i for i in range(6)], rel=0.02)
         assert max(pauses) <= 5_000
-        node.succeeded()
+        node.succeeded(0)
         assert node.ready(0)
         assert not node.open_circuit
 
@@ -339,12 +341,12 @@ def test_the_pause_after_failures_doubles_with_jitter_up_to_its_bound() -> None:
 def test_the_log_says_once_that_a_node_is_down_and_once_that_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
     node = NodeHealth("n:1", 1, DispatchSettings(breaker_failures=3), lambda: 0.0)
     node.failed("no route", 1, 1)
-    node.succeeded()
+    node.succeeded(0)
     assert not caplog.messages
     for now_us in range(2, 9):
         node.failed("no route", now_us, now_us)
-    node.succeeded()
-    node.succeeded()
+    node.succeeded(0)
+    node.succeeded(0)
     assert caplog.messages == ["broker node n:1 counts as down: no route", "broker node n:1 takes messages again"]
 
 
@@ -417,3 +419,96 @@ async def test_an_expiry_that_never_comes_is_no_overflow(boot: Boot, expires_ms:
     await client.request("send", columns | {"expires_ms": 2 * expires_ms + 1})
     await host.sleep_ms(1_000)
     assert host.fake().texts == ["row", "column"]
+
+
+def test_a_node_is_known_by_its_last_attempts_and_since_when() -> None:
+    node = NodeHealth("n:1", 1, DispatchSettings(breaker_failures=2), lambda: 0.0, now_us=5)
+    seen = [(node.state, node.since_us)]
+    steps: list[Callable[[], None]] = [
+        lambda: node.succeeded(10),
+        lambda: node.succeeded(20),
+        lambda: node.failed("x", 30, 29),
+        lambda: node.failed("x", 40, 39),
+        lambda: node.failed("x", 50, 49),
+        lambda: node.succeeded(60),
+    ]
+    for step in steps:
+        step()
+        seen.append((node.state, node.since_us))
+    assert seen == [("unknown", 5), ("up", 10), ("up", 10), ("failing", 30), ("down", 40), ("down", 40), ("up", 60)]
+
+
+def spread(weights: list[int], hold_ms: list[float], seed: int, batches: int = 6000, workers: int = 8) -> list[int]:
+    """How many batches each node gets from workers that each give the next one when the last is answered."""
+    chance = Random(seed)
+    nodes = [
+        Node(FakeBroker(SystemClock()), NodeHealth("n:1", each, DispatchSettings(), lambda: 0.0)) for each in weights
+    ]
+    given, busy = [0] * len(nodes), list[tuple[float, int, int]]()
+    now_ms = 0.0
+    for number in range(batches):
+        if len(busy) == workers:
+            now_ms, _, place = heappop(busy)
+            nodes[place].health.give()
+        node = choose(nodes, 0)
+        assert node is not None
+        place = nodes.index(node)
+        node.health.take()
+        given[place] += 1
+        heappush(busy, (now_ms + hold_ms[place] * (0.5 + chance.random()), number, place))
+    return given
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nodes_that_are_as_quick_as_each_other_get_their_weights(seed: int) -> None:
+    for workers in (1, 4, 8):
+        shares = [part / 6000 for part in spread([1, 1, 2], [5, 5, 5], seed, workers=workers)]
+        assert shares == pytest.approx([0.25, 0.25, 0.5], abs=0.04)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_slow_node_gets_what_it_can_take_and_the_others_go_on_at_their_pace(seed: int) -> None:
+    slow, *quick = spread([1, 1, 1], [100, 5, 5], seed)
+    assert slow < 0.08 * 6000, "round robin would give it a third, and all workers would wait for it"
+    assert quick[0] == pytest.approx(quick[1], rel=0.1)
+    assert spread([1, 1, 1], [100, 5, 5], seed) == [slow, *quick], "nothing is drawn"
+
+
+def test_a_slow_node_of_a_large_weight_holds_more_at_the_same_time() -> None:
+    heavy, light = spread([3, 1], [50, 50], 1)
+    assert heavy / light == pytest.approx(3, rel=0.1)
+
+
+async def test_the_deliveries_of_a_group_follow_what_its_nodes_answer(boot: Boot) -> None:
+    host = boot(
+        small_settings(
+            groups=(fake_group("fakes", "fakeA", "fakeB", "fakeC"),),
+            routes=(RouteSettings("*", ("fakes",)),),
+            dispatch={"batch_messages_max": 1},
+        )
+    )
+    await host.start()
+    client = await host.client()
+    slow, *quick = (host.fake(name) for name in ("fakeA", "fakeB", "fakeC"))
+    slow.delay_ms, quick[0].delay_ms, quick[1].delay_ms = 500, 5, 5
+    due_ms = host.now_ms + 1_000
+    for first in range(0, 600, 100):
+        await client.send(*[{"subject": "s", "body": b"%d" % n, "due_ms": due_ms} for n in range(first, first + 100)])
+    await host.until(lambda: sum(len(node.stored) for node in (slow, *quick)) == 600, within_ms=60_000)
+    assert len(slow.stored) < 30
+    assert min(len(node.stored) for node in quick) > 200
+
+
+async def test_a_drained_node_does_not_keep_its_group_from_failing_over(boot: Boot) -> None:
+    groups = (
+        GroupSettings("g", (NodeSettings("fake1:1", 0), NodeSettings("fake2:1", 1))),
+        fake_group("fakeB"),
+    )
+    host = boot(small_settings(groups=groups, routes=(RouteSettings("*", ("g", "fakeB")),), dispatch=QUICK))
+    await host.start()
+    client = await host.client()
+    host.fake("fake2").up = False
+    for number in range(10):
+        await client.put(f"{number}", host.now_ms)
+    await host.until(lambda: len(host.fake("fakeB").stored) == 10, within_ms=60_000)
+    assert host.fake("fake1").stored == []

@@ -15,8 +15,9 @@ import trio.testing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from delayserver.config.pacing import READ_EARLY_BYTES
 from delayserver.dispatch.delivery import Shipment, read_batch, shipments
-from delayserver.dispatch.message_reader import AHEAD_BYTES_MAX, KEPT_MS, MessageReader, is_dense
+from delayserver.dispatch.message_reader import KEPT_MS, MessageReader, is_dense
 from delayserver.runtime.clock import SystemClock
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.rows import ROW, make_rows
@@ -110,7 +111,7 @@ async def test_what_nobody_comes_for_is_let_go(boot: Boot, step_ms: int) -> None
 
 
 async def test_memory_for_it_is_bounded(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("delayserver.server.delay_server.AHEAD_BYTES_MAX", 70 * HOT)
+    monkeypatch.setattr("delayserver.config.pacing.READ_EARLY_BYTES", 70 * HOT)
     host = boot(faked_settings())
     await host.start()
     client, due_ms = await host.client(), host.now_ms + 10_000
@@ -121,7 +122,7 @@ async def test_memory_for_it_is_bounded(boot: Boot, monkeypatch: pytest.MonkeyPa
     assert sum(part.bytes for part in reader_of(host)._parts) in range(1, 70 * HOT + 1)
     await host.until(lambda: len(host.fake().stored) == 3 * HOT)
     assert 0 < reader_of(host).rows_ahead < 3 * HOT
-    assert AHEAD_BYTES_MAX <= 64 << 20
+    assert READ_EARLY_BYTES <= 64 << 20
 
 
 async def test_large_runs_are_read_in_parts(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +180,7 @@ def test_what_is_being_read_is_not_read_again(monkeypatch: pytest.MonkeyPatch) -
         clock = SystemClock()
         due_ms = np.full(60, clock.now_ms() + 60_000)
         rows = DueRows(due_ms, index.sequence, make_rows(index, KEY.start_ms, KEY.source, loaded_us=1))
-        reader = MessageReader(log, 7, AHEAD_BYTES_MAX, Runtime.on(clock=clock))
+        reader = MessageReader(log, 7, READ_EARLY_BYTES, Runtime.on(clock=clock))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader.run)
             reader.look_ahead([rows])
@@ -235,7 +236,7 @@ def test_what_was_read_ahead_is_what_the_file_has(counts: list[int], span_ms: in
     async def compare() -> int:
         clock = SimulatedClock()
         clock.step(KEY.start_ms - 100 - clock.now_ms())
-        reader = MessageReader(log, 7, AHEAD_BYTES_MAX, Runtime.on(clock=clock, workers=FakeWorkers()))
+        reader = MessageReader(log, 7, READ_EARLY_BYTES, Runtime.on(clock=clock, workers=FakeWorkers()))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(reader.run)
             await trio.testing.wait_all_tasks_blocked()

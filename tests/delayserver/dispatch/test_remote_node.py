@@ -46,7 +46,8 @@ async def test_messages_reach_a_consumer_of_the_node_whole(boot: Boot) -> None:
     server, node = await pair(boot)
     client = await server.client()
     route = await client.request("route", {"subject": "s"})
-    assert route == {"group": "remote", "nodes": [{"address": "node:1", "weight": 1}]}
+    assert route["nodes"][0].pop("since_ms") <= server.now_ms
+    assert route == {"group": "remote", "nodes": [{"address": "node:1", "weight": 1, "state": "unknown"}]}
     due_ms = server.now_ms + 100
     sent = await client.put("body", due_ms, message_id="mine", properties={"k": "v"})
     plain = await client.put("plain", due_ms)

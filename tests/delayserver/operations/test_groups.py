@@ -46,9 +46,13 @@ async def test_a_group_is_told_with_its_position_its_lag_and_its_oldest_message(
         "leased": 1,
         "retrying": 0,
         "expired": 0,
+        "filtered": 0,
+        "tags": None,
+        "where": None,
         "waiting_in_place": 0,
         "redelivery_bytes": 3 * (64 + len("m")),
         "oldest_ms": due_ms,
+        "dead_letters": 0,
     }, "what was nacked is acked here, and counts again when its redelivery arrives"
     await client.request("ack", ack | {"deliveries": second["delivery"]})
     (row,) = (await client.request("groups"))["groups"]

@@ -262,12 +262,43 @@ async def test_a_crash_leaves_a_reschedule_done_or_not_done(boot: Boot, seed: in
 
 async def test_route_names_the_nodes_with_their_weights(boot: Boot) -> None:
     host = boot()
+    started_ms = host.now_ms
     await host.start()
     client = await host.client()
-    assert await client.request("route", {"subject": "any"}) == {
-        "group": "default",
-        "nodes": [{"address": "host:1", "weight": 1}],
-    }
+    route = await client.request("route", {"subject": "any"})
+    assert started_ms <= route["nodes"][0].pop("since_ms") <= host.now_ms
+    assert route == {"group": "default", "nodes": [{"address": "host:1", "weight": 1, "state": "up"}]}
+
+
+async def test_route_says_which_nodes_are_alive_and_since_when(boot: Boot) -> None:
+    group = fake_group("fakes", "fakeA", "fakeB")
+    host = boot(
+        small_settings(groups=(group,), routes=(RouteSettings("*", ("fakes",)),), dispatch={"backoff_ms_max": 500})
+    )
+    await host.start()
+    client = await host.client()
+
+    async def states() -> dict[str, tuple[str, int]]:
+        nodes = (await client.request("route", {"group": "fakes"}))["nodes"]
+        return {node["address"]: (node["state"], node["since_ms"]) for node in nodes}
+
+    assert [state for state, _ in (await states()).values()] == ["unknown", "unknown"]
+    host.fake("fakeB").up = False
+    await host.sleep_ms(60_000)
+    for number in range(30):
+        await client.put(f"{number}", host.now_ms)
+        await host.sleep_ms(1_000)
+    found = await states()
+    assert found["fakeA:1"][0] == "up" and found["fakeB:1"][0] == "down"
+    assert host.now_ms - 31_000 <= found["fakeA:1"][1] <= host.now_ms - 28_000
+    assert found["fakeA:1"][1] < found["fakeB:1"][1] < host.now_ms - 5_000, "down since its fifth failure"
+    host.fake("fakeB").up = True
+    back_ms = host.now_ms
+    for number in range(5):
+        await client.put(f"again {number}", host.now_ms)
+        await host.sleep_ms(1_000)
+    found = await states()
+    assert found["fakeB:1"][0] == "up" and found["fakeB:1"][1] >= back_ms
 
 
 async def test_lookup_tells_every_outcome(boot: Boot) -> None:

@@ -9,8 +9,9 @@ from random import Random
 import numpy as np
 import pytest
 
+from delayserver.config.pacing import OUTCOMES_LATE_MS
 from delayserver.config.settings import GroupSettings
-from delayserver.outcomes.outcome_recorder import HOT_MS_MAX, QUIET_MS
+from delayserver.outcomes.outcome_recorder import QUIET_MS
 from delayserver.protocol.outcomes import Outcome
 from delayserver.state.decided import HOT_ROWS
 from store.errors import SyncFailedError
@@ -115,7 +116,7 @@ async def test_a_moment_that_stays_hot_does_not_put_the_outcomes_off_for_ever(bo
         decided.add(_outcomes([1 + step * many] * many, first_ms))
         await host.sleep_ms(10)
         waited = max(waited, decided.rows_waiting)
-    assert many * (HOT_MS_MAX // 10) <= waited <= many * (HOT_MS_MAX // 10 + 4)
+    assert many * (OUTCOMES_LATE_MS // 10) <= waited <= many * (OUTCOMES_LATE_MS // 10 + 4)
     began_ms = host.now_ms
     await decided.all_written()  # a part that needs them on disk waits for nothing else
     assert host.now_ms == began_ms

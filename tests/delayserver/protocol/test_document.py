@@ -128,7 +128,7 @@ def default_of(setting: str) -> Any:
 
 
 def test_the_settings_of_the_page_are_there_and_have_the_values_that_it_tells() -> None:
-    folders = "listen|message|storage|wheel|dispatch|broker"
+    folders = "listen|message|storage|wheel|dispatch|broker|transactions"
     for setting in set(re.findall(rf"`((?:{folders})\.\w+)`", TEXT)):
         if setting in ("storage.retired_windows_ahead", "storage.oldest_due_ms"):  # of `status`
             continue

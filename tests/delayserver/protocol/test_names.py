@@ -64,6 +64,9 @@ def test_outcome_codes_never_change() -> None:
         "retired",
         "already_cancelled",
         "too_late",
+        "rolled_back",
+        "prepared",
+        "committed",
     )
     assert all(OUTCOMES_BY_LABEL[outcome.label] is outcome for outcome in Outcome)
     assert [outcome.value for outcome in DeliverOutcome] == [1, 2, 3]

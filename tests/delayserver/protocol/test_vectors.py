@@ -12,7 +12,7 @@ import pytest
 from delayserver.broker.limits import BrokerLimits
 from delayserver.client.timing import ServerClock
 from delayserver.protocol.columns import I64, U8, U32, unpack_column, unpack_ragged
-from delayserver.protocol.errors import DelayServerError, InvalidArgument
+from delayserver.protocol.errors import DelayServerError, InvalidArgument, error_to_map
 from delayserver.protocol.frames import FrameDecoder, decode_reply, decode_request, encode_frame
 from delayserver.protocol.limits import DEFAULT_LIMITS
 from delayserver.protocol.operations import OPERATIONS
@@ -239,7 +239,36 @@ async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Any) -> None:
     delivery = pulled["messages"][0]["delivery"]
     same_shape("nack reply", await ask("nack request", subject="expiring", deliveries=delivery, delay_ms=5000))
     same_shape("ack reply", await ask("ack request"))
+    assert await ask("pull with a filter request") == {"messages": []}
+    with pytest.raises(DelayServerError) as raised:
+        await ask("pull with a bad filter request")
+    assert error_to_map(raised.value) == value_of("pull with a bad filter reply")[2]
+    await client.request("policy", {"subject": "orders", "group": "billing", "set": {"where": "price > 3"}})
     same_shape("groups reply", await ask("groups request"))
+    same_shape("group reply", await ask("group request"))
+    same_shape("read reply", await ask("read request", position=0))
+    same_shape("read behind the end reply", await ask("read behind the end request"))
+    same_shape("seek reply", await ask("seek request"))
+    same_shape("remove_group reply", await ask("remove_group request"))
+    with pytest.raises(DelayServerError, match="group_unknown"):
+        await ask("seek to a time request")
+    same_shape("find reply", await ask("find request"))
+    same_shape("subjects reply", await ask("subjects request", after=0))
+    await client.request("policy", {"subject": "orders", "group": "billing", "reset": True})
+    same_shape("policy reply", await ask("policy request"))
+    paid = {"subject": "orders", "due_ms": host.now_ms + 3_600_000, "body": "paid"}
+    prepared = await ask("prepare request", messages=[paid] * 2)
+    same_shape("prepare reply", prepared)
+    receipts = [row["receipt"] for row in prepared["results"]]
+    same_shape("rollback reply", await ask("rollback request", receipts=receipts[1:]))
+    same_shape("commit reply", await ask("commit request", receipts=receipts))
+    await ask("policy request", set={"attempts": 1})
+    await client.send({"subject": "orders", "body": "dies", "delay_ms": 0})
+    await host.sleep_ms(200)
+    for message in (await ask("pull request", max_messages=10))["messages"]:
+        await ask("nack request", deliveries=message["delivery"])
+    same_shape("dead_letters reply", await ask("dead_letters request"))
+    same_shape("dead_letters resend reply", await ask("dead_letters resend request"))
     same_shape("deliver reply", await ask("deliver request", due_ms=host.now_ms), columns=True)
     same_shape("window_complete reply", await ask("window_complete request"))
     dry = await ask("redispatch request", from_ms=0, to_ms=host.now_ms + 1)

@@ -46,6 +46,13 @@ CHALLENGE = bytes(range(32))
 DUE_COLUMN = np.array([DUE_MS, DUE_MS + 5, DUE_MS + 1], np.int64)
 
 
+def found_row() -> dict[str, Any]:
+    """A message as `find` gives it."""
+    row = pulled_row() | {"position": 0}
+    del row["attempt"], row["delivery"]
+    return row
+
+
 def pulled_row(**changes: Any) -> dict[str, Any]:
     """A message as `pull` gives it in rows."""
     return {
@@ -61,6 +68,7 @@ def pulled_row(**changes: Any) -> dict[str, Any]:
         "body": b"hi",
         "properties": {},
         "delivery": DELIVERY,
+        "position": 0,
     } | changes
 
 
@@ -74,6 +82,12 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
         {"messages": [{"subject": "orders", "body": "hi", "due_ms": DUE_MS, "message_id": "o-1"}]},
     ),
     "pull request": (3, "pull", {"subject": "orders", "group": "billing", "wait_ms": 30_000}),
+    "pull with a filter request": (
+        66,
+        "pull",
+        {"subject": "orders", "group": "shipping", "tags": "paid || shipped", "where": "price > 3"},
+    ),
+    "pull with a bad filter request": (67, "pull", {"subject": "orders", "group": "shipping", "where": "price >"}),
     "ack request": (4, "ack", {"subject": "orders", "group": "billing", "count": 1, "deliveries": DELIVERY}),
     "ping request": (5, "ping", {}),
     "status request": (6, "status", {}),
@@ -103,6 +117,28 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
             "due_ms": pack_column(DUE_COLUMN),
             "bodies": b"abbccc",
             "body_length": pack_column(np.array([1, 2, 3], np.uint32), U32),
+        },
+    ),
+    "publish rows request": (
+        40,
+        "publish",
+        {"messages": [{"subject": "orders", "body": "hi", "tag": "paid", "order_key": "o-1"}]},
+    ),
+    "publish one way request": (
+        42,
+        "publish",
+        {"one_way": True, "messages": [{"subject": "orders", "body": "hi"}, {"subject": "", "body": "no"}]},
+    ),
+    "publish columns request": (
+        41,
+        "publish",
+        {
+            "count": 3,
+            "subject": "orders",
+            "bodies": b"abbccc",
+            "body_length": pack_column(np.array([1, 2, 3], np.uint32), U32),
+            "tags": ["paid", "new"],
+            "tag_index": pack_column(np.array([1, 0, 2], np.uint32), U32),
         },
     ),
     "send columns of subjects request": (
@@ -167,12 +203,48 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
         "nack",
         {"subject": "orders", "group": "billing", "count": 1, "deliveries": DELIVERY, "delay_ms": 5000},
     ),
+    "group request": (60, "group", {"subject": "orders", "group": "billing"}),
+    "seek request": (61, "seek", {"subject": "orders", "group": "billing", "to": "earliest"}),
+    "seek to a time request": (62, "seek", {"subject": "orders", "group": "billing", "time_ms": DUE_MS}),
+    "remove_group request": (63, "remove_group", {"subject": "orders", "group": "billing"}),
+    "read request": (64, "read", {"subject": "orders", "position": 1}),
+    "read behind the end request": (65, "read", {"subject": "orders", "position": 9}),
     "groups request": (19, "groups", {"subject": "orders", "max": 1}),
+    "find request": (90, "find", {"message_id": "o-1", "subject": "orders", "max": 10}),
+    "subjects request": (35, "subjects", {"pattern": "orders*", "after": 12}),
+    "policy request": (
+        41,
+        "policy",
+        {"subject": "orders", "group": "billing", "set": {"attempts": 5, "first_ms": 1000, "cap_ms": 60_000}},
+    ),
+    "dead_letters request": (
+        42,
+        "dead_letters",
+        {"action": "list", "subject": "orders", "group": "billing", "max": 10},
+    ),
+    "dead_letters resend request": (
+        43,
+        "dead_letters",
+        {"action": "resend", "subject": "orders", "group": "billing", "max": 100, "rate": 50},
+    ),
     "lookup columns request": (
         30,
         "lookup",
         {"count": 3, "sequence": [43], "due_ms": pack_column(DUE_COLUMN), "server_id": SERVER_ID},
     ),
+    "prepare request": (
+        50,
+        "prepare",
+        {
+            "group": "shop",
+            "check_after_ms": 30_000,
+            "checks_max": 5,
+            "policy": "rollback",
+            "messages": [{"subject": "orders", "due_ms": DUE_MS, "body": "paid", "message_id": "o-1"}],
+        },
+    ),
+    "commit request": (51, "commit", {"receipts": [RECEIPT, NEW_RECEIPT]}),
+    "rollback request": (52, "rollback", {"receipts": [NEW_RECEIPT]}),
     "cancel_wait request": (29, "cancel_wait", {"id": 3}),
     "hello from a server request": (
         20,
@@ -218,6 +290,32 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
 }
 
 REPLIES: dict[str, tuple[Any, ...]] = {
+    "prepare reply": (
+        50,
+        True,
+        {"results": [{"receipt": RECEIPT, "message_id": "o-1", "subject": "orders", "due_ms": DUE_MS, "sequence": 42}]},
+    ),
+    "commit reply": (
+        51,
+        True,
+        {
+            "results": [
+                {
+                    "receipt": RECEIPT,
+                    "outcome": "committed",
+                    "new_receipt": format_receipt(SERVER_ID, DUE_MS, 50),
+                    "due_ms": DUE_MS,
+                    "sequence": 50,
+                },
+                {
+                    "error": "transaction_ended",
+                    "message": "the transaction has ended: it is rolled_back",
+                    "outcome": "rolled_back",
+                },
+            ]
+        },
+    ),
+    "rollback reply": (52, True, {"results": [{"receipt": NEW_RECEIPT, "outcome": "rolled_back"}]}),
     "hello reply": (
         1,
         True,
@@ -228,6 +326,7 @@ REPLIES: dict[str, tuple[Any, ...]] = {
             "role": "server",
             "software": "delayserver 0.1.0",
             "limits": DEFAULT_LIMITS.to_map(),
+            "delay_levels_ms": [1000, 5000, 10_000],
         },
     ),
     "send reply": (
@@ -252,11 +351,19 @@ REPLIES: dict[str, tuple[Any, ...]] = {
             "dead_lettered": 0,
             "expired": 0,
             "deduplicated": 0,
+            "rolled_back": 0,
             "pending": 2,
             "lateness_ms": {"p50": 0.9, "p99": 0.9, "max": 0.9},
         },
     ),
-    "route reply": (7, True, {"group": "default", "nodes": [{"address": "127.0.0.1:20801", "weight": 1}]}),
+    "route reply": (
+        7,
+        True,
+        {
+            "group": "default",
+            "nodes": [{"address": "127.0.0.1:20801", "weight": 1, "state": "up", "since_ms": DUE_MS}],
+        },
+    ),
     "send rows reply": (
         8,
         True,
@@ -280,6 +387,28 @@ REPLIES: dict[str, tuple[Any, ...]] = {
         9,
         True,
         {"accepted": 3, "first_sequence": 43, "due_ms": pack_column(DUE_COLUMN), "rejected": []},
+    ),
+    "publish rows reply": (
+        40,
+        True,
+        {"results": [{"message_id": "5f3a9c0d2b71-000000000030", "subject": "orders", "position": 4}]},
+    ),
+    "ping with refused reply": (
+        43,
+        True,
+        {
+            "server_us": 1_800_000_000_000_000,
+            "one_way_refused": {
+                "messages": 1,
+                "error": "subject_invalid",
+                "message": 'a subject is a text of at least one character, not ""',
+            },
+        },
+    ),
+    "publish columns reply": (
+        41,
+        True,
+        {"accepted": 3, "first_sequence": 49, "position": [5], "rejected": []},
     ),
     "send columns with a rejected row reply": (
         10,
@@ -338,6 +467,17 @@ REPLIES: dict[str, tuple[Any, ...]] = {
             ]
         },
     ),
+    "pull with a bad filter reply": (
+        67,
+        False,
+        {
+            "error": "filter_invalid",
+            "message": "where at line 1, column 8: expected a property, a number, a text or '(', found the end",
+            "offset": 7,
+            "line": 1,
+            "column": 8,
+        },
+    ),
     "pull columns reply": (
         17,
         True,
@@ -359,9 +499,59 @@ REPLIES: dict[str, tuple[Any, ...]] = {
             "bodies": b"bbx",
             "body_length": pack_column(np.array([2, 1], np.uint32), U32),
             "delivery": pack_column(np.array([DELIVERY + 2, DELIVERY_AGAIN], np.int64)),
+            "position": pack_column(np.array([2, -1], np.int64)),
         },
     ),
     "nack reply": (18, True, {"nacked": 1, "unknown": 0, "expired": 1}),
+    "group reply": (
+        60,
+        True,
+        {
+            "subject": "orders",
+            "group": "billing",
+            "position": 1,
+            "end": 4,
+            "lag": 3,
+            "leased": 1,
+            "retrying": 0,
+            "expired": 0,
+            "filtered": 2,
+            "tags": None,
+            "where": "price > 3",
+            "waiting_in_place": 0,
+            "redelivery_bytes": 0,
+            "oldest_ms": DUE_MS + 5,
+            "dead_letters": 0,
+        },
+    ),
+    "seek reply": (61, True, {"position": 0, "first": 0, "end": 4}),
+    "seek to a time reply": (
+        62,
+        False,
+        {
+            "error": "group_unknown",
+            "message": "this node has no such consumer group of this subject; `groups` lists what it has",
+        },
+    ),
+    "remove_group reply": (63, True, {}),
+    "read reply": (
+        64,
+        True,
+        {
+            "status": "found",
+            "first": 0,
+            "end": 4,
+            "next": 2,
+            "messages": [
+                {name: value for name, value in pulled_row(position=1).items() if name not in ("attempt", "delivery")}
+            ],
+        },
+    ),
+    "read behind the end reply": (
+        65,
+        True,
+        {"status": "too_large", "first": 0, "end": 4, "next": 4, "messages": []},
+    ),
     "groups reply": (
         19,
         True,
@@ -376,14 +566,56 @@ REPLIES: dict[str, tuple[Any, ...]] = {
                     "leased": 1,
                     "retrying": 0,
                     "expired": 0,
+                    "filtered": 2,
+                    "tags": None,
+                    "where": "price > 3",
                     "waiting_in_place": 0,
                     "redelivery_bytes": 0,
+                    "dead_letters": 0,
                     "oldest_ms": DUE_MS + 5,
                 }
             ],
             "next": [1, 2],
         },
     ),
+    "find reply": (90, True, {"messages": [found_row()], "next": None}),
+    "subjects reply": (35, True, {"subjects": ["orders", "orders.eu"], "next": 40, "more": False}),
+    "policy reply": (
+        41,
+        True,
+        {
+            "subject": "orders",
+            "group": "billing",
+            "policy": {"attempts": 5, "first_ms": 1000, "factor": None, "cap_ms": 60_000, "first_level": None}
+            | {"tags": None, "where": None},
+            "applies": {"attempts": 5, "levels_ms": [], "first_ms": 1000, "factor": 2.0, "cap_ms": 60_000},
+        },
+    ),
+    "dead_letters reply": (
+        42,
+        True,
+        {
+            "letters": [
+                {
+                    "position": 0,
+                    "message_id": "o-1",
+                    "reason": "nacked",
+                    "text": "no such customer",
+                    "attempts": 5,
+                    "dead_ms": DUE_MS + 60_000,
+                    "due_ms": DUE_MS + 45_000,
+                    "sequence": 42,
+                    "server_id": SERVER_ID,
+                    "properties": {},
+                    "body_bytes": 2,
+                }
+            ],
+            "next": None,
+            "left": 1,
+            "unreadable": 0,
+        },
+    ),
+    "dead_letters resend reply": (43, True, {"resent": 1, "left": 0, "next_ms": 20, "unreadable": 0}),
     "lookup columns reply": (
         30,
         True,
@@ -425,6 +657,7 @@ REPLIES: dict[str, tuple[Any, ...]] = {
                     attempt=2,
                     dispatched_us=DISPATCHED_US + 5_000_000,
                     delivery=DELIVERY_AGAIN,
+                    position=-1,
                 )
             ]
         },

@@ -20,6 +20,7 @@ import numpy as np
 
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.queues.run_blocks import RunBlocks
+from delayserver.broker.reads import Reads
 from delayserver.cli import main
 from delayserver.client import Client
 from store.disk.filesystem import RealFileSystem
@@ -165,7 +166,7 @@ def _ledger_windows(path: Path, server_id: int) -> int:
 
 def _spill(path: Path, server_id: int) -> None:
     """Two blocks as a queue of many runs leaves them; none of them is named by the checkpoint."""
-    blocks = RunBlocks.open(RealFileSystem(), f"{path}/broker/queue", server_id, BrokerLimits(), 0)
+    blocks = RunBlocks.open(RealFileSystem(), f"{path}/broker/queue", server_id, BrokerLimits(), 0, Reads())
     for first in (0, 4):
         blocks.append(
             RunBatch.filled(

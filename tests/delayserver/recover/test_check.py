@@ -15,6 +15,7 @@ COUNTS = {
     "cancelled": 3,
     "expired": 1,
     "deduplicated": 1,
+    "rolled_back": 0,
     "dead_lettered": 0,
     "pending": 92,
     "internal": 1,
@@ -35,7 +36,7 @@ def test_the_lines_before_the_last_add_up_to_it(stopped: Made) -> None:
     for name in COUNTS:
         assert sum(place[name] for place in places) == last[name]
     for place in places:
-        ended = ("delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "pending")
+        ended = ("delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "rolled_back", "pending")
         assert place["accepted"] == sum(place[name] for name in ended)
     assert {place["tier"] for place in places} == {"minute", "day"}
     assert {place["subject"] for place in places} == {"orders", "mails", "far", "single"}

@@ -14,6 +14,8 @@ import msgpack
 import numpy as np
 import pytest
 
+from delayserver.broker.files.policies import PolicyRow, encode_policies
+from delayserver.broker.policy import GroupPolicy
 from tests.delayserver.recover import damaging
 from tests.delayserver.recover.damaging import Damage
 from tests.delayserver.recover.directories import Made, copy, in_process
@@ -286,6 +288,27 @@ def test_a_checkpoint_of_the_broker_that_does_not_verify_is_named_and_moved_asid
     assert (after.code, after.kinds(), after.last["accepted"]) == (0, [], aged.accepted), after.last["findings"]
 
 
+@pytest.mark.parametrize("damage", ["torn within the body", "empty", "foreign cluster id"])
+def test_a_table_of_policies_that_does_not_verify_is_named_and_moved_aside(
+    aged: Made, tmp_path: Path, damage: str
+) -> None:
+    made = copy(aged, tmp_path / "data")
+    path = made.path / "broker" / "groups"
+    path.write_bytes(encode_policies({(1, 2): PolicyRow(GroupPolicy(attempts=3), 4)}, int(made.server_id, 16)))
+    assert in_process("check", str(made.path), "--json").kinds() == []
+    if damage == "foreign cluster id":
+        path.write_bytes(encode_policies({}, 0xABCDEF))
+    else:
+        BROKER_CHECKPOINT[damage](path)
+    done = in_process("check", str(made.path), "--json")
+    about = {finding["kind"] for finding in done.last["findings"] if finding["file"].endswith("broker/groups")}
+    assert (done.code, about) == (1, {"corrupt"}), done.last["findings"]
+    assert in_process("repair", str(made.path), "--yes").code == 0
+    assert in_process("check", str(made.path), "--json").kinds() == []
+    (made.path / "broker" / "groups.damaged").write_bytes(b"kept")
+    assert in_process("check", str(made.path), "--json").kinds() == ["orphaned"]
+
+
 def test_a_missing_checkpoint_of_the_broker_is_as_good_as_none(aged: Made, tmp_path: Path) -> None:
     made = copy(aged, tmp_path / "data")
     (made.path / "broker" / "checkpoint").unlink()
@@ -298,8 +321,8 @@ def test_spilled_index_rows_that_the_checkpoint_names_must_be_there(aged: Made, 
     queue = aged_files(made.path)["broker queue"]
     checkpoint = made.path / "broker" / "checkpoint"
     rows = np.zeros(0, np.int64).tobytes()
-    named = {"blocks_offset": queue.stat().st_size, "queues": [(1, 0, 0, 0, [(0, 64, 64, 64)], rows, rows, rows, rows)]}
-    broker_checkpoint(checkpoint, **named)
+    queues = [(1, 0, 0, 0, [(0, 64, 64, 64)], rows, rows, rows, rows)]
+    broker_checkpoint(checkpoint, version=1, blocks_offset=queue.stat().st_size, queues=queues)
     assert in_process("check", str(made.path), "--json").kinds() == []
     queue.unlink()
     assert in_process("check", str(made.path), "--json").kinds() == ["missing"]

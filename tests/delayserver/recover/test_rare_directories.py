@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import trio
 
-from delayserver.recover.checking.cancel_check import cancels_without_outcome
+from delayserver.recover.checking.cancel_check import Cancels, cancels_without_outcome
 from delayserver.recover.checking.check import Check, check_directory, whole_windows
 from delayserver.recover.mending import restore
 from delayserver.recover.mending.mender import carry_out
@@ -322,7 +322,8 @@ def test_cancels_of_many_windows_of_a_day_read_its_file_once(stopped: Made, monk
         return opened(self, blobs=blobs)
 
     monkeypatch.setattr(FileRead, "records", note)
-    absent = cancels_without_outcome(taken, sequence, due_ms, OutcomeRows.empty())
+    cancels = Cancels.of(sequence, due_ms, np.zeros(20, np.uint8), np.zeros(20, np.int64))
+    absent = cancels_without_outcome(taken, cancels, OutcomeRows.empty())
     taken.close()
     assert not absent.any()
     assert len(read) == 1

@@ -143,7 +143,7 @@ def test_an_export_without_pyarrow_says_what_to_install(
     )
     done = in_process("export", str(stopped.path), "--to", str(tmp_path / "out"))
     assert done.code == 1
-    assert "pip install '.[audit]'" in done.err
+    assert "pip install --use-pep517 '.[audit]'" in done.err
     assert len(done.err.splitlines()) == 1
 
 

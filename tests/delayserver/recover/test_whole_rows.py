@@ -49,7 +49,8 @@ def rows_at(taken: Capture, sequences: list[int]) -> RowsAt:
     offset = np.repeat([start for start, _, _ in damaging.records(path)], ROWS)
     sequence = np.arange(RECORDS * ROWS) + 1
     same = np.full(len(sequence), START_MS)
-    rows = Rows(sequence, same, same, same * 0, same * 0, np.ones(len(sequence), np.uint32), offset)
+    ones = np.ones(len(sequence), np.uint32)
+    rows = Rows(sequence, same, same, same * 0, same * 0, ones, ones * 0, offset)
     visited = Visited(str(path), taken.schedule[KEY], KEY, rows, np.zeros(len(sequence), np.uint8))
     return RowsAt.of(visited, np.flatnonzero(np.isin(sequence, sequences)))
 

@@ -13,4 +13,4 @@ def require_pyspark() -> None:
     if os.environ.get("CI", "").lower() in ("1", "true", "yes"):
         importlib.import_module("pyspark")
     else:
-        pytest.importorskip("pyspark", reason="pyspark is not installed: pip install '.[audit]'")
+        pytest.importorskip("pyspark", reason="pyspark is not installed: pip install --use-pep517 '.[audit]'")

@@ -1,7 +1,7 @@
 """One life of a server with everything in it that an audit must see, told from the clients' side.
 
-Cancels, copies, expiries, nacks, a broker node that is down, dead letters, a far day, kill -9 right after an ack, and a
-restart. What is kept here comes from replies and deliveries alone; no file is read.
+Cancels, transactions, copies, expiries, nacks, a broker node that is down, dead letters, a far day, kill -9 right after an
+ack, and a restart. What is kept here comes from replies and deliveries alone; no file is read.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from delayserver.client import Client, Delivery, Outcome
+from delayserver.client import Client, Delivery, Ended, Message, Outcome, SendResult
 from tests.ops.audit.server_process import ServerProcess, free_port
 
 HOUR_MS = 3_600_000
@@ -64,6 +64,8 @@ class Seen:
     deliveries: list[Delivery] = field(default_factory=list)
     redeliveries: list[Delivery] = field(default_factory=list)
     attempts: Counter[int] = field(default_factory=Counter)
+    timers: int = 0
+    """Timers of transactions, which are due after the story."""
     acked: int = 0
     unacked: int = 0
     down_s: tuple[float, float] = (0.0, 0.0)
@@ -127,6 +129,7 @@ class Story:
             coarse = self._send(client, "far", 60, now_ms + 60 * DAY_MS, 80, ids="c")
             self._cancel(client, "far", coarse[10:25])
             self._cancel(client, "orders", self._send(client, "orders", 40, now_ms + 30_000, 1, ids="x"))
+            self._deal(client, "deals", now_ms + 900)
             self.node.kill()
             down_s = time.time()
             remote = self._send(client, "remote.a", 150, now_ms + 1000, 3, ids="r")
@@ -187,6 +190,25 @@ class Story:
         results = client.cancel_many([receipt for receipt, _ in messages])
         assert all(getattr(result, "outcome", None) == Outcome.CANCELLED for result in results)
         self._end(subject, messages, "cancelled")
+
+    def _deal(self, client: Client, subject: str, first_ms: int) -> None:
+        """Transactions: 15 are committed and pulled, 12 are rolled back, 8 stay prepared."""
+        due_ms = [first_ms + index for index in range(35)]
+        messages = [Message(subject, b"t%d" % due, due_ms=due, message_id=f"t-{due}") for due in due_ms]
+        prepared = client.prepare_many(messages, group="dealer", check_after=timedelta(hours=1))
+        receipts = [row.receipt for row in prepared if isinstance(row, SendResult)]
+        assert len(receipts) == len(due_ms)
+        self.seen.timers += len(receipts)
+        self.seen.accepted.update([(subject, hour(due)) for due in due_ms])
+        named = list(zip(receipts, due_ms, strict=True))
+        committed = [row for row in client.commit_many(receipts[:15]) if isinstance(row, Ended)]
+        visible = [(row.new_receipt or "", row.due_ms or 0) for row in committed]
+        assert len(visible) == 15
+        self.seen.accepted.update([(subject, hour(due)) for _, due in visible])
+        self._end(subject, named[:15], "cancelled")
+        assert all(isinstance(row, Ended) for row in client.rollback_many(receipts[15:27]))
+        self._end(subject, named[15:27], "rolled_back")
+        self._pull(client, subject, 15)
 
     def _pull(self, client: Client, subject: str, count: int, *, nack: int = 0, ack: bool = True) -> None:
         """Pull until `count` messages came; the first `nack` of them are handed back once."""

@@ -58,7 +58,7 @@ def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.Mon
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     code, lines = _run("latency", str(tmp_path))
     assert code == 1
-    assert lines[-1].endswith("not installed: pip install '.[audit]'")
+    assert lines[-1].endswith("not installed: pip install --use-pep517 '.[audit]'")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ import pytest
 from ops.bench.consuming import Received, verify
 from ops.bench.figures import Options, Run, WrongResult, median_details
 from ops.bench.peer import HarnessMissing, load_harness
+from ops.bench.pushing import Handled, latencies
 from ops.bench.report import markdown, table_line
 from ops.bench.rows import ROWS, Row
 
@@ -28,6 +29,8 @@ NAMES = [
     "ingest-c1b100",
     "ingest-c1b1",
     "ingest-c8b1",
+    "publish-c8b1000",
+    "publish-c1b1",
     "ingest-spread",
     "steady-1000",
     "steady-10000",
@@ -41,6 +44,12 @@ NAMES = [
     "after-downtime-3d",
     "after-downtime-1y",
     "fairness",
+    "push-10000",
+    "subjects-100k",
+    "backlog-fairness",
+    "idle-pulls",
+    "consume-1m",
+    "filter-1in100",
 ]
 
 
@@ -156,3 +165,29 @@ def test_comparing_says_where_the_harness_is_to_come_from_or_what_to_install(tmp
     done = bench("compare", "--harness", str(tmp_path), "--peers", "beanstalkd", "--data-dir", str(tmp_path))
     assert done.returncode == 1
     assert "common.py" in done.stderr or "apt-get install beanstalkd" in done.stderr
+
+
+def test_messages_are_pushed_to_a_handler_each_once(tmp_path: Path) -> None:
+    (record,) = records(bench("push-10000", "--json", "--runs", "1", "--seconds", "0.05", "--data-dir", str(tmp_path)))
+    assert (record["row"], record["unit"], record["handled"]) == ("push-10000", "ms", 500)
+    assert 0 < record["p50_ms"] <= record["p99_ms"] <= record["max_ms"]
+    assert record["value"] == record["p99_ms"] and record["dispatched_p99_ms"] > 0
+
+
+@pytest.mark.parametrize("numbers", [[0, 1], [0, 1, 1, 2], [0, 1, 2, 3]])
+def test_a_push_that_loses_or_repeats_a_message_counts_for_nothing(numbers: list[int]) -> None:
+    column = np.array(numbers, np.int64)
+    with pytest.raises(WrongResult):
+        latencies(Handled(column, column, column + 5, column + 2, 0.1), 3)
+
+
+def test_a_backlog_on_a_slow_disk_is_read_beside_a_client_of_fresh_messages(tmp_path: Path) -> None:
+    arguments = ("backlog-fairness", "--json", "--runs", "1", "--seconds", "1", "--messages", "20000")
+    (record,) = records(bench(*arguments, "--data-dir", str(tmp_path)))
+    assert (record["row"], record["unit"]) == ("backlog-fairness", "ratio")
+    assert record["backlog_pulls"] > 0
+
+
+def test_a_warm_backlog_is_consumed_whole(tmp_path: Path) -> None:
+    (record,) = records(bench("consume-1m", "--json", "--runs", "1", "--messages", "3000", "--data-dir", str(tmp_path)))
+    assert (record["row"], record["messages"]) == ("consume-1m", 3000)

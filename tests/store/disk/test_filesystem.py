@@ -13,6 +13,7 @@ import pytest
 from store.disk.filesystem import (
     BLOCK_BYTES,
     IOV_MAX,
+    LOOKS_AT_PATH,
     FileSystem,
     RealFile,
     RealFileSystem,
@@ -21,19 +22,20 @@ from store.disk.filesystem import (
     read_whole,
     write_atomically,
 )
+from store.disk.memory_filesystem import MemoryFileSystem
 from store.errors import DiskError, DiskFullError, LockedError, StoreError, SyncFailedError, UnreadableError
 from tests.fakes.disk import FakeDisk
 
 Made = tuple[FileSystem, str]
 
 
-@pytest.fixture(params=["real", "fake"])
+@pytest.fixture(params=["real", "memory", "fake"])
 def made(request: pytest.FixtureRequest, tmp_path: Path) -> Made:
     if request.param == "real":
         return RealFileSystem(), str(tmp_path)
-    fake = FakeDisk()
-    fake.make_directory("/d")
-    return fake, "/d"
+    fs: FileSystem = FakeDisk() if request.param == "fake" else MemoryFileSystem(1 << 30)
+    fs.make_directory("/d")
+    return fs, "/d"
 
 
 def test_bytes_are_read_where_they_were_written(made: Made) -> None:
@@ -105,6 +107,8 @@ def test_a_file_that_was_cut_off_has_one_descriptor_until_it_is_written_through_
 
 def test_a_failed_write_through_is_final(made: Made) -> None:
     fs, root = made
+    if isinstance(fs, MemoryFileSystem):
+        pytest.skip("nothing is written through there, and no sync fails")
     file = fs.open(f"{root}/a", create=True)
     file.allocate(4 * BLOCK_BYTES)
     if isinstance(file, RealFile):
@@ -230,6 +234,23 @@ def test_a_file_knows_that_its_name_is_gone(proc: bool, tmp_path: Path, monkeypa
     assert file.has_name()
     fs.remove(f"{tmp_path}/a")
     assert not file.has_name()
+
+
+@pytest.mark.parametrize("looks", range(2 * LOOKS_AT_PATH))
+def test_a_file_knows_within_some_calls_that_another_file_took_its_place(looks: int, tmp_path: Path) -> None:
+    fs = RealFileSystem()
+    file = fs.open(f"{tmp_path}/a", create=True)
+    assert all(file.has_name() for _ in range(looks))
+    fs.open(f"{tmp_path}/b", create=True).close()
+    fs.replace(f"{tmp_path}/b", f"{tmp_path}/a")
+    assert not all(file.has_name() for _ in range(LOOKS_AT_PATH))
+
+
+def test_a_file_that_moved_still_has_a_name(tmp_path: Path) -> None:
+    fs = RealFileSystem()
+    file = fs.open(f"{tmp_path}/a", create=True)
+    fs.replace(f"{tmp_path}/a", f"{tmp_path}/b")
+    assert all(file.has_name() for _ in range(2 * LOOKS_AT_PATH))
 
 
 def test_a_name_is_asked_for_without_the_times_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

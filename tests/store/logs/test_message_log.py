@@ -398,6 +398,18 @@ class MessageLogMachine(RuleBasedStateMachine):
             self.acknowledge()  # whatever was in the file is durable with them
             self.log.use_warm(step)
 
+    @rule(zero_bytes=st.sampled_from([0, PAGE]))
+    def prepare(self, zero_bytes: int) -> None:
+        plan = self.log.preparation(zero_bytes)
+        if plan is None:
+            return
+        try:
+            plan.make()
+        except DiskFullError:
+            self.log.not_prepared()
+        else:
+            self.log.prepared(plan)
+
     @precondition(lambda self: len(self.synced) > 2)
     @rule(data=st.data())
     def retire(self, data: st.DataObject) -> None:
@@ -424,6 +436,7 @@ class MessageLogMachine(RuleBasedStateMachine):
         self.fs.crash_after(operations)
         try:
             for _ in range(5):
+                self.prepare(0)
                 if through:
                     self.warm(True)
                     self.append_durably([300])

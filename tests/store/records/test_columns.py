@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from store.records.batches import MessageBatch, NameBatch, OutcomeBatch
+from store.records.batches import MessageBatch, NameBatch, OutcomeBatch, StoredBatch
 from store.records.column_blocks import decode_blocks
 from store.records.columns import (
     ColumnBatch,
@@ -119,7 +119,7 @@ def test_an_operation_on_the_result_of_another_still_agrees(batch: ColumnBatch, 
 def test_a_constant_column_takes_eight_bytes_and_a_step_too() -> None:
     few = MessageBatch.filled(2, sequence=np.arange(5, 7), due_ms=9)
     many = MessageBatch.filled(10_000, sequence=np.arange(5, 10_005), due_ms=9)
-    assert len(encode_columns(few)) == len(encode_columns(many)) == 16 + 15 * 8
+    assert len(encode_columns(few)) == len(encode_columns(many)) == 24 + 19 * 8
     decoded = decode_columns(many.schema, encode_columns(many), 10_000)
     assert decoded["due_ms"].strides == (0,)
     assert decoded["sequence"][-1] == 10_004
@@ -189,3 +189,21 @@ def test_columns_can_be_replaced_and_unknown_ones_are_a_bug() -> None:
         MessageBatch.filled(3, sequense=1)
     with pytest.raises(AssertionError, match="sequence"):
         MessageBatch.filled(3, sequence=np.arange(4))
+
+
+def test_picked_rows_are_those_that_are_taken() -> None:
+    batch = StoredBatch.filled(
+        5,
+        sequence=np.array([5, 1, 9, 2, 7]),
+        subject=3,
+        bodies_length=np.array([1, 0, 2, 3, 1], np.uint32),
+        bodies=b"abbcccd",
+        ids_length=2,
+        ids=b"0011223344",
+    )
+    rows = np.array([0, 2, 3])
+    taken, picked = batch.take(rows), batch.pick(rows)
+    for name in StoredBatch.schema.names:
+        one, other = getattr(taken, name), getattr(picked, name)
+        assert bytes(one) == bytes(other), name
+    assert picked.subject.strides == (0,)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from store.records.batches import MessageBatch
 from store.records.id_hash import hash_id, hash_ids
-from store.records.message_rows import MessageRows, encode_rows, to_batch
+from store.records.message_rows import MessageRows, Row, encode_rows, to_batch
 from store.records.record import decode_record, encode_record
 from store.records.segment import FILE_MESSAGE_LOG, FileHeader, Segment
 from tests.fakes.disk import FakeDisk
@@ -21,20 +21,18 @@ ROW = st.tuples(
     st.just(b"") | st.binary(min_size=1, max_size=70),
     st.just(b"") | st.binary(min_size=1, max_size=9),
     st.binary(max_size=40),
+    st.just(0) | st.integers(1, 5),
+    st.just(b"") | st.binary(min_size=1, max_size=20),
 )
 
 
-def make_rows(
-    rows: list[tuple[int, int, int, bytes, bytes, bytes]], first: int = 1, accepted_us: int = 5
-) -> MessageRows:
+def make_rows(rows: list[Row], first: int = 1, accepted_us: int = 5) -> MessageRows:
     return MessageRows(rows, first, accepted_us)
 
 
 @settings(max_examples=300)
 @given(st.lists(ROW, min_size=1, max_size=40), st.integers(1, 1 << 60), st.integers(0, 1 << 60), st.integers(0, 128))
-def test_rows_and_columns_give_the_same_bytes(
-    rows: list[tuple[int, int, int, bytes, bytes, bytes]], first: int, accepted_us: int, synced: int
-) -> None:
+def test_rows_and_columns_give_the_same_bytes(rows: list[Row], first: int, accepted_us: int, synced: int) -> None:
     numbered = make_rows(rows, first, accepted_us)
     straight = encode_rows(numbered, synced, 128)
     through_columns = encode_record(to_batch([numbered]), synced, 128)
@@ -45,13 +43,16 @@ def test_rows_and_columns_give_the_same_bytes(
     assert isinstance(read, MessageBatch)
     assert read.due_ms.tolist() == [row[0] for row in rows]
     assert read.sequence.tolist() == list(range(first, first + len(rows)))
-    blobs = [row[3] for row in rows] + [row[4] for row in rows] + [row[5] for row in rows]
-    assert bytes(read.ids) + bytes(read.properties) + bytes(read.bodies) == b"".join(blobs)
+    blobs = [r[3] for r in rows] + [r[4] for r in rows] + [r[5] for r in rows] + [r[7] for r in rows]
+    found = [bytes(blob) for blob in (read.ids, read.properties, read.bodies, read.order_keys)]
+    assert b"".join(found) == b"".join(blobs)
+    assert read.tag.tolist() == [row[6] for row in rows]
+    assert read.order_hash.tolist() == [hash_id(row[7]) for row in rows]
 
 
 @given(st.lists(st.lists(ROW, min_size=1, max_size=4), min_size=1, max_size=8))
 def test_groups_fold_into_the_columns_of_their_rows_in_order(
-    groups: list[list[tuple[int, int, int, bytes, bytes, bytes]]],
+    groups: list[list[Row]],
 ) -> None:
     parts, first = [], 10
     for place, rows in enumerate(groups):
@@ -76,8 +77,8 @@ def test_rows_stand_in_a_file_among_batches(count: int) -> None:
     disk = FakeDisk()
     disk.make_directory("/d")
     segment = Segment.create(disk, "/d/f", FileHeader(FILE_MESSAGE_LOG, 1, 0))
-    rows = make_rows([(7, 1, 0, b"", b"", b"body")] * count, first=1)
-    batch = to_batch([make_rows([(9, 1, 0, b"i", b"", b"x")], first=1 + count)])
+    rows = make_rows([(7, 1, 0, b"", b"", b"body", 0, b"")] * count, first=1)
+    batch = to_batch([make_rows([(9, 1, 0, b"i", b"", b"x", 0, b"")], first=1 + count)])
     segment.append_all([rows, batch])
     segment.sync()
     read = [found for _, found in segment.records()]

@@ -9,8 +9,8 @@ import pytest
 from delayserver.broker.actions.retries import Retries
 from delayserver.broker.queues.deadlines import Deadlines
 from delayserver.broker.queues.groups import GroupKey
-from delayserver.broker.service.broker import Broker
 from store.records.batches import StoredBatch
+from tests.delayserver.broker.brokers import DirectBroker
 from tests.fakes.disk import FakeDisk
 
 
@@ -34,7 +34,7 @@ def test_the_first_is_always_the_earliest_true_deadline(seed: int) -> None:
 
 
 def test_the_next_deadline_of_a_thousand_groups_looks_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    broker = Broker.open(FakeDisk(), "/data/broker", 7, 0)
+    broker = DirectBroker.open(FakeDisk(), "/data/broker", 7, 0)
     broker.deliver(StoredBatch.filled(1, sequence=1, server_id=7, window_ms=60_000, subject=1), False, 0)
     for group in range(1000):
         assert broker.pull(1, 1 + group, 1, 1 << 20, 0, 0, 1_000 + group) is not None

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from delayserver.broker.service.broker import Broker
 from store.disk.filesystem import RealFileSystem
 from store.records.batches import StoredBatch
+from tests.delayserver.broker.brokers import DirectBroker
 
 NOW_US = 1_900_000_000_000_000
 SERVER, SUBJECT, GROUP = 7, 1, 9
@@ -30,8 +30,8 @@ def messages(first: int, count: int, *, subject: int = SUBJECT, window_ms: int =
     )
 
 
-def open_broker(directory: Path) -> Broker:
-    return Broker.open(RealFileSystem(), str(directory), SERVER, NOW_US)
+def open_broker(directory: Path) -> DirectBroker:
+    return DirectBroker.open(RealFileSystem(), str(directory), SERVER, NOW_US)
 
 
 def test_what_is_delivered_is_pulled_byte_identical_and_acked_once(tmp_path: Path) -> None:

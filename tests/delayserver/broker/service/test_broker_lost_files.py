@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from delayserver.broker.limits import DAY_MS, BrokerLimits
-from delayserver.broker.service.broker import Broker
 from store.records.segment import FILE_HEADER_BYTES
-from tests.delayserver.broker.brokers import GROUP, HOUR_US, NOW_US, SUBJECT, drain, messages, open_broker
+from tests.delayserver.broker.brokers import GROUP, HOUR_US, NOW_US, SUBJECT, DirectBroker, drain, messages, open_broker
 from tests.fakes.disk import FakeDisk
 
 DAY_US = DAY_MS * 1000
@@ -17,7 +16,7 @@ SMALL_BLOCKS = BrokerLimits(
 )
 
 
-def damage_block(disk: FakeDisk, broker: Broker, number: int) -> None:
+def damage_block(disk: FakeDisk, broker: DirectBroker, number: int) -> None:
     """Flip a bit in a block of index rows on disk."""
     state = broker._state
     offset = state.queues[SUBJECT, 0].blocks[number].block_offset

@@ -8,23 +8,29 @@ from __future__ import annotations
 import os
 from random import Random
 
+import msgpack
 import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from delayserver.broker.actions.retries import RetryBatch
+from delayserver.broker.filters.filter import Filter
+from delayserver.broker.filters.program import compile_expression
 from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.queues.groups import Cursor
 from delayserver.broker.queues.places import LEASED as LEASED_AGAIN
 from delayserver.broker.redelivery import RedeliveryPolicy
-from delayserver.broker.service.broker import Broker
 from store.records.batches import StoredBatch
+from tests.delayserver.broker.brokers import DirectBroker
 from tests.fakes.disk import FakeDisk
 
 SERVER = 7
 SUBJECTS = (1, 2)
-GROUPS = (11, 12)
+FILTERED = 13
+GROUPS = (11, 12, FILTERED)
+# The group with a filter gets tag 1, and that only where the property has this value.
+WANTED = Filter([1], compile_expression("kind = 'b' OR n > 40"))
 # Small enough that every bound is met: segments roll, index rows spill, the cache evicts, the progress log compacts.
 LIMITS = BrokerLimits(
     segment_bytes=6000,
@@ -53,6 +59,18 @@ Key = tuple[int, int]
 LIVES_MS = (0, 0, 0, 700, 0, 0, 2_500, 0, 0, 0, 20_000)
 
 
+def properties_of(sequence: int) -> dict[str, str]:
+    return {"kind": "ab"[sequence % 2], "n": str(sequence)} if sequence % 5 else {}
+
+
+def groups_of(sequence: int, target_group: int) -> list[int]:
+    """The groups that get a message."""
+    if target_group:
+        return [target_group]
+    wanted = sequence % 3 == 1 and sequence % 5 and (sequence % 2 or sequence > 40)
+    return [group for group in GROUPS if group != FILTERED or wanted]
+
+
 def body_of(sequence: int) -> bytes:
     return b"%d/" % sequence * (sequence % 5)
 
@@ -77,7 +95,12 @@ class BrokerMachine(RuleBasedStateMachine):
 
     @initialize()
     def start(self) -> None:
-        self.broker = Broker.open(self.disk, "/data/broker", SERVER, self.now_us, LIMITS)
+        self._open()
+
+    def _open(self) -> None:
+        self.broker = DirectBroker.open(self.disk, "/data/broker", SERVER, self.now_us, LIMITS)
+        for subject in SUBJECTS:
+            self.broker.use_filter(subject, FILTERED, WANTED)
 
     # Delivering
 
@@ -93,6 +116,7 @@ class BrokerMachine(RuleBasedStateMachine):
 
     def _batch(self, sequence, window, subject, target, redelivery, origin) -> StoredBatch:  # type: ignore[no-untyped-def]
         bodies = [body_of(number) for number in sequence.tolist()]
+        properties = [msgpack.packb(properties_of(number)) for number in sequence.tolist()]
         return StoredBatch.filled(
             len(sequence),
             sequence=sequence,
@@ -105,6 +129,9 @@ class BrokerMachine(RuleBasedStateMachine):
             expires_ms=np.array([self.expires_ms[number] for number in sequence.tolist()], np.int64),
             bodies_length=np.array([len(body) for body in bodies], np.uint32),
             bodies=b"".join(bodies),
+            tag=(sequence % 3).astype(np.uint32),
+            properties_length=np.array([len(each) for each in properties], np.uint32),
+            properties=b"".join(properties),
         )
 
     def _send(self, batch: StoredBatch) -> None:
@@ -112,7 +139,7 @@ class BrokerMachine(RuleBasedStateMachine):
         assert delivered.outcome.tolist() == [1] * len(batch)
         self.batches.append(batch)
         for sequence, subject, target in zip(batch.sequence, batch.subject, batch.target_group, strict=True):
-            for group in (target,) if target else GROUPS:
+            for group in groups_of(int(sequence), int(target)):
                 self.state[int(subject), int(group)][int(sequence)] = FREE
 
     @precondition(lambda self: self.to_send)
@@ -142,6 +169,13 @@ class BrokerMachine(RuleBasedStateMachine):
     @rule(subject=st.sampled_from(SUBJECTS), group=st.sampled_from(GROUPS), count=st.integers(1, 20))
     def pull(self, subject: int, group: int, count: int) -> None:
         self._pull((subject, group), count, 1 << 20)
+
+    @rule(subject=st.sampled_from(SUBJECTS), group=st.sampled_from(GROUPS))
+    def look_at_an_arrival(self, subject: int, group: int) -> None:
+        """As for a group whose pull waits."""
+        if self.broker.passes_over(subject, group):
+            cursor = self.broker._state.groups[subject, group].main
+            assert group == FILTERED and cursor.next == self.broker._state.queues[subject, 0].end
 
     def _pull(self, key: Key, count: int, max_bytes: int) -> int:
         pulled = self.broker.pull(*key, count, max_bytes, self.now_us, self.now_us)
@@ -270,7 +304,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 self.not_before_us[key][sequence] = self.now_us + self._pause_ms(key, sequence, delay_ms) * 1000
 
     def _cursor(self, key: Key, delivery: int) -> tuple[Cursor, int]:
-        return self.broker._state.groups[key].cursor(bool(delivery >> 62)), delivery & ((1 << 48) - 1)
+        return self.broker._state.groups[key].cursor(bool(delivery >> 62)), delivery & ((1 << 44) - 1)
 
     def _is_done(self, key: Key, delivery: int) -> bool:
         if key not in self.broker._state.groups:
@@ -279,7 +313,7 @@ class BrokerMachine(RuleBasedStateMachine):
         return position < cursor.committed or cursor.acked.following(position) is not None
 
     def _in(self, key: Key, retry: int, ranges) -> list[int]:  # type: ignore[no-untyped-def]
-        mask = (1 << 48) - 1
+        mask = (1 << 44) - 1
         return [
             delivery
             for delivery in self.leases[key]
@@ -319,7 +353,7 @@ class BrokerMachine(RuleBasedStateMachine):
             self.disk.kill()
         else:
             self.disk.crash(Random(seed))
-        self.broker = Broker.open(self.disk, "/data/broker", SERVER, self.now_us, LIMITS)
+        self._open()
         assert not self.broker.damages
         for key, count in self.expired_durable.items():
             assert self.broker._state.groups[key].expired >= count, "a count of expired messages fell"
@@ -341,7 +375,7 @@ class BrokerMachine(RuleBasedStateMachine):
                 batch.sequence.tolist(), batch.subject.tolist(), batch.target_group.tolist(), outcome, strict=True
             ):
                 assert code in (1, 2)
-                for key in [(subject, group) for group in ((target,) if target else GROUPS)]:
+                for key in [(subject, group) for group in groups_of(sequence, target)]:
                     if code == 1:
                         self.state[key][sequence] = FREE
                         self.old_leases[key] = {d: s for d, s in self.old_leases[key].items() if s != sequence}

@@ -18,6 +18,7 @@ from delayserver.runtime.runtime import Runtime
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import DiskFullError, SyncFailedError
 from store.records.batches import StoredBatch
+from tests.delayserver.broker.brokers import DirectBroker, drain
 from tests.fakes.disk import FakeDisk
 from tests.fakes.workers import FakeWorkers
 
@@ -29,7 +30,7 @@ def broker_with_messages(fs: FileSystem, directory: str = "/data/broker") -> Bro
     batch = StoredBatch.filled(
         3, sequence=np.arange(1, 4), server_id=7, subject=SUBJECT, bodies_length=1, bodies=b"abc"
     )
-    broker.deliver(batch, False, 0)
+    broker.deliver(batch, 0)
     return broker
 
 
@@ -94,14 +95,12 @@ async def test_syncs_in_a_thread_go_beside_deliveries(tmp_path: Path) -> None:
                 await trio.lowlevel.checkpoint()
                 broker.deliver(
                     StoredBatch.filled(200, sequence=round_number * 200 + np.arange(200), server_id=7, subject=SUBJECT,
-                                       bodies_length=200, bodies=bytes(40_000)), False, 0
+                                       bodies_length=200, bodies=bytes(40_000)), 0
                 )  # fmt: skip
         await commit.durable()
         assert not broker.needs_sync()
         nursery.cancel_scope.cancel()
     broker.abandon()
-    broker = Broker.open(RealFileSystem(), str(tmp_path), 7, 0, BrokerLimits(segment_bytes=1 << 20))
-    pulled = broker.pull(SUBJECT, GROUP, 16_384, 1 << 23, 0, 0)
-    assert pulled is not None
-    assert len(pulled) == 3 + 49 * 200
-    broker.close()
+    again = DirectBroker.open(RealFileSystem(), str(tmp_path), 7, 0, BrokerLimits(segment_bytes=1 << 20))
+    assert len(drain(again, GROUP, 0, SUBJECT)) == 3 + 49 * 200
+    again.close()

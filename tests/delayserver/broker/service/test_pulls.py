@@ -15,7 +15,8 @@ from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.pulls import PullService
-from delayserver.protocol.errors import GroupsFull, QueueFull, ShuttingDown
+from delayserver.broker.service.reading import BrokerReads
+from delayserver.protocol.errors import DeadlinePassed, GroupsFull, QueueFull, ShuttingDown
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.runtime import Runtime
 from store.records.batches import StoredBatch
@@ -54,7 +55,8 @@ class Node:
         self.disk = FakeDisk()
         self.broker = Broker.open(self.disk, "/data/broker", 7, 0, limits)
         self.runtime = Runtime.on(clock=TrioTime(), workers=FakeWorkers())
-        self.pulls = PullService(self.broker, self.runtime)
+        self.reads = BrokerReads(self.broker.reads, self.runtime)
+        self.pulls = PullService(self.broker, self.reads, self.runtime)
         self.commit = BrokerCommit(self.broker, BelievableClock(TrioTime(), 0, 0), self.runtime)
         self.sequence = 1
 
@@ -68,7 +70,7 @@ class Node:
             bodies=b"x" * count,
         )
         self.sequence += count
-        self.pulls.arrived(self.broker.deliver(batch, False, 0).arrived, count)
+        self.pulls.arrived(self.broker.deliver(batch, 0).arrived, count)
 
     async def pull(self, subject: int, count: int = 100, wait_ms: int = 60_000) -> int:
         pulled = await self.pulls.pull(subject, GROUP, count, 1 << 20, wait_ms)
@@ -85,6 +87,7 @@ async def node(nursery: trio.Nursery) -> AsyncIterator[Node]:
     nursery.start_soon(node.pulls.run)
     nursery.start_soon(node.commit.run)
     yield node
+    node.pulls.check_invariants()
     nursery.cancel_scope.cancel()
 
 
@@ -203,6 +206,83 @@ async def test_more_waiting_pulls_than_the_bound_are_refused_by_name(node: Node,
         nursery.cancel_scope.cancel()
 
 
+async def test_one_group_has_a_bounded_mailbox_and_leaves_the_rest_to_the_others(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    few = Node(replace(LIMITS, mailbox_pulls_max=5))
+    nursery.start_soon(few.pulls.run)
+    for _ in range(5):
+        nursery.start_soon(few.pull, 1)
+    await trio.testing.wait_all_tasks_blocked()
+    with pytest.raises(QueueFull, match="of this group"):
+        await few.pull(1)
+    nursery.start_soon(few.pull, 2)
+    await trio.testing.wait_all_tasks_blocked()
+    assert few.pulls.waiting == 6
+    few.deliver(1, 100)
+    await trio.testing.wait_all_tasks_blocked()
+    assert few.pulls.waiting == 5 - 1 + 1, "one pull took all of them, and its place is free"
+    few.pulls.check_invariants()
+    nursery.cancel_scope.cancel()
+
+
+async def test_the_group_that_used_the_least_lately_goes_first_and_use_is_forgotten(
+    node: Node, autojump_clock: MockClock
+) -> None:
+    """Not the sum for ever: that would punish an old group for its past."""
+    node.deliver(1, 1_000)
+    for _ in range(100):
+        assert await node.pull(1, count=10) == 10
+    order: list[int] = []
+
+    async def consume(subject: int) -> None:
+        await node.pulls.pull(
+            subject, GROUP, 100, 1 << 20, 60_000, answer=lambda pulled: order.append(int(pulled.batch.subject[0]))
+        )
+
+    async def together() -> list[int]:
+        order.clear()
+        async with trio.open_nursery() as nursery:
+            for subject in (1, 1, 1, 2, 2, 2):
+                nursery.start_soon(consume, subject)
+            await trio.testing.wait_all_tasks_blocked()
+            node.deliver(1, 300)
+            node.deliver(2, 300)
+        return order
+
+    assert await together() == [2, 2, 2, 1, 1, 1]
+    await trio.sleep(60)
+    assert await together() == [1, 2, 1, 2, 1, 2], "equal use: the one that came first"
+
+
+async def test_a_pull_whose_deadline_passed_before_its_turn_takes_nothing_and_is_counted(
+    node: Node, autojump_clock: MockClock
+) -> None:
+    node.deliver(1, 1_000)
+    now_ms = TrioTime().now_ms()
+    for deadline_ms in (0, now_ms):
+        with pytest.raises(DeadlinePassed):
+            await node.pulls.pull(1, GROUP, 10, 1 << 20, 60_000, deadline_ms=deadline_ms)
+    assert node.pulls.deadlines_passed == 2
+    assert node.broker.status()["pulled"] == 0
+    pulled = await node.pulls.pull(1, GROUP, 10, 1 << 20, 0, deadline_ms=now_ms + 1)
+    assert pulled is not None
+    assert pulled.batch.sequence.tolist() == list(range(1, 11))
+
+
+async def test_a_pull_waits_for_messages_until_its_deadline_at_most(node: Node, autojump_clock: MockClock) -> None:
+    start = trio.current_time()
+    assert await node.pulls.pull(1, GROUP, 10, 1 << 20, 60_000, deadline_ms=TrioTime().now_ms() + 2_000) is None
+    assert trio.current_time() == pytest.approx(start + 2, abs=0.002)
+    assert node.pulls.deadlines_passed == 0
+
+
+async def test_actors_without_pulls_are_forgotten_beyond_a_bound(node: Node, autojump_clock: MockClock) -> None:
+    for subject in range(1, 10_000):
+        assert await node.pull(subject, wait_ms=0) == 0
+    assert len(node.pulls._actors) <= 4096
+
+
 async def test_more_consumer_groups_than_the_bound_are_refused_by_name_and_known_ones_go_on(
     nursery: trio.Nursery, autojump_clock: MockClock
 ) -> None:
@@ -263,7 +343,7 @@ async def test_after_close_nothing_is_handed_out_whoever_waits_or_comes(nursery:
     nursery.start_soon(node.pull, 1)
     await trio.testing.wait_all_tasks_blocked()
     assert node.pulls.waiting == 1
-    node.pulls._make_ready((1, GROUP))
+    node.pulls.acked(1, GROUP)
     node.pulls.close()
     node.deliver(1, 3)
     node.broker.close()

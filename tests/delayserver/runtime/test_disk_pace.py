@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.receive.disk_pace import INLINE_SYNC_US_MAX, DiskPace
+from delayserver.runtime.disk_pace import INLINE_SYNC_US_MAX, DiskPace
 
 quick_us = st.integers(0, INLINE_SYNC_US_MAX // 2)
 slow_us = st.integers(2 * INLINE_SYNC_US_MAX, 1 << 40)

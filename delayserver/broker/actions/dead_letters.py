@@ -1,0 +1,183 @@
+"""Dead letters: messages whose last attempt failed, stored again in the dead-letter subject of their consumer group.
+
+The letter is stored, and the message acked, in one step. One sync of the broker makes both durable: first the store, then
+the ack. A crash between the two loses nothing: each letter tells the place of its message, and a start acks that.
+
+The group that gave the messages up is also a group of the dead-letter subject. It has acked a letter that was sent again
+or dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import msgpack
+import numpy as np
+
+from delayserver.broker.actions.arrivals import Arrivals
+from delayserver.broker.actions.retries import RetryBatch, written_ids
+from delayserver.broker.actions.state import BrokerState
+from delayserver.broker.files.store import StoredColumns
+from delayserver.broker.queues.deliveries import unpack_place
+from delayserver.broker.queues.groups import Cursor, GroupKey
+from delayserver.broker.queues.queue import QueueKey
+from store.records.batches import FLAG_DEAD_LETTER, FLAG_PUBLISHED, U32, StoredBatch
+from store.records.columns import ragged_offsets
+
+REASON: Final = "dead_reason"
+REASON_TEXT: Final = "dead_reason_text"
+ATTEMPTS: Final = "dead_attempts"
+SUBJECT: Final = "dead_subject"
+GROUP: Final = "dead_group"
+SEQUENCE: Final = "dead_sequence"
+SERVER_ID: Final = "dead_server_id"
+DUE_MS: Final = "dead_due_ms"
+PROPERTIES: Final = frozenset({REASON, REASON_TEXT, ATTEMPTS, SUBJECT, GROUP, SEQUENCE, SERVER_ID, DUE_MS})
+"""The properties that a dead letter has besides those of its message."""
+
+
+def property_maps(batch: StoredBatch) -> Iterator[dict[str, str]]:
+    """The properties of each message."""
+    blob = bytes(batch.properties)
+    for start, stop in pairwise(ragged_offsets(batch.properties_length).tolist()):
+        yield msgpack.unpackb(blob[start:stop]) if stop > start else {}
+
+
+def without_marks(properties: Mapping[str, str]) -> dict[str, str]:
+    """The properties that the message had before it became a dead letter."""
+    return {name: value for name, value in properties.items() if name not in PROPERTIES}
+
+
+def packed_properties(maps: list[dict[str, str]]) -> tuple[U32, bytes]:
+    """Maps as a ragged column: lengths u32[n] and the blob."""
+    packed = [msgpack.packb(each) if each else b"" for each in maps]
+    return np.array([len(each) for each in packed], np.uint32), b"".join(packed)
+
+
+def letters_of(batch: RetryBatch, subject: str, group: str, made: Made) -> StoredBatch:
+    """The dead letters of the messages that a batch gives up. They are rare: a loop over them is no hot path."""
+    assert batch.given_up is not None
+    stored, given_up = batch.given_up.stored, batch.given_up
+    origins = np.where(stored.origin_sequence != 0, stored.origin_sequence, stored.sequence).tolist()
+    columns = (given_up.attempts.tolist(), origins, stored.server_id.tolist(), stored.due_ms.tolist())
+    maps = []
+    rows = zip(property_maps(stored), given_up.failures, *columns, strict=True)
+    for properties, failure, attempts, sequence, server_id, due_ms in rows:
+        marks = {
+            REASON: failure.reason,
+            ATTEMPTS: str(attempts),
+            SUBJECT: subject,
+            GROUP: group,
+            SEQUENCE: str(sequence),
+            SERVER_ID: f"{server_id:012x}",
+            DUE_MS: str(due_ms),
+        }
+        maps.append(without_marks(properties) | marks | ({REASON_TEXT: failure.text} if failure.text else {}))
+    properties_length, properties = packed_properties(maps)
+    ids_length, ids = written_ids(stored)
+    return StoredBatch.filled(
+        len(stored),
+        sequence=np.arange(made.first_sequence, made.first_sequence + len(stored)),
+        due_ms=made.now_us // 1000,
+        accepted_us=made.now_us,
+        dispatched_us=made.now_us,
+        origin_sequence=np.array(origins, np.int64),
+        server_id=made.server_id,
+        window_ms=given_up.places,
+        subject=made.dead_subject,
+        ids_length=ids_length,
+        properties_length=properties_length,
+        bodies_length=stored.bodies_length,
+        order_hash=stored.order_hash,
+        tag=stored.tag,
+        flags=FLAG_PUBLISHED | FLAG_DEAD_LETTER,
+        order_keys_length=stored.order_keys_length,
+        ids=ids,
+        properties=properties,
+        bodies=stored.bodies,
+        order_keys=stored.order_keys,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Where and when dead letters are made."""
+
+    server_id: int
+    dead_subject: int
+    first_sequence: int
+    now_us: int
+
+
+class DeadLetters:
+    """Stores dead letters, and counts them."""
+
+    def __init__(self, state: BrokerState, arrivals: Arrivals) -> None:
+        self._state = state
+        self._arrivals = arrivals
+        self.stored = 0
+
+    def bury(self, batch: RetryBatch, subject: str, group: str, first_sequence: int, now_us: int) -> list[QueueKey]:
+        """See `Broker.bury`."""
+        state = self._state
+        key = (batch.subject, batch.group)
+        given_up = batch.given_up
+        assert given_up is not None
+        dead_subject = state.policies[key].dead_subject
+        letters = letters_of(batch, subject, group, Made(state.server_id, dead_subject, first_sequence, now_us))
+        store_offset = state.store.end
+        arrived = self._arrivals.store_own(letters, now_us)
+        state.ack_is_behind(store_offset)
+        state.group((dead_subject, batch.group))
+        for retry, ranges in ((False, given_up.main), (True, given_up.retry)):
+            for span in ranges:
+                for start, stop in state.groups[key].cursor(retry).settle(*span):
+                    state.acked(key, retry, start, stop)
+        self.stored += len(letters)
+        return arrived
+
+    def waiting(self, key: GroupKey) -> int:
+        """Dead letters of a group that were neither sent again nor dropped. `key`: its dead-letter subject, and the
+        group. O(ranges)."""
+        queue = self._state.queues.get((key[0], 0))
+        if queue is None:
+            return 0
+        cursor = self.cursor(key)
+        return queue.end - cursor.committed - cursor.acked.count()
+
+    def cursor(self, key: GroupKey) -> Cursor:
+        """The progress of a group in its dead-letter subject; of a new group, which is not kept, if there is none."""
+        group = self._state.groups.get(key)
+        if group is not None:
+            cursor: Cursor = group.main
+            return cursor
+        queue = self._state.queues.get((key[0], 0))
+        return Cursor(0 if queue is None else queue.first)
+
+
+def has_letters(record: StoredColumns) -> bool:
+    """Whether the messages of a record are dead letters: all of them are, or none."""
+    return bool(int(record.columns["flags"][0]) & FLAG_DEAD_LETTER)
+
+
+def ack_originals(state: BrokerState, records: Iterable[StoredColumns]) -> None:
+    """Ack the messages of stored dead letters, since a crash may have lost these acks. For a start."""
+    for record in records:
+        dead_subject = int(record.columns["subject"][0])
+        key = state.owner_of_dead(dead_subject)
+        if key is None:
+            state.damaged(
+                f"store offset {record.offset}: dead letters of an unknown group; their messages may come to it again"
+            )
+            continue
+        group = state.group(key)
+        state.group((dead_subject, key[1]))
+        for packed in record.columns["window_ms"].tolist():
+            retry, position = unpack_place(packed)
+            queue = state.queues.get(key if retry else (key[0], 0))
+            for start, stop in group.cursor(retry).ack(position, position + 1, queue.end if queue else 0):
+                state.acked(key, retry, start, stop)
+                state.ack_is_behind(record.offset)

@@ -1,0 +1,184 @@
+"""What the index of a segment holds, and making it from the segment. Runs in a worker thread, with files of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import msgpack
+import numpy as np
+
+from delayserver.broker.files.store_index import IndexRows, write_index
+from store.disk.filesystem import FileSystem
+from store.records.batches import I64, U64, StoredBatch
+from store.records.columns import ragged_offsets
+from store.records.id_hash import hash_id, hash_ids, mix
+from store.records.scan import ScanReport
+from store.records.segment import FILE_HEADER_BYTES, FILE_STORE, Segment
+
+KEYS_PROPERTY = "keys"
+"""The property with the words by which a message can be found, separated by spaces."""
+
+# Ids, ids that follow from the sequence, and keys share one index: each kind has hashes of its own.
+_ID, _DERIVED, _KEY = (np.uint64(salt) for salt in (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9))
+# How msgpack writes the name of the property: blobs without it are not unpacked.
+_PACKED_NAME = msgpack.packb(KEYS_PROPERTY)
+
+
+@dataclass(frozen=True, slots=True)
+class StoreSegment:
+    """A segment of the store as it was on the event loop: its first store offset, the end of its records, its path, and
+    the path under which a start finds it."""
+
+    base: int
+    end: int
+    path: str
+    name: str
+    sealed: bool
+
+
+def hash_of_id(message_id: bytes) -> int:
+    """Where the index has messages with this id of the client."""
+    return _signed(hash_id(message_id), _ID)
+
+
+def hash_of_derived(server_id: int, sequence: int) -> int:
+    """Where the index has the message with this sequence that was sent without an id."""
+    return int(_derived(np.array([server_id], np.int64), np.array([sequence], np.int64))[0])
+
+
+def hash_of_key(key: bytes) -> int:
+    """Where the index has messages with this key."""
+    return _signed(hash_id(key), _KEY)
+
+
+def _signed(hashed: int, salt: np.uint64) -> int:
+    return int(mix(np.array([hashed], np.uint64) ^ salt).view(np.int64)[0])
+
+
+def _derived(server_id: I64, sequence: I64) -> I64:
+    mixed: U64 = mix(mix(server_id.astype(np.uint64) ^ _DERIVED) ^ sequence.astype(np.uint64))
+    return mixed.view(np.int64)
+
+
+def origins(batch: StoredBatch) -> I64:
+    """The sequence that names each message, i64[n]: that of the original where the row is a redelivery of it."""
+    named: I64 = np.where(batch.origin_sequence != 0, batch.origin_sequence, batch.sequence)
+    return named
+
+
+def keys_of(properties: bytes) -> list[bytes]:
+    """The keys in a msgpack map of properties."""
+    value = msgpack.unpackb(properties).get(KEYS_PROPERTY, "")
+    return list(dict.fromkeys(value.encode().split()))
+
+
+def index_rows(batch: StoredBatch, place: int) -> IndexRows:
+    """The rows of one stored record for the index, unordered. Redeliveries, which go to one group, are left out."""
+    wanted = np.flatnonzero(batch.target_group == 0)
+    if not len(wanted):
+        return IndexRows.joined([])
+    if len(wanted) < len(batch):
+        batch = batch.take(wanted)
+    hashes = np.where(
+        batch.ids_length != 0,
+        mix(hash_ids(batch.ids, batch.ids_length) ^ _ID).view(np.int64),
+        _derived(batch.server_id, origins(batch)),
+    )
+    rows = wanted.astype(np.uint32)
+    keys = list(_keys(batch))
+    if keys:
+        key_hashes = np.array([hash_of_key(key) for _, key in keys], np.int64)
+        hashes = np.concatenate([hashes, key_hashes])
+        rows = np.concatenate([rows, rows[[row for row, _ in keys]]])
+    return IndexRows(hashes, np.full(len(hashes), place, np.int64), rows)
+
+
+def _keys(batch: StoredBatch) -> Iterator[tuple[int, bytes]]:
+    """(row, key) of each key in a batch."""
+    blob = bytes(batch.properties)
+    if _PACKED_NAME not in blob:
+        return
+    offsets = ragged_offsets(batch.properties_length).tolist()
+    for row in range(len(batch)):
+        properties = blob[offsets[row] : offsets[row + 1]]
+        if _PACKED_NAME in properties:
+            yield from ((row, key) for key in keys_of(properties))
+
+
+def open_segment(fs: FileSystem, segment: StoreSegment, server_id: int) -> Segment:
+    """The file of a segment, to read. The segment that grows gets its name with its first sync, which may come meanwhile.
+
+    Raises FileNotFoundError if retention removed the segment, StoreError."""
+    for path in (segment.name, segment.path):
+        with suppress(FileNotFoundError):
+            return Segment.open(fs, path, FILE_STORE, server_id, write=False)
+    return Segment.open(fs, segment.name, FILE_STORE, server_id, write=False)
+
+
+def records_of(
+    fs: FileSystem, segment: StoreSegment, server_id: int, start: int
+) -> Iterator[tuple[int, int, StoredBatch]]:
+    """(offset, end, batch) of the readable records of a segment from a store offset on. Damage is passed over: messages in
+    it can be pulled by nobody either. Raises FileNotFoundError if retention removed the segment, StoreError."""
+    opened = open_segment(fs, segment, server_id)
+    try:
+        opened.trust(segment.end - segment.base, segment.end - segment.base)
+        position = max(start - segment.base, FILE_HEADER_BYTES)
+        for header, batch in opened.records(position, segment.end - segment.base, ScanReport(position)):
+            if isinstance(batch, StoredBatch):
+                yield segment.base + header.offset, segment.base + header.end, batch
+    finally:
+        opened.file.close()
+
+
+def rows_of_segment(fs: FileSystem, segment: StoreSegment, server_id: int) -> IndexRows:
+    """All rows for the index of a segment, in the order of their hashes. Raises as `records_of`."""
+    parts = [index_rows(batch, offset) for offset, _, batch in records_of(fs, segment, server_id, segment.base)]
+    return IndexRows.joined(parts)
+
+
+@dataclass(slots=True)
+class TailIndex:
+    """The index of the segment that grows, in memory: 20 bytes a message. It grows when somebody searches.
+
+    One search at a time uses it, in any thread."""
+
+    base: int = -1
+    covered: int = 0
+    _parts: list[IndexRows] = field(default_factory=list)
+
+    def extend(self, fs: FileSystem, segment: StoreSegment, server_id: int) -> None:
+        """Take in what was stored since the last search. Raises as `records_of`."""
+        if self.base != segment.base:
+            self.base, self.covered, self._parts = segment.base, segment.base, []
+        new = []
+        for offset, end, batch in records_of(fs, segment, server_id, self.covered):
+            new.append(index_rows(batch, offset))
+            self.covered = end
+        if new:
+            self._parts.append(IndexRows.joined(new))
+        # As in a log-structured merge tree: few parts, and each row is merged few times.
+        while len(self._parts) > 1 and len(self._parts[-1]) * 4 >= len(self._parts[-2]):
+            self._parts[-2:] = [IndexRows.joined(self._parts[-2:])]
+
+    def with_hash(self, hashed: int) -> IndexRows:
+        """The rows with one hash."""
+        return IndexRows.joined([part.with_hash(hashed) for part in self._parts])
+
+
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """Making the index of one sealed segment. `run` blocks, in any thread; then call `Broker.finish_index`."""
+
+    fs: FileSystem
+    segment: StoreSegment
+    server_id: int
+    path: str
+
+    def run(self) -> None:
+        """Read the segment and write its index. Raises FileNotFoundError if retention removed the segment, DiskFullError,
+        StoreError."""
+        rows = rows_of_segment(self.fs, self.segment, self.server_id)
+        write_index(self.fs, self.path, self.server_id, self.segment.base, rows)

@@ -1,0 +1,162 @@
+"""The waiting pulls of one consumer group as an actor: a mailbox, what it has used lately, and what it waits for.
+
+An actor is at one of these: *idle* (no pull waits, or there is nothing for those that do), *in line* for its turn, or
+*suspended* until the disk has read its next messages. An arrival, an ack or the end of the read puts it in line.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Protocol
+
+import trio
+
+from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.service.reading import Reading
+from delayserver.runtime.fair_shares import Account, Ticket
+
+Answer = Callable[[PulledBatch], None]
+
+
+class Outlet(Protocol):
+    """The destination of a pull's messages: a connection, whose client may read more slowly than messages come."""
+
+    def reply_bytes(self) -> int:
+        """How many bytes a reply may have now. 0: hand out nothing until `when_room` calls its action."""
+
+    def when_room(self, action: Callable[[], None]) -> None:
+        """Call `action` once, when there is room for a reply, at once or later. Never if the connection ends first."""
+
+
+class Unbounded:
+    """An `Outlet` that takes everything."""
+
+    def reply_bytes(self) -> int:
+        return 1 << 62
+
+    def when_room(self, action: Callable[[], None]) -> None:
+        action()
+
+
+class WaitingPull:
+    """One waiting pull."""
+
+    __slots__ = (
+        "ack_timeout_ms",
+        "answer",
+        "deadline_ms",
+        "error",
+        "in_mailbox",
+        "max_bytes",
+        "max_messages",
+        "outlet",
+        "patient",
+        "pulled",
+        "served",
+    )
+
+    def __init__(
+        self,
+        max_messages: int,
+        max_bytes: int,
+        ack_timeout_ms: int | None,
+        deadline_ms: int | None,
+        answer: Answer | None,
+        outlet: Outlet,
+    ) -> None:
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.ack_timeout_ms = ack_timeout_ms
+        self.deadline_ms = deadline_ms
+        self.served = trio.Event()
+        # False if it waits only until its turn, which answers for an empty queue too.
+        self.patient = True
+        self.answer = answer
+        self.outlet = outlet
+        # False while it waits for room in its outlet.
+        self.in_mailbox = False
+        self.pulled: PulledBatch | None = None
+        self.error: Exception | None = None
+
+    def take(self, pulled: PulledBatch | None) -> None:
+        """What the broker handed out."""
+        self.pulled = pulled
+
+    def fail(self, error: Exception) -> None:
+        """The error is raised where the pull waits."""
+        self.error = error
+
+    def take_error(self) -> Exception:
+        """The error, kept here no longer."""
+        error, self.error = self.error, None
+        assert error is not None
+        return error
+
+    def end_patience(self) -> None:
+        """It waits only until its turn from now on."""
+        self.patient = False
+
+    def stand(self, *, in_mailbox: bool) -> None:
+        """Whether it stands in the mailbox of its group."""
+        self.in_mailbox = in_mailbox
+
+
+class PullActor:
+    """The pulls of one (subject, group). Only `PullService` changes it."""
+
+    __slots__ = ("account", "key", "mailbox", "pulls", "reading", "suspended", "ticket")
+
+    def __init__(self, key: GroupKey) -> None:
+        self.key = key
+        # The event-loop time and the bytes that its pulls used lately.
+        self.account = Account()
+        self.mailbox: deque[WaitingPull] = deque()
+        # Pulls that wait, also those that wait for room in their outlet.
+        self.pulls = 0
+        # Its place in line.
+        self.ticket: Ticket | None = None
+        self.suspended = False
+        # The results of reads that its next pull needs.
+        self.reading: Reading | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing waits here."""
+        return not self.pulls and self.ticket is None and self.reading is None
+
+    def enter(self) -> None:
+        """One more pull waits."""
+        self.pulls += 1
+
+    def leave(self) -> None:
+        """One pull fewer waits."""
+        self.pulls -= 1
+
+    def stand(self, ticket: Ticket | None) -> None:
+        """Its place in line; None when it leaves the line."""
+        self.ticket = ticket
+
+    def suspend(self, reading: Reading) -> None:
+        """Its next pull needs a read, whose result goes to `reading`."""
+        self.suspended = True
+        self.reading = reading
+
+    def resume(self) -> None:
+        """The read has ended."""
+        self.suspended = False
+
+    def end_reading(self) -> None:
+        """Its next pull needs none of the results so far."""
+        self.suspended = False
+        reading, self.reading = self.reading, None
+        if reading is not None:
+            reading.release()
+
+    def check_invariants(self) -> None:
+        """It is in line, or suspended, or neither; and what stands in the mailbox waits."""
+        assert self.ticket is None or not self.suspended, "in line and suspended at once"
+        assert not self.suspended or self.reading is not None
+        assert len(self.mailbox) <= self.pulls
+        assert all(pull.in_mailbox and not pull.served.is_set() for pull in self.mailbox)

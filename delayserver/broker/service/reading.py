@@ -1,0 +1,166 @@
+"""Runs the read plans of the broker's core in worker threads, so that the event loop never waits for the disk.
+
+Reads run a few at a time, in the order in which they were asked for. A caller has at most one in line, so the line is
+fair between callers. Callers that need the same bytes share one read.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+import trio
+
+from delayserver.broker.reads import HELD_PER_CALL, ReadPlan, Reads, Steps, having_read
+from delayserver.protocol.errors import ShuttingDown
+from delayserver.runtime.runtime import Runtime
+
+T = TypeVar("T")
+
+# Reads at a time. A disk with a queue is as fast as it gets by then, and the process's other work needs threads too.
+READS_AT_ONCE = 8
+# No further read begins while those under way, and the results that calls still need, take more than this. Each takes a
+# MiB, or as much as a reply may have.
+BYTES_MAX = 32 << 20
+
+
+class Reading:
+    """The results that one call needs. `release` ends it."""
+
+    __slots__ = ("_held", "_reads", "_release")
+
+    def __init__(self, reads: Reads, release: Callable[[ReadPlan], None]) -> None:
+        self._reads = reads
+        self._release = release
+        self._held: deque[ReadPlan] = deque()
+
+    def hold(self, plan: ReadPlan) -> None:
+        """Hold one more result, and let go of what is older than the last two."""
+        self._held.append(plan)
+        if len(self._held) > HELD_PER_CALL:
+            self._release(self._held.popleft())
+
+    def release(self) -> None:
+        """The call is over."""
+        while self._held:
+            self._release(self._held.popleft())
+
+
+class BrokerReads:
+    """The reads of one broker. `run` is a task of the server."""
+
+    def __init__(self, reads: Reads, runtime: Runtime) -> None:
+        self._reads = reads
+        self._workers = runtime.workers
+        self._line: deque[ReadPlan] = deque()
+        self._then: dict[ReadPlan, list[Callable[[], None]]] = {}
+        self._idle = trio.lowlevel.ParkingLot()
+        self._closed = False
+        self._running = 0
+        self._running_bytes = 0
+        self._ended = trio.Event()
+        # Reads so far, for `status`.
+        self.done = 0
+
+    @property
+    def waiting(self) -> int:
+        """Reads in line and under way."""
+        return len(self._then)
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        async with trio.open_nursery() as nursery:
+            for _ in range(READS_AT_ONCE):
+                nursery.start_soon(self._read_all)
+
+    async def finish(self, call: Steps[T]) -> T:
+        """Carry a call out, and run the reads that it asks for. Without a read it is done in this step.
+
+        Raises the errors of the call, and ShuttingDown. A cancelled call is given up; its read goes on."""
+        reading = self.reading()
+        try:
+            while True:
+                try:
+                    plan = next(call)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                done = trio.Event()
+                self.begin(plan, reading, done.set)
+                await done.wait()
+                if self._closed:
+                    raise ShuttingDown("the server is stopping", retry_after_ms=1000)
+        finally:
+            call.close()
+            reading.release()
+
+    async def answer(self, ask: Callable[[], T]) -> T:
+        """The result of `ask`, after the reads that it needs. Raises as `finish`."""
+        return await self.finish(having_read(ask))
+
+    def reading(self) -> Reading:
+        """To hold the results of one call."""
+        return Reading(self._reads, self._let_go)
+
+    def begin(self, plan: ReadPlan, reading: Reading, then: Callable[[], None]) -> None:
+        """Have a plan run, and hold its result in `reading`. Calls `then` when it has run, and after a stop."""
+        if self._closed:
+            then()
+            return
+        chosen, new = self._reads.begin(plan)
+        reading.hold(chosen)
+        self._then.setdefault(chosen, []).append(then)
+        if new:
+            self._line.append(chosen)
+            self._idle.unpark()
+
+    def ahead(self, plan: ReadPlan) -> None:
+        """Have a plan run for a later call, if the disk has nothing else to do."""
+        if not self._line and not self._closed:
+            reading = self.reading()
+            self.begin(plan, reading, reading.release)
+
+    async def close(self) -> None:
+        """Begin no more reads, and wait for those under way: the files will be closed. Callers that wait go on."""
+        self._closed = True
+        while self._line:
+            plan = self._line.popleft()
+            self._reads.give_up(plan)
+            self._go_on(plan)
+        if self._running:
+            await self._ended.wait()
+
+    def _let_go(self, plan: ReadPlan) -> None:
+        self._reads.release(plan)
+        if not self._reads.wanted(plan) and plan in self._line:
+            self._line.remove(plan)
+            self._reads.give_up(plan)
+            del self._then[plan]
+        if self._may_begin():
+            self._idle.unpark()
+
+    def _may_begin(self) -> bool:
+        return len(self._line) > 0 and self._running_bytes + self._reads.held_bytes <= BYTES_MAX
+
+    async def _read_all(self) -> None:
+        while True:
+            while not self._may_begin():
+                await self._idle.park()
+            plan = self._line.popleft()
+            self._running += 1
+            self._running_bytes += plan.size_bytes
+            try:
+                await self._workers.run(plan.run)
+            finally:
+                self._running -= 1
+                self._running_bytes -= plan.size_bytes
+            self.done += 1
+            self._reads.finish(plan)
+            self._go_on(plan)
+            if self._closed and not self._running:
+                self._ended.set()
+
+    def _go_on(self, plan: ReadPlan) -> None:
+        for then in self._then.pop(plan):
+            then()

@@ -1,0 +1,120 @@
+"""`delayserver dead`: the messages that a consumer group gave up."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from delayserver.cli.recover.options import confirm
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import body_fields, print_json, visible
+from delayserver.config.units import format_instant
+
+if TYPE_CHECKING:
+    from delayserver.client.dead_letter_calls import DeadLetter
+
+_group = click.option("--group", required=True, metavar="NAME", help="The consumer group that gave them up.")
+_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+_positions = click.option(
+    "--position", "positions", multiple=True, type=click.IntRange(min=0), metavar="N", help="These; may be repeated."
+)
+
+
+@click.group
+def dead() -> None:
+    """Dead letters: messages that a consumer group gave up after the attempts of its policy."""
+
+
+@dead.command("list")
+@click.argument("subject")
+@_group
+@click.option("--max", "maximum", type=click.IntRange(min=1), default=1000, show_default=True, help="At most so many.")
+@click.option("--after", type=click.IntRange(min=0), metavar="POSITION", help="Those behind this one.")
+@options.server
+@options.as_json
+def list_letters(subject: str, group: str, maximum: int, after: int | None, server: str, as_json: bool) -> None:
+    """List the dead letters of a consumer group of SUBJECT, oldest first.
+
+    The reason is `nacked` or `ack_timeout`. All bytes of a letter are a message of the subject SUBJECT.dead.GROUP.
+    """
+    with options.connect(server) as client:
+        letters = client.dead_letters(subject, group, maximum, after=after, bodies=as_json)
+    for letter in letters:
+        if as_json:
+            record = asdict(letter)
+            print_json(record | body_fields(record.pop("body") or b""))
+        else:
+            click.echo(_line(letter))
+    if not letters and not as_json:
+        click.echo(f"no dead letters of {visible(group)} in {visible(subject)}")
+
+
+def _line(letter: DeadLetter) -> str:
+    text = f": {visible(letter.text)}" if letter.text else ""
+    when = format_instant(letter.dead_ms)
+    return f"{letter.position}  {visible(letter.message_id)}  {when}  attempt {letter.attempts}, {letter.reason}{text}"
+
+
+@dead.command
+@click.argument("subject")
+@_group
+@click.option("--max", "maximum", type=click.IntRange(min=1), help="At most so many.  [default: all]")
+@_positions
+@click.option("--rate", type=click.FLOAT, metavar="N", help="So many a second.  [default: all at once]")
+@_yes
+@options.server
+@options.as_json
+def resend(
+    subject: str,
+    group: str,
+    maximum: int | None,
+    positions: tuple[int, ...],
+    rate: float | None,
+    yes: bool,
+    server: str,
+    as_json: bool,
+) -> None:
+    """Send dead letters to their consumer group again, oldest first. Their attempts begin anew.
+
+    Can be called again after an interruption: what was sent is no dead letter any more.
+    """
+    with options.connect(server) as client:
+        confirm(f"Send dead letters of {visible(group)} in {visible(subject)} again?", yes)
+        done = client.resend_dead_letters(subject, group, maximum, positions=positions or None, rate=rate)
+    if as_json:
+        print_json(asdict(done))
+        return
+    click.echo(f"resent  {done.resent:,}")
+    click.echo(f"left    {done.left:,}")
+    if done.unreadable:
+        click.echo(f"{done.unreadable:,} cannot be read; `delayserver recover check` names the file", err=True)
+
+
+@dead.command
+@click.argument("subject")
+@_group
+@click.option("--max", "maximum", type=click.IntRange(min=1), help="At most so many.  [default: all]")
+@_positions
+@_yes
+@options.server
+@options.as_json
+def drop(
+    subject: str,
+    group: str,
+    maximum: int | None,
+    positions: tuple[int, ...],
+    yes: bool,
+    server: str,
+    as_json: bool,
+) -> None:
+    """Remove dead letters of a consumer group for good, oldest first."""
+    with options.connect(server) as client:
+        confirm(f"Drop dead letters of {visible(group)} in {visible(subject)} for good?", yes)
+        done = client.drop_dead_letters(subject, group, maximum, positions=positions or None)
+    if as_json:
+        print_json(asdict(done))
+        return
+    click.echo(f"dropped  {done.dropped:,}")
+    click.echo(f"left     {done.left:,}")

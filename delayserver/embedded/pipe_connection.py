@@ -1,0 +1,160 @@
+"""The client's ends of a connection inside a process: one for the blocking client, and a byte stream for the other."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+from anyio.abc import ByteStream
+
+from delayserver.client.core import ReplyStream
+from delayserver.embedded.bells import TaskBell, ThreadBell
+from delayserver.embedded.pipe import PIPE_BYTES_MAX
+from delayserver.embedded.running import Running
+from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
+from delayserver.protocol.frames import Reply
+
+# A lock waits at most about this long.
+_TIMEOUT_S_MAX: Final = 2_000_000.0
+
+
+class PipeConnection:
+    """What `SocketConnection` is over a socket. Raises the `EmbeddedError` of a server that is gone."""
+
+    def __init__(self, running: Running) -> None:
+        self._bell = ThreadBell()
+        self._incoming, self._outgoing = running.connect(self._bell, self._bell).pipes
+        self._replies = ReplyStream()
+        self._process = os.getpid()
+        self._closed = False
+
+    def usable(self, *, repeatable: bool) -> bool:
+        """Whether a call may be sent over this connection, as `SocketConnection.usable` says."""
+        if self._closed or self._process != os.getpid():
+            return False
+        return repeatable or not self._incoming.has_news
+
+    def shut_down(self) -> None:
+        """End the exchange in progress. For other threads, and for a signal handler that interrupts an exchange."""
+        self._closed = True
+        self._outgoing.end()
+        self._incoming.abandon()
+
+    def close(self) -> None:
+        """Close; may be called again."""
+        self.shut_down()
+
+    def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+        """Send a request's frame and wait for its reply. Raises `ConnectionLost`, `RequestTimedOut` or a protocol error, and
+        closes the connection then.
+        """
+        deadline_s = time.monotonic() + min(timeout_s, _TIMEOUT_S_MAX)
+        try:
+            sent = self._outgoing.write(frame)
+            if sent < len(frame):
+                self._send_rest(memoryview(frame)[sent:], deadline_s)
+            while True:
+                data = self._incoming.read(PIPE_BYTES_MAX)
+                if data is None:
+                    self._bell.wait(_remaining_s(deadline_s))
+                    continue
+                for reply in self._replies.feed(data):
+                    if reply.id == request_id:
+                        if self._replies.failure is not None:
+                            self.close()
+                        return reply
+                self._replies.check()
+        except TimeoutError as exc:
+            self.close()
+            raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
+        except OSError as exc:
+            self.close()
+            raise ConnectionLost(f"the connection broke: {exc}") from exc
+        # Also after an interrupt: a late reply must not reach the next request.
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, frame: bytes, timeout_s: float) -> None:
+        """Send a request that gets no reply. Raises and closes as `exchange` does."""
+        deadline_s = time.monotonic() + min(timeout_s, _TIMEOUT_S_MAX)
+        try:
+            sent = self._outgoing.write(frame)
+            if sent < len(frame):
+                self._send_rest(memoryview(frame)[sent:], deadline_s)
+        except TimeoutError as exc:
+            self.close()
+            raise RequestTimedOut(f"not sent within {timeout_s:g} s") from exc
+        except OSError as exc:
+            self.close()
+            raise ConnectionLost(f"the connection broke: {exc}") from exc
+        except BaseException:
+            self.close()
+            raise
+
+    def _send_rest(self, unsent: memoryview, deadline_s: float) -> None:
+        while unsent:
+            if self._outgoing.lacks_room():
+                self._bell.wait(_remaining_s(deadline_s))
+            else:
+                unsent = unsent[self._outgoing.write(unsent) :]
+
+
+def _remaining_s(deadline_s: float) -> float:
+    """Seconds until the deadline. Raises TimeoutError after it."""
+    remaining_s = deadline_s - time.monotonic()
+    if remaining_s <= 0:
+        raise TimeoutError
+    return remaining_s
+
+
+class PipeStream(ByteStream):
+    """A stream of anyio, on trio and asyncio, for one reading and one writing task."""
+
+    def __init__(self, running: Running) -> None:
+        self._readable, self._writable = TaskBell(), TaskBell()
+        self._incoming, self._outgoing = running.connect(self._readable, self._writable).pipes
+
+    async def receive(self, max_bytes: int = PIPE_BYTES_MAX) -> bytes:
+        """At most so many bytes. Raises EndOfStream, BrokenResourceError."""
+        data = self._read(max_bytes)
+        if data is not None:
+            await anyio.lowlevel.checkpoint()
+        while data is None:
+            await self._readable.wait()
+            data = self._read(max_bytes)
+        if not data:
+            raise anyio.EndOfStream
+        return data
+
+    def _read(self, max_bytes: int) -> bytes | None:
+        try:
+            return self._incoming.read(max_bytes)
+        except ConnectionResetError as exc:
+            raise anyio.BrokenResourceError from exc
+
+    async def send(self, item: bytes) -> None:
+        """Send all of it. Raises BrokenResourceError."""
+        await anyio.lowlevel.checkpoint()
+        unsent = memoryview(item)
+        try:
+            while unsent:
+                if self._outgoing.lacks_room():
+                    await self._writable.wait()
+                else:
+                    unsent = unsent[self._outgoing.write(unsent) :]
+        except ConnectionResetError as exc:
+            raise anyio.BrokenResourceError from exc
+
+    async def send_eof(self) -> None:
+        """Send nothing more."""
+        self._outgoing.end()
+
+    async def aclose(self) -> None:
+        """Close both directions; may be called again."""
+        self._outgoing.end()
+        self._incoming.abandon()
+        await anyio.lowlevel.checkpoint()

@@ -1,0 +1,46 @@
+"""Requests that get no reply: what is refused of them is counted, and told with the next reply of their connection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from delayserver.front.connection import Connection, is_one_way
+from delayserver.protocol.arguments import boolean
+from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.frames import Request
+
+
+class Refusal(Protocol):
+    """One rejected message."""
+
+    @property
+    def error(self) -> DelayServerError: ...
+
+
+class Answered(Protocol):
+    """The answer of an operation that accepts some messages and rejects others."""
+
+    @property
+    def rejections(self) -> Sequence[Refusal]: ...
+
+
+T = TypeVar("T", bound=Answered)
+
+
+def unless_one_way(
+    connection: Connection, request: Request, messages: int, answer: Callable[[T | DelayServerError], None]
+) -> Callable[[T | DelayServerError], None]:
+    """`answer` for a request that gets a reply. For one without, a callback that counts what was refused of its
+    `messages`. Raises InvalidArgument."""
+    boolean(request.arguments, "one_way")
+    if not is_one_way(request):
+        return answer
+
+    def count(answered: T | DelayServerError) -> None:
+        if isinstance(answered, DelayServerError):
+            connection.refuse_one_way(messages, answered)
+        elif answered.rejections:
+            connection.refuse_one_way(len(answered.rejections), answered.rejections[0].error)
+
+    return count

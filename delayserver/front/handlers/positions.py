@@ -1,0 +1,89 @@
+"""`group`, `seek`, `remove_group` and `read`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from delayserver.config.settings import BrokerSettings
+from delayserver.front.connection import Connection
+from delayserver.front.handlers.consuming import TIME_MS_MAX, reply_of
+from delayserver.operations.positions import (
+    EARLIEST,
+    LATEST,
+    POSITION,
+    TIME,
+    Goal,
+    QueuePositions,
+    Read,
+    ReadResult,
+)
+from delayserver.protocol.arguments import boolean, integer, invalid, one_form
+from delayserver.protocol.frames import Request, encode_bulk_reply
+
+_I64_MAX = (1 << 63) - 1
+
+
+class PositionHandlers:
+    """Requests about positions."""
+
+    def __init__(self, positions: QueuePositions, settings: BrokerSettings) -> None:
+        self._positions = positions
+        self._settings = settings
+
+    async def group(self, _connection: Connection, request: Request) -> dict[str, Any]:
+        """One consumer group with its backlog."""
+        found = self._positions.group(*_names(request.arguments))
+        return asdict(found.row) | {"subject": found.subject, "group": found.group, "dead_letters": found.dead_letters}
+
+    async def seek(self, _connection: Connection, request: Request) -> dict[str, Any]:
+        """Moves a group. Durable before the reply."""
+        sought = await self._positions.seek(*_names(request.arguments), _goal(request.arguments))
+        return asdict(sought)
+
+    async def remove_group(self, _connection: Connection, request: Request) -> dict[str, Any]:
+        """Removes a group. Durable before the reply."""
+        await self._positions.remove(*_names(request.arguments))
+        return {}
+
+    async def read(self, connection: Connection, request: Request) -> None:
+        """Reads messages without a group."""
+        arguments, settings = request.arguments, self._settings
+        columns = boolean(arguments, "columns")
+        subject = arguments.get("subject")
+        read = Read(
+            subject,  # type: ignore[arg-type]  # the operation checks it
+            integer(arguments, "position", -_I64_MAX, _I64_MAX),
+            integer(arguments, "max_messages", 1, settings.pull_messages_max, 1),
+            integer(arguments, "max_bytes", 1, 1 << 62, 8 << 20),
+            integer(arguments, "wait_ms", 0, settings.wait_ms_max, 0),
+        )
+        await connection.room()
+        found = await self._positions.read(read)
+        connection.when_room(
+            lambda: connection.reply(encode_bulk_reply(request.id, self._read_reply(str(subject), columns, found)))
+        )
+
+    def _read_reply(self, subject: str, columns: bool, found: ReadResult) -> dict[str, Any]:
+        """Without `delivery` and `attempt`: nothing is leased."""
+        reply = reply_of(subject, columns, found.found, self._positions.name)
+        for row in [reply] if columns else reply["messages"]:
+            del row["delivery"], row["attempt"]
+        return {"status": found.status, "first": found.first, "end": found.end, "next": found.next, **reply}
+
+
+def _names(arguments: dict[str, Any]) -> tuple[Any, Any]:
+    """Subject and group as they came: the operation checks them."""
+    return arguments.get("subject"), arguments.get("group")
+
+
+def _goal(arguments: dict[str, Any]) -> Goal:
+    """Where a seek goes. Raises InvalidArgument."""
+    form = one_form(arguments, ("to", "time_ms", "position"))
+    if form == "time_ms":
+        return Goal(TIME, integer(arguments, form, 0, TIME_MS_MAX) * 1000)
+    if form == "position":
+        return Goal(POSITION, integer(arguments, form, -_I64_MAX, _I64_MAX))
+    if arguments["to"] not in (EARLIEST, LATEST):
+        raise invalid("to", f'"{EARLIEST}" or "{LATEST}"', arguments["to"])
+    return Goal(arguments["to"])

@@ -1,0 +1,97 @@
+"""`prepare`, `commit` and `rollback`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from delayserver.front.connection import Connection
+from delayserver.front.handlers.reading import MessageReader
+from delayserver.front.handlers.send import SendHandlers
+from delayserver.operations.named_messages import GivenItems
+from delayserver.operations.prepare import Asked, Prepare
+from delayserver.operations.transactions import Ended, GivenTransactions, Transactions
+from delayserver.protocol.arguments import one_form
+from delayserver.protocol.errors import DelayServerError, InvalidArgument, TransactionEnded, error_to_map
+from delayserver.protocol.frames import Request, RowsReply
+from delayserver.protocol.outcomes import Outcome
+from delayserver.protocol.receipts import format_receipt
+from delayserver.runtime.fair_turns import Work
+
+
+class TransactionHandlers:
+    """Requests of transactions."""
+
+    def __init__(
+        self,
+        prepare: Prepare,
+        transactions: Transactions,
+        reader: MessageReader,
+        server_id: str,
+        batch_messages_max: int,
+    ) -> None:
+        self._prepare = prepare
+        self._transactions = transactions
+        self._reader = reader
+        self._server_id = server_id
+        self._batch_messages_max = batch_messages_max
+
+    def prepare(self, connection: Connection, request: Request) -> None:
+        """Prepares messages in rows or columns. Request and reply are those of `send`, and the terms come beside."""
+        get = request.arguments.get
+        asked = Asked(get("group"), get("check_after_ms"), get("checks_max"), get("policy"))
+        SendHandlers(self._prepare.under(asked), self._batch_messages_max).send(connection, request)
+
+    async def commit(self, connection: Connection, request: Request) -> None:
+        """Commits transactions. A row of the reply has the receipt of the visible message."""
+        work = connection.work()
+        given = await self._given(request, work)
+        await self._reply(connection, request.id, await self._transactions.commit(given, work), work)
+
+    async def rollback(self, connection: Connection, request: Request) -> None:
+        """Rolls transactions back."""
+        work = connection.work()
+        given = await self._given(request, work)
+        await self._reply(connection, request.id, await self._transactions.rollback(given, work), work)
+
+    async def _given(self, request: Request, work: Work) -> GivenTransactions:
+        """Raises InvalidArgument, BatchTooLarge."""
+        form = one_form(request.arguments, ("receipts", "items"))
+        items = self._reader.items(request.arguments, form)
+        given = GivenTransactions(GivenItems(len(items)))
+        for place, item in enumerate(items):
+            await work.items()
+            if form == "receipts":
+                given.messages.receipts[place] = item
+            elif type(item) is dict and item.get("receipt") is not None:
+                given.messages.receipts[place] = item["receipt"]
+                given.due[place] = item.get("due_ms"), item.get("delay_ms")
+            else:
+                given.messages.errors[place] = InvalidArgument("an item is a map with the receipt of a transaction")
+        return given
+
+    async def _reply(self, connection: Connection, request_id: int, ended: Ended, work: Work) -> None:
+        await connection.room()
+        results = RowsReply(request_id)
+        named = ended.named
+        for place, (sequence, due_ms) in enumerate(zip(named.sequence.tolist(), named.due_ms.tolist(), strict=True)):
+            await work.items()
+            error = ended.errors.get(place)
+            results.add(_refused(error) if error is not None else self._row(ended, place, sequence, due_ms))
+        connection.when_room(lambda: connection.reply(results.frame()))
+
+    def _row(self, ended: Ended, place: int, sequence: int, due_ms: int) -> dict[str, Any]:
+        row: dict[str, Any] = {"receipt": format_receipt(self._server_id, due_ms, sequence)}
+        if place not in ended.committed:
+            return row | {"outcome": Outcome.ROLLED_BACK.label}
+        new, new_due_ms = ended.committed[place]
+        return row | {
+            "outcome": Outcome.COMMITTED.label,
+            "new_receipt": format_receipt(self._server_id, new_due_ms, new),
+            "due_ms": new_due_ms,
+            "sequence": new,
+        }
+
+
+def _refused(error: DelayServerError) -> dict[str, Any]:
+    fields = error_to_map(error)
+    return fields | {"outcome": error.outcome.label} if isinstance(error, TransactionEnded) else fields

@@ -1,0 +1,35 @@
+"""Event-loop steps that read requests, for the parts that gather what comes in one step into one group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Step(Protocol):
+    """A part that gathers. Messages that arrive between the two calls are one group."""
+
+    def begin_step(self) -> None:
+        """The hub begins to read what has come."""
+
+    def end_step(self) -> bool:
+        """The hub has read all that came. False if work is left for a task."""
+
+
+class Steps:
+    """Several parts as one `Step`."""
+
+    def __init__(self, parts: Sequence[Step]) -> None:
+        self._parts = parts
+
+    def begin_step(self) -> None:
+        """See `Step`."""
+        for part in self._parts:
+            part.begin_step()
+
+    def end_step(self) -> bool:
+        """See `Step`. Each part ends its group, whatever the others left."""
+        done = True
+        for part in self._parts:
+            done = part.end_step() and done
+        return done

@@ -1,0 +1,241 @@
+"""Searches by id and key over the segments of a store, with indexes that are there, missing, damaged or in memory."""
+
+from __future__ import annotations
+
+import msgpack
+import numpy as np
+import pytest
+
+from delayserver.broker.actions.finding import FindQuery
+from delayserver.broker.limits import DAY_MS
+from store.records.batches import U32, U64, StoredBatch
+from store.records.id_hash import hash_id
+from tests.delayserver.broker.brokers import GROUP, NOW_US, SERVER, SUBJECT, DirectBroker, drain, open_broker
+from tests.fakes.disk import FakeDisk
+
+INDEXES = "/data/broker/index/"
+
+
+def batch_of(first: int, ids: list[str], keys: list[str] | None = None, **columns: int) -> StoredBatch:
+    """Messages with these ids ("" for none) and keys, with sequences from `first` on."""
+    properties = [msgpack.packb({"keys": text, "n": "1"}) if text else b"" for text in keys or [""] * len(ids)]
+    names = [text.encode() for text in ids]
+    return StoredBatch.filled(
+        len(ids),
+        **{"subject": SUBJECT, "server_id": SERVER, "window_ms": 60_000, **columns},
+        sequence=np.arange(first, first + len(ids)),
+        dispatched_us=np.arange(first, first + len(ids)),
+        ids=b"".join(names),
+        ids_length=np.array([len(name) for name in names], np.uint32),
+        properties=b"".join(properties),
+        properties_length=np.array([len(one) for one in properties], np.uint32),
+        bodies=b"".join([b"%05d" % number for number in range(first, first + len(ids))]),
+        bodies_length=5,
+    )
+
+
+def filled(disk: FakeDisk, count: int = 400) -> DirectBroker:
+    """Messages 1 to `count`, ten a record, over several segments: id `m-N`, none for every seventh; keys `k-(N mod 50)`
+    and `all`."""
+    broker = open_broker(disk)
+    for first in range(1, count + 1, 10):
+        numbers = range(first, first + 10)
+        broker.deliver(
+            batch_of(first, ["" if n % 7 == 0 else f"m-{n}" for n in numbers], [f"k-{n % 50} all" for n in numbers]),
+            False,
+            NOW_US,
+        )
+    broker.sync()
+    return broker
+
+
+def find(broker: DirectBroker, *, messages_max: int = 1000, **query: object) -> list[int]:
+    """The sequences of all messages that a search finds, over all its pages."""
+    found: list[int] = []
+    after = (-1, 0)
+    while True:
+        plan = broker.find_plan(FindQuery(**query, after=after, messages_max=messages_max))  # type: ignore[arg-type]
+        result = plan.run()
+        broker.finish_find(result)
+        batch = result.messages()
+        assert len(batch) <= messages_max
+        assert [bytes(batch.slice(n, n + 1).bodies) for n in range(len(batch))] == [
+            b"%05d" % number for number in batch.sequence.tolist()
+        ]
+        found += batch.sequence.tolist()
+        if result.next is None:
+            return found
+        assert result.next > after, "a search goes forward"
+        after = result.next
+
+
+def make_indexes(broker: DirectBroker) -> int:
+    count = 0
+    while (plan := broker.index_plan()) is not None:
+        plan.run()
+        broker.finish_index(plan.segment.base)
+        count += 1
+    return count
+
+
+@pytest.mark.parametrize("indexed", [True, False])
+def test_messages_are_found_by_id_and_by_key_in_every_segment(indexed: bool) -> None:
+    disk = FakeDisk()
+    broker = filled(disk)
+    segments = len(disk.files("/data/broker/store/"))
+    assert segments > 4
+    if indexed:
+        assert make_indexes(broker) == segments - 1, "the segment that grows has none"
+    for number in (1, 2, 8, 200, 400):
+        assert find(broker, message_id=b"m-%d" % number) == [number]
+    assert find(broker, message_id=b"m-7") == [] == find(broker, message_id=b"m-401")
+    assert find(broker, key=b"k-3") == list(range(3, 400, 50))
+    assert find(broker, key=b"nothing") == []
+    assert broker.index_plan() is None, "a search makes the indexes that it misses"
+    assert broker.damages == []
+
+
+@pytest.mark.parametrize("messages_max", [1, 7, 1000])
+def test_pages_hold_every_message_once(messages_max: int) -> None:
+    broker = filled(FakeDisk())
+    assert find(broker, key=b"all", messages_max=messages_max) == list(range(1, 401))
+
+
+def test_a_page_ends_at_its_bytes_and_holds_one_message_at_least() -> None:
+    broker = filled(FakeDisk())
+    result = broker.find_plan(FindQuery(key=b"k-3", messages_max=1000, bytes_max=1)).run()
+    assert len(result.messages()) == 1 and result.next is not None
+
+
+def test_a_message_without_an_id_is_found_by_its_derived_id() -> None:
+    broker = filled(FakeDisk())
+    for number in (7, 147, 399 // 7 * 7):
+        assert find(broker, message_id=b"%012x-%012x" % (SERVER, number), derived=(SERVER, number)) == [number]
+    assert find(broker, message_id=b"x", derived=(SERVER, 8)) == [], "number 8 has an id of its own"
+    assert find(broker, message_id=b"x", derived=(SERVER + 1, 7)) == []
+
+
+def test_subject_and_time_of_dispatch_narrow_a_search() -> None:
+    broker = filled(FakeDisk())
+    broker.deliver(batch_of(1001, ["m-1"], ["all"], subject=SUBJECT + 1), False, NOW_US)
+    assert find(broker, message_id=b"m-1") == [1, 1001]
+    assert find(broker, message_id=b"m-1", subject=SUBJECT + 1) == [1001]
+    assert find(broker, key=b"all", from_us=395, to_us=399) == [395, 396, 397, 398]
+
+
+def test_messages_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    def same(blob: bytes, lengths: U32) -> U64:
+        return np.where(lengths != 0, np.uint64(hash_id(b"m-1")), np.uint64(0))
+
+    monkeypatch.setattr("delayserver.broker.actions.indexing.hash_ids", same)
+    broker = filled(FakeDisk(), 60)
+    assert find(broker, message_id=b"m-1") == [1]
+    monkeypatch.setattr("delayserver.broker.actions.indexing.hash_id", lambda _: hash_id(b"m-1"))
+    assert find(broker, message_id=b"m-33") == [33]
+
+
+def test_what_is_stored_after_a_search_is_found_by_the_next() -> None:
+    broker = filled(FakeDisk(), 30)
+    for number in range(1001, 1101):
+        broker.deliver(batch_of(number, [f"m-{number}"]), False, NOW_US)
+        assert find(broker, message_id=b"m-%d" % number) == [number]
+    assert find(broker, message_id=b"m-1002") == [1002]
+
+
+def test_redeliveries_of_a_message_are_not_found_beside_it() -> None:
+    broker = filled(FakeDisk(), 10)
+    broker.deliver(batch_of(500, ["m-1"], target_group=GROUP, origin_sequence=1, redelivery=1), False, NOW_US)
+    assert find(broker, message_id=b"m-1") == [1]
+
+
+def test_a_damaged_index_is_named_and_made_again() -> None:
+    disk = FakeDisk()
+    broker = filled(disk)
+    make_indexes(broker)
+    path = sorted(disk.files(INDEXES))[0]
+    for offset in (8, 100, disk.size(path) - 90):
+        disk.flip_bit(path, offset)
+    assert find(broker, message_id=b"m-2") == [2]
+    assert path in broker.damages[-1] and "made again" in broker.damages[-1]
+    told = len(broker.damages)
+    assert find(broker, message_id=b"m-2") == [2] and len(broker.damages) == told
+
+
+def test_damage_of_the_store_hides_only_its_record() -> None:
+    disk = FakeDisk()
+    broker = filled(disk)
+    path = sorted(disk.files("/data/broker/store/"))[0]
+    disk.flip_bit(path, 400)
+    assert set(range(1, 401)) - set(find(broker, key=b"all")) == set(range(1, 11))
+
+
+def test_indexes_outlive_a_restart_and_go_with_their_segments() -> None:
+    disk = FakeDisk()
+    broker = filled(disk)
+    made = make_indexes(broker)
+    broker.close()
+    broker = open_broker(disk)
+    assert broker.index_plan() is None and len(disk.files(INDEXES)) == made
+    broker.window_complete(SERVER, [60_000])
+    drain(broker)
+    broker.sync()
+    removed = broker.retire(NOW_US + 2 * DAY_MS * 1000)
+    assert len(removed) == made and disk.files(INDEXES) == []
+    assert find(broker, message_id=b"m-2") == []
+
+
+def test_an_index_whose_segment_goes_meanwhile_goes_as_well() -> None:
+    disk = FakeDisk()
+    broker = filled(disk)
+    plan = broker.index_plan()
+    assert plan is not None
+    broker.window_complete(SERVER, [60_000])
+    drain(broker)
+    broker.sync()
+    search = broker.find_plan(FindQuery(key=b"all", messages_max=1000))
+    assert broker.retire(NOW_US + 2 * DAY_MS * 1000)
+    with pytest.raises(FileNotFoundError):
+        plan.run()
+    assert len(search.run().messages()) < 400
+    disk.make_directory("/data/broker/index")
+    disk.open(plan.path, create=True).close()
+    broker.finish_index(plan.segment.base)
+    assert disk.files(INDEXES) == []
+
+
+def test_an_index_left_behind_by_a_crash_is_removed_at_the_start() -> None:
+    disk = FakeDisk()
+    broker = filled(disk, 10)
+    broker.close()
+    disk.make_directory(INDEXES.rstrip("/"))
+    disk.open(f"{INDEXES}{99:020d}.index", create=True).close()
+    open_broker(disk)
+    assert disk.files(INDEXES) == []
+
+
+def test_a_full_disk_keeps_no_message_from_being_found() -> None:
+    disk = FakeDisk()
+    broker = filled(disk)
+    disk.capacity_bytes = 0
+    assert find(broker, message_id=b"m-2") == [2]
+    assert broker.index_plan() is not None
+
+
+def test_a_segment_that_gets_its_name_during_a_search_is_searched() -> None:
+    disk = FakeDisk()
+    broker = filled(disk, 40)
+    log = broker.logs[0]
+    while (made := log.preparation()) is None:
+        broker.deliver(batch_of(5000 + log.end, [f"x-{log.end}"]), False, NOW_US)
+        broker.sync()
+    made.make()
+    log.prepared(made)
+    before, sent = len(log.segments()), 0
+    while len(log.segments()) == before:
+        broker.deliver(batch_of(9000 + sent, ["last"]), False, NOW_US)
+        sent += 1
+    plan = broker.find_plan(FindQuery(message_id=b"last", messages_max=1000))
+    assert plan.segments[-1].path != plan.segments[-1].name, "the new segment has the name of a prepared one"
+    broker.sync()
+    assert plan.segments[-1].path not in disk.files("/data/broker/store/")
+    assert plan.run().messages().sequence.tolist() == list(range(9000, 9000 + sent))

@@ -1,0 +1,396 @@
+"""Seeks, starts and removals of consumer groups, reads without a group, and the bound on what a lagging group holds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import numpy as np
+import pytest
+
+from delayserver.broker.actions import time_search
+from delayserver.broker.actions.positions import Looked
+from delayserver.broker.reads import having_read, read_at_once
+from store.records.batches import StoredBatch
+from store.records.segment import FILE_HEADER_BYTES
+from tests.delayserver.broker.brokers import GROUP, LIMITS, NOW_US, SUBJECT, DirectBroker, drain, messages, open_broker
+from tests.fakes.disk import FakeDisk
+
+KEY = (SUBJECT, GROUP)
+
+
+def pull(broker: DirectBroker, count: int = 100, group: int = GROUP) -> tuple[list[int], np.ndarray]:
+    """Sequences and delivery ids of one pull."""
+    pulled = broker.pull(SUBJECT, group, count, 1 << 20, NOW_US, NOW_US)
+    if pulled is None:
+        return [], np.empty(0, np.int64)
+    return pulled.batch.sequence.tolist(), pulled.delivery
+
+
+def at(first: int, count: int, time_us: int) -> StoredBatch:
+    """Messages that were dispatched at a time."""
+    return messages(first, count).with_columns(dispatched_us=np.full(count, time_us, np.int64))
+
+
+def look_at(broker: DirectBroker, *arguments: int) -> Looked:
+    return read_at_once(broker.reads, having_read(partial(broker.positions.look, *arguments)))
+
+
+def found_by_time(broker: DirectBroker, time_us: int) -> int:
+    search = broker.positions.search(SUBJECT, time_us)
+    assert search is not None
+    return time_search.finish(search)
+
+
+def retry_queue(broker: DirectBroker, sequences: tuple[int, ...]) -> None:
+    """Redeliveries for the group arrive, as from the delay pipeline."""
+    batch = messages(sequences[0], len(sequences)).with_columns(target_group=np.full(len(sequences), GROUP, np.uint32))
+    broker.deliver(batch, False, NOW_US)
+
+
+def test_a_seek_back_brings_everything_from_there_again_as_if_for_the_first_time() -> None:
+    broker = open_broker(FakeDisk())
+    broker.deliver(messages(1, 10), False, NOW_US)
+    _, held = pull(broker)
+    broker.ack(SUBJECT, GROUP, held[:2], NOW_US)
+    broker.ack(SUBJECT, GROUP, held[5:7], NOW_US)  # above a gap
+    broker.positions.seek(KEY, 4)
+    pulled = broker.pull(SUBJECT, GROUP, 100, 1 << 20, NOW_US, NOW_US)
+    assert pulled is not None
+    assert pulled.batch.sequence.tolist() == [5, 6, 7, 8, 9, 10]
+    assert pulled.attempt.tolist() == [1] * 6
+
+
+def test_acks_and_nacks_of_what_was_leased_before_a_seek_are_unknown() -> None:
+    broker = open_broker(FakeDisk())
+    broker.deliver(messages(1, 6), False, NOW_US)
+    _, before = pull(broker)
+    broker.positions.seek(KEY, 0)
+    assert broker.ack(SUBJECT, GROUP, before, NOW_US).unknown == 6
+    sequences, again = pull(broker)
+    assert sequences == [1, 2, 3, 4, 5, 6]
+    assert broker.ack(SUBJECT, GROUP, before, NOW_US).unknown == 6, "the same positions are leased again"
+    assert broker.nack(SUBJECT, GROUP, before, 0, NOW_US, NOW_US).unknown == 6
+    assert broker.ack(SUBJECT, GROUP, again, NOW_US).acked == 6
+
+
+def test_a_lease_from_before_a_seek_does_not_end() -> None:
+    broker = open_broker(FakeDisk())
+    broker.deliver(messages(1, 6), False, NOW_US)
+    pull(broker)
+    broker.positions.seek(KEY, 6)
+    assert broker.next_lease_deadline_us() is None
+    assert broker.expired_leases(NOW_US + 10**9, NOW_US + 10**9, 100) == []
+
+
+def test_a_seek_passes_over_the_retry_queue_and_later_redeliveries_still_come() -> None:
+    broker = open_broker(FakeDisk())
+    broker.deliver(messages(1, 3), False, NOW_US)
+    pull(broker, 1)
+    retry_queue(broker, (101, 102))
+    broker.positions.seek(KEY, 3)
+    assert pull(broker)[0] == []
+    retry_queue(broker, (103,))
+    assert pull(broker)[0] == [103]
+
+
+def test_a_redelivery_that_is_being_written_during_a_seek_does_not_ack_what_is_behind_it() -> None:
+    broker = open_broker(FakeDisk())
+    broker.deliver(messages(1, 3), False, NOW_US)
+    _, held = pull(broker)
+    batch = broker.nack(SUBJECT, GROUP, held, 0, NOW_US, NOW_US)
+    broker.positions.seek(KEY, 0)
+    broker.settle_retry(batch)
+    assert pull(broker)[0] == [1, 2, 3]
+    broker.check_invariants()
+
+
+@pytest.mark.parametrize("ends", ["settle", "abandon"])
+def test_a_redelivery_that_is_being_written_while_its_group_is_removed_ends_quietly(ends: str) -> None:
+    broker = open_broker(FakeDisk())
+    broker.deliver(messages(1, 3), False, NOW_US)
+    _, held = pull(broker)
+    batch = broker.nack(SUBJECT, GROUP, held, 0, NOW_US, NOW_US)
+    broker.positions.remove(KEY)
+    if ends == "settle":
+        broker.settle_retry(batch)
+    else:
+        broker.abandon_retry(batch, NOW_US)
+    assert broker.next_lease_deadline_us() is None
+    assert pull(broker)[0] == [1, 2, 3]
+    broker.check_invariants()
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("position", [0, 4, 10])
+def test_a_seek_survives_a_crash_once_it_is_synced(position: int, snapshot: bool) -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk, replace(LIMITS, progress_bytes_max=0 if snapshot else 1 << 20))
+    broker.deliver(messages(1, 10), False, NOW_US)
+    _, before = pull(broker)
+    broker.ack(SUBJECT, GROUP, before[:6], NOW_US)
+    broker.sync()
+    broker.positions.seek(KEY, position)
+    broker.sync()
+    if snapshot:
+        broker.ack(SUBJECT, GROUP, before, NOW_US)
+        pull(broker, 1)
+        broker.sync()
+    disk.crash(Random(1))
+    broker = open_broker(disk)
+    assert broker.ack(SUBJECT, GROUP, before, NOW_US).unknown == 10
+    assert pull(broker)[0] == list(range(position + 1, 11))
+
+
+def test_a_seek_that_was_not_synced_is_forgotten_by_a_crash_and_the_acks_stay() -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk)
+    broker.deliver(messages(1, 4), False, NOW_US)
+    _, held = pull(broker)
+    broker.ack(SUBJECT, GROUP, held, NOW_US)
+    broker.sync()
+    broker.positions.seek(KEY, 0)
+    disk.crash(Random(1))
+    assert pull(open_broker(disk))[0] == []
+
+
+def test_acks_behind_a_seek_count_after_a_restart() -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk)
+    broker.deliver(messages(1, 6), False, NOW_US)
+    drain(broker)
+    broker.positions.seek(KEY, 2)
+    _, held = pull(broker, 2)
+    broker.ack(SUBJECT, GROUP, held[1:], NOW_US)
+    broker.sync()
+    disk.kill()
+    broker = open_broker(disk)
+    assert pull(broker)[0] == [3, 5, 6]
+
+
+def test_a_new_group_begins_where_it_was_told_and_stays_there_after_a_crash() -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk)
+    broker.deliver(messages(1, 4), False, NOW_US)
+    broker.positions.begin(KEY, broker.positions.bounds(SUBJECT)[1])
+    broker.sync()
+    assert pull(broker)[0] == []
+    broker.deliver(messages(5, 2), False, NOW_US)
+    broker.sync()
+    disk.crash(Random(2))
+    assert pull(open_broker(disk))[0] == [5, 6]
+
+
+@pytest.mark.parametrize("checkpoint", [False, True])
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_a_removed_group_is_gone_after_a_crash_with_its_redeliveries(checkpoint: bool, snapshot: bool) -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk, replace(LIMITS, progress_bytes_max=0 if snapshot else 1 << 20))
+    broker.deliver(messages(1, 4), False, NOW_US)
+    drain(broker)
+    retry_queue(broker, (101, 102, 103))
+    broker.sync()
+    broker.checkpoint()
+    broker.positions.remove(KEY)
+    broker.sync()
+    if snapshot:
+        pull(broker, 1, group=GROUP + 1)
+        broker.deliver(messages(5, 1), False, NOW_US)
+        broker.sync()
+    if checkpoint:
+        broker.checkpoint()
+    disk.crash(Random(3))
+    broker = open_broker(disk)
+    assert not broker.positions.has_group(KEY)
+    assert broker.group_row(KEY) is None
+    assert 101 not in drain(broker)
+    broker.check_invariants()
+
+
+def test_a_group_that_is_made_anew_does_not_take_acks_of_the_one_that_was_removed() -> None:
+    broker = open_broker(FakeDisk())
+    broker.deliver(messages(1, 3), False, NOW_US)
+    _, before = pull(broker)
+    broker.positions.remove(KEY)
+    assert pull(broker)[0] == [1, 2, 3]
+    assert broker.ack(SUBJECT, GROUP, before, NOW_US).unknown == 3
+
+
+def test_a_removed_group_holds_nothing_back() -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk, replace(LIMITS, retention_ms=0))
+    pull(broker)
+    for first in range(1, 400, 10):
+        broker.deliver(messages(first, 10), False, NOW_US)
+        retry_queue(broker, (1000 + first,))
+    drain(broker, GROUP + 1)
+    broker.window_complete(7, [60_000])
+    assert broker.retire(NOW_US + 1000) == [], "the group has all of it before it"
+    broker.positions.remove(KEY)
+    broker.sync()
+    assert broker.retire(NOW_US + 1000) != []
+    broker.check_invariants()
+
+
+def test_a_time_is_found_in_memory_and_in_spilled_blocks() -> None:
+    broker = open_broker(FakeDisk())
+    for number in range(50):  # blocks hold two runs each
+        broker.deliver(at(1 + 3 * number, 3, NOW_US + number * 1000), False, NOW_US)
+    assert len(broker._state.queues[SUBJECT, 0].blocks) > 5
+    assert found_by_time(broker, 0) == 0
+    for number in range(50):
+        assert found_by_time(broker, NOW_US + number * 1000) == 3 * number
+        assert found_by_time(broker, NOW_US + number * 1000 - 1) == 3 * number
+        assert found_by_time(broker, NOW_US + number * 1000 + 1) == 3 * number + 3
+    assert found_by_time(broker, NOW_US + 10**9) == 150, "the end: only what comes from now on"
+
+
+def test_a_time_is_found_with_few_reads() -> None:
+    broker = open_broker(FakeDisk())
+    for number in range(1000):
+        broker.deliver(at(1 + number, 1, NOW_US + number), False, NOW_US)
+    search = broker.positions.search(SUBJECT, NOW_US + 700)
+    assert search is not None
+    reads = 0
+    read = next(search)
+    try:
+        while True:
+            reads += 1
+            read = search.send(time_search.result_of(read))
+    except StopIteration as stop:
+        assert stop.value == 700
+    assert reads <= 16
+
+
+def test_a_time_within_a_record_is_found_by_its_rows() -> None:
+    broker = open_broker(FakeDisk())
+    times = np.array([5, 10, 10, 20], np.int64)
+    broker.deliver(messages(1, 4).with_columns(dispatched_us=times), False, NOW_US)
+    assert [found_by_time(broker, time_us) for time_us in (4, 5, 6, 10, 11, 20, 21)] == [0, 0, 1, 1, 3, 3, 4]
+
+
+def test_a_damaged_record_lets_a_time_be_found_before_it() -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk, replace(LIMITS, segment_bytes=1 << 20))
+    for number in range(8):
+        broker.deliver(at(1 + number, 1, NOW_US + number), False, NOW_US)
+    broker.sync()
+    offset = broker._state.queues[SUBJECT, 0].run_at(5, broker._state.blocks).store_offset
+    (path,) = disk.files("/data/broker/store/")
+    disk.flip_bit(path, offset + 100)
+    assert found_by_time(broker, NOW_US + 5) <= 5
+    assert found_by_time(broker, NOW_US + 2) == 2
+
+
+def test_a_read_says_what_stands_at_a_position_and_changes_nothing() -> None:
+    broker = open_broker(FakeDisk())
+    for first in (1, 4, 7):
+        broker.deliver(messages(first, 3), False, NOW_US)
+    look = look_at(broker, SUBJECT, 2, 4, 1 << 20)
+    assert (look.status, look.first, look.end, look.next) == ("found", 0, 9, 6)
+    assert look.found is not None
+    assert look.found.batch.sequence.tolist() == [3, 4, 5, 6]
+    assert look.found.batch.position.tolist() == [2, 3, 4, 5]
+    for position, status, following in ((9, "nothing_yet", 9), (10, "too_large", 9), (-1, "too_small", 0)):
+        look = look_at(broker, SUBJECT, position, 4, 1 << 20)
+        assert (look.status, look.next, look.found) == (status, following, None)
+    assert broker.group_keys((0, 0), 0, 10) == []
+    assert broker.next_lease_deadline_us() is None
+    assert drain(broker) == list(range(1, 10))
+    one = look_at(broker, SUBJECT, 0, 100, 1).found
+    assert one is not None and len(one) == 1, "the first message comes, however few bytes are asked for"
+    empty = look_at(broker, SUBJECT + 1, 0, 4, 1 << 20)
+    assert (empty.status, empty.first, empty.end) == ("nothing_yet", 0, 0)
+
+
+def test_a_read_goes_around_a_damaged_record_and_tells_of_what_was_retired() -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk, replace(LIMITS, retention_ms=0, cache_bytes_max=0))
+    for first in range(1, 400, 10):
+        broker.deliver(messages(first, 10), False, NOW_US)
+    drain(broker)
+    broker.window_complete(7, [60_000])
+    broker.sync()
+    assert broker.retire(NOW_US + 1000)
+    first, end = broker.positions.bounds(SUBJECT)
+    assert look_at(broker, SUBJECT, first - 1, 1, 1 << 20).status == "retired"
+    run = broker._state.run_at((SUBJECT, 0), first)
+    base, segment = broker._state.store._log.locate(run.store_offset)
+    disk.flip_bit(segment.path, run.store_offset - base + 100)
+    look = look_at(broker, SUBJECT, first, 25, 1 << 20)
+    assert look.found is not None
+    assert look.found.batch.position.tolist() == list(range(first + run.row_count, first + run.row_count + 25))
+    assert look.next == first + run.row_count + 25 < end
+
+
+def test_a_group_that_lags_past_the_bound_loses_messages_and_is_told_once() -> None:
+    disk = FakeDisk()
+    limits = replace(LIMITS, retention_ms=0, lag_bytes_max=3 * 4096)
+    broker = open_broker(disk, limits)
+    pull(broker, 1)
+    for first in range(1, 600, 10):
+        broker.deliver(messages(first, 10), False, NOW_US)
+    broker.window_complete(7, [60_000])
+    broker.sync()
+    assert broker.positions.take_passed(KEY) is None
+    assert broker.retire(NOW_US + 1000)
+    first, end = broker.positions.bounds(SUBJECT)
+    assert 0 < first < end
+    disk.crash(Random(5))
+    broker = open_broker(disk, limits)
+    assert broker.positions.take_passed(KEY) == (first, end), "a restart forgets nothing"
+    assert broker.positions.take_passed(KEY) is None
+    assert drain(broker) == list(range(first + 1, 601))
+    broker.sync()
+    disk.crash(Random(6))
+    broker = open_broker(disk, limits)
+    assert broker.positions.take_passed(KEY) is None, "it was told before the crash"
+    broker.check_invariants()
+
+
+def test_a_group_that_lags_by_time_holds_back_what_is_younger() -> None:
+    broker = open_broker(FakeDisk(), replace(LIMITS, retention_ms=0, lag_ms_max=5000))
+    pull(broker, 1)
+    for first in range(1, 300, 10):
+        broker.deliver(messages(first, 10), False, NOW_US)
+    broker.window_complete(7, [60_000])
+    broker.sync()
+    assert broker.retire(NOW_US + 4_000_000) == []
+    assert broker.retire(NOW_US + 6_000_000) != []
+    assert broker.positions.take_passed(KEY) is not None
+
+
+def test_without_a_bound_a_group_that_lags_holds_back_everything() -> None:
+    broker = open_broker(FakeDisk(), replace(LIMITS, retention_ms=0))
+    pull(broker, 1)
+    for first in range(1, 300, 10):
+        broker.deliver(messages(first, 10), False, NOW_US)
+    broker.window_complete(7, [60_000])
+    broker.sync()
+    assert broker.retire(NOW_US + 400 * 86_400_000_000) == []
+    assert broker.positions.bounds(SUBJECT)[0] == 0
+
+
+def test_a_seek_ahead_of_a_store_that_lost_its_end_stops_at_the_end() -> None:
+    disk = FakeDisk()
+    broker = open_broker(disk, replace(LIMITS, segment_bytes=1 << 20))
+    broker.deliver(messages(1, 3), False, NOW_US)
+    broker.sync()
+    kept = broker._state.store.end
+    broker.deliver(messages(4, 3), False, NOW_US)
+    pull(broker, 1)
+    broker.positions.seek(KEY, 6)
+    broker.sync()
+    disk.kill()
+    (path,) = disk.files("/data/broker/store/")
+    file = disk.open(path)
+    file.write_at(kept, bytes(file.size() - kept)) if hasattr(file, "write_at") else file.truncate(kept)
+    file.datasync()
+    file.close()
+    assert kept > FILE_HEADER_BYTES
+    broker = open_broker(disk)
+    assert pull(broker)[0] == []
+    assert broker.damages
+    broker.deliver(messages(7, 2), False, NOW_US)
+    assert pull(broker)[0] == [7, 8], "positions that the store lost are given to new messages"

@@ -1,0 +1,105 @@
+"""SIGHUP to real processes: weights are taken over, a node is drained, and what is wrong changes nothing."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from delayserver.client import Client
+from tests.delayserver.cli.conftest import Server
+
+NODES = """
+[[groups]]
+name = "east"
+nodes = ["embedded", {{ address = "{address}", weight = {weight} }}]
+
+[[routes]]
+pattern = "*"
+groups = ["east"]
+"""
+
+
+def node_of(client: Client, address: str) -> tuple[str, int]:
+    (node,) = [node for node in client.route(group="east").nodes if node.address == address]
+    return node.state, node.weight
+
+
+def logged(log: Path, text: str) -> str:
+    """The log of the server once it has a line with this text."""
+    deadline_s = time.monotonic() + 20
+    while text not in log.read_text():
+        assert time.monotonic() < deadline_s, log.read_text()
+        time.sleep(0.05)
+    return log.read_text()
+
+
+def send_and_count(client: Client, node: Client, name: str, count: int) -> tuple[int, int]:
+    """Messages that the server's own broker and the node get of so many that are sent one by one."""
+    for number in range(count):
+        client.send(name, b"%d" % number, delay_ms=0)
+    here, there, deadline_s = 0, 0, time.monotonic() + 20
+    while here + there < count:
+        assert time.monotonic() < deadline_s, (here, there)
+        for each in (client, node):
+            deliveries = each.pull(name, "g", wait_s=0.05)
+            each.ack(name, "g", deliveries)
+            here, there = (here + len(deliveries), there) if each is client else (here, there + len(deliveries))
+    return here, there
+
+
+def test_a_drained_node_gets_no_new_messages_and_comes_back(
+    start_server: Callable[..., Server], begin: Callable[..., subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    other = start_server(tmp_path / "node")
+    config, log = tmp_path / "server.toml", tmp_path / "log"
+    config.write_text(NODES.format(address=other.address, weight=1))
+    with log.open("wb") as err:
+        server = start_server(tmp_path / "data", "--config", str(config), stderr=err)
+
+    def hang_up() -> None:
+        server.process.send_signal(signal.SIGHUP)
+
+    with Client(server.address) as client, Client(other.address) as node:
+        here, there = send_and_count(client, node, "a", 40)
+        assert here > 5 and there > 5
+
+        config.write_text(NODES.format(address=other.address, weight=0))
+        hang_up()
+        logged(log, f"group east: the weight of {other.address} is 0, was 1, so it is drained")
+        assert node_of(client, other.address) == ("draining", 0)
+        assert send_and_count(client, node, "b", 40) == (40, 0)
+
+        config.write_text(NODES.format(address=other.address, weight=0) + "[storage]\nwindow_ms = '30s'\n")
+        hang_up()
+        logged(log, "storage.window_ms: cannot change while the server runs")
+        config.write_text("[[groups]\n")
+        hang_up()
+        logged(log, "is not TOML")
+        config.write_text(NODES.format(address=other.address, weight=-1))
+        hang_up()
+        logged(log, "groups.nodes.weight: expected")
+        assert node_of(client, other.address) == ("draining", 0), "nothing was changed"
+
+        config.write_text(NODES.format(address=other.address, weight=3))
+        hang_up()
+        logged(log, "is 3, was 0")
+        here, there = send_and_count(client, node, "c", 40)
+        assert there > here > 0
+        hang_up()
+        logged(log, "nothing in it has changed")
+        assert int(client.status()["accepted"]) == 120
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=30) == 0
+
+
+def test_without_a_file_the_signal_changes_nothing(start_server: Callable[..., Any], tmp_path: Path) -> None:
+    server = start_server(tmp_path / "data")
+    server.process.send_signal(signal.SIGHUP)
+    time.sleep(0.3)
+    assert server.run("status", "--json").row["ready"] is True
+    done = server.stop()
+    assert done.code == 0 and "nothing in it has changed" in done.err

@@ -1,0 +1,107 @@
+"""One-way requests: no reply, and the next reply of the connection tells what was refused of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from delayserver.protocol.frames import encode_request
+from tests.fakes.host import Client, Host, small_settings, texts
+
+Boot = Callable[..., Host]
+
+
+async def tell(client: Client, operation: str, **arguments: Any) -> int:
+    return await client.ask(operation, {"one_way": True} | arguments)
+
+
+async def refused(client: Client) -> dict[str, Any] | None:
+    told: dict[str, Any] | None = (await client.request("ping")).get("one_way_refused")
+    return told
+
+
+@pytest.mark.parametrize("operation", ["send", "publish"])
+async def test_no_reply_comes_and_the_messages_are_there_in_their_order(boot: Boot, operation: str) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    when = {"due_ms": host.now_ms} if operation == "send" else {}
+    for number in range(3):
+        await tell(client, operation, messages=[{"subject": "s", "body": str(number)} | when])
+    await tell(client, operation, count=2, subject="s", bodies=b"ab", body_length=1, **when)
+    await host.sleep_ms(300)
+    assert not client.replies
+    assert sorted(texts(await client.pull())) == ["0", "1", "2", "a", "b"]
+    assert await refused(client) is None
+    assert (await client.status())["one_way_refused"] == 0
+
+
+async def test_the_next_reply_tells_what_was_refused_and_then_no_more(boot: Boot) -> None:
+    host = boot(small_settings(message={"body_bytes_max": 2}))
+    await host.start()
+    client, other = await host.client(), await host.client()
+    good = {"subject": "s", "body": "x"}
+    await tell(client, "publish", messages=[good, good | {"subject": ""}, good, good | {"body": "long"}])
+    await host.sleep_ms(50)
+    await tell(client, "publish", count=2, subject="s", bodies=b"a", body_length=1)
+    await tell(client, "send", messages=[good, good])
+    await tell(client, "publish", messages=[])
+    await tell(client, "send", count="many", subject="s")
+    await host.sleep_ms(100)
+    assert not client.replies and await refused(other) is None
+    told = await refused(client)
+    assert told is not None and told["messages"] == 2 + 2 + 2 + 1 + 1
+    assert told["error"] == "subject_invalid" and "a subject is" in told["message"]
+    assert await refused(client) is None
+    status = await client.status()
+    assert status["one_way_refused"] == 8 and status["errors"]["subject_invalid"] == 1
+    assert texts(await client.pull()) == ["x", "x"]
+
+
+async def test_an_error_tells_it_too_and_so_does_a_full_disk(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    host.disk.capacity_bytes = host.disk.used_bytes
+    await tell(client, "publish", messages=[{"subject": "new", "body": "x" * 300_000}])
+    await host.sleep_ms(100)
+    number = await client.ask("pull", {"subject": ""})
+    while number not in client.replies:
+        await client.take()
+    reply = client.replies.pop(number)
+    assert reply.error is not None and reply.error.name == "subject_invalid"
+    assert reply.refused is not None and reply.refused.messages == 1 and reply.refused.first.name == "disk_full"
+
+
+async def test_while_the_server_starts_or_stops_they_are_refused_without_a_reply(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    host.server.stopping.set()
+    await tell(client, "publish", messages=[{"subject": "s", "body": "x"}])
+    await tell(client, "send", messages=[{"subject": "s", "body": "x", "due_ms": host.now_ms}])
+    told = await refused(client)
+    assert told is not None and (told["messages"], told["error"]) == (2, "shutting_down")
+
+
+async def test_other_operations_and_other_values_get_their_reply(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    assert "server_us" in await client.request("ping", {"one_way": True})
+    good = {"subject": "s", "body": "x"}
+    assert await client.refused("publish", {"one_way": 1, "messages": [good]}) == "invalid_argument"
+    assert (await client.request("publish", {"one_way": False, "messages": [good]}))["results"][0]["position"] == 0
+
+
+async def test_a_frame_that_is_no_request_ends_the_connection_as_ever(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    frame = bytearray(encode_request(1, "publish", {"one_way": True, "messages": []}))
+    frame[4] = 0xC1  # no msgpack
+    await client.send_bytes(bytes(frame))
+    await client.take()
+    assert client.replies[0].error is not None and client.replies[0].error.name == "malformed_frame"

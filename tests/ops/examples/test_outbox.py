@@ -1,0 +1,105 @@
+"""The outbox example with a real database: wherever the shop dies, an order and its message are both there, or neither."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from delayserver.client import Client
+from tests.delayserver.cli.conftest import serving
+from tests.ops.examples import postgres
+
+psycopg = pytest.importorskip("psycopg", reason="psycopg is not installed: it is in the extra `test`")
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def dsn() -> Iterator[str]:
+    reason = postgres.why_not()
+    if reason:
+        pytest.skip(reason)
+    with postgres.cluster() as where:
+        yield where
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serving(tmp_path_factory.mktemp("outbox") / "data") as server:
+        yield server.address
+
+
+def shop(dsn: str, address: str, *arguments: str) -> int:
+    """Runs the example; its return code."""
+    command = [sys.executable, "-m", "ops.examples.outbox", *arguments, "--dsn", dsn, "--server", address]
+    done = subprocess.run(command, check=False, cwd=ROOT, env=dict(os.environ), timeout=60)
+    return done.returncode
+
+
+def announced(address: str, number: int, wait_s: float) -> list[int]:
+    """The numbers of the orders that a consumer hears of within some time."""
+    end_s, found = time.monotonic() + wait_s, []
+    with Client(address) as client:
+        while time.monotonic() < end_s and number not in found:
+            deliveries = client.pull("orders.placed", "warehouse", wait_s=max(end_s - time.monotonic(), 0.1))
+            client.ack("orders.placed", "warehouse", deliveries)
+            found += [json.loads(delivery.body)["number"] for delivery in deliveries]
+    return found
+
+
+def stored(dsn: str, number: int) -> bool:
+    with psycopg.connect(dsn) as database:
+        return database.execute("SELECT 1 FROM orders WHERE number = %s", [number]).fetchone() is not None
+
+
+def test_an_order_is_stored_and_announced(dsn: str, address: str) -> None:
+    assert shop(dsn, address, "place", "1") == 0
+    assert stored(dsn, 1)
+    assert announced(address, 1, 10) == [1]
+
+
+def test_an_order_that_the_database_refuses_is_not_announced(dsn: str, address: str) -> None:
+    assert shop(dsn, address, "place", "2") == 0
+    assert announced(address, 2, 10) == [2]
+    assert shop(dsn, address, "place", "2") != 0, "the number is taken"
+    assert announced(address, 2, 1) == []
+
+
+@pytest.mark.parametrize(
+    ("step", "number", "is_there"), [("prepared", 11, False), ("inserted", 12, False), ("stored", 13, True)]
+)
+def test_wherever_the_shop_dies_the_table_decides(
+    dsn: str, address: str, step: str, number: int, is_there: bool
+) -> None:
+    assert shop(dsn, address, "place", str(number), "--die-at", step) == -signal.SIGKILL
+    assert stored(dsn, number) is is_there
+    assert announced(address, number, 0.5) == [], "nobody sees it before the answer"
+    assert shop(dsn, address, "answer", "--seconds", "5") == 0
+    assert announced(address, number, 10 if is_there else 1) == ([number] if is_there else [])
+
+
+def test_a_shop_that_dies_behind_its_commit_is_asked_nothing(dsn: str, address: str) -> None:
+    assert shop(dsn, address, "place", "20", "--die-at", "committed") == -signal.SIGKILL
+    assert announced(address, 20, 10) == [20]
+    with Client(address) as client:
+        assert client.check_backs("shop", wait_s=4) == []
+
+
+def test_a_server_that_dies_in_between_asks_as_well(dsn: str, tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as server:
+        assert shop(dsn, server.address, "place", "30", "--die-at", "stored") == -signal.SIGKILL
+        server.process.kill()
+        server.process.wait()
+    with serving(tmp_path / "data") as server:
+        assert shop(dsn, server.address, "answer", "--seconds", "6") == 0
+        assert announced(server.address, 30, 10) == [30]
+        with Client(server.address) as client:
+            assert client.status()["pending"] == 0

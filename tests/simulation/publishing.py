@@ -1,0 +1,253 @@
+"""Producers that publish, several requests at a time over one connection, and a consumer group that pulls what they stored.
+
+Its books share no code with the server, and nothing with the books of sent messages. A message is recognised by its token.
+What nobody answered stays `unknown`: it may be stored or not, but not twice.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import trio
+
+from delayserver.protocol.errors import DelayServerError
+from tests.simulation.client import Client, Lost
+from tests.simulation.failures import SimulationFailure
+from tests.simulation.host import Host
+
+SUBJECT, GROUP = "published", "readers"
+NAMES = {"subject": SUBJECT, "group": GROUP}
+UNKNOWN, STORED, REFUSED = "unknown", "stored", "refused"
+# An error of these does not say that nothing was stored.
+_NOT_CERTAIN = ("storage_failed", "internal_error")
+# Messages that nobody takes go after a week.
+KEPT_US = 6 * 86_400 * 1_000_000
+TURNS_MAX = 300
+
+
+@dataclass(slots=True)
+class Published:
+    """One message: where the answer or the first pull says that it stands, -1 if neither has."""
+
+    token: int
+    body: bytes
+    tag: str | None
+    asked_us: int
+    asked_uptime_us: int
+    state: str = UNKNOWN
+    position: int = -1
+    arrived: bool = False
+    acked: bool = False
+    life: int = 0
+    """The life of the broker in which it was found there."""
+
+
+class Publishing:
+    """The producers, the group and their books."""
+
+    def __init__(
+        self, producers: list[Client], consumer: Client, host: Host, chance: Random, note: Callable[..., None]
+    ) -> None:
+        self._producers = producers
+        self._consumer = consumer
+        self._host = host
+        self._chance = chance
+        self._note = note
+        self._messages: dict[int, Published] = {}
+        self._at: dict[int, int] = {}
+        self.ending = False
+        self._done = [trio.Event() for _ in range(len(producers) + 1)]
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """Publish and consume until the end is near."""
+        for client, done in zip(self._producers, self._done, strict=False):
+            nursery.start_soon(self._repeat, client, self._publish, done)
+        nursery.start_soon(self._repeat, self._consumer, self._consume, self._done[-1])
+
+    async def _repeat(self, client: Client, act: Callable[[Client], Any], done: trio.Event) -> None:
+        while not self.ending:
+            if not self._host.open.is_set():
+                with trio.move_on_after(1):
+                    await self._host.open.wait()
+                continue
+            try:
+                await act(client)
+            except Lost:
+                await client.sleep(0.3)
+            except DelayServerError as error:
+                self._note(client.name, "refused", error=error.name)
+                await client.sleep(0.5)
+        done.set()
+
+    # -- producing
+
+    async def _publish(self, client: Client) -> None:
+        """Some requests at once over one connection."""
+        await client.sleep(self._chance.choice([0.01, 0.3, 2.0]))
+        groups = [
+            [self._new() for _ in range(self._chance.choice([1, 1, 2, 7]))]
+            for _ in range(self._chance.choice([1, 2, 5]))
+        ]
+        requests = [self._rows(group) if self._chance.random() < 0.6 else self._columns(group) for group in groups]
+        self._note(client.name, "publish", tokens=[[message.token for message in group] for group in groups])
+        replies = await client.request_all("publish", requests)
+        reached = -1
+        for group, reply in zip(groups, replies, strict=True):
+            if reply is None:
+                continue
+            if isinstance(reply, DelayServerError):
+                self._refused(group, reply)
+                continue
+            positions = _positions(reply, len(group))
+            for message, position in zip(group, positions, strict=True):
+                if isinstance(position, str):
+                    self._refused_row(message, position)
+                    continue
+                if position <= reached:
+                    self._fail(message, f"stored at {position}, and what its producer published before is at {reached}")
+                reached = position
+                self._stored(message, position)
+        self._note(client.name, "published", positions=[message.position for group in groups for message in group])
+
+    def _new(self) -> Published:
+        token = len(self._messages) + 1
+        padding = b"." * self._chance.choice([0, 0, 50, 3000])
+        tag = self._chance.choice([None, "red", "blue"])
+        clock = self._host.clock
+        message = Published(token, b"p%d." % token + padding, tag, clock.now_us(), clock.monotonic_us())
+        self._messages[token] = message
+        return message
+
+    def _rows(self, group: list[Published]) -> dict[str, Any]:
+        rows: list[dict[str, Any]] = []
+        for message in group:
+            rows.append({"subject": SUBJECT, "body": message.body})
+            if message.tag is not None:
+                rows[-1]["tag"] = message.tag
+        return {"messages": rows}
+
+    def _columns(self, group: list[Published]) -> dict[str, Any]:
+        count = len(group)
+        tags = sorted({message.tag for message in group if message.tag is not None})
+        index = [0 if message.tag is None else 1 + tags.index(message.tag) for message in group]
+        return {
+            "count": count,
+            "subject": SUBJECT,
+            "bodies": b"".join(message.body for message in group),
+            "body_length": struct.pack(f"<{count}I", *[len(message.body) for message in group]),
+            "tags": tags,
+            "tag_index": struct.pack(f"<{count}I", *index),
+        }
+
+    def _refused(self, group: list[Published], error: DelayServerError) -> None:
+        for message in group:
+            self._refused_row(message, error.name)
+
+    def _refused_row(self, message: Published, error: str) -> None:
+        if error in _NOT_CERTAIN:
+            return
+        if message.arrived:
+            self._fail(message, f"refused as {error}, and it had arrived")
+        message.state = REFUSED
+
+    def _stored(self, message: Published, position: int) -> None:
+        message.state = STORED
+        self._place(message, position)
+
+    # -- consuming
+
+    async def _consume(self, client: Client) -> int:
+        arguments = NAMES | {"max_messages": self._chance.choice([1, 5, 1000]), "wait_ms": 0 if self.ending else 3_000}
+        messages = (await client.request("pull", arguments))["messages"]
+        if not messages:
+            return 0
+        found = [self._arrived(message) for message in messages]
+        self._note(client.name, "pulled", tokens=[message.token for message in found])
+        if not self.ending and self._chance.random() < 0.1:
+            return len(found)  # forgotten: they come again after their lease
+        deliveries = [message["delivery"] for message in messages]
+        packed = {"count": len(deliveries), "deliveries": struct.pack(f"<{len(deliveries)}q", *deliveries)}
+        if not self.ending and self._chance.random() < 0.1:
+            await client.request("nack", NAMES | packed | {"delay_ms": 0})
+            return len(found)
+        if (await client.request("ack", NAMES | packed))["unknown"] == 0:
+            for message, row in zip(found, messages, strict=True):
+                message.acked |= not row["delivery"] >> 62 & 1
+        return len(found)
+
+    def _arrived(self, row: dict[str, Any]) -> Published:
+        body = row["body"]
+        token = int(body[1 : body.index(b".")]) if body[:1] == b"p" and b"." in body else 0
+        message = self._messages.get(token)
+        if message is None or message.body != body or row.get("tag") != message.tag:
+            raise SimulationFailure(f"a message that nobody published so arrived: {body[:60]!r} {row.get('tag')}")
+        if message.state == REFUSED:
+            self._fail(message, "it was refused, and arrived")
+        message.arrived = True
+        if row["delivery"] >> 62 & 1:
+            return message  # a redelivery stands in another queue
+        if message.acked:
+            self._fail(message, "it was acked, and handed out again")
+        self._place(message, row["delivery"] & (1 << 44) - 1)
+        return message
+
+    # -- the books
+
+    def _place(self, message: Published, position: int) -> None:
+        """It stands at one position, and nothing else stands there."""
+        if message.position not in (-1, position):
+            self._fail(message, f"it stands at {position} too")
+        other = self._messages[self._at.setdefault(position, message.token)]
+        if other is not message:
+            if other.state != UNKNOWN or other.acked or other.life == self._host.lives:
+                self._fail(message, f"position {position} is that of p{other.token}")
+            # Nobody answered for it, and a consumer saw it before its sync. A crash took it, and its position is free.
+            other.position = -1
+            self._at[position] = message.token
+        message.position, message.life = position, self._host.lives
+
+    async def settle(self, leap: Callable[[float], None]) -> None:
+        """Take what is left. Called when no more faults come: all that was answered must have arrived."""
+        self.ending = True
+        for done in self._done:
+            await done.wait()
+        for _ in range(TURNS_MAX):
+            missing = [message for message in self._messages.values() if self._is_missing(message)]
+            if not missing:
+                return
+            try:
+                came = await self._consume(self._consumer)
+            except (Lost, DelayServerError):
+                came = 0
+            if not came:
+                leap(25)
+                await self._consumer.sleep(0.7)
+        self._fail(missing[0], "it was answered as stored, and never arrived")
+
+    def _is_missing(self, message: Published) -> bool:
+        clock = self._host.clock
+        ages_us = (clock.peak_us - message.asked_us, clock.monotonic_us() - message.asked_uptime_us)
+        old = max(ages_us) > KEPT_US
+        return message.state == STORED and not message.arrived and not old
+
+    def _fail(self, message: Published, what: str) -> None:
+        self._note("publishing", "FAILURE", promise=what, message=str(message)[:120])
+        raise SimulationFailure(f"published p{message.token} ({message.state} at {message.position}): {what}")
+
+
+def _positions(reply: dict[str, Any], count: int) -> list[int | str]:
+    """Of all messages of a request; of a refused row the name of its error. In columns none may be refused."""
+    if "results" in reply:
+        return [result["position"] if "position" in result else result["error"] for result in reply["results"]]
+    if reply["accepted"] != count:
+        raise SimulationFailure(f"a publish was answered {reply}")
+    position = reply["position"]
+    if isinstance(position, int):
+        return [position]
+    if isinstance(position, list):
+        return list(range(position[0], position[0] + count))
+    return list(struct.unpack(f"<{count}q", position))
