@@ -237,6 +237,11 @@ class MessageLog:
         segment.assume_synced()
         return base + segment.assumed
 
+    @property
+    def is_named(self) -> bool:
+        """Whether a start finds the last segment. The first sync of an adopted one gives it its name."""
+        return self._tail[1].is_named
+
     def require_name(self) -> None:
         """To be called between a sync and its acknowledgement: a file that was deleted is gone with its process, however
         well it was synced. Raises StoreError; what was appended must not be acknowledged then."""

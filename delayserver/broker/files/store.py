@@ -115,6 +115,11 @@ class BrokerStore:
         self._appended.shrink(self._limits.cache_bytes_max - self._read_back.bytes)
         return [(entry.start, entry.end) for entry in entries]
 
+    @property
+    def is_named(self) -> bool:
+        """See `MessageLog.is_named`."""
+        return self._log.is_named
+
     def require_name(self) -> None:
         """See `MessageLog.require_name`."""
         self._log.require_name()

@@ -139,8 +139,11 @@ class Publishing:
         )
         started_us = self._clock.monotonic_us()
         published = self._broker.publish(batches, durably=inline)
-        if inline:
+        # With durability `os` the page cache counts as durable, but a start finds a new segment only by its name.
+        at_once = inline or (not durably and store.is_named)
+        if at_once:
             store.require_name()
+        if inline:
             duration_us = self._clock.monotonic_us() - started_us
             self.sync_us_max = max(self.sync_us_max, duration_us)
             self._commit.pace.took(duration_us)
@@ -154,7 +157,7 @@ class Publishing:
                 answers.append((part, StoredPart(first, own)))
                 begin += len(part)
                 first += len(part)
-        if inline or not durably:  # with durability `os` the page cache counts as durable
+        if at_once:
             self._answer(answers, size)
             if not inline:
                 self._commit.soon()
