@@ -215,25 +215,35 @@ class Connection:
         if payloads:
             if self._share.frame_bytes:
                 self._memory.end_frame(self._share)
-            self._ready.extend(payloads)
-            self._ready_bytes += sum(map(len, payloads))
-            self._begin_ready()
+            if len(payloads) == 1 and len(payloads[0]) < LARGE_FRAME_BYTES and not self._ready and not self._long:
+                self._begin_usual(payloads[0])
+            else:
+                self._ready.extend(payloads)
+                self._ready_bytes += sum(map(len, payloads))
+                self._begin_ready()
         if self._decoder.buffered_bytes and self.open:
             self._await_rest_of_frame()
 
+    def _begin_usual(self, payload: bytes | memoryview) -> None:
+        """Begins a small request that came alone, without measuring it, or lets it wait."""
+        try:
+            if self._may_begin():
+                self._handle(payload)
+            else:
+                self._ready.append(payload)
+                self._ready_bytes += len(payload)
+        except ProtocolError as error:
+            self._refuse(error)
+        if self._ready or self._share.ready_bytes:
+            self._hold_rest()
+
     def _begin_ready(self) -> None:
-        """Begins the next requests in order, or waits for a turn. Only this and `_take_turn` begin requests."""
+        """Begins the next requests in order, or waits for a turn. This, `_begin_usual` and `_take_turn` begin requests."""
         ready = self._ready
         if self._long and ready and self.open:
             self._wait_for_turn()
         try:
-            if len(ready) == 1 and len(ready[0]) < LARGE_FRAME_BYTES:  # the usual request
-                if self._may_begin():
-                    payload = ready.popleft()
-                    self._ready_bytes -= len(payload)
-                    self._handle(payload)
-            else:
-                self._begin_some()
+            self._begin_some()
         except ProtocolError as error:
             self._refuse(error)
         if ready or self._share.ready_bytes:

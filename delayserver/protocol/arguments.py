@@ -59,11 +59,15 @@ def one_form(arguments: Mapping[str, Any], forms: Sequence[str]) -> str:
     """The one argument of `forms` that is given; it decides the form of the request. Raises InvalidArgument for none or
     several.
     """
-    given = [name for name in forms if arguments.get(name) is not None]
-    if len(given) != 1:
-        which = f"{' and '.join(given)} are given" if given else "none of them is given"
-        raise InvalidArgument(f"give exactly one of {', '.join(forms)}: {which}")
-    return given[0]
+    form = ""
+    for name in forms:
+        if arguments.get(name) is not None:
+            if form:
+                raise InvalidArgument(f"give exactly one of {', '.join(forms)}: {form} and {name} are given")
+            form = name
+    if not form:
+        raise InvalidArgument(f"give exactly one of {', '.join(forms)}: none of them is given")
+    return form
 
 
 def server_number(server_id: object) -> int:

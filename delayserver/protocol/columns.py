@@ -113,7 +113,10 @@ def unpack_ragged(blob: object, lengths: object, count: int, name: str, lengths_
 
 def make_ragged(blob: bytes | memoryview, lengths: NDArray[np.uint32]) -> Ragged:
     """Ragged bytes of a blob and its u32 lengths. The caller knows that the lengths add up to the blob."""
-    offsets = np.empty(len(lengths) + 1, I64)
+    count = len(lengths)
+    if count and lengths.strides == (0,):
+        return Ragged(blob, lengths, np.arange(count + 1, dtype=I64) * int(lengths.item(0)))
+    offsets = np.empty(count + 1, I64)
     offsets[0] = 0
     np.cumsum(lengths, dtype=I64, out=offsets[1:])
     return Ragged(blob, lengths, offsets)

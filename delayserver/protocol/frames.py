@@ -372,18 +372,17 @@ def _decode(payload: Payload, list_items_max: int, frame_items_max: int) -> obje
     size = len(payload)
     # An array cannot have more items than the frame has bytes. So a short frame cannot make msgpack reserve much.
     list_items_max = min(size, list_items_max)
-    counting = {}
-    if size > frame_items_max:  # A shorter payload cannot have so many items.
-        items = _Items(frame_items_max)
-        counting = {"object_hook": items.take, "list_hook": items.take}
+    # A shorter payload cannot have so many items.
+    take = _Items(frame_items_max).take if size > frame_items_max else None
     try:
         return _unpackb(
             payload,
+            object_hook=take,
+            list_hook=take,
             ext_hook=_refuse_extension,
             max_array_len=list_items_max,
             max_map_len=list_items_max,
             max_ext_len=0,
-            **counting,
         )
     except _TooManyItems:
         too_many = f"the request has more than {frame_items_max} items in all its arrays and maps"

@@ -227,6 +227,8 @@ class GroupCommit:
             self._gathering.next().fail(error)
 
     def _committed(self, group: CommitGroup, entries: list[LogEntry]) -> None:
+        # Answers first, so that the clients go on during the rest of this step.
+        group.tell(entries)
         self.groups += 1
         for entry in entries:
             written = entry.batch
@@ -236,8 +238,6 @@ class GroupCommit:
             elif isinstance(written, MessageBatch):
                 self._positions.accepted_sequence.advance(int(written.sequence[-1]))
                 self._balance.commit(len(written) - int(np.count_nonzero(written.origin_sequence)))
-        # Answers first, so that the clients go on during the rest of this step.
-        group.tell(entries)
         self._positions.durable.advance(entries[-1].end)
         self._queue.put(entries)
 

@@ -112,6 +112,11 @@ class Intake:
                 max(self._oldest_due_ms(), self._closed.until_ms), now_ms + self._settings.delay_ms_max
             )
         self._make_names_known(maps)
+        if len(maps) == 1:
+            try:
+                return [self._row(maps[0], now_us)], []
+            except DelayServerError as error:
+                return [], [Rejection(0, kept(error))]
         return _each(maps, lambda message: self._row(message, now_us))
 
     def rows_of_now(

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
+from functools import cache, lru_cache
 from itertools import pairwise
 from operator import attrgetter
 from typing import Any, ClassVar, Self
@@ -44,11 +44,20 @@ class Schema:
     blobs: tuple[str, ...] = ()
     steps: frozenset[str] = frozenset()
     fields_before: tuple[int, ...] = ()
+    names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """Column names, then blob names."""
+    dtypes: dict[str, np.dtype[Any]] = field(init=False, repr=False, compare=False)
+    """The type of each column, by name in the order of the fields."""
+    blob_lengths: tuple[tuple[str, str], ...] = field(init=False, repr=False, compare=False)
+    """The name of each blob, and that of the column with its lengths."""
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Column names, then blob names."""
-        return tuple(name for name, _ in self.fields) + self.blobs
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "names", tuple([name for name, _ in self.fields]) + self.blobs)
+        object.__setattr__(self, "dtypes", {name: np.dtype(dtype) for name, dtype in self.fields})
+        object.__setattr__(self, "blob_lengths", tuple([(name, f"{name}_length") for name in self.blobs]))
+
+    def __hash__(self) -> int:  # the generated one would look at every field
+        return self.kind << 8 | self.version
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +73,13 @@ class ColumnBatch:
     def filled(cls, count: int, **columns: Any) -> Self:
         """A batch of `count` rows; a column not given is zero, a scalar is broadcast, a blob not given is empty."""
         values: dict[str, Any] = {}
-        for name, dtype in cls.schema.fields:
+        for name, dtype in cls.schema.dtypes.items():
             value = columns.pop(name, 0)
-            if type(value) is int and not value:
-                value = np.ndarray((count,), dtype, _ZERO, 0, (0,))
+            if type(value) is int:
+                value = zeros(count, dtype) if not value else constant_column(value, count, dtype)
             elif not isinstance(value, np.ndarray):
                 value = constant_column(value, count, dtype)
-            elif value.dtype != np.dtype(dtype):
+            elif value.dtype != dtype:
                 value = value.astype(dtype)
             assert value.shape == (count,), f"{name}: {value.shape} for {count} rows"
             values[name] = value
@@ -127,7 +136,7 @@ class ColumnBatch:
         """The same rows with some columns replaced (scalars are broadcast)."""
         count = len(self)
         values = {name: getattr(self, name) for name in self.schema.names}
-        types = dict(self.schema.fields)
+        types = self.schema.dtypes
         for name, value in columns.items():
             values[name] = value if isinstance(value, np.ndarray) else constant_column(value, count, types[name])
         return type(self)(**values)
@@ -136,6 +145,12 @@ class ColumnBatch:
 def constant_column(value: Any, count: int, dtype: Any) -> NDArray[Any]:
     """The same value on `count` rows, as a read-only view of stride 0 (a tenth of the cost of np.broadcast_to)."""
     return np.ndarray((count,), dtype, np.array(value, dtype).tobytes(), 0, (0,))
+
+
+@lru_cache(maxsize=256)
+def zeros(count: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """0 on `count` rows, as `constant_column` gives it. Batches of one size share it: most of their columns are 0."""
+    return np.ndarray((count,), dtype, _ZERO, 0, (0,))
 
 
 def integer_column(values: list[int], dtype: Any) -> NDArray[Any]:
@@ -227,7 +242,7 @@ def encode_columns(batch: ColumnBatch, schema: Schema | None = None) -> bytes:
     encodings = bytearray(plan.directory_bytes)
     parts: list[Buffer] = [encodings]
     for index, column in enumerate(columns):
-        encoding = _encoding(column, count, plan.may_step[index])
+        encoding = CONSTANT if column.strides == (0,) else _encoding(column, plan.may_step[index])
         if encoding == PLAIN:
             data = column.astype(plan.dtypes[index], copy=False).tobytes()
             parts.append(data)
@@ -278,10 +293,8 @@ def _make_plan(schema: Schema) -> _Plan:
     )
 
 
-def _encoding(column: NDArray[Any], count: int, may_step: bool) -> int:
-    if count == 1 or column.strides == (0,):
-        return CONSTANT
-    first, last = column[0], column[-1]
+def _encoding(column: NDArray[Any], may_step: bool) -> int:
+    count, first, last = len(column), column[0], column[-1]
     if first == last:
         return CONSTANT if bool((column == first).all()) else PLAIN
     if may_step and int(last) - int(first) == count - 1 and bool((column[1:] > column[:-1]).all()):
@@ -324,9 +337,11 @@ def _largest(dtype: np.dtype[Any]) -> int:
 
 def blob_sizes(schema: Schema, columns: dict[str, NDArray[Any]]) -> list[int]:
     """Bytes of each blob, in schema order."""
-    sizes = []
-    for name in schema.blobs:
-        lengths = columns[f"{name}_length"]
-        constant = lengths.strides == (0,) or len(lengths) == 1  # the usual cases, ten times cheaper than a sum
-        sizes.append(int(lengths[0]) * len(lengths) if constant else int(lengths.sum(dtype=np.int64)))
-    return sizes
+    return [blob_size(columns[f"{name}_length"]) for name in schema.blobs]
+
+
+def blob_size(lengths: NDArray[np.uint32]) -> int:
+    """Bytes of the blob whose rows have these lengths."""
+    if lengths.strides == (0,) or len(lengths) == 1:  # the usual cases, ten times cheaper than a sum
+        return int(lengths.item(0)) * len(lengths)
+    return int(lengths.sum(dtype=np.int64))

@@ -32,7 +32,15 @@ from store.records.batches import (
     RunBatch,
     StoredBatch,
 )
-from store.records.columns import ColumnBatch, MalformedColumnsError, Schema, blob_sizes, decode_columns, encode_columns
+from store.records.columns import (
+    ColumnBatch,
+    MalformedColumnsError,
+    Schema,
+    blob_size,
+    blob_sizes,
+    decode_columns,
+    encode_columns,
+)
 from store.records.versions import knows, lowest_schema, schema_at, with_newer_fields
 
 RECORD_MAGIC = 0x43455244  # "DREC"
@@ -122,12 +130,15 @@ def encode_record(batch: ColumnBatch, synced_before: int, offset: int = 0) -> En
     assert len(batch) and offset % ALIGN == 0 and synced_before >= 0
     schema = batch.schema if batch.schema.version == 1 else lowest_schema(batch)
     columns = encode_columns(batch, schema)
-    blobs = [blob for name in batch.schema.blobs if len(blob := getattr(batch, name))]
+    blobs: list[Buffer] = []
     blob_bytes, blob_crc = 0, 0
-    for blob in blobs:
-        blob_bytes += len(blob)
-        blob_crc = _extend(blob_crc, bytes(blob) if not isinstance(blob, bytes) else blob)
-    assert blob_bytes == sum(blob_sizes(batch.schema, {name: getattr(batch, name) for name in _lengths(batch.schema)}))
+    for name, length_name in batch.schema.blob_lengths:
+        blob = getattr(batch, name)
+        assert len(blob) == blob_size(getattr(batch, length_name)), f"the lengths of {name} do not add up to it"
+        if len(blob):
+            blobs.append(blob)
+            blob_bytes += len(blob)
+            blob_crc = _extend(blob_crc, bytes(blob) if not isinstance(blob, bytes) else blob)
     first, last = _key_range(batch)
     header = encode_header(schema, len(batch), columns, blob_bytes, blob_crc, synced_before, offset, first, last)
     total = record_bytes(len(columns), blob_bytes)
@@ -164,13 +175,9 @@ def place_of(offset: int) -> int:
     return (offset // ALIGN) & 0xFFFF_FFFF
 
 
-def _lengths(schema: Schema) -> list[str]:
-    return [f"{name}_length" for name in schema.blobs]
-
-
 def _key_range(batch: ColumnBatch) -> tuple[int, int]:
-    key = getattr(batch, batch.schema.fields[0][0])
-    return int(key[0]), int(key[-1])
+    key = getattr(batch, batch.schema.names[0])
+    return int(key.item(0)), int(key.item(-1))
 
 
 def decode_header(data: Buffer, offset: int, position: int = 0) -> RecordHeader:

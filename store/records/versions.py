@@ -84,11 +84,8 @@ def _uses(batch: ColumnBatch, version: int) -> bool:
     """Whether a field that this version brought is not 0 on some row."""
     schema = batch.schema
     stop = len(schema.fields) if version == schema.version else schema.fields_before[version - 1]
-    for name, _ in schema.fields[schema.fields_before[version - 2] : stop]:
-        column = getattr(batch, name)
-        if has_any(column):
-            return True
-    return False
+    newer = schema.names[schema.fields_before[version - 2] : stop]
+    return any(map(has_any, [getattr(batch, name) for name in newer]))
 
 
 def _padded(fields: int) -> int:

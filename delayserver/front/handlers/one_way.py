@@ -33,6 +33,8 @@ def unless_one_way(
 ) -> Callable[[T | DelayServerError], None]:
     """`answer` for a request that gets a reply. For one without, a callback that counts what was refused of its
     `messages`. Raises InvalidArgument."""
+    if "one_way" not in request.arguments:
+        return answer
     boolean(request.arguments, "one_way")
     if not is_one_way(request):
         return answer

@@ -28,7 +28,9 @@ class SendHandlers:
 
     def send(self, connection: Connection, request: Request) -> None:
         """Accepts messages in rows or columns. The reply follows the sync."""
-        if one_form(request.arguments, ("messages", "count")) == "messages":
+        arguments = request.arguments
+        rows_alone = "count" not in arguments and arguments.get("messages") is not None  # by far the most requests
+        if rows_alone or one_form(arguments, ("messages", "count")) == "messages":
             self._send_rows(connection, request)
         else:
             self._send_columns(connection, request)

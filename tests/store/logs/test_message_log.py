@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from random import Random
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from store.errors import CorruptionError, DiskFullError, FormatError, StoreError, SyncFailedError
-from store.logs.message_log import WARM_STEP_BYTES, MessageLog
+from store.logs.message_log import WARM_STEP_BYTES, WARM_STEP_BYTES_MAX, MessageLog
 from store.logs.message_log_opening import segment_path
 from store.records.batches import CancelBatch, MessageBatch
 from store.records.segment import FILE_HEADER_BYTES, FILE_MESSAGE_LOG, FILE_STORE, FileHeader, Segment
@@ -311,18 +312,30 @@ def test_an_interrupted_roll_is_taken_up_again() -> None:
 
 def test_warming_writes_only_ahead_and_stops_at_what_is_allocated() -> None:
     fs = FakeDisk()
-    log = opened(fs, segment_bytes=3 * WARM_STEP_BYTES)
+    log = opened(fs, segment_bytes=3 * WARM_STEP_BYTES_MAX)
     fill(log, 5)
     stops = []
     while step := log.warm_ahead(1 << 30):
         stops.append(step.stop)
     first = -(-log.end // PAGE) * PAGE
-    assert stops == [first + WARM_STEP_BYTES, first + 2 * WARM_STEP_BYTES, 3 * WARM_STEP_BYTES]
+    assert stops == [first + WARM_STEP_BYTES_MAX, first + 2 * WARM_STEP_BYTES_MAX, 3 * WARM_STEP_BYTES_MAX]
     assert log.warm_ahead(0) is None
     fill(log, 5, first=6)
     assert sequences(log) == list(range(1, 11))
     fs.kill()
     assert sequences(opened(fs)) == list(range(1, 11))
+
+
+def test_steps_of_zeros_are_small_once_half_of_them_are_ahead() -> None:
+    log = opened(FakeDisk(), segment_bytes=16 * WARM_STEP_BYTES_MAX)
+    fill(log, 5)
+    first = -(-log.end // PAGE) * PAGE
+    stops = [first]
+    while step := log.warm_ahead(4 * WARM_STEP_BYTES_MAX):
+        stops.append(step.stop)
+    lengths = [stop - start for start, stop in itertools.pairwise(stops)]
+    assert lengths[:2] == [WARM_STEP_BYTES_MAX] * 2
+    assert set(lengths[2:]) == {WARM_STEP_BYTES}
 
 
 def test_an_unfinished_file_at_the_end_is_made_anew() -> None:
