@@ -128,8 +128,10 @@ class GroupCommit:
         self._in_step = False
         if not self._gathering:
             return True
-        small = self._gathering.size_bytes <= self._settings.inline_sync_bytes_max
-        if self._work.is_set() or not small or self._lagging() or not self._idle.is_set() or not self._pace.quick:
+        settings = self._settings
+        small = self._gathering.size_bytes <= settings.inline_sync_bytes_max
+        lagging = self._positions.lag_bytes > settings.replay_lag_bytes_max
+        if self._work.is_set() or not small or lagging or not self._idle.is_set() or not self._pace.quick:
             self._work.set()
             return False
         group = self._gathering.next()

@@ -111,12 +111,12 @@ class Intake:
             self._surely_ms = range(
                 max(self._oldest_due_ms(), self._closed.until_ms), now_ms + self._settings.delay_ms_max
             )
-        self._make_names_known(maps)
-        if len(maps) == 1:
+        if len(maps) == 1:  # a client that waits for each message
             try:
                 return [self._row(maps[0], now_us)], []
             except DelayServerError as error:
                 return [], [Rejection(0, kept(error))]
+        self._make_names_known(maps)
         return _each(maps, lambda message: self._row(message, now_us))
 
     def rows_of_now(
@@ -170,7 +170,9 @@ class Intake:
         if type(message) is not dict:
             raise InvalidArgument("a message must be a map")
         get = message.get
-        body = self.body(get("body"))
+        body = get("body")
+        if type(body) is not bytes or len(body) > self._settings.body_bytes_max:
+            body = self.body(body)
         expires_ms = get("expires_ms")
         expires_ms = 0 if expires_ms is None else self.expires(expires_ms)
         message_id, properties = get("message_id"), get("properties")

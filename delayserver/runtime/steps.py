@@ -20,16 +20,19 @@ class Steps:
     """Several parts as one `Step`."""
 
     def __init__(self, parts: Sequence[Step]) -> None:
-        self._parts = parts
+        # Bound once: every small request makes a step.
+        self._begins = [part.begin_step for part in parts]
+        self._ends = [part.end_step for part in parts]
 
     def begin_step(self) -> None:
         """See `Step`."""
-        for part in self._parts:
-            part.begin_step()
+        for begin in self._begins:
+            begin()
 
     def end_step(self) -> bool:
         """See `Step`. Each part ends its group, whatever the others left."""
         done = True
-        for part in self._parts:
-            done = part.end_step() and done
+        for end in self._ends:
+            if not end():
+                done = False
         return done

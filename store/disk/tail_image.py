@@ -14,6 +14,9 @@ from store.disk.filesystem import BLOCK_BYTES, Buffer, File, aligned_memory
 THROUGH_BYTES_MAX = 64 * 1024
 
 
+_ZEROS = memoryview(bytes(BLOCK_BYTES))
+
+
 class TailImage:
     """Appends to a file past the page cache; serves one file after another. From the end of the file up to the end of its
     block there must be zeros."""
@@ -40,7 +43,7 @@ class TailImage:
         stop = held + len(data)
         blocks = -(-stop // BLOCK_BYTES) * BLOCK_BYTES
         image[held:stop] = data
-        image[stop:blocks] = bytes(blocks - stop)
+        image[stop:blocks] = _ZEROS[: blocks - stop]
         self._file = None
         if not file.write_through(start, image[:blocks]):
             return False
