@@ -42,16 +42,13 @@ class Routing:
         self._groups = groups
         self._own_address = own_address
         self._clock = clock
+        # Whether each group has the embedded node of this process.
+        self.all_here = all(any(node.broker.address == EMBEDDED for node in group.nodes) for group in groups)
 
     def of_subject(self, subject: str) -> Route:
         """The first group of a subject's route. A subject that matches no pattern goes to the first of all groups."""
         route = self._routes.match(subject)
         return self.of_group(route.groups[0] if route is not None else self._groups[0].name)
-
-    @property
-    def all_here(self) -> bool:
-        """Whether each group has the embedded node of this process."""
-        return all(any(node.broker.address == EMBEDDED for node in group.nodes) for group in self._groups)
 
     def require_here(self, subject: str) -> None:
         """Raises PublishedElsewhere if the first group of the subject's route has no node in this process."""

@@ -33,24 +33,33 @@ class StoredRows:
     `sequences` and `positions` have an entry for each row. All rows were accepted and stored at `accepted_us`.
     """
 
-    __slots__ = ("accepted_us", "positions", "rows", "sequences", "server_id")
+    __slots__ = ("accepted_us", "blob_bytes", "positions", "rows", "sequences", "server_id")
 
     def __init__(
-        self, rows: list[Row], sequences: list[int], positions: list[int], accepted_us: int, server_id: int
+        self,
+        rows: list[Row],
+        sequences: list[int],
+        positions: list[int],
+        accepted_us: int,
+        server_id: int,
+        blob_bytes: int | None = None,
     ) -> None:
+        """`blob_bytes`: the bytes of ids, properties, bodies and order keys, where the caller knows them."""
         self.rows = rows
         self.sequences = sequences
         self.positions = positions
         self.accepted_us = accepted_us
         self.server_id = server_id
+        if blob_bytes is None:
+            blob_bytes = sum([len(row[3]) + len(row[4]) + len(row[5]) + len(row[7]) for row in rows])
+        self.blob_bytes = blob_bytes
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def blob_bytes(self) -> int:
-        """Bytes of ids, properties, bodies and order keys."""
-        return sum([len(row[3]) + len(row[4]) + len(row[5]) + len(row[7]) for row in self.rows])
+    def at(self, positions: list[int]) -> StoredRows:
+        """The same rows at other positions."""
+        return StoredRows(self.rows, self.sequences, positions, self.accepted_us, self.server_id, self.blob_bytes)
 
     def to_batch(self) -> StoredBatch:
         """The columns of the rows."""

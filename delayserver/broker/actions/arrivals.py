@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,10 @@ class Published:
     positions: list[I64 | list[int]]
     arrived: list[QueueKey]
     end: int
+
+
+Stored: TypeAlias = Callable[[Published], None]
+"""Gets what was published when its records are in the store, before any consumer can get them."""
 
 
 class Arrivals:
@@ -138,7 +143,9 @@ class Arrivals:
         newest_us = next(reversed(self._state.segment_newest_us.values()), 0)
         self._state.segment_newest_us[self._state.store.base_of(start)] = max(now_us, newest_us)
 
-    def publish(self, batches: Sequence[StoredBatch | StoredRows], now_us: int, *, durably: bool) -> Published:
+    def publish(
+        self, batches: Sequence[StoredBatch | StoredRows], now_us: int, stored: Stored | None = None, *, durably: bool
+    ) -> Published:
         """See `Broker.publish`."""
         state = self._state
         ends: dict[QueueKey, int] = {}
@@ -155,15 +162,18 @@ class Arrivals:
         growth_bytes = state.store.growth_bytes(*placed)
         if growth_bytes:
             state.room.require_beside(growth_bytes)
-        stored = state.store.append_all(placed, durably=durably)
-        for (start, _end), own, runs in zip(stored, placed, runs_of, strict=True):
+        extents = state.store.append_all(placed, durably=durably)
+        published = Published(positions, list(ends), state.store.end)
+        if stored is not None:
+            stored(published)
+        for (start, _end), own, runs in zip(extents, placed, runs_of, strict=True):
             queues = [state.queue(run.key) for run in runs]
             for run, queue in zip(runs, queues, strict=True):
                 queue.append(start, run.row_start, run.row_count)
             self.published += len(own)
             self._aged(start, now_us)
             self._spill(queues)
-        return Published(positions, list(ends), state.store.end)
+        return published
 
     def _reserve(self, key: QueueKey, count: int, ends: dict[QueueKey, int]) -> int:
         """The first of `count` positions of a queue. `ends` has the ends of the queues behind what was placed before."""
@@ -183,8 +193,7 @@ class Arrivals:
             key = (rows[0][1], 0)
             first = self._reserve(key, count, ends)
             positions = list(range(first, first + count))
-            placed = StoredRows(rows, batch.sequences, positions, batch.accepted_us, batch.server_id)
-            return placed, [QueueRun(key, 0, count)], positions
+            return batch.at(positions), [QueueRun(key, 0, count)], positions
         order = sorted(range(count), key=lambda place: rows[place][1])  # stable: a producer's order stays
         runs: list[QueueRun] = []
         given, in_order = [0] * count, list[int]()

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
-from delayserver.broker.actions.arrivals import Arrivals, Published
+from delayserver.broker.actions.arrivals import Arrivals, Published, Stored
 from delayserver.broker.actions.consuming import Acked, Consuming
 from delayserver.broker.actions.dead_letters import DeadLetters
 from delayserver.broker.actions.dead_queue import Claim, DeadQueue, Letters
@@ -127,13 +127,16 @@ class Broker:
         `admit` is called in the step that stores them. It raises an error if the sender may deliver no more."""
         return self._arrivals.deliver_uncertain(batch, now_us, admit)
 
-    def publish(self, batches: Sequence[StoredBatch | StoredRows], now_us: int, *, durably: bool) -> Published:
+    def publish(
+        self, batches: Sequence[StoredBatch | StoredRows], now_us: int, stored: Stored | None = None, *, durably: bool
+    ) -> Published:
         """Store messages that this node made or took from clients: all of them or none. They have no window and no key,
         so a repetition is not recognised. Their `position` is not used, their `sequence` rises within a batch, and their
         `flags` have `FLAG_PUBLISHED`. With `durably` they are synced in this call, which must be small then.
+        `stored` is called as soon as the records are in the store, so that producers need not wait for the rest.
 
         Raises DiskFullError (nothing stored), StoreError, SyncFailedError (final)."""
-        return self._arrivals.publish(batches, now_us, durably=durably)
+        return self._arrivals.publish(batches, now_us, stored, durably=durably)
 
     @property
     def store(self) -> BrokerStore:

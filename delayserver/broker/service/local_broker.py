@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import trio
 
-from delayserver.broker.actions.arrivals import Published
+from delayserver.broker.actions.arrivals import Published, Stored
 from delayserver.broker.actions.consuming import Acked
 from delayserver.broker.actions.delivering import Delivered
 from delayserver.broker.service.broker import Broker
@@ -70,11 +70,13 @@ class LocalBroker:
         self.lookers.arrived(delivered.arrived)
         return delivered
 
-    def publish(self, batches: Sequence[StoredBatch | StoredRows], *, durably: bool) -> Published:
+    def publish(
+        self, batches: Sequence[StoredBatch | StoredRows], stored: Stored | None = None, *, durably: bool
+    ) -> Published:
         """Store messages of this node and serve the pulls that wait for them; see `Broker.publish`.
 
         `commit.stored` and `commit.when_stored` tell when they are durable, unless `durably` made them so."""
-        published = self.core.publish(batches, self._clock.now_us(), durably=durably)
+        published = self.core.publish(batches, self._clock.now_us(), stored, durably=durably)
         self.pulls.arrived(published.arrived, sum([len(batch) for batch in batches]))
         self.lookers.arrived(published.arrived)
         return published

@@ -6,13 +6,14 @@ for the sync of a small group, as the group commit of message_log does. Larger g
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import trio
 
+from delayserver.broker.actions.arrivals import Published
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.config.settings import StorageSettings
 from delayserver.protocol.errors import DelayServerError, DiskFull, QueueFull, StorageFailed
@@ -122,10 +123,9 @@ class Publishing:
             self._failed(self._refusal)
 
     def _store(self, parts: list[_Part], size: int) -> None:
-        count = sum([len(part) for part in parts])
-        sequence, now_us = self._sequences.take(count), self._clock.now_us()
-        groups = _folded(parts)
-        batches = []
+        groups, count = ([parts], len(parts[0])) if len(parts) == 1 else (_folded(parts), sum(map(len, parts)))
+        first, now_us = self._sequences.take(count), self._clock.now_us()
+        batches, sequence = [], first
         for group in groups:
             batches.append(self._batch(group, sequence, now_us))
             sequence += len(batches[-1])
@@ -138,33 +138,29 @@ class Publishing:
             and self._commit.pace.quick
         )
         started_us = self._clock.monotonic_us()
-        published = self._broker.publish(batches, durably=inline)
-        # With durability `os` the page cache counts as durable, but a start finds a new segment only by its name.
-        at_once = inline or (not durably and store.is_named)
-        if at_once:
-            store.require_name()
-        if inline:
-            duration_us = self._clock.monotonic_us() - started_us
-            self.sync_us_max = max(self.sync_us_max, duration_us)
-            self._commit.pace.took(duration_us)
-        self.groups += 1
-        answers = []
-        first = sequence - count
-        for group, positions in zip(groups, published.positions, strict=True):
-            begin = 0
-            for part in group:
-                own = positions if len(part) == len(positions) else positions[begin : begin + len(part)]
-                answers.append((part, StoredPart(first, own)))
-                begin += len(part)
-                first += len(part)
-        if at_once:
-            self._answer(answers, size)
-            if not inline:
+
+        def stored(published: Published) -> None:
+            answers = _answers(groups, published.positions, first)
+            if inline:
+                self._took(self._clock.monotonic_us() - started_us)
+            # With durability `os` the page cache counts as durable, but a start finds a new segment only by its name.
+            elif durably or not store.is_named:
+                self._commit.when_stored(published.end, partial(self._synced, answers, size))
+                return
+            else:
                 self._commit.soon()
-        else:
-            self._commit.when_stored(published.end, partial(self._synced, answers, size))
+            store.require_name()
+            self._answer(answers, size)
+
+        published = self._broker.publish(batches, stored, durably=inline)
+        self.groups += 1
         if published.end >= self._attend_at or self._sequences.needs_extension():
             self._attend.set()
+
+    def _took(self, duration_us: int) -> None:
+        """A small group was written and synced on the event loop."""
+        self.sync_us_max = max(self.sync_us_max, duration_us)
+        self._commit.pace.took(duration_us)
 
     def _batch(self, group: list[_Part], sequence: int, now_us: int) -> StoredBatch | StoredRows:
         columns = group[0].columns
@@ -231,6 +227,21 @@ class _Part(NamedTuple):
 
     def __len__(self) -> int:
         return len(self.rows) if self.columns is None else len(self.columns)
+
+
+def _answers(
+    groups: list[list[_Part]], positions_of: Sequence[I64 | list[int]], first: int
+) -> list[tuple[_Part, StoredPart]]:
+    """What each part is told. The sequences count from `first` on."""
+    answers = []
+    for group, positions in zip(groups, positions_of, strict=True):
+        begin = 0
+        for part in group:
+            own = positions if len(part) == len(positions) else positions[begin : begin + len(part)]
+            answers.append((part, StoredPart(first, own)))
+            begin += len(part)
+            first += len(part)
+    return answers
 
 
 def _folded(parts: list[_Part]) -> list[list[_Part]]:

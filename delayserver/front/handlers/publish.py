@@ -24,7 +24,9 @@ class PublishHandlers:
 
     def publish(self, connection: Connection, request: Request) -> None:
         """Stores messages in rows or columns. The reply follows the sync."""
-        if one_form(request.arguments, ("messages", "count")) == "messages":
+        arguments = request.arguments
+        rows_alone = "count" not in arguments and arguments.get("messages") is not None  # by far the most requests
+        if rows_alone or one_form(arguments, ("messages", "count")) == "messages":
             self._rows(connection, request)
         else:
             self._columns(connection, request)
