@@ -146,12 +146,13 @@ class Books:
                 self.fail(f"committed as {row['new_receipt']}, and before as {deal.new_receipt}", deal)
             deal.new_receipt = row["new_receipt"]
 
-    def looked_up(self, deal: Deal, outcome: str) -> None:
-        """An answer of lookup."""
+    def looked_up(self, deal: Deal, outcome: str, *, over: bool) -> None:
+        """An answer of lookup. `over`: the deal had ended before the question went out. What another connection told
+        meanwhile does not count: a slow network may bring this answer, which is older, behind it."""
         if outcome == "retired":
             deal.gone = True
         elif outcome == "prepared":
-            if deal.ended or deal.gone:
+            if over:
                 self.fail("looked up as prepared, and it had ended", deal)
         elif outcome in (COMMITTED, ROLLED_BACK):
             self.ends(deal, outcome, "a lookup")
@@ -320,9 +321,10 @@ class Dealer:
 
     async def _look_up(self, deals: list[Deal]) -> None:
         receipts = [self._chance.choice(deal.receipts) for deal in deals]
+        over = [bool(deal.ended) or deal.gone for deal in deals]
         rows = (await self._producer.request("lookup", {"receipts": receipts}))["results"]
-        for deal, row in zip(deals, rows, strict=True):
-            self.books.looked_up(deal, row.get("outcome") or row["error"])
+        for deal, row, was_over in zip(deals, rows, over, strict=True):
+            self.books.looked_up(deal, row.get("outcome") or row["error"], over=was_over)
 
     # -- the other two
 
