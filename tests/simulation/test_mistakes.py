@@ -13,11 +13,36 @@ from tests.simulation.mistakes import MISTAKES, Change, lost_files_forgotten, ma
 from tests.simulation.run import run_seed
 
 SEEDS_MAX = 40
+# The seed that noticed a mistake last, where it is not 0. It comes first, since most other seeds do not notice it. A change
+# of the workload moves seeds: then the others are tried, and a new number here saves that time.
+NOTICED_BY = {
+    "a_read_that_ends_wakes_no_pull": 4,
+    "ack_before_sync": 3,
+    "cancelled_and_delivered": 4,
+    "checkpoint_before_sync": 2,
+    "delay_silently_clamped": 12,
+    "discarded_after_failures": 3,
+    "empty_body_on_retry": 1,
+    "filter_forgotten_by_a_restart": 2,
+    "forgotten_in_its_place": 3,
+    "given_up_for_good": 3,
+    "index_without_ids_of_clients": 2,
+    "match_passed_over": 2,
+    "one_attempt_more": 3,
+    "pages_of_subjects_that_skip_one": 11,
+    "published_answered_before_its_sync": 17,
+    "removed_by_the_wall_clock": 3,
+    "resent_and_kept": 3,
+    "seek_leaves_leases": 4,
+    "sequence_restarts": 1,
+    "uncertain_hand_off_without_a_look": 3,
+}
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake.__name__)
 def test_the_mistake_is_noticed(mistake: Callable[[], list[Change]]) -> None:
-    assert any(_noticed(mistake, seed) for seed in range(SEEDS_MAX)), f"{mistake.__doc__}: not noticed"
+    seeds = dict.fromkeys([NOTICED_BY.get(mistake.__name__, 0), *range(SEEDS_MAX)])
+    assert any(_noticed(mistake, seed) for seed in seeds), f"{mistake.__doc__}: not noticed"
 
 
 def _noticed(mistake: Callable[[], list[Change]], seed: int) -> bool:
