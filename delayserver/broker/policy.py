@@ -18,6 +18,9 @@ FACTOR_MAX: Final = 100.0
 # More than the longest filter has; the parsers of filters have bounds of their own.
 FILTER_CHARACTERS_MAX: Final = 32_768
 
+SKIP: Final = "skip"
+WAIT: Final = "wait"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPolicy:
@@ -27,6 +30,8 @@ class GroupPolicy:
     `first_ms`, `factor`, `cap_ms`: the first pause before a redelivery, its growth, and the longest pause.
     `first_level`: pauses are the named delay levels instead, from this one on (they count from 1); behind the last
     level it is repeated. `tags`, `where`: the group's filter, see `broker/filters`; None: all messages.
+    `failed_key`: what a message with an order key does after its last attempt. SKIP or None: it becomes a dead letter, and
+    its key goes on. WAIT: it comes again with the group's pauses, without end, and its key waits.
     """
 
     attempts: int | None = None
@@ -36,6 +41,7 @@ class GroupPolicy:
     first_level: int | None = None
     tags: str | None = None
     where: str | None = None
+    failed_key: str | None = None
 
     def redelivery(self, default: RedeliveryPolicy, levels_ms: tuple[int, ...]) -> RedeliveryPolicy:
         """The pauses of this group. `default` fills what is not set; `levels_ms` are the named delay levels."""
@@ -83,6 +89,8 @@ def policy_from(values: Mapping[str, Any]) -> GroupPolicy:
         text = values.get(name)
         if text is not None and (type(text) is not str or not 0 < len(text) <= FILTER_CHARACTERS_MAX):
             raise PolicyFault(f"{name} must be a text of 1 to {FILTER_CHARACTERS_MAX} characters")
+    if values.get("failed_key") not in (None, SKIP, WAIT):
+        raise PolicyFault(f"failed_key must be {SKIP} or {WAIT}, not {str(values['failed_key'])[:64]!r}")
     policy = GroupPolicy(**dict(values) | {"factor": _factor(values.get("factor"))})
     if policy.first_level is not None and (policy.first_ms, policy.factor, policy.cap_ms) != (None, None, None):
         raise PolicyFault("give either first_level, or first_ms, factor and cap_ms: pauses come from one of the two")

@@ -10,14 +10,21 @@ from numpy.typing import NDArray
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.pulled import PullBudget, PulledBatch
-from delayserver.broker.queues.deliveries import EPOCHS, MOVES, DeliveryRanges, delivery_ids, split_deliveries
+from delayserver.broker.queues.deliveries import (
+    EPOCHS,
+    MOVES,
+    DeliveryRanges,
+    delivery_ids,
+    split_deliveries,
+    with_lease,
+)
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
-from delayserver.broker.queues.places import LEASED, Place
+from delayserver.broker.queues.places import BLOCKED, LEASED, Place
 from delayserver.broker.queues.queue import ConsumeQueue
 from delayserver.broker.queues.ranges import Range, gaps, ranges_of
 from delayserver.broker.reads import ReadNeeded, ReadPlan
 from store.errors import StoreError
-from store.records.batches import I64, StoredBatch
+from store.records.batches import I64, U64, StoredBatch
 from store.records.expiry import expired_rows
 
 # Work of the filter of one waiting group in the step that brings messages. More of it takes its turn.
@@ -33,6 +40,20 @@ class Acked:
 
     acked: int
     unknown: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """`count` rows of a record from `row` on, which a pull of a group takes from a queue. They stand at positions from
+    `start` on."""
+
+    key: GroupKey
+    retry: bool
+    cursor: Cursor
+    batch: StoredBatch
+    row: int
+    start: int
+    count: int
 
 
 class Consuming:
@@ -59,6 +80,7 @@ class Consuming:
         group = self._state.group(key)
         for cursor in (group.main, group.retry):
             cursor.release(lease_us)
+        group.main.begin_pull()
         budget = PullBudget(
             min(max_messages, limits.pull_messages_max),
             min(max_bytes, limits.pull_bytes_max),
@@ -142,12 +164,15 @@ class Consuming:
         limits = self._state.limits
         wanted = None if retry else self._state.filters.get(key)
         held: Range = (cursor.next, cursor.next)
+        blocked = cursor.blocked()
         while budget.messages > 0 and budget.may_look and cursor.has_room(limits.lease_ranges_max):
             room = budget.messages
             span = cursor.available_again(room)
             if span is None:
                 room = min(room, cursor.room(limits.outstanding_max))
-                fresh = room > 0 and cursor.place_ranges < limits.lease_ranges_max
+                fresh = (
+                    room > 0 and cursor.place_ranges < limits.lease_ranges_max and blocked < limits.blocked_messages_max
+                )
                 looked = room if wanted is None else wanted.rows_within(budget.look_ns)
                 span = cursor.available(queue.end, looked) if fresh else None
             try:
@@ -200,7 +225,6 @@ class Consuming:
         count = min(stop, run.position + run.row_count) - start
         # A block of index rows may outlive some of its records, which retention removed. That is no damage.
         given_back = run.store_offset < self._state.store.first
-        again = start < cursor.next
         wanted = None if retry or not cursor.must_ask(start) else self._state.filters.get(key)
         to_read = budget.wanted
         if wanted is not None:  # few of the messages that it reads are for the group
@@ -216,37 +240,66 @@ class Consuming:
         rows, count, size = _fitting(budget, wanted, batch, (row, count), room)
         if count == 0:
             return None
+        looked = _Looked(key, retry, cursor, batch, row, start, count)
         before = cursor.attempts_before(start, count)
-        delivery = delivery_ids(start, count, self._state.epoch, cursor.moves, retry)
-        if again:
-            times = cursor.hand_out_again(start, start + count, deadline_us)
-            self._state.in_place(key, retry, Place(start, start + count, times, LEASED))
-        else:
+        times = self._hand_over(looked, deadline_us) if start < cursor.next else 0
+        if not times:
             cursor.hand_out(start, start + count)
+        if rows is not None and len(rows) < count:
+            self._state.pass_over(key, gaps(start, rows, count), again=times > 0)
+        keys = None if retry else _order_keys(batch, row, count)
+        if keys is not None:
+            rows = self._in_order(looked, np.arange(count) if rows is None else rows, keys, before, times)
+            budget.pass_over(count - len(rows), 0)
+        if rows is not None and not len(rows):  # the lease of what was taken before goes on behind it
+            return (start if budget.parts else start + count), start + count
         expires_ms = batch.expires_ms[row : row + count]
-        if rows is not None:
-            if len(rows) < count:
-                self._state.pass_over(key, gaps(start, rows, count), again=again)
-            if not len(rows):  # the lease of what was taken before goes on behind it
-                return (start if budget.parts else start + count), start + count
-            expires_ms = expires_ms[rows]
-        expired = expired_rows(expires_ms, now_us)
-        if expired is None:
-            if rows is None:
-                budget.take(batch.slice(row, row + count), delivery, before, size)
-            else:
-                budget.take(batch.pick(row + rows), delivery[rows], before[rows], size)
-            return start, start + count
-        rows = np.arange(count) if rows is None else rows
-        for low, high in ranges_of(start + rows[expired]):
-            cursor.ack(low, high, high)
-            self._state.expired(key, retry, low, high)
-        kept = rows[~expired]
-        budget.pass_over(len(rows) - len(kept), size if not len(kept) else 0)
-        if not len(kept):
-            return start + count, start + count
-        budget.take(batch.take(row + kept), delivery[kept], before[kept], size)
+        expired = expired_rows(expires_ms if rows is None else expires_ms[rows], now_us)
+        if expired is not None:
+            rows = np.arange(count) if rows is None else rows
+            for low, high in ranges_of(start + rows[expired]):
+                cursor.ack(low, high, high)
+                self._state.expired(key, retry, low, high)
+            kept = rows[~expired]
+            budget.pass_over(len(rows) - len(kept), size if not len(kept) else 0)
+            if not len(kept):
+                return start + count, start + count
+            rows = kept
+        delivery = delivery_ids(start, count, self._state.epoch, cursor.moves, retry)
+        if keys is not None:
+            taken = np.arange(count) if rows is None else rows
+            cursor.take_keys(start + taken, keys[taken])
+            if times > 1:
+                delivery = np.where(keys != 0, with_lease(delivery, times - 1), delivery)
+        if rows is None or len(rows) == count:
+            budget.take(batch.slice(row, row + count), delivery, before, size)
+        else:
+            part = batch.take(row + rows) if expired is not None else batch.pick(row + rows)
+            budget.take(part, delivery[rows], before[rows], size)
         return start, start + count
+
+    def _hand_over(self, looked: _Looked, deadline_us: int) -> int:
+        """Lease ready positions in their place; returns how often they were handed out, this time included."""
+        start, stop = looked.start, looked.start + looked.count
+        times = looked.cursor.hand_out_again(start, stop, deadline_us)
+        self._state.in_place(looked.key, looked.retry, Place(start, stop, times, LEASED))
+        return times
+
+    def _in_order(
+        self, looked: _Looked, rows: NDArray[np.intp], keys: U64, before: I64, times: int
+    ) -> NDArray[np.intp]:
+        """Which of the rows go out now. The others wait for their order keys in their place. `times`: how often they were
+        handed out from their place, 0 for a first time."""
+        start, cursor = looked.start, looked.cursor
+        admitted = cursor.admits(start, keys[rows])
+        if bool(admitted.all()):
+            return rows
+        waiting = rows[~admitted]
+        cursor.block(start + waiting, keys[waiting], before[waiting])
+        if times:  # the log has them as handed out from their place
+            for low, high in ranges_of(start + waiting):
+                self._state.in_place(looked.key, False, Place(low, high, times - 1, BLOCKED))
+        return rows[admitted]
 
     def _pass_over(self, key: GroupKey, retry: bool, cursor: Cursor, start: int, stop: int) -> None:
         if start >= cursor.next:
@@ -265,7 +318,8 @@ class Consuming:
             cursor = group.cursor(part.retry)
             limit = self._ack_limit(key, part, cursor)
             changed: list[Range] = []
-            for start, stop in cursor.joined(part.ranges):
+            lease = part.lease if part.epoch == self._state.epoch % EPOCHS else None
+            for start, stop in cursor.joined(cursor.of_lease(part.ranges, lease)):
                 fresh = cursor.ack(start, stop, limit)
                 acked += sum([high - low for low, high in fresh])
                 changed += [(fresh[0][0], fresh[-1][1])] if fresh and cursor.passes_over else fresh
@@ -290,6 +344,14 @@ class Consuming:
         if part.epoch == (self._state.epoch - 1) % EPOCHS:
             return self._state.recovered_ends.end(key if part.retry else (key[0], 0))
         return 0
+
+
+def _order_keys(batch: StoredBatch, row: int, count: int) -> U64 | None:
+    """The hashes of the order keys of `count` rows from `row` on; None if none of them has a key."""
+    if batch.order_hash.strides == (0,) and not int(batch.order_hash[0]):
+        return None
+    keys = batch.order_hash[row : row + count]
+    return keys if bool(keys.any()) else None
 
 
 def _fitting(

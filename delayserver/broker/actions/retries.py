@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.broker.actions.state import BrokerState
+from delayserver.broker.policy import WAIT
 from delayserver.broker.pulled import ROW_BYTES
 from delayserver.broker.queues.deliveries import EPOCHS, MOVES, pack_place, split_deliveries, unpack_place
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
@@ -22,6 +23,7 @@ from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of
 from delayserver.broker.reads import Steps, having_read
 from delayserver.broker.redelivery import COPIES, KeptBytes, RedeliveryPolicy
 from store.records.batches import I64, MessageBatch, StoredBatch
+from store.records.columns import has_any
 from store.records.expiry import expired_rows
 from store.records.redelivery import attempts_before
 
@@ -166,8 +168,9 @@ class Retries:
         for part in split_deliveries(deliveries):
             cursor = group.cursor(part.retry)
             if part.epoch == self._state.epoch % EPOCHS and part.moves == cursor.moves % MOVES:
-                for start, stop in part.ranges:
+                for start, stop in cursor.of_lease(part.ranges, part.lease):
                     found[part.retry].extend(cursor.to_retry(start, stop))
+        self._recall(key, group.main, found[False])
         unknown = len(deliveries) - _count(found)
         return (yield from self._batch(key, found, _Moment(now_us, lease_us, delay_ms, failure), unknown))
 
@@ -182,10 +185,16 @@ class Retries:
             for cursor in (group.main, group.retry):
                 cursor.release(lease_us)
             found = (group.main.expired(lease_us, limit), group.retry.expired(lease_us, limit))
+            self._recall(key, group.main, found[False])
             self._ending.add(key)
             calls.append(self._ended(key, found, _Moment(now_us, lease_us, None, Failure(ACK_TIMEOUT))))
             limit -= max(1, _count(found))
         return calls
+
+    def _recall(self, key: GroupKey, cursor: Cursor, failed: list[Range]) -> None:
+        """Take back what went out behind failed messages of the same order keys. Their attempts do not count."""
+        for place in cursor.recall(failed):
+            self._state.in_place(key, False, place)
 
     def _ended(self, key: GroupKey, found: Found, moment: _Moment) -> Steps[RetryBatch]:
         """Gather a group's ended leases. Meanwhile no other leases of the group end."""
@@ -308,6 +317,8 @@ class Retries:
                 attempts = attempts_before(part.redelivery) + before + 1
                 due_ms = moment.due_ms(pauses, attempts)
                 last = attempts >= attempts_max if attempts_max else None
+                if last is not None and self._state.policy(key).failed_key == WAIT:
+                    last &= part.order_hash == 0
                 if last is not None:
                     due_ms[last] = moment.now_us // 1000
                 expired = expired_rows(part.expires_ms, due_ms * 1000)
@@ -322,6 +333,11 @@ class Retries:
                         key, retry, gathered, part.take(np.flatnonzero(last)), positions[last], attempts[last], moment
                     )
                     rest = np.flatnonzero(~last)
+                    part, before, positions, due_ms = part.take(rest), before[rest], positions[rest], due_ms[rest]
+                if not retry and has_any(part.order_hash):
+                    self._wait_for_key(key, cursor, part, positions, before, due_ms, moment)
+                    gathered.look(part)
+                    rest = np.flatnonzero(part.order_hash == 0)
                     part, before, positions, due_ms = part.take(rest), before[rest], positions[rest], due_ms[rest]
                 if len(part) and not gathered.add(part, before, due_ms):
                     self._wait_in_place(key, retry, cursor, positions, before + 1, due_ms, moment)
@@ -368,6 +384,31 @@ class Retries:
                 self._state.groups[key].cursor(retry).abandon(start, stop, deadline_us)
                 self._state.deadlines.note(key, deadline_us)
 
+    def _wait_for_key(
+        self,
+        key: GroupKey,
+        cursor: Cursor,
+        part: StoredBatch,
+        positions: I64,
+        before: I64,
+        due_ms: I64,
+        moment: _Moment,
+    ) -> None:
+        """Let failed messages with an order key wait in their place: the first one of each key for its pause, the others for
+        their key. A record in the delay pipeline would come behind later messages of the key.
+
+        A restart ends the pauses, because it does not know which messages have a key: the log has them as ready."""
+        keyed = np.flatnonzero(part.order_hash)
+        heads = cursor.heads(positions[keyed], part.order_hash[keyed])
+        first, others = keyed[heads], keyed[~heads]
+        if len(first):
+            self._wait_in_place(
+                key, False, cursor, positions[first], before[first] + 1, due_ms[first], moment, keyed=True
+            )
+        if len(others):
+            for place in cursor.stay_behind(positions[others], before[others]):
+                self._state.in_place(key, False, place)
+
     def _wait_in_place(
         self,
         key: GroupKey,
@@ -377,14 +418,17 @@ class Retries:
         times: I64,
         due_ms: I64,
         moment: _Moment,
+        *,
+        keyed: bool = False,
     ) -> None:
-        """Make one place for neighbours with the same count of hand-overs and the same due time."""
+        """Make one place for neighbours with the same count of hand-overs and the same due time. With `keyed` the progress
+        log does not learn of the time."""
         breaks = np.flatnonzero((np.diff(positions) != 1) | (np.diff(times) != 0) | (np.diff(due_ms) != 0)) + 1
         firsts, lasts = [0, *breaks.tolist()], [*(breaks - 1).tolist(), len(positions) - 1]
         for first, last in zip(firsts, lasts, strict=True):
             start, stop, until_ms = int(positions[first]), int(positions[last]) + 1, int(due_ms[first])
             until_us = moment.lease_us + max(until_ms * 1000 - moment.now_us, 0)
-            place = Place(start, stop, int(times[first]), WAITING, until_us, until_ms)
+            place = Place(start, stop, int(times[first]), WAITING, until_us, 0 if keyed else until_ms)
             cursor.wait_in_place(place)
             self._state.in_place(key, retry, place)
             self._state.deadlines.note(key, until_us)
@@ -465,7 +509,7 @@ class _Gathered:
 
     def add(self, part: StoredBatch, before: I64, due_ms: I64) -> bool:
         """Gather messages if the group has room on disk for their redeliveries. True if they were gathered."""
-        size = len(part.bodies) + len(part.properties) + len(part.ids) + len(part.order_keys) + ROW_BYTES * len(part)
+        size = _size_of(part)
         self.room -= size
         if self.kept.total + COPIES * size > self.kept_max:
             return False
@@ -475,6 +519,10 @@ class _Gathered:
         self.before.append(before)
         self.due_ms.append(due_ms)
         return True
+
+    def look(self, part: StoredBatch) -> None:
+        """Count the bytes of messages that are read and wait in their place."""
+        self.room -= _size_of(part)
 
     def pass_over(self, count: int) -> None:
         """Count messages that do not come again, because they have expired."""
@@ -507,6 +555,10 @@ class _Gathered:
         if not self.parts:
             return None
         return retry_messages(self.parts, self.before, group, np.concatenate(self.due_ms), now_us)
+
+
+def _size_of(part: StoredBatch) -> int:
+    return len(part.bodies) + len(part.properties) + len(part.ids) + len(part.order_keys) + ROW_BYTES * len(part)
 
 
 def _holds(main: RangeSet, retry: RangeSet, packed: int) -> bool:

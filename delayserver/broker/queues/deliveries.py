@@ -1,9 +1,12 @@
 """Delivery ids: the names of handed-out messages. Opaque to clients; i64 so that a column of them is cheap.
 
-    bit 62: of the retry queue | 48 to 61: the broker's epoch (its count of starts) | 44 to 47: moves | 0 to 43: position
+    bit 62: of the retry queue | 52 to 61: the broker's epoch (its count of starts) | 48 to 51: lease | 44 to 47: moves
+    0 to 43: position
 
 After a crash, positions that were handed out but not synced can get other messages. The epoch distinguishes them.
 A seek hands out positions again. `moves` distinguishes the leases before it from those behind it.
+`lease` counts how often a message with an order key went out from its place, so that an ack for an ended lease is not taken
+for one of the present lease. It is 0 for all other messages.
 2^44 positions are those of a subject with a million messages a second for half a year.
 """
 
@@ -19,26 +22,36 @@ from store.records.batches import I64
 POSITION_BITS = 44
 _MOVES_BITS = 4
 MOVES = 1 << _MOVES_BITS
-EPOCHS = 1 << 14
+_LEASE_BITS = 4
+LEASES = 1 << _LEASE_BITS
+_EPOCH_SHIFT = _MOVES_BITS + _LEASE_BITS
+EPOCHS = 1 << 10
 _RETRY = 1 << 62 - POSITION_BITS
 _POSITION_MASK = (1 << POSITION_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRanges:
-    """Deliveries of one queue, epoch and count of moves as ranges of positions."""
+    """Deliveries of one queue, epoch, lease and count of moves as ranges of positions."""
 
     retry: bool
     epoch: int
+    lease: int
     moves: int
     ranges: list[Range]
 
 
 def delivery_ids(start: int, count: int, epoch: int, moves: int, retry: bool) -> I64:
     """The ids of `count` consecutive positions, i64[count]."""
-    code = (epoch % EPOCHS) << _MOVES_BITS | moves % MOVES | _RETRY * retry
+    code = (epoch % EPOCHS) << _EPOCH_SHIFT | moves % MOVES | _RETRY * retry
     first = start | code << POSITION_BITS
     return np.arange(first, first + count, dtype=np.int64)
+
+
+def with_lease(deliveries: I64, lease: int) -> I64:
+    """Ids of `delivery_ids`, i64[n], as those of a later lease."""
+    marked: I64 = deliveries | np.int64(lease % LEASES << POSITION_BITS + _MOVES_BITS)
+    return marked
 
 
 def pack_place(positions: I64, *, retry: bool) -> I64:
@@ -53,7 +66,7 @@ def unpack_place(packed: int) -> tuple[bool, int]:
 
 
 def split_deliveries(deliveries: I64) -> list[DeliveryRanges]:
-    """Group ids by queue and epoch. `deliveries` i64[n] may have any order and any values: a client sent them."""
+    """Group ids by all but their positions. `deliveries` i64[n] may have any order and any values: a client sent them."""
     if len(deliveries) == 0:
         return []
     first, last = int(deliveries[0]) >> POSITION_BITS, int(deliveries[-1]) >> POSITION_BITS
@@ -64,5 +77,6 @@ def split_deliveries(deliveries: I64) -> list[DeliveryRanges]:
 
 
 def _part(code: int, deliveries: I64) -> DeliveryRanges:
-    epoch = code >> _MOVES_BITS & EPOCHS - 1 if code >= 0 else -1
-    return DeliveryRanges(bool(code & _RETRY), epoch, code & MOVES - 1, ranges_of(deliveries & _POSITION_MASK))
+    epoch = code >> _EPOCH_SHIFT & EPOCHS - 1 if code >= 0 else -1
+    lease = code >> _MOVES_BITS & LEASES - 1
+    return DeliveryRanges(bool(code & _RETRY), epoch, lease, code & MOVES - 1, ranges_of(deliveries & _POSITION_MASK))

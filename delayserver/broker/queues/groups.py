@@ -10,11 +10,14 @@ from __future__ import annotations
 import heapq
 
 import numpy as np
+from numpy.typing import NDArray
 
-from delayserver.broker.queues.places import LEASED, READY, WAITING, Place, Places
-from delayserver.broker.queues.ranges import Range, RangeSet
+from delayserver.broker.queues.deliveries import LEASES
+from delayserver.broker.queues.key_order import KeyOrder
+from delayserver.broker.queues.places import BLOCKED, LEASED, READY, WAITING, Place, Places
+from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of
 from delayserver.broker.redelivery import KeptBytes
-from store.records.batches import I64
+from store.records.batches import I64, U64
 
 # With fewer leases than this, removing the settled ones is not worth its cost.
 _PRUNE_MIN = 256
@@ -35,6 +38,7 @@ class Cursor:
 
     __slots__ = (
         "_leases",
+        "_order",
         "_places",
         "_prune_at",
         "_settled",
@@ -65,6 +69,8 @@ class Cursor:
         self._leases: list[tuple[int, int, int]] = []
         # Made when a message first waits in its place: most cursors never have one.
         self._places: Places | None = None
+        # Made when a message with an order key is first handed out.
+        self._order: KeyOrder | None = None
         # Positions in their place of which the progress log does not say that they were handed out: a filter may have
         # passed over them.
         self._unasked: RangeSet | None = None
@@ -107,10 +113,11 @@ class Cursor:
 
     def in_place(self) -> int:
         """Count of positions in their place that are not leased. O(ranges)."""
-        return 0 if self._places is None else self._places.count(WAITING, READY)
+        return 0 if self._places is None else self._places.count(WAITING, READY, BLOCKED)
 
     def ready(self) -> int:
         """Count of positions that can be handed out again from their place. O(ranges)."""
+        self.free_keys()
         return 0 if self._places is None else self._places.count(READY)
 
     def available_again(self, count_max: int) -> Range | None:
@@ -161,6 +168,119 @@ class Cursor:
         self.retrying.remove(place.start, place.stop)
         self.places.put(place)
         self._settled += place.stop - place.start
+
+    # -- order keys
+
+    def begin_pull(self) -> None:
+        """A pull begins: what earlier ones took counts for the order of keys."""
+        self.free_keys()
+        if self._order is not None:
+            self._order.begin_pull()
+
+    def admits(self, start: int, hashes: U64) -> NDArray[np.bool_]:
+        """Which messages of a span that begins at `start` may go out, bool[n], by the hashes of their order keys."""
+        if self._order is None:
+            self._order = KeyOrder()
+        return self._order.admits(start, hashes)
+
+    def take_keys(self, positions: I64, hashes: U64) -> None:
+        """Messages i64[n] with these hashes of order keys are handed out."""
+        assert self._order is not None
+        keyed = hashes != 0
+        self._order.note(positions[keyed], hashes[keyed], blocked=False)
+
+    def block(self, positions: I64, hashes: U64, before: I64) -> None:
+        """Messages i64[n] that are handed out wait for their order keys in their place, and do not go out. `before`: how
+        often each was handed out before."""
+        assert self._order is not None
+        self._order.note(positions, hashes, blocked=True)
+        for times in np.unique(before).tolist():
+            ranges = ranges_of(positions[before == times])
+            if ranges[0][0] >= self.places.stop:
+                self.places.append(ranges, times, BLOCKED)
+            else:
+                for start, stop in ranges:
+                    self.places.put(Place(start, stop, times, BLOCKED))
+
+    def blocked(self) -> int:
+        """How many messages wait for their order key."""
+        return 0 if self._order is None else self._order.blocked
+
+    def heads(self, positions: I64, hashes: U64) -> NDArray[np.bool_]:
+        """Which messages with an order key have no unfinished one of their key before them, bool[n]."""
+        return np.ones(len(positions), np.bool_) if self._order is None else self._order.is_head(positions, hashes)
+
+    def stay_behind(self, positions: I64, before: I64) -> list[Place]:
+        """Messages whose lease ended wait for an earlier one of their order key. Returns their places."""
+        assert self._order is not None
+        self._order.block(positions)
+        return self._set_blocked(positions, before)
+
+    def recall(self, failed: list[Range]) -> list[Place]:
+        """Take back the leased messages that went out behind failed ones of their order key. Returns their places."""
+        if self._order is None or not failed:
+            return []
+        behind = self._order.behind(failed)
+        leased = [position for position in behind.tolist() if self._is_leased(position)]
+        if not leased:
+            return []
+        positions = np.array(leased, np.int64)
+        before = np.concatenate([self.attempts_before(position, 1) for position in leased])
+        self._order.block(positions)
+        return self._set_blocked(positions, before)
+
+    def _set_blocked(self, positions: I64, before: I64) -> list[Place]:
+        places = [
+            Place(start, stop, times, BLOCKED)
+            for times in np.unique(before).tolist()
+            for start, stop in ranges_of(positions[before == times])
+        ]
+        for place in places:
+            self.retrying.remove(place.start, place.stop)
+            self.places.put(place)
+            self._settled += place.stop - place.start
+        return places
+
+    def _is_leased(self, position: int) -> bool:
+        return not self.retrying.common(position, position + 1) and bool(self._leased(position, position + 1, None))
+
+    def free_keys(self) -> None:
+        """Make messages ready whose order key has become free."""
+        if self._order is None:
+            return
+        ready = self._order.free()
+        if ready:
+            self.places.turn(ready, READY)
+        if self._order.is_empty:
+            self._order = None
+
+    def of_lease(self, ranges: list[Range], lease: int | None) -> list[Range]:
+        """The parts of delivered ranges without messages with an order key that are blocked, or that have another lease
+        now. `lease` is None for deliveries of an earlier process."""
+        if self._order is None:
+            return ranges
+        kept: list[Range] = []
+        for start, stop in ranges:
+            positions, blocked = self._order.within(start, stop)
+            wrong = blocked.copy()
+            if lease is None:
+                wrong[:] = True
+            elif len(positions):
+                present = np.zeros(len(positions), np.int64)
+                for place in self.places.parts(start, stop):
+                    low, high = np.searchsorted(positions, (place.start, place.stop)).tolist()
+                    present[low:high] = (place.times - 1) % LEASES
+                wrong |= present != lease
+            low = start
+            for position in positions[wrong].tolist():
+                if low < position:
+                    kept.append((low, position))
+                low = position + 1
+            if low < stop:
+                kept.append((low, stop))
+        return kept
+
+    # -- leases
 
     def release(self, now_us: int) -> bool:
         """Make ranges ready that have waited long enough. True if there were any."""
@@ -225,6 +345,8 @@ class Cursor:
 
     def _acked(self, start: int, stop: int) -> None:
         self._settled += stop - start
+        if self._order is not None:
+            self._order.finish(start, stop)
         if self._places is not None:
             self._places.remove(start, stop)
         if start == self.committed:
@@ -362,7 +484,7 @@ class Cursor:
         self.acked, self.retrying = RangeSet(), RangeSet()
         self.seen_times = self._settled = 0
         self._leases = []
-        self._places = self._unasked = None
+        self._places = self._unasked = self._order = None
         self._prune_at = _PRUNE_MIN
 
     def next_deadline_us(self) -> int | None:
@@ -411,6 +533,8 @@ class Cursor:
             self.retrying.drop_below(self.committed)
             if self._places is not None:
                 self._places.remove(0, self.committed)
+            if self._order is not None:
+                self._order.finish(0, self.committed)
             self.next = max(self.next, self.committed)
 
     def restore(self, place: Place) -> None:
@@ -462,6 +586,21 @@ class Cursor:
                 assert self.committed <= place.start and place.stop <= self.next, "in its place, and not handed out"
                 assert self.acked.missing(*span) == [span], "acked and in its place at once"
                 assert place.state == LEASED or self.retrying.missing(*span) == [span], "it waits, and is retried"
+        if self._order is not None:
+            self._check_order(self._order)
+
+    def _check_order(self, order: KeyOrder) -> None:
+        """A message is blocked in the table of keys and in its place, or in neither."""
+        order.check_invariants()
+        self.free_keys()
+        positions, blocked = order.within(self.committed, self.next)
+        for position in positions[blocked].tolist():
+            (place,) = self.places.parts(position, position + 1)
+            assert place.state in (BLOCKED, READY), "blocked, and handed out"
+        waiting = [place for place in self.places if place.state == BLOCKED]
+        for place in waiting:
+            known = order.within(place.start, place.stop)[1]
+            assert len(known) == place.stop - place.start and bool(known.all()), "in its place for a key that is free"
 
 
 class ConsumerGroup:
