@@ -16,7 +16,7 @@ from delayserver.broker.queues.deliveries import (
     DeliveryRanges,
     delivery_ids,
     split_deliveries,
-    with_lease,
+    with_leases,
 )
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.queues.places import BLOCKED, LEASED, Place
@@ -164,14 +164,15 @@ class Consuming:
         limits = self._state.limits
         wanted = None if retry else self._state.filters.get(key)
         held: Range = (cursor.next, cursor.next)
-        blocked = cursor.blocked()
         while budget.messages > 0 and budget.may_look and cursor.has_room(limits.lease_ranges_max):
             room = budget.messages
             span = cursor.available_again(room)
             if span is None:
                 room = min(room, cursor.room(limits.outstanding_max))
                 fresh = (
-                    room > 0 and cursor.place_ranges < limits.lease_ranges_max and blocked < limits.blocked_messages_max
+                    room > 0
+                    and cursor.place_ranges < limits.lease_ranges_max
+                    and cursor.blocked() < limits.blocked_messages_max
                 )
                 looked = room if wanted is None else wanted.rows_within(budget.look_ns)
                 span = cursor.available(queue.end, looked) if fresh else None
@@ -268,9 +269,7 @@ class Consuming:
         delivery = delivery_ids(start, count, self._state.epoch, cursor.moves, retry)
         if keys is not None:
             taken = np.arange(count) if rows is None else rows
-            cursor.take_keys(start + taken, keys[taken])
-            if times > 1:
-                delivery = np.where(keys != 0, with_lease(delivery, times - 1), delivery)
+            delivery[taken] = with_leases(delivery[taken], cursor.take_keys(start + taken, keys[taken]))
         if rows is None or len(rows) == count:
             budget.take(batch.slice(row, row + count), delivery, before, size)
         else:

@@ -48,9 +48,9 @@ def delivery_ids(start: int, count: int, epoch: int, moves: int, retry: bool) ->
     return np.arange(first, first + count, dtype=np.int64)
 
 
-def with_lease(deliveries: I64, lease: int) -> I64:
-    """Ids of `delivery_ids`, i64[n], as those of a later lease."""
-    marked: I64 = deliveries | np.int64(lease % LEASES << POSITION_BITS + _MOVES_BITS)
+def with_leases(deliveries: I64, leases: I64) -> I64:
+    """Ids of `delivery_ids`, i64[n], as those of leases with these numbers, i64[n]."""
+    marked: I64 = deliveries | leases % LEASES << POSITION_BITS + _MOVES_BITS
     return marked
 
 

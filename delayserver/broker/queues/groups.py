@@ -12,7 +12,6 @@ import heapq
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.broker.queues.deliveries import LEASES
 from delayserver.broker.queues.key_order import KeyOrder
 from delayserver.broker.queues.places import BLOCKED, LEASED, READY, WAITING, Place, Places
 from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of
@@ -183,17 +182,19 @@ class Cursor:
             self._order = KeyOrder()
         return self._order.admits(start, hashes)
 
-    def take_keys(self, positions: I64, hashes: U64) -> None:
-        """Messages i64[n] with these hashes of order keys are handed out."""
+    def take_keys(self, positions: I64, hashes: U64) -> I64:
+        """Messages i64[n] with these hashes of order keys are handed out. Returns the number of each one's lease, i64[n]."""
         assert self._order is not None
         keyed = hashes != 0
-        self._order.note(positions[keyed], hashes[keyed], blocked=False)
+        leases = np.zeros(len(positions), np.int64)
+        leases[keyed] = self._order.take(positions[keyed], hashes[keyed])
+        return leases
 
     def block(self, positions: I64, hashes: U64, before: I64) -> None:
         """Messages i64[n] that are handed out wait for their order keys in their place, and do not go out. `before`: how
         often each was handed out before."""
         assert self._order is not None
-        self._order.note(positions, hashes, blocked=True)
+        self._order.wait(positions, hashes)
         for times in np.unique(before).tolist():
             ranges = ranges_of(positions[before == times])
             if ranges[0][0] >= self.places.stop:
@@ -261,18 +262,8 @@ class Cursor:
             return ranges
         kept: list[Range] = []
         for start, stop in ranges:
-            positions, blocked = self._order.within(start, stop)
-            wrong = blocked.copy()
-            if lease is None:
-                wrong[:] = True
-            elif len(positions):
-                present = np.zeros(len(positions), np.int64)
-                for place in self.places.parts(start, stop):
-                    low, high = np.searchsorted(positions, (place.start, place.stop)).tolist()
-                    present[low:high] = (place.times - 1) % LEASES
-                wrong |= present != lease
             low = start
-            for position in positions[wrong].tolist():
+            for position in self._order.not_of_lease(start, stop, lease).tolist():
                 if low < position:
                     kept.append((low, position))
                 low = position + 1
@@ -593,14 +584,13 @@ class Cursor:
         """A message is blocked in the table of keys and in its place, or in neither."""
         order.check_invariants()
         self.free_keys()
-        positions, blocked = order.within(self.committed, self.next)
-        for position in positions[blocked].tolist():
+        for position in order.blocked_within(self.committed, self.next).tolist():
             (place,) = self.places.parts(position, position + 1)
             assert place.state in (BLOCKED, READY), "blocked, and handed out"
         waiting = [place for place in self.places if place.state == BLOCKED]
         for place in waiting:
-            known = order.within(place.start, place.stop)[1]
-            assert len(known) == place.stop - place.start and bool(known.all()), "in its place for a key that is free"
+            known = order.blocked_within(place.start, place.stop)
+            assert len(known) == place.stop - place.start, "in its place for a key that is free"
 
 
 class ConsumerGroup:

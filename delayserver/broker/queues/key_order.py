@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.broker.queues.deliveries import LEASES
 from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of
 from store.records.batches import I64, U64
 
@@ -28,24 +29,22 @@ _NOTHING: Mask = np.empty(0, np.bool_)
 class KeyOrder:
     """Says which messages may go out, and which ones a finished message makes ready."""
 
-    __slots__ = ("_blocked", "_finished", "_hashes", "_heads", "_noted", "_positions")
+    __slots__ = ("_blocked", "_finished", "_hashes", "_heads", "_leases", "_noted", "_positions", "blocked")
 
     def __init__(self) -> None:
         self._positions = _NO_POSITIONS
         self._hashes = _NO_HASHES
         self._blocked = _NOTHING
+        # The number of each message's last lease, -1 for one that this process never handed out.
+        self._leases = _NO_POSITIONS
+        # How many messages wait for their key, at most.
+        self.blocked = 0
         # Rows of the pull under way. They join the table behind it, so that it may take several messages of a key.
-        self._noted: list[tuple[I64, U64, bool]] = []
+        self._noted: list[tuple[I64, U64, Mask, I64]] = []
         # Finished positions that are in the table still.
         self._finished = RangeSet()
         # The hash of each key, ascending, and the position of its first row.
         self._heads: tuple[U64, I64] | None = None
-
-    @property
-    def blocked(self) -> int:
-        """How many messages wait for their key."""
-        self._join()
-        return int(np.count_nonzero(self._blocked))
 
     @property
     def is_empty(self) -> bool:
@@ -82,10 +81,24 @@ class KeyOrder:
             first[found] = firsts[places[found]]
         return first
 
-    def note(self, positions: I64, hashes: U64, *, blocked: bool) -> None:
-        """Messages with a key went out, or must wait for it. Positions ascend within a pull."""
-        if len(positions):
-            self._noted.append((positions, hashes, blocked))
+    def take(self, positions: I64, hashes: U64) -> I64:
+        """Messages with a key go out. Returns the number of each one's lease, i64[n]."""
+        leases = self._leases_of(positions) + 1
+        self._noted.append((positions, hashes, np.zeros(len(positions), np.bool_), leases))
+        return leases
+
+    def wait(self, positions: I64, hashes: U64) -> None:
+        """Messages with a key wait for it."""
+        self.blocked += len(positions)
+        self._noted.append((positions, hashes, np.ones(len(positions), np.bool_), self._leases_of(positions)))
+
+    def _leases_of(self, positions: I64) -> I64:
+        leases = np.full(len(positions), -1, np.int64)
+        if len(self._positions) and len(positions) and positions[0] <= self._positions[-1]:
+            places = np.minimum(np.searchsorted(self._positions, positions), len(self._positions) - 1)
+            known = self._positions[places] == positions
+            leases[known] = self._leases[places[known]]
+        return leases
 
     def _join(self) -> None:
         """Bring the rows of the last pull into the table."""
@@ -94,22 +107,28 @@ class KeyOrder:
         noted, self._noted = self._noted, []
         positions = np.concatenate([self._positions, *[part[0] for part in noted]])
         hashes = np.concatenate([self._hashes, *[part[1] for part in noted]])
-        blocked = np.concatenate([self._blocked, *[np.full(len(part[0]), part[2]) for part in noted]])
+        blocked = np.concatenate([self._blocked, *[part[2] for part in noted]])
+        leases = np.concatenate([self._leases, *[part[3] for part in noted]])
         if not bool((positions[1:] > positions[:-1]).all()):
             order = np.argsort(positions, kind="stable")
-            positions, hashes, blocked = positions[order], hashes[order], blocked[order]
-            newest = np.append(positions[1:] != positions[:-1], True)
-            positions, hashes, blocked = positions[newest], hashes[newest], blocked[newest]
-        self._set(positions, hashes, blocked)
+            positions = positions[order]
+            newest = order[np.append(positions[1:] != positions[:-1], True)]
+            positions, hashes = np.unique(positions), hashes[newest]
+            blocked, leases = blocked[newest], leases[newest]
+        self._set(positions, hashes, blocked, leases)
 
-    def _set(self, positions: I64, hashes: U64, blocked: Mask) -> None:
-        self._positions, self._hashes, self._blocked = positions, hashes, blocked
+    def _set(self, positions: I64, hashes: U64, blocked: Mask, leases: I64) -> None:
+        self._positions, self._hashes, self._blocked, self._leases = positions, hashes, blocked, leases
         self._heads = None
+        self.blocked = int(np.count_nonzero(blocked))
 
     def block(self, positions: I64) -> None:
-        """Messages that went out are given back and wait for their key."""
+        """Messages that went out are given back and wait for their key. Their leases count no more, also when it is free."""
         self._join()
-        self._blocked[np.isin(self._positions, positions)] = True
+        rows = np.isin(self._positions, positions)
+        self._blocked[rows] = True
+        self._leases[rows] += 1
+        self.blocked = int(np.count_nonzero(self._blocked))
 
     def finish(self, start: int, stop: int) -> None:
         """The messages at [start, stop) are done. `free` takes them out of the table."""
@@ -126,14 +145,15 @@ class KeyOrder:
         if not len(gone):
             return []
         kept = ~done
-        self._set(self._positions[kept], self._hashes[kept], self._blocked[kept])
-        if not bool(self._blocked.any()):
+        self._set(self._positions[kept], self._hashes[kept], self._blocked[kept], self._leases[kept])
+        if not self.blocked:
             return []
         rows = np.flatnonzero(np.isin(self._hashes, np.unique(gone)))
         heads = rows[np.unique(self._hashes[rows], return_index=True)[1]]
         heads = heads[self._blocked[heads]]
         ready = self._runs_from(heads)
         self._blocked[ready] = False
+        self.blocked -= len(ready)
         return ranges_of(self._positions[ready])
 
     def _runs_from(self, heads: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -162,16 +182,29 @@ class KeyOrder:
         behind: I64 = self._positions[of_these & ~lost & ~self._blocked]
         return behind
 
-    def within(self, start: int, stop: int) -> tuple[I64, Mask]:
-        """The unfinished messages in [start, stop): their positions i64[n], and which of them are blocked."""
+    def blocked_within(self, start: int, stop: int) -> I64:
+        """The positions in [start, stop) of the messages that wait for their key."""
         self._join()
         low, high = np.searchsorted(self._positions, (start, stop)).tolist()
-        return self._positions[low:high], self._blocked[low:high]
+        positions: I64 = self._positions[low:high][self._blocked[low:high]]
+        return positions
+
+    def not_of_lease(self, start: int, stop: int, lease: int | None) -> I64:
+        """The positions in [start, stop) of unfinished messages that wait for their key, or whose last lease has another
+        number (as far as an id holds it). None: no lease is theirs."""
+        self._join()
+        low, high = np.searchsorted(self._positions, (start, stop)).tolist()
+        positions: I64 = self._positions[low:high]
+        if lease is None:
+            return positions
+        others: I64 = positions[self._blocked[low:high] | (self._leases[low:high] % LEASES != lease)]
+        return others
 
     def check_invariants(self) -> None:
         """Positions ascend, and every row has a key."""
         self._join()
         self._finished.check_invariants()
         assert bool((self._positions[1:] > self._positions[:-1]).all()), "positions out of order"
-        assert len(self._positions) == len(self._hashes) == len(self._blocked)
+        assert len(self._positions) == len(self._hashes) == len(self._blocked) == len(self._leases)
+        assert self.blocked == np.count_nonzero(self._blocked)
         assert bool((self._hashes != 0).all()), "a row without a key"

@@ -1,0 +1,365 @@
+"""Messages of one order key go out one after the other: across nacks, ended leases, consumers that die, and restarts.
+
+The model knows each message by its sequence, which rises with its position. It judges every pull and every ack.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from random import Random
+
+import numpy as np
+import pytest
+
+from delayserver.broker.actions.retries import NACKED, Failure, RetryBatch
+from delayserver.broker.files.policies import PolicyRow
+from delayserver.broker.policy import WAIT, GroupPolicy
+from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.redelivery import RedeliveryPolicy
+from store.records.batches import StoredBatch
+from store.records.id_hash import hash_ids
+from tests.delayserver.broker.brokers import GROUP, LIMITS, NOW_US, SERVER, SUBJECT, DirectBroker, open_broker
+from tests.fakes.disk import FakeDisk
+
+ACK_TIMEOUT_US = 1_000_000
+# No message of a nack has room in the delay pipeline: those without a key wait in their place as well.
+ORDER_LIMITS = replace(
+    LIMITS,
+    ack_timeout_ms_default=ACK_TIMEOUT_US // 1000,
+    redelivery=RedeliveryPolicy(100, 400),
+    redelivery_bytes_max=0,
+    blocked_messages_max=60,
+)
+
+
+def keyed(first: int, keys: list[str]) -> StoredBatch:
+    """Messages with these order keys, "" for none, and sequences from `first` on."""
+    data = [key.encode() for key in keys]
+    lengths = np.array([len(each) for each in data], np.uint32)
+    return StoredBatch.filled(
+        len(keys),
+        sequence=np.arange(first, first + len(keys)),
+        server_id=SERVER,
+        window_ms=60_000,
+        subject=SUBJECT,
+        bodies_length=50,
+        bodies=bytes(50 * len(keys)),
+        order_keys=b"".join(data),
+        order_keys_length=lengths,
+        order_hash=hash_ids(b"".join(data), lengths),
+    )
+
+
+class Scene:
+    """A broker with messages, and consumers of one group."""
+
+    def __init__(self, keys: list[str], limits: object = ORDER_LIMITS) -> None:
+        self.disk = FakeDisk()
+        self.limits = limits
+        self.now_us = NOW_US
+        self.broker = self._open()
+        self.sent = 0
+        self.send(keys)
+
+    def _open(self) -> DirectBroker:
+        return open_broker(self.disk, self.limits, self.now_us)  # type: ignore[arg-type]
+
+    def send(self, keys: list[str]) -> None:
+        self.broker.deliver(keyed(self.sent + 1, keys), False, self.now_us)
+        self.sent += len(keys)
+
+    def pull(self, count: int = 100) -> PulledBatch | None:
+        return self.broker.pull(SUBJECT, GROUP, count, 1 << 20, self.now_us, self.now_us)
+
+    def pulled(self, count: int = 100) -> list[int]:
+        found = self.pull(count)
+        return [] if found is None else found.batch.sequence.tolist()
+
+    def ack(self, pulled: PulledBatch, *rows: int) -> int:
+        deliveries = pulled.delivery[list(rows)] if rows else pulled.delivery
+        return self.broker.ack(SUBJECT, GROUP, deliveries, self.now_us).acked
+
+    def nack(self, pulled: PulledBatch, *rows: int, delay_ms: int | None = 0, failed: bool = True) -> RetryBatch:
+        deliveries = pulled.delivery[list(rows)] if rows else pulled.delivery
+        failure = Failure(NACKED, "no") if failed else None
+        batch = self.broker.nack(SUBJECT, GROUP, deliveries, delay_ms, self.now_us, self.now_us, failure)
+        self._settle(batch)
+        return batch
+
+    def _settle(self, batch: RetryBatch) -> None:
+        if batch.given_up is not None:
+            self.broker.bury(batch, "subject", "group", 1000 + self.now_us % 1000, self.now_us)
+        self.broker.settle_retry(batch)
+
+    def wait(self, duration_us: int) -> None:
+        self.now_us += duration_us
+        for batch in self.broker.expired_leases(self.now_us, self.now_us, 1000):
+            self._settle(batch)
+
+    def restart(self, *, synced: bool = True) -> None:
+        if synced:
+            self.broker.sync()
+        self.disk.kill()
+        self.broker = self._open()
+
+    def check(self) -> None:
+        for group in self.broker._state.groups.values():
+            group.main.check_invariants()
+            group.retry.check_invariants()
+
+
+def test_a_message_waits_until_the_one_before_it_of_its_key_is_acked() -> None:
+    scene = Scene(["a", "b", "a", "", "b", "a"])
+    first = scene.pull(1)
+    assert first is not None and first.batch.sequence.tolist() == [1]
+    assert scene.pulled() == [2, 4, 5], "another key, and no key, go on; a key may go out as a run"
+    assert scene.pulled() == []
+    assert scene.ack(first) == 1
+    assert scene.pulled() == [3]
+    scene.check()
+
+
+def test_one_pull_gets_neighbours_of_a_key_in_order() -> None:
+    scene = Scene(["a"] * 50)
+    assert scene.pulled(20) == list(range(1, 21))
+    assert scene.pulled() == []
+
+
+def test_a_key_that_becomes_free_gives_out_its_neighbours_together() -> None:
+    scene = Scene(["a"] * 30)
+    first = scene.pull(1)
+    assert first is not None
+    assert scene.pulled() == []
+    scene.ack(first)
+    assert scene.pulled() == list(range(2, 31))
+    scene.check()
+
+
+def test_the_key_waits_behind_a_nacked_message() -> None:
+    scene = Scene(["a", "a", "b", "a"])
+    first = scene.pull(3)
+    assert first is not None
+    scene.nack(first, 0, delay_ms=200)
+    assert scene.ack(first, 1) == 0, "the second message of the key was taken back with the first one"
+    assert scene.ack(first, 2) == 1
+    assert scene.pulled() == []
+    scene.wait(200_000)
+    again = scene.pull()
+    assert again is not None and again.batch.sequence.tolist() == [1]
+    assert again.attempt.tolist() == [2]
+    assert scene.ack(again) == 1
+    rest = scene.pull()
+    assert rest is not None and rest.batch.sequence.tolist()[:1] == [2]
+    assert rest.attempt.tolist()[0] == 1, "it did not fail"
+
+
+def test_an_ended_lease_passes_the_key_to_another_consumer_and_refuses_the_old_one() -> None:
+    scene = Scene(["a", "a"])
+    dead = scene.pull()
+    assert dead is not None and len(dead) == 2
+    scene.wait(ACK_TIMEOUT_US)
+    scene.wait(100_000)
+    second = scene.pull()
+    assert second is not None and second.batch.sequence.tolist() == [1]
+    assert scene.ack(dead) == 0, "its lease has ended, and another consumer has the key"
+    assert scene.nack(dead).unknown == 2
+    assert scene.ack(second) == 1
+    assert scene.pulled() == [2]
+    scene.check()
+
+
+def test_a_restart_gives_out_a_key_from_its_first_unfinished_message() -> None:
+    scene = Scene(["a", "b", "a", "a", "b"])
+    first = scene.pull(2)
+    assert first is not None
+    scene.pulled()
+    scene.ack(first, 1)
+    scene.nack(first, 0, delay_ms=60_000)
+    scene.restart()
+    assert scene.pulled() == [1, 3, 4, 5], "in order; the pause of the nack ends with the process"
+
+
+def test_deliveries_of_the_process_before_do_not_ack_a_lease_of_this_one() -> None:
+    scene = Scene(["a", "a"])
+    before = scene.pull(1)
+    assert before is not None
+    scene.restart()
+    now = scene.pull(1)
+    assert now is not None and now.batch.sequence.tolist() == [1]
+    assert scene.ack(before) == 0
+    assert scene.ack(now) == 1
+
+
+def test_a_dead_letter_frees_its_key() -> None:
+    scene = Scene(["a", "a"])
+    scene.broker._state.policies[SUBJECT, GROUP] = PolicyRow(GroupPolicy(attempts=1), dead_subject=77)
+    first = scene.pull(1)
+    assert first is not None and scene.pulled() == []
+    scene.nack(first)
+    assert scene.pulled() == [2]
+    scene.check()
+
+
+def test_with_the_policy_wait_a_key_waits_for_its_failed_message_without_end() -> None:
+    scene = Scene(["a", "a", ""])
+    scene.broker._state.policies[SUBJECT, GROUP] = PolicyRow(GroupPolicy(attempts=1, failed_key=WAIT), dead_subject=77)
+    for attempt in (1, 2, 3):
+        pulled = scene.pull(1)
+        assert pulled is not None and pulled.batch.sequence.tolist() == [1] and pulled.attempt.tolist() == [attempt]
+        assert scene.nack(pulled, delay_ms=None).given_up is None
+        scene.wait(400_000)
+
+
+def test_a_group_reads_no_further_when_many_messages_wait_for_keys() -> None:
+    scene = Scene(["a"] * 200)
+    scene.pull(1)
+    for _ in range(10):
+        scene.pulled(25)
+    blocked = scene.broker._state.groups[SUBJECT, GROUP].main.blocked()
+    assert ORDER_LIMITS.blocked_messages_max <= blocked < ORDER_LIMITS.blocked_messages_max + 25
+
+
+def test_a_seek_forgets_who_waits_for_whom() -> None:
+    scene = Scene(["a", "a", "a"])
+    scene.pull(1)
+    scene.pulled()
+    scene.broker.positions.seek((SUBJECT, GROUP), 1)
+    assert scene.pulled() == [2, 3]
+    scene.check()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_order_of_events_keeps_the_order_of_every_key(seed: int) -> None:
+    chance = Random(seed)
+    names = ["", "a", "b", "c", *[f"k{number}" for number in range(chance.choice([0, 20]))]]
+    scene = Scene([chance.choice(names) for _ in range(30)])
+    keys = _Keys(scene, chance, names)
+    for _ in range(150):
+        keys.step()
+    keys.finish()
+
+
+class _Keys:
+    """The model of one group: who has which message, and what is done."""
+
+    def __init__(self, scene: Scene, chance: Random, names: list[str]) -> None:
+        self.scene, self.chance, self.names = scene, chance, names
+        self.key_of: dict[int, str] = {}
+        self._learn()
+        self.done: set[int] = set()
+        self.leased: dict[int, int] = {}
+        self.pulls: list[tuple[PulledBatch, int]] = []
+        self.restarted_at = 0
+
+    def _learn(self) -> None:
+        for run in self.scene.broker._state.store.columns(0, self.scene.broker._state.store.end):
+            for sequence, order_hash in zip(
+                run.columns["sequence"].tolist(), run.columns["order_hash"].tolist(), strict=True
+            ):
+                self.key_of[sequence] = str(order_hash) if order_hash else ""
+
+    def before(self, sequence: int) -> set[int]:
+        """The earlier messages of its key that are not done."""
+        key = self.key_of[sequence]
+        return {other for other, of in self.key_of.items() if key and of == key and other < sequence} - self.done
+
+    def step(self) -> None:
+        chance = self.chance
+        act = chance.choice(
+            ["pull"] * 5 + ["ack"] * 5 + ["nack", "nack", "wait", "send", "restart", "stale", "long wait"]
+        )
+        if act == "pull":
+            self.pull(chance.choice([1, 3, 20]))
+        elif act in ("ack", "stale"):
+            self.ack(stale=act == "stale")
+        elif act == "nack":
+            self.nack()
+        elif act == "send" and self.scene.sent < 200:
+            self.scene.send([chance.choice(self.names) for _ in range(chance.randrange(1, 20))])
+            self._learn()
+        elif act == "restart" and chance.random() < 0.3:
+            self.scene.restart()
+            self.leased.clear()
+            self.restarted_at = len(self.pulls)
+        elif act == "wait":
+            self.wait(chance.choice([1_000, 150_000]))
+        elif act == "long wait":
+            self.wait(ACK_TIMEOUT_US)
+        self.scene.check()
+
+    def pull(self, count: int) -> int:
+        pulled = self.scene.pull(count)
+        if pulled is None:
+            return 0
+        sequences = pulled.batch.sequence.tolist()
+        for place, sequence in enumerate(sequences):
+            assert sequence not in self.done, f"{sequence} was acked, and came again"
+            assert sequence not in self.leased, f"{sequence} is leased twice"
+            assert self.before(sequence) <= set(sequences[:place]), f"{sequence} overtook {self.before(sequence)}"
+        self.pulls.append((pulled, self.scene.now_us + ACK_TIMEOUT_US))
+        self.leased |= dict.fromkeys(sequences, len(self.pulls) - 1)
+        return len(sequences)
+
+    def ack(self, *, stale: bool) -> None:
+        if not self.pulls:
+            return
+        number = self.chance.randrange(len(self.pulls)) if stale else len(self.pulls) - 1
+        pulled = self.pulls[number][0]
+        for row, sequence in enumerate(pulled.batch.sequence.tolist()):
+            if self.chance.random() < 0.2:
+                continue
+            acked, key = self.scene.ack(pulled, row), self.key_of[sequence]
+            if self.leased.get(sequence) == number:
+                assert acked == 1, f"the lease of {sequence} counts"
+            elif acked and key:
+                assert sequence not in self.leased, f"{sequence} belongs to another consumer"
+                # A new process does not know what the one before took back. It believes the consumer that had it.
+                assert number < self.restarted_at or not self.before(sequence), f"{sequence} was taken back"
+            if acked:
+                self.done.add(sequence)
+                self.leased.pop(sequence, None)
+
+    def nack(self) -> None:
+        if not self.pulls:
+            return
+        pulled = self.pulls[-1][0]
+        number, sequences = len(self.pulls) - 1, pulled.batch.sequence.tolist()
+        rows = [row for row in range(len(sequences)) if self.chance.random() < 0.4]
+        if not rows:
+            return
+        self.scene.nack(pulled, *rows, delay_ms=self.chance.choice([0, 0, 100, None]))
+        first: dict[str, int] = defaultdict(lambda: 1 << 62)
+        for row in rows:
+            if self.leased.get(sequences[row]) == number:
+                del self.leased[sequences[row]]
+                key = self.key_of[sequences[row]]
+                first[key] = min(first[key], sequences[row])
+        for sequence in list(self.leased):
+            key = self.key_of[sequence]
+            if key and sequence > first[key]:
+                del self.leased[sequence]
+
+    def wait(self, duration_us: int) -> None:
+        self.scene.wait(duration_us)
+        ended = {number for number, (_, until_us) in enumerate(self.pulls) if until_us <= self.scene.now_us}
+        lost = {sequence for sequence, number in self.leased.items() if number in ended}
+        for sequence in list(self.leased):
+            if sequence in lost or any(earlier in lost for earlier in self.before(sequence)):
+                del self.leased[sequence]
+
+    def finish(self) -> None:
+        """Every message comes in the end."""
+        for _ in range(2_000):
+            if len(self.done) == self.scene.sent:
+                return
+            if self.pull(50):
+                number = len(self.pulls) - 1
+                pulled = self.pulls[number][0]
+                assert self.scene.ack(pulled) == len(pulled)
+                self.done |= set(pulled.batch.sequence.tolist())
+                for sequence in pulled.batch.sequence.tolist():
+                    self.leased.pop(sequence, None)
+            else:
+                self.wait(ACK_TIMEOUT_US)
+        raise AssertionError(f"these never came: {sorted(set(self.key_of) - self.done)}")
