@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
 from delayserver.client.flow_control import MESSAGE_BYTES, Ask, FlowControl, Share
@@ -67,7 +68,7 @@ class ListenerSettings:
 class Source:
     """A subject at a node: its waiting deliveries, its share of the flow control, and its settlements."""
 
-    __slots__ = ("node", "ready", "retired", "running", "settlements", "share", "subject")
+    __slots__ = ("_parked", "_turns", "node", "ready", "retired", "running", "settlements", "share", "subject")
 
     def __init__(self, subject: str, node: str, share: Share, settlements: Settlements) -> None:
         self.subject = subject
@@ -77,6 +78,49 @@ class Source:
         self.ready: deque[Handling] = deque()
         self.running = 0
         self.retired = False
+        # By order key: the message that is handled, or is next; and those that wait for it.
+        self._turns: dict[str, Handling] = {}
+        self._parked: dict[str, deque[Handling]] = {}
+
+    @property
+    def parked(self) -> list[Handling]:
+        """The messages that wait for an earlier one of their order key."""
+        return [handling for waiting in self._parked.values() for handling in waiting]
+
+    def has_turn(self, handling: Handling) -> bool:
+        """Whether a message may be handled now. Otherwise it is parked until the earlier ones of its order key are done."""
+        key = handling.delivery.order_key
+        if key is None or self._turns.setdefault(key, handling) is handling:
+            return True
+        self._parked.setdefault(key, deque()).append(handling)
+        return False
+
+    def next_turn(self, handling: Handling) -> None:
+        """A message is done: the next one of its order key is the first to be handled."""
+        key = handling.delivery.order_key
+        if key is None:
+            return
+        del self._turns[key]
+        waiting = self._parked.get(key)
+        if waiting:
+            following = waiting.popleft()
+            self._turns[key] = following
+            self.ready.appendleft(following)
+            if not waiting:
+                del self._parked[key]
+
+    def end_turn(self, handling: Handling) -> Sequence[Handling]:
+        """A message is not done. Returns those that were parked behind it, which wait here no more."""
+        key = handling.delivery.order_key
+        if key is None or self._turns.get(key) is not handling:
+            return ()
+        del self._turns[key]
+        return self._parked.pop(key, ())
+
+    def take_parked(self, now_s: float | None = None) -> Sequence[Handling]:
+        """Takes out all parked messages; with `now_s`, those of keys whose first one has waited too long."""
+        keys = [key for key, waiting in self._parked.items() if now_s is None or _is_late(waiting[0], now_s)]
+        return [handling for key in keys for handling in self._parked.pop(key)]
 
     def __repr__(self) -> str:
         return f"Source({self.subject!r}, {self.node!r})"
@@ -121,14 +165,14 @@ class ListenerCore:
 
     def is_drained(self, source: Source) -> bool:
         """Whether a retired source has nothing left to do."""
-        if not source.retired or source.share.asked is not None:
+        if not source.retired or source.share.asked is not None or source.parked:
             return False
         return not source.ready and not source.running and not len(source.settlements)
 
     def remove(self, source: Source, now_s: float) -> Sequence[Handling]:
         """Forget a source. What it could not settle is given up, and returned: it comes again when its lease ends."""
         source.retire()
-        self._give_back(source, len(source.ready))
+        self._give_back_all(source)
         lost = source.settlements.abandon()
         self.stats.add("lost", len(lost))
         if not source.running:
@@ -176,10 +220,13 @@ class ListenerCore:
         """The message to handle now. None: none waits, or enough handlers run."""
         if len(self._running) >= self._settings.concurrency or self.is_enough:
             return None
-        source = self._line.first()
-        if source is None:
+        while (source := self._line.first()) is not None:
+            handling = source.ready.popleft()
+            if source.has_turn(handling):
+                break
+            self._stand(source)
+        else:
             return None
-        handling = source.ready.popleft()
         self._flow.started(source.share)
         source.run(1)
         self._running[handling] = source
@@ -201,6 +248,10 @@ class ListenerCore:
         self._flow.ended(source.share, handling.size)
         if source in self._sources:
             source.settlements.add(handling, verdict)
+            if verdict.ack:
+                source.next_turn(handling)
+            else:  # the node has taken back what is behind it, and gives it out behind it again
+                self._nack_unseen(source, source.end_turn(handling))
             self._stand(source)
         else:
             self.stats.add("lost")
@@ -241,13 +292,11 @@ class ListenerCore:
         since the last look.
         """
         for source in list(self._sources):
-            late = 0
-            for handling in source.ready:
-                if now_s < handling.received_s + KEPT_PART * (handling.lease_ends_s - handling.received_s):
-                    break
-                late += 1
-            if late:
+            late = len(list(takewhile(lambda handling: _is_late(handling, now_s), source.ready)))
+            parked = source.take_parked(now_s)
+            if late or parked:
                 self._give_back(source, late)
+                self._nack_unseen(source, parked)
                 self._flow.slow_down(source.share)
         overdue = [each for each in self._running if now_s > each.lease_ends_s and each not in self._overdue]
         self._overdue.update(overdue)
@@ -255,13 +304,18 @@ class ListenerCore:
         return overdue
 
     def _give_back(self, source: Source, count: int) -> None:
-        """Nack the first waiting messages of a source, to be delivered again at once."""
+        """Nack the first waiting messages of a source, and those that are parked behind them, to be delivered again at
+        once."""
         for _ in range(count):
             handling = source.ready.popleft()
+            self._nack_unseen(source, [handling, *source.end_turn(handling)])
+        self._stand(source)
+
+    def _nack_unseen(self, source: Source, handlings: Sequence[Handling]) -> None:
+        for handling in handlings:
             self._flow.given_back(source.share, handling.size)
             source.settlements.add(handling, GIVE_BACK)
-        self.stats.add("given_back", count)
-        self._stand(source)
+        self.stats.add("given_back", len(handlings))
 
     # -- settlements
 
@@ -296,7 +350,11 @@ class ListenerCore:
         for source in self._sources:
             source.retire()
             source.settlements.hurry()
-            self._give_back(source, len(source.ready))
+            self._give_back_all(source)
+
+    def _give_back_all(self, source: Source) -> None:
+        self._give_back(source, len(source.ready))
+        self._nack_unseen(source, source.take_parked())
 
     def abandoned(self) -> Iterable[Handling]:
         """The messages whose handlers still run."""
@@ -313,14 +371,19 @@ class ListenerCore:
         for source in self._sources:
             source.settlements.check_invariants()
             assert source.running == running.get(source, 0)
-            assert source.share.held_messages == len(source.ready)
+            assert source.share.held_messages == len(source.ready) + len(source.parked)
             assert (source in self._line) == bool(source.ready)
-            sizes = [each.size for each in source.ready]
+            sizes = [each.size for each in (*source.ready, *source.parked)]
             sizes += [each.size for each, its in self._running.items() if its is source]
             assert source.share.held_bytes == sum(sizes)
             if self.stopping:
-                assert source.retired and not source.ready
+                assert source.retired and not source.ready and not source.parked
         assert self._overdue <= self._running.keys()
+
+
+def _is_late(handling: Handling, now_s: float) -> bool:
+    """Whether a message has waited too long for a handler."""
+    return now_s >= handling.received_s + KEPT_PART * (handling.lease_ends_s - handling.received_s)
 
 
 def _size(delivery: Delivery) -> int:

@@ -40,13 +40,11 @@ _REASONS = {
 class Readiness:
     """The stage of this start, and what it waits for."""
 
-    __slots__ = ("_waits", "ready", "stage", "stopping")
+    __slots__ = ("_waits", "stage", "stopping")
 
     def __init__(self, waits: tuple[RoomWait, ...]) -> None:
         """`waits`: the parts of a start that may wait for room."""
         self.stage = Stage.OPENING
-        # Whether the start is over. A field, because every send reads it.
-        self.ready = False
         # Set when a clean stop begins, at any stage.
         self.stopping = trio.Event()
         self._waits = waits
@@ -54,7 +52,12 @@ class Readiness:
     def enter(self, stage: Stage) -> None:
         """The start has come to this stage."""
         assert stage > self.stage, f"a start never goes back from {self.stage} to {stage}"
-        self.stage, self.ready = stage, stage == Stage.READY
+        self.stage = stage
+
+    @property
+    def ready(self) -> bool:
+        """Whether the start is over."""
+        return self.stage is Stage.READY
 
     @property
     def serves(self) -> bool:
@@ -76,4 +79,4 @@ class Readiness:
 
     def check_invariants(self) -> None:
         """A server that is not ready says why."""
-        assert self.ready == (self.stage == Stage.READY) == (not self.reason)
+        assert self.ready == (not self.reason)
