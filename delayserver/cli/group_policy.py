@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 @click.option("--first-level", type=click.INT, metavar="N", help="Pauses are the delay levels, from this one on.")
 @click.option("--tags", metavar="TAGS", help="The group gets only messages with one of these tags; '*': all.")
 @click.option("--where", metavar="EXPR", help="The group gets only messages with such properties.")
+@click.option(
+    "--failed-key", type=click.Choice(["skip", "wait"]), help="After the last attempt an order key goes on, or waits."
+)
 @click.option("--reset", is_flag=True, help="Set everything back to the defaults first.")
 @options.server
 @options.as_json
@@ -38,6 +41,7 @@ def policy(
     first_level: int | None,
     tags: str | None,
     where: str | None,
+    failed_key: str | None,
     reset: bool,
     server: str,
     as_json: bool,
@@ -55,6 +59,7 @@ def policy(
         "first_level": first_level,
         "tags": tags,
         "where": where,
+        "failed_key": failed_key,
     }
     changes = {name: value for name, value in given.items() if value is not None}
     with options.connect(server) as client:
@@ -68,9 +73,9 @@ def policy(
         click.echo(f"group     {visible(found.group)} of {visible(found.subject)}")
         click.echo(f"attempts  {found.attempts or 'without end'}")
         click.echo(f"pauses    {_pauses(found)}")
-        for name in ("tags", "where"):
+        for name, title in (("tags", "tags"), ("where", "where"), ("failed_key", "keys")):
             if found.settings.get(name) is not None:
-                click.echo(f"{name:<8}  {visible(found.settings[name])}")
+                click.echo(f"{title:<8}  {visible(found.settings[name])}")
 
 
 def _pauses(found: GroupPolicy) -> str:

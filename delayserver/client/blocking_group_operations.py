@@ -31,7 +31,8 @@ class BlockingGroupOperations(ABC):
 
     def set_policy(self, subject: str, group: str, *, reset: bool = False, **changes: Any) -> GroupPolicy:
         """Change fields of a group's policy, durably: ``attempts``, ``first_ms``, ``factor``, ``cap_ms``,
-        ``first_level``, ``tags``, ``where``. None sets a field back to the default; ``reset`` sets back all others.
+        ``first_level``, ``tags``, ``where``, ``failed_key``. None sets a field back to the default; ``reset`` sets back all
+        others.
 
         The policy is that of one node: set it at every node of the subject's route. It applies from then on, also to
         messages that are being retried. The group need not have pulled before.

@@ -17,6 +17,7 @@ from ops.bench.filtering import measure_filter
 from ops.bench.holding import measure_pending
 from ops.bench.ingesting import measure_ingest, measure_spread, measure_sustained
 from ops.bench.isolation import measure_isolation
+from ops.bench.ordering import measure_ordered
 from ops.bench.publishing import measure_publish
 from ops.bench.pulling import measure_backlog_fairness, measure_consume, measure_idle_pulls
 from ops.bench.pushing import measure_push
@@ -149,5 +150,6 @@ ROWS: Final = (
         5,
         measure_filter,
     ),
+    Row("ordered", "a backlog with 10,000 order keys, against one without keys", "ratio", 0.5, measure_ordered),
 )
 BY_NAME: Final = {row.name: row for row in ROWS}

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from delayserver.broker.actions import consuming, indexing
+from delayserver.broker.actions import consuming, indexing, retries
 from delayserver.broker.actions.arrivals import Arrivals
 from delayserver.broker.actions.dead_queue import DeadQueue
 from delayserver.broker.actions.positions import Positions
@@ -22,6 +22,7 @@ from delayserver.broker.files.store import BrokerStore
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.queues import deliveries
 from delayserver.broker.queues.groups import Cursor
+from delayserver.broker.queues.key_order import KeyOrder
 from delayserver.broker.service import publishing
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
@@ -473,6 +474,24 @@ def uncertain_hand_off_without_a_look() -> list[Change]:
     return [(Presence, "look", mistaken)]
 
 
+def keys_that_wait_for_nobody() -> list[Change]:
+    """A message goes out while an earlier one of its key is with another consumer."""
+
+    def mistaken(_right: Any) -> Any:
+        return lambda _order, _start, hashes: np.ones(len(hashes), np.bool_)
+
+    return [(KeyOrder, "admits", mistaken)]
+
+
+def ordered_through_the_pipeline() -> list[Change]:
+    """A nacked message with an order key comes back through the delay pipeline, and its key goes on meanwhile."""
+
+    def mistaken(_right: Any) -> Any:
+        return lambda _column: False
+
+    return [(retries, "has_any", mistaken)]
+
+
 MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     ack_before_sync,
     checksum_never_checked,
@@ -513,6 +532,8 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     seek_leaves_leases,
     read_skips_one,
     next_segment_never_named,
+    keys_that_wait_for_nobody,
+    ordered_through_the_pipeline,
 )
 
 

@@ -28,6 +28,7 @@ from tests.simulation.host import Host
 from tests.simulation.model import ACCEPTED, Model, Sent
 from tests.simulation.moving import Moving
 from tests.simulation.network import UNREAD_BYTES_MAX, Network, Weather
+from tests.simulation.ordering import Ordering
 from tests.simulation.publishing import Publishing
 from tests.simulation.rude import REQUESTS_MAX, Rude
 from tests.simulation.threads import SimulatedWorkers
@@ -53,6 +54,7 @@ DEALING_SHARE = 0.6
 GIVING_UP_SHARE = 0.4
 # Seeds without damage in which producers publish.
 PUBLISHING_SHARE = 0.5
+ORDERING_SHARE = 0.3
 MOVING_SHARE = 0.4
 # What may happen to a node until the next fault.
 NODE_FAULTS = (
@@ -158,6 +160,7 @@ class World:
         ]
         self.giving_up = self._giving_up(seed)
         self.publishing = self._publishing(seed)
+        self.ordering = self._ordering(seed)
         self.moving = self._moving(seed)
         self.checker = Client(self.network, self.host.address, "checker")
         self.looked_late = False
@@ -211,6 +214,13 @@ class World:
         producers = [Client(self.network, address, f"publisher-{number}") for number in range(chance.choice([1, 2]))]
         return Publishing(producers, Client(self.network, address, "readers"), self.host, chance, self.note)
 
+    def _ordering(self, seed: int) -> Ordering | None:
+        chance = Random(f"{seed}:ordering")
+        if self.flipping or self.cuts or chance.random() >= ORDERING_SHARE:
+            return None
+        clients = [Client(self.network, self.host.address, name) for name in ("orderer", "worker-0", "worker-1")]
+        return Ordering(clients[0], clients[1:], self.host, chance, self.note)
+
     def _well(self, subject: str) -> bool:
         """Whether nothing keeps a message of this subject from its broker, as far as the world knows."""
         host = self.host
@@ -256,6 +266,8 @@ class World:
                 nursery.start_soon(self.giving_up.run)
             if self.publishing is not None:
                 await self.publishing.run(nursery)
+            if self.ordering is not None:
+                await self.ordering.run(nursery)
             if self.moving is not None:
                 nursery.start_soon(self.moving.run)
             for _ in range(self.chance.choice(EPISODES)):
@@ -268,6 +280,8 @@ class World:
                 await self.giving_up.settle(self._leap)
             if self.publishing is not None:
                 await self.publishing.settle(self._leap)
+            if self.ordering is not None:
+                await self.ordering.settle(self._leap)
             if self.moving is not None:
                 await self.moving.settle()
             await self._verdict()

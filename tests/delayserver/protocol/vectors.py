@@ -587,7 +587,7 @@ REPLIES: dict[str, tuple[Any, ...]] = {
             "subject": "orders",
             "group": "billing",
             "policy": {"attempts": 5, "first_ms": 1000, "factor": None, "cap_ms": 60_000, "first_level": None}
-            | {"tags": None, "where": None},
+            | {"tags": None, "where": None, "failed_key": None},
             "applies": {"attempts": 5, "levels_ms": [], "first_ms": 1000, "factor": 2.0, "cap_ms": 60_000},
         },
     ),

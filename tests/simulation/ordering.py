@@ -1,0 +1,189 @@
+"""Messages with order keys in the workload: a producer that publishes them, and two consumers of one group.
+
+The books know the order in which messages stand in their queue. A consumer may get a message only if the answer to an ack of
+each earlier one of its key was asked for, or if the earlier one came before it in the same reply.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import trio
+
+from delayserver.protocol.errors import DelayServerError
+from tests.simulation.client import Client, Lost
+from tests.simulation.failures import SimulationFailure
+from tests.simulation.host import Host
+
+SUBJECT, GROUP = "ordered", "workers"
+NAMES = {"subject": SUBJECT, "group": GROUP}
+KEYS = ("a", "b", "c", "")
+MESSAGES_MAX = 150
+# Messages that nobody takes go after a week.
+KEPT_US = 6 * 86_400 * 1_000_000
+TURNS_MAX = 400
+
+
+@dataclass(slots=True)
+class Keyed:
+    """One message that was answered as stored, or that arrived: its key and its position, -1 while it is not known."""
+
+    token: int
+    key: str
+    asked_us: int
+    asked_uptime_us: int
+    position: int = -1
+    stored: bool = False
+    arrived: bool = False
+    settled: bool = False
+    """An ack of it was sent, with an answer or without."""
+
+
+class Ordering:
+    """The clients and their books."""
+
+    def __init__(
+        self, producer: Client, consumers: list[Client], host: Host, chance: Random, note: Callable[..., None]
+    ) -> None:
+        self._producer = producer
+        self._consumers = consumers
+        self._host = host
+        self._chance = chance
+        self._note = note
+        self._messages: dict[int, Keyed] = {}
+        self.ending = False
+        self._done = [trio.Event() for _ in range(len(consumers) + 1)]
+
+    async def run(self, nursery: trio.Nursery) -> None:
+        """Publish and consume until the end is near."""
+        nursery.start_soon(self._repeat, self._producer, self._publish, self._done[0])
+        for client, done in zip(self._consumers, self._done[1:], strict=True):
+            nursery.start_soon(self._repeat, client, self._consume, done)
+
+    async def _repeat(self, client: Client, act: Callable[[Client], Any], done: trio.Event) -> None:
+        while not self.ending:
+            if not self._host.open.is_set():
+                with trio.move_on_after(1):
+                    await self._host.open.wait()
+                continue
+            try:
+                await act(client)
+            except Lost:
+                await client.sleep(0.3)
+            except DelayServerError as error:
+                self._note(client.name, "refused", error=error.name)
+                await client.sleep(0.5)
+        done.set()
+
+    async def _publish(self, client: Client) -> None:
+        await client.sleep(self._chance.choice([0.01, 0.3, 5.0]))
+        if len(self._messages) >= MESSAGES_MAX:
+            return
+        group = [self._new() for _ in range(self._chance.choice([1, 1, 4, 10]))]
+        rows: list[dict[str, Any]] = []
+        for message in group:
+            rows.append({"subject": SUBJECT, "body": b"o%d." % message.token})
+            if message.key:
+                rows[-1]["order_key"] = message.key
+        self._note(client.name, "publish in order", tokens=[message.token for message in group])
+        results = (await client.request("publish", {"messages": rows}))["results"]
+        for message, result in zip(group, results, strict=True):
+            if "position" in result:
+                message.position, message.stored = result["position"], True
+
+    def _new(self) -> Keyed:
+        clock = self._host.clock
+        token = len(self._messages) + 1
+        message = Keyed(token, self._chance.choice(KEYS), clock.now_us(), clock.monotonic_us())
+        self._messages[token] = message
+        return message
+
+    async def _consume(self, client: Client) -> int:
+        chance = self._chance
+        arguments = NAMES | {"max_messages": chance.choice([1, 3, 100]), "wait_ms": 0 if self.ending else 3_000}
+        rows = (await client.request("pull", arguments))["messages"]
+        if not rows:
+            return 0
+        found = self._arrived(rows)
+        self._note(client.name, "pulled in order", tokens=[message.token for message in found])
+        deliveries = [row["delivery"] for row in rows]
+        if self.ending:
+            await self._ack(client, found, deliveries)
+            return len(found)
+        kind = chance.random()
+        if kind < 0.1:  # a consumer that dies
+            await client.sleep(chance.choice([0, 30]))
+        elif kind < 0.25:
+            cut = chance.randrange(len(found))
+            await self._ack(client, found[:cut], deliveries[:cut])
+            packed = {"count": len(deliveries) - cut, "deliveries": _packed(deliveries[cut:])}
+            await client.request("nack", NAMES | packed | {"delay_ms": chance.choice([0, 100, 5_000])})
+        else:
+            await client.sleep(chance.choice([0, 0, 0.2]))
+            await self._ack(client, found, deliveries)
+        return len(found)
+
+    async def _ack(self, client: Client, found: list[Keyed], deliveries: list[int]) -> None:
+        if not deliveries:
+            return
+        for message in found:
+            message.settled = True
+        await client.request("ack", NAMES | {"count": len(deliveries), "deliveries": _packed(deliveries)})
+
+    def _arrived(self, rows: list[dict[str, Any]]) -> list[Keyed]:
+        found: list[Keyed] = []
+        for row in rows:
+            body = row["body"]
+            message = self._messages.get(int(body[1:-1]))
+            if message is None or (row.get("order_key") or "") != message.key:
+                raise SimulationFailure(f"a message that nobody published so arrived: {body!r} {row.get('order_key')}")
+            message.arrived, message.position = True, row["position"]
+            self._judge(message, found)
+            found.append(message)
+        return found
+
+    def _judge(self, message: Keyed, found: list[Keyed]) -> None:
+        """No earlier message of its key may be unfinished. One that nobody answered for may be lost in a crash."""
+        if not message.key:
+            return
+        for other in self._messages.values():
+            earlier = other.key == message.key and other.stored and other.position < message.position
+            if earlier and not other.settled and other not in found and not self._is_old(other):
+                self._note("ordering", "FAILURE", message=str(message), other=str(other))
+                raise SimulationFailure(
+                    f"o{message.token} at {message.position} overtook o{other.token} at {other.position} of its key"
+                )
+
+    async def settle(self, leap: Callable[[float], None]) -> None:
+        """Take what is left. Called when no more faults come: all that was answered must have arrived."""
+        self.ending = True
+        for done in self._done:
+            await done.wait()
+        for _ in range(TURNS_MAX):
+            missing = [message for message in self._messages.values() if self._is_missing(message)]
+            if not missing:
+                return
+            try:
+                came = await self._consume(self._consumers[0])
+            except (Lost, DelayServerError):
+                came = 0
+            if not came:
+                leap(25)
+                await self._consumers[0].sleep(0.7)
+        raise SimulationFailure(f"ordered o{missing[0].token} at {missing[0].position} was stored, and never arrived")
+
+    def _is_missing(self, message: Keyed) -> bool:
+        return message.stored and not message.arrived and not self._is_old(message)
+
+    def _is_old(self, message: Keyed) -> bool:
+        """Whether retention may have removed it."""
+        clock = self._host.clock
+        return max(clock.peak_us - message.asked_us, clock.monotonic_us() - message.asked_uptime_us) > KEPT_US
+
+
+def _packed(deliveries: list[int]) -> bytes:
+    return struct.pack(f"<{len(deliveries)}q", *deliveries)
