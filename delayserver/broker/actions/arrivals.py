@@ -166,6 +166,7 @@ class Arrivals:
         published = Published(positions, list(ends), state.store.end)
         if stored is not None:
             stored(published)
+        state.store.keep(extents, placed)
         for (start, _end), own, runs in zip(extents, placed, runs_of, strict=True):
             queues = [state.queue(run.key) for run in runs]
             for run, queue in zip(runs, queues, strict=True):

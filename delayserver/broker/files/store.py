@@ -107,13 +107,17 @@ class BrokerStore:
         return entry.start, entry.end
 
     def append_all(self, batches: Sequence[StoredBatch | StoredRows], *, durably: bool) -> list[tuple[int, int]]:
-        """Write records, all or none; returns the start and end offset of each. With `durably` they are synced as well,
-        as quick as the disk can. Raises DiskFullError (nothing appended), StoreError, SyncFailedError (final)."""
+        """Write records, all or none; returns the start and end offset of each. `keep` follows. With `durably` they are
+        synced as well, as quick as the disk can. Raises DiskFullError (nothing appended), StoreError, SyncFailedError
+        (final)."""
         entries = self._log.append_durably(batches) if durably else self._log.append(batches)
-        for entry, batch in zip(entries, batches, strict=True):
-            self._appended.add(entry.start, batch)
-        self._appended.shrink(self._limits.cache_bytes_max - self._read_back.bytes)
         return [(entry.start, entry.end) for entry in entries]
+
+    def keep(self, extents: Sequence[tuple[int, int]], batches: Sequence[StoredBatch | StoredRows]) -> None:
+        """Keep records that `append_all` wrote in memory, for consumers that keep up."""
+        for (start, _), batch in zip(extents, batches, strict=True):
+            self._appended.add(start, batch)
+        self._appended.shrink(self._limits.cache_bytes_max - self._read_back.bytes)
 
     @property
     def is_named(self) -> bool:
