@@ -11,7 +11,6 @@ from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.pulled import PullBudget, PulledBatch
 from delayserver.broker.queues.deliveries import (
-    EPOCHS,
     MOVES,
     DeliveryRanges,
     delivery_ids,
@@ -317,8 +316,7 @@ class Consuming:
             cursor = group.cursor(part.retry)
             limit = self._ack_limit(key, part, cursor)
             changed: list[Range] = []
-            lease = part.lease if part.epoch == self._state.epoch % EPOCHS else None
-            for start, stop in cursor.joined(cursor.of_lease(part.ranges, lease)):
+            for start, stop in cursor.joined(cursor.of_lease(part.ranges, part.lease_in(self._state.epoch))):
                 fresh = cursor.ack(start, stop, limit)
                 acked += sum([high - low for low, high in fresh])
                 changed += [(fresh[0][0], fresh[-1][1])] if fresh and cursor.passes_over else fresh
@@ -331,16 +329,16 @@ class Consuming:
         """Whether an unknown group may have pulled before a crash that lost its row of the progress log."""
         if len(self._state.groups) >= self._state.limits.groups_max:
             return False
-        return any(part.epoch == (self._state.epoch - 1) % EPOCHS for part in parts)
+        return any(part.lease_in(self._state.epoch - 1) is not None for part in parts)
 
     def _ack_limit(self, key: GroupKey, part: DeliveryRanges, cursor: Cursor) -> int:
         """The position up to which an ack counts. For deliveries of the process before, it is the queue's end at the
         restart: positions above may stand for other messages now. A delivery from before a seek counts for nothing."""
         if part.moves != cursor.moves % MOVES:
             return 0
-        if part.epoch == self._state.epoch % EPOCHS:
+        if part.lease_in(self._state.epoch) is not None:
             return cursor.next
-        if part.epoch == (self._state.epoch - 1) % EPOCHS:
+        if part.lease_in(self._state.epoch - 1) is not None:
             return self._state.recovered_ends.end(key if part.retry else (key[0], 0))
         return 0
 

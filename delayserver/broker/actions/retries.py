@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.policy import WAIT
 from delayserver.broker.pulled import ROW_BYTES
-from delayserver.broker.queues.deliveries import EPOCHS, MOVES, pack_place, split_deliveries, unpack_place
+from delayserver.broker.queues.deliveries import MOVES, pack_place, split_deliveries, unpack_place
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.queues.places import WAITING, Place
 from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of
@@ -167,8 +167,9 @@ class Retries:
         found: Found = ([], [])
         for part in split_deliveries(deliveries):
             cursor = group.cursor(part.retry)
-            if part.epoch == self._state.epoch % EPOCHS and part.moves == cursor.moves % MOVES:
-                for start, stop in cursor.of_lease(part.ranges, part.lease):
+            lease = part.lease_in(self._state.epoch)
+            if lease is not None and part.moves == cursor.moves % MOVES:
+                for start, stop in cursor.of_lease(part.ranges, lease):
                     found[part.retry].extend(cursor.to_retry(start, stop))
         self._recall(key, group.main, found[False])
         unknown = len(deliveries) - _count(found)

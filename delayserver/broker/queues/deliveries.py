@@ -1,12 +1,12 @@
 """Delivery ids: the names of handed-out messages. Opaque to clients; i64 so that a column of them is cheap.
 
-    bit 62: of the retry queue | 52 to 61: the broker's epoch (its count of starts) | 48 to 51: lease | 44 to 47: moves
-    0 to 43: position
+    bit 62: of the retry queue | 48 to 61: the broker's epoch (its count of starts) | 44 to 47: moves | 0 to 43: position
 
 After a crash, positions that were handed out but not synced can get other messages. The epoch distinguishes them.
 A seek hands out positions again. `moves` distinguishes the leases before it from those behind it.
 `lease` counts how often a message with an order key went out from its place, so that an ack for an ended lease is not taken
-for one of the present lease. It is 0 for all other messages.
+for one of the present lease. It is 0 for all other messages. It is mixed into the four highest bits of the epoch: the ten
+others tell the epoch from the one before.
 2^44 positions are those of a subject with a million messages a second for half a year.
 """
 
@@ -22,35 +22,39 @@ from store.records.batches import I64
 POSITION_BITS = 44
 _MOVES_BITS = 4
 MOVES = 1 << _MOVES_BITS
-_LEASE_BITS = 4
-LEASES = 1 << _LEASE_BITS
-_EPOCH_SHIFT = _MOVES_BITS + _LEASE_BITS
-EPOCHS = 1 << 10
+EPOCHS = 1 << 14
+_LEASE_SHIFT = 10
+LEASES = EPOCHS >> _LEASE_SHIFT
 _RETRY = 1 << 62 - POSITION_BITS
 _POSITION_MASK = (1 << POSITION_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRanges:
-    """Deliveries of one queue, epoch, lease and count of moves as ranges of positions."""
+    """Deliveries of one queue, epoch, lease and count of moves as ranges of positions. `epoch` has the lease in it; it is
+    -1 for ids that no broker gave."""
 
     retry: bool
     epoch: int
-    lease: int
     moves: int
     ranges: list[Range]
+
+    def lease_in(self, epoch: int) -> int | None:
+        """The number of the lease if they were handed out in this epoch, otherwise None."""
+        mixed = self.epoch ^ epoch % EPOCHS
+        return None if self.epoch < 0 or mixed & (1 << _LEASE_SHIFT) - 1 else mixed >> _LEASE_SHIFT
 
 
 def delivery_ids(start: int, count: int, epoch: int, moves: int, retry: bool) -> I64:
     """The ids of `count` consecutive positions, i64[count]."""
-    code = (epoch % EPOCHS) << _EPOCH_SHIFT | moves % MOVES | _RETRY * retry
+    code = (epoch % EPOCHS) << _MOVES_BITS | moves % MOVES | _RETRY * retry
     first = start | code << POSITION_BITS
     return np.arange(first, first + count, dtype=np.int64)
 
 
 def with_leases(deliveries: I64, leases: I64) -> I64:
     """Ids of `delivery_ids`, i64[n], as those of leases with these numbers, i64[n]."""
-    marked: I64 = deliveries | leases % LEASES << POSITION_BITS + _MOVES_BITS
+    marked: I64 = deliveries ^ leases % LEASES << POSITION_BITS + _MOVES_BITS + _LEASE_SHIFT
     return marked
 
 
@@ -77,6 +81,5 @@ def split_deliveries(deliveries: I64) -> list[DeliveryRanges]:
 
 
 def _part(code: int, deliveries: I64) -> DeliveryRanges:
-    epoch = code >> _EPOCH_SHIFT & EPOCHS - 1 if code >= 0 else -1
-    lease = code >> _MOVES_BITS & LEASES - 1
-    return DeliveryRanges(bool(code & _RETRY), epoch, lease, code & MOVES - 1, ranges_of(deliveries & _POSITION_MASK))
+    epoch = code >> _MOVES_BITS & EPOCHS - 1 if code >= 0 else -1
+    return DeliveryRanges(bool(code & _RETRY), epoch, code & MOVES - 1, ranges_of(deliveries & _POSITION_MASK))

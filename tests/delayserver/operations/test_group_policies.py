@@ -20,6 +20,7 @@ UNSET = {
     "first_level": None,
     "tags": None,
     "where": None,
+    "failed_key": None,
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,8 @@ def make(path: Path, number: int) -> tuple[str, int]:
         client.ack("s", "g", client.pull("s", "g", 1, wait_s=10))
         (letter, *_) = client.pull("s.dead.g", "looker", 10)
         assert letter.message_id == first.message_id
+        while client.status()["storage"]["outcomes_waiting"]:  # outcomes are written a moment after the hand-over
+            time.sleep(0.01)
         server.stop(number)
     return sent.receipt, letter.sequence
 

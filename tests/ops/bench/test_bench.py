@@ -50,6 +50,7 @@ NAMES = [
     "idle-pulls",
     "consume-1m",
     "filter-1in100",
+    "ordered",
 ]
 
 
