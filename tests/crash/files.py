@@ -142,7 +142,8 @@ class HookedFile:
         """An append and its sync at once: it dies where those would, as far as there is such a place."""
         self._hook(self._room, "append", BEFORE)
         if self._hook(self._room, "append", TORN):
-            self._file.pwrite(offset, [blocks[: len(blocks) // 2]])
+            # Through the middle of what is new: half of the blocks may hold all of a small record.
+            self._file.pwrite(offset, [blocks[: _middle(self._file.pread(offset, len(blocks)), bytes(blocks))]])
             assert isinstance(self._hook, Killer)
             self._hook.die()
         self._hook(self._room, "sync", BEFORE)
@@ -179,6 +180,13 @@ class HookedFile:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _middle(before: bytes, after: bytes) -> int:
+    """The middle of the bytes that differ."""
+    before = before.ljust(len(after), b"\0")
+    changed = [place for place in range(len(after)) if before[place] != after[place]]
+    return (changed[0] + changed[-1]) // 2
 
 
 class HookedFileSystem(RealFileSystem):
