@@ -55,8 +55,8 @@ def python_path() -> str:
 def free_port() -> int:
     """A free port below the ephemeral range, because a client that polls an ephemeral port can connect to itself. Each
     process begins elsewhere: two that look at the same moment would find the same one."""
-    first = os.getpid() % len(PORTS)
-    for port in (*PORTS[first:], *PORTS[:first]):
+    for number in range(os.getpid(), os.getpid() + len(PORTS)):
+        port = PORTS[number % len(PORTS)]
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(("127.0.0.1", port))
