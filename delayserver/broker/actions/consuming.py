@@ -14,11 +14,12 @@ from delayserver.broker.queues.deliveries import (
     MOVES,
     DeliveryRanges,
     delivery_ids,
+    scattered_ids,
     split_deliveries,
     with_leases,
 )
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
-from delayserver.broker.queues.places import BLOCKED, LEASED, Place
+from delayserver.broker.queues.places import LEASED, Place
 from delayserver.broker.queues.queue import ConsumeQueue
 from delayserver.broker.queues.ranges import Range, gaps, ranges_of
 from delayserver.broker.reads import ReadNeeded, ReadPlan
@@ -39,20 +40,6 @@ class Acked:
 
     acked: int
     unknown: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Looked:
-    """`count` rows of a record from `row` on, which a pull of a group takes from a queue. They stand at positions from
-    `start` on."""
-
-    key: GroupKey
-    retry: bool
-    cursor: Cursor
-    batch: StoredBatch
-    row: int
-    start: int
-    count: int
 
 
 class Consuming:
@@ -79,7 +66,7 @@ class Consuming:
         group = self._state.group(key)
         for cursor in (group.main, group.retry):
             cursor.release(lease_us)
-        group.main.begin_pull()
+            cursor.begin_pull()
         budget = PullBudget(
             min(max_messages, limits.pull_messages_max),
             min(max_bytes, limits.pull_bytes_max),
@@ -165,8 +152,9 @@ class Consuming:
         held: Range = (cursor.next, cursor.next)
         while budget.messages > 0 and budget.may_look and cursor.has_room(limits.lease_ranges_max):
             room = budget.messages
-            span = cursor.available_again(room)
-            if span is None:
+            free = cursor.free_positions()
+            span = None if len(free) else cursor.available_again(room)
+            if span is None and not len(free):
                 room = min(room, cursor.room(limits.outstanding_max))
                 fresh = (
                     room > 0
@@ -176,11 +164,14 @@ class Consuming:
                 looked = room if wanted is None else wanted.rows_within(budget.look_ns)
                 span = cursor.available(queue.end, looked) if fresh else None
             try:
-                taken = (
-                    None
-                    if span is None
-                    else self._take(key, retry, queue, cursor, budget, span, room, now_us, deadline_us)
-                )
+                if len(free):
+                    taken = self._take_free(key, retry, queue, cursor, budget, free, now_us, deadline_us)
+                elif span is not None:
+                    taken = self._take(key, retry, queue, cursor, budget, span, room, now_us, deadline_us)
+                elif cursor.freed_keys():  # by messages that have expired in this pull
+                    continue
+                else:
+                    taken = None
             except ReadNeeded as read:
                 needed = read.plan
                 break
@@ -200,8 +191,7 @@ class Consuming:
     def _hold(self, key: GroupKey, cursor: Cursor, held: Range, deadline_us: int) -> None:
         if held[1] > held[0]:
             cursor.hold(*held, deadline_us)
-            self._state.deadlines.note(key, deadline_us)
-            self._state.seen_changed.add(key)
+            self._leased(key, deadline_us)
 
     def _take(
         self,
@@ -240,64 +230,137 @@ class Consuming:
         rows, count, size = _fitting(budget, wanted, batch, (row, count), room)
         if count == 0:
             return None
-        looked = _Looked(key, retry, cursor, batch, row, start, count)
         before = cursor.attempts_before(start, count)
-        times = self._hand_over(looked, deadline_us) if start < cursor.next else 0
-        if not times:
+        again = start < cursor.next
+        if again:
+            times = cursor.hand_out_again(start, start + count, deadline_us)
+            self._state.in_place(key, retry, Place(start, start + count, times, LEASED))
+        else:
             cursor.hand_out(start, start + count)
         if rows is not None and len(rows) < count:
-            self._state.pass_over(key, gaps(start, rows, count), again=times > 0)
-        keys = None if retry else _order_keys(batch, row, count)
+            self._state.pass_over(key, gaps(start, rows, count), again=again)
+        keys = _order_keys(batch, row, count)
         if keys is not None:
-            rows = self._in_order(looked, np.arange(count) if rows is None else rows, keys, before, times)
-            budget.pass_over(count - len(rows), 0)
+            rows = np.arange(count) if rows is None else rows
+            looked = len(rows)
+            rows = self._in_order(key, retry, cursor, start, rows, keys, before)
+            budget.pass_over(looked - len(rows), 0)
         if rows is not None and not len(rows):  # the lease of what was taken before goes on behind it
             return (start if budget.parts else start + count), start + count
-        expires_ms = batch.expires_ms[row : row + count]
-        expired = expired_rows(expires_ms if rows is None else expires_ms[rows], now_us)
-        if expired is not None:
-            rows = np.arange(count) if rows is None else rows
-            for low, high in ranges_of(start + rows[expired]):
-                cursor.ack(low, high, high)
-                self._state.expired(key, retry, low, high)
-            kept = rows[~expired]
-            budget.pass_over(len(rows) - len(kept), size if not len(kept) else 0)
-            if not len(kept):
-                return start + count, start + count
-            rows = kept
+        looked = count if rows is None else len(rows)
+        rows = self._unexpired(key, retry, cursor, start, batch.expires_ms[row : row + count], rows, now_us)
+        if rows is not None and not len(rows):
+            budget.pass_over(looked, size)
+            return start + count, start + count
+        budget.pass_over(looked - (count if rows is None else len(rows)), 0)
         delivery = delivery_ids(start, count, self._state.epoch, cursor.moves, retry)
-        if keys is not None:
-            taken = np.arange(count) if rows is None else rows
-            delivery[taken] = with_leases(delivery[taken], cursor.take_keys(start + taken, keys[taken]))
         if rows is None or len(rows) == count:
             budget.take(batch.slice(row, row + count), delivery, before, size)
         else:
-            part = batch.take(row + rows) if expired is not None else batch.pick(row + rows)
-            budget.take(part, delivery[rows], before[rows], size)
-        return start, start + count
+            budget.take(batch.pick(row + rows), delivery[rows], before[rows], size)
+        if keys is None:
+            return start, start + count
+        assert rows is not None
+        keyed = rows[keys[rows] != 0]
+        if len(keyed):
+            cursor.take_keys(start + keyed, keys[keyed], before[keyed], deadline_us)
+            self._leased(key, deadline_us)
+        return (start if len(keyed) < len(rows) else start + count), start + count
 
-    def _hand_over(self, looked: _Looked, deadline_us: int) -> int:
-        """Lease ready positions in their place; returns how often they were handed out, this time included."""
-        start, stop = looked.start, looked.start + looked.count
-        times = looked.cursor.hand_out_again(start, stop, deadline_us)
-        self._state.in_place(looked.key, looked.retry, Place(start, stop, times, LEASED))
-        return times
+    def _unexpired(
+        self,
+        key: GroupKey,
+        retry: bool,
+        cursor: Cursor,
+        start: int,
+        expires_ms: I64,
+        rows: NDArray[np.intp] | None,
+        now_us: int,
+    ) -> NDArray[np.intp] | None:
+        """The rows that have not expired; the others are done. `expires_ms` i64[n] are those of the positions from `start`
+        on. None: all of these."""
+        expired = expired_rows(expires_ms if rows is None else expires_ms[rows], now_us)
+        if expired is None:
+            return rows
+        rows = np.arange(len(expires_ms)) if rows is None else rows
+        self._expire(key, retry, cursor, start + rows[expired])
+        return rows[~expired]
+
+    def _expire(self, key: GroupKey, retry: bool, cursor: Cursor, positions: I64) -> None:
+        for low, high in ranges_of(positions):
+            cursor.ack(low, high, high)
+            self._state.expired(key, retry, low, high)
+
+    def _leased(self, key: GroupKey, deadline_us: int) -> None:
+        self._state.deadlines.note(key, deadline_us)
+        self._state.seen_changed.add(key)
 
     def _in_order(
-        self, looked: _Looked, rows: NDArray[np.intp], keys: U64, before: I64, times: int
+        self,
+        key: GroupKey,
+        retry: bool,
+        cursor: Cursor,
+        start: int,
+        rows: NDArray[np.intp],
+        keys: U64,
+        before: I64,
     ) -> NDArray[np.intp]:
-        """Which of the rows go out now. The others wait for their order keys in their place. `times`: how often they were
-        handed out from their place, 0 for a first time."""
-        start, cursor = looked.start, looked.cursor
-        admitted = cursor.admits(start, keys[rows])
+        """Which of the rows go out now. The others wait for their order keys. The row 0 stands at the position `start`."""
+        admitted = cursor.admits(keys[rows])
         if bool(admitted.all()):
             return rows
         waiting = rows[~admitted]
-        cursor.block(start + waiting, keys[waiting], before[waiting])
-        if times:  # the log has them as handed out from their place
-            for low, high in ranges_of(start + waiting):
-                self._state.in_place(looked.key, False, Place(low, high, times - 1, BLOCKED))
+        if cursor.block(start + waiting, keys[waiting], before[waiting]):
+            # The log has them as handed out from their place.
+            for place in cursor.logged_places(start + waiting):
+                self._state.in_place(key, retry, place)
         return rows[admitted]
+
+    def _take_free(
+        self,
+        key: GroupKey,
+        retry: bool,
+        queue: ConsumeQueue,
+        cursor: Cursor,
+        budget: PullBudget,
+        free: I64,
+        now_us: int,
+        deadline_us: int,
+    ) -> Range | None:
+        """Take messages whose order key has become free: of the first ones at the positions `free`, those of one record that
+        fit. Returns an empty range, since they have deadlines of their own; None if none fits."""
+        queue_key = key if retry else (key[0], 0)
+        run = self._state.run_at(queue_key, int(free[0]))
+        count = int(np.searchsorted(free, run.position + run.row_count))
+        positions = free[: min(count, budget.messages)]
+        given_back = run.store_offset < self._state.store.first
+        batch = None if given_back else self._state.read_for(budget.wanted, run, queue)
+        if batch is None:
+            self._state.lost(0 if given_back else len(positions))
+            for start, stop in ranges_of(positions):
+                self._pass_over(key, retry, cursor, start, stop)
+            cursor.freed_keys()
+            budget.pass_over(len(positions), 0)
+            return cursor.next, cursor.next
+        rows = positions - run.position + run.row_start
+        fit, size = budget.fitting_rows(batch, rows)
+        if not fit:
+            return None
+        positions, rows = positions[:fit], rows[:fit]
+        before = cursor.attempts_of(positions)
+        leases, logged = cursor.take_free(positions, deadline_us)
+        delivery = with_leases(scattered_ids(positions, self._state.epoch, cursor.moves, retry), leases)
+        for place in logged:
+            self._state.in_place(key, retry, place)
+        expired = expired_rows(batch.expires_ms[rows], now_us)
+        if expired is not None:
+            self._expire(key, retry, cursor, positions[expired])
+            budget.pass_over(int(np.count_nonzero(expired)), size if expired.all() else 0)
+            rows, delivery, before = rows[~expired], delivery[~expired], before[~expired]
+        if len(rows):
+            budget.take(batch.pick(rows), delivery, before, size)
+            self._leased(key, deadline_us)
+        return cursor.next, cursor.next
 
     def _pass_over(self, key: GroupKey, retry: bool, cursor: Cursor, start: int, stop: int) -> None:
         if start >= cursor.next:
@@ -316,10 +379,14 @@ class Consuming:
             cursor = group.cursor(part.retry)
             limit = self._ack_limit(key, part, cursor)
             changed: list[Range] = []
-            for start, stop in cursor.joined(cursor.of_lease(part.ranges, part.lease_in(self._state.epoch))):
+            ranges = cursor.of_lease(part.ranges, part.lease_in(self._state.epoch))
+            if not cursor.passes_over:
+                changed = cursor.ack_all(ranges, limit)
+                acked += sum([high - low for low, high in changed])
+            for start, stop in cursor.joined(ranges) if cursor.passes_over else ():
                 fresh = cursor.ack(start, stop, limit)
                 acked += sum([high - low for low, high in fresh])
-                changed += [(fresh[0][0], fresh[-1][1])] if fresh and cursor.passes_over else fresh
+                changed += [(fresh[0][0], fresh[-1][1])] if fresh else []
             for start, stop in cursor.to_log(changed) if cursor.passes_over else changed:
                 self._state.acked(key, part.retry, start, stop)
         self.acked += acked

@@ -171,8 +171,8 @@ class Retries:
             if lease is not None and part.moves == cursor.moves % MOVES:
                 for start, stop in cursor.of_lease(part.ranges, lease):
                     found[part.retry].extend(cursor.to_retry(start, stop))
-        self._recall(key, group.main, found[False])
         unknown = len(deliveries) - _count(found)
+        found = self._recall(key, group, found)
         return (yield from self._batch(key, found, _Moment(now_us, lease_us, delay_ms, failure), unknown))
 
     def expired(self, now_us: int, lease_us: int, limit: int) -> list[Steps[RetryBatch]]:
@@ -186,16 +186,23 @@ class Retries:
             for cursor in (group.main, group.retry):
                 cursor.release(lease_us)
             found = (group.main.expired(lease_us, limit), group.retry.expired(lease_us, limit))
-            self._recall(key, group.main, found[False])
+            found = self._recall(key, group, found)
             self._ending.add(key)
             calls.append(self._ended(key, found, _Moment(now_us, lease_us, None, Failure(ACK_TIMEOUT))))
             limit -= max(1, _count(found))
         return calls
 
-    def _recall(self, key: GroupKey, cursor: Cursor, failed: list[Range]) -> None:
-        """Take back what went out behind failed messages of the same order keys. Their attempts do not count."""
-        for place in cursor.recall(failed):
-            self._state.in_place(key, False, place)
+    def _recall(self, key: GroupKey, group: ConsumerGroup, found: Found) -> Found:
+        """Of each order key only the first message fails. What went out behind it is taken back, and that counts as no
+        attempt. Returns the ranges that fail."""
+        for retry, ranges in ((False, found[0]), (True, found[1])):
+            for place in group.cursor(retry).recall(ranges):
+                self._state.in_place(key, retry, place)
+        main, of_retry = [
+            [part for span in ranges for part in group.cursor(retry).retrying.common(*span)]
+            for retry, ranges in ((False, found[0]), (True, found[1]))
+        ]
+        return main, of_retry
 
     def _ended(self, key: GroupKey, found: Found, moment: _Moment) -> Steps[RetryBatch]:
         """Gather a group's ended leases. Meanwhile no other leases of the group end."""
@@ -335,8 +342,9 @@ class Retries:
                     )
                     rest = np.flatnonzero(~last)
                     part, before, positions, due_ms = part.take(rest), before[rest], positions[rest], due_ms[rest]
-                if not retry and has_any(part.order_hash):
-                    self._wait_for_key(key, cursor, part, positions, before, due_ms, moment)
+                if has_any(part.order_hash):
+                    keyed = np.flatnonzero(part.order_hash)
+                    self._pause_keys(key, retry, cursor, positions[keyed], due_ms[keyed], moment)
                     gathered.look(part)
                     rest = np.flatnonzero(part.order_hash == 0)
                     part, before, positions, due_ms = part.take(rest), before[rest], positions[rest], due_ms[rest]
@@ -385,30 +393,19 @@ class Retries:
                 self._state.groups[key].cursor(retry).abandon(start, stop, deadline_us)
                 self._state.deadlines.note(key, deadline_us)
 
-    def _wait_for_key(
-        self,
-        key: GroupKey,
-        cursor: Cursor,
-        part: StoredBatch,
-        positions: I64,
-        before: I64,
-        due_ms: I64,
-        moment: _Moment,
+    def _pause_keys(
+        self, key: GroupKey, retry: bool, cursor: Cursor, positions: I64, due_ms: I64, moment: _Moment
     ) -> None:
-        """Let failed messages with an order key wait in their place: the first one of each key for its pause, the others for
-        their key. A record in the delay pipeline would come behind later messages of the key.
+        """Let failed messages with an order key wait in their place. A record in the delay pipeline would come behind later
+        messages of the key.
 
         A restart ends the pauses, because it does not know which messages have a key: the log has them as ready."""
-        keyed = np.flatnonzero(part.order_hash)
-        heads = cursor.heads(positions[keyed], part.order_hash[keyed])
-        first, others = keyed[heads], keyed[~heads]
-        if len(first):
-            self._wait_in_place(
-                key, False, cursor, positions[first], before[first] + 1, due_ms[first], moment, keyed=True
-            )
-        if len(others):
-            for place in cursor.stay_behind(positions[others], before[others]):
-                self._state.in_place(key, False, place)
+        if not len(positions):
+            return
+        until_us = moment.lease_us + np.maximum(due_ms * 1000 - moment.now_us, 0)
+        for place in cursor.pause(positions, until_us):
+            self._state.in_place(key, retry, place)
+        self._state.deadlines.note(key, int(until_us.min()))
 
     def _wait_in_place(
         self,
@@ -419,17 +416,14 @@ class Retries:
         times: I64,
         due_ms: I64,
         moment: _Moment,
-        *,
-        keyed: bool = False,
     ) -> None:
-        """Make one place for neighbours with the same count of hand-overs and the same due time. With `keyed` the progress
-        log does not learn of the time."""
+        """Make one place for neighbours with the same count of hand-overs and the same due time."""
         breaks = np.flatnonzero((np.diff(positions) != 1) | (np.diff(times) != 0) | (np.diff(due_ms) != 0)) + 1
         firsts, lasts = [0, *breaks.tolist()], [*(breaks - 1).tolist(), len(positions) - 1]
         for first, last in zip(firsts, lasts, strict=True):
             start, stop, until_ms = int(positions[first]), int(positions[last]) + 1, int(due_ms[first])
             until_us = moment.lease_us + max(until_ms * 1000 - moment.now_us, 0)
-            place = Place(start, stop, int(times[first]), WAITING, until_us, 0 if keyed else until_ms)
+            place = Place(start, stop, int(times[first]), WAITING, until_us, until_ms)
             cursor.wait_in_place(place)
             self._state.in_place(key, retry, place)
             self._state.deadlines.note(key, until_us)

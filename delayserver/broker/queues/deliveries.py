@@ -52,6 +52,12 @@ def delivery_ids(start: int, count: int, epoch: int, moves: int, retry: bool) ->
     return np.arange(first, first + count, dtype=np.int64)
 
 
+def scattered_ids(positions: I64, epoch: int, moves: int, retry: bool) -> I64:
+    """The ids of positions, i64[n]."""
+    ids: I64 = positions + delivery_ids(0, 1, epoch, moves, retry)
+    return ids
+
+
 def with_leases(deliveries: I64, leases: I64) -> I64:
     """Ids of `delivery_ids`, i64[n], as those of leases with these numbers, i64[n]."""
     marked: I64 = deliveries ^ leases % LEASES << POSITION_BITS + _MOVES_BITS + _LEASE_SHIFT

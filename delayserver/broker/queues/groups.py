@@ -2,7 +2,8 @@
 
 Pure, in positions and ranges: no messages, no store, no clock (times are arguments). Every position below `next` was
 handed out. It is leased unless it is acked, in `retrying` or in `places`; a place has its own state. A message that is
-nacked or times out comes back in the group's retry queue, or waits in its place (`places`) to be leased again.
+nacked or times out comes back in the group's retry queue, or waits in its place (`places`) to be leased again. Messages
+with an order key are in `KeyOrder` until they are acked, with a state and a deadline each.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.broker.queues.key_order import KeyOrder
-from delayserver.broker.queues.places import BLOCKED, LEASED, READY, WAITING, Place, Places
+from delayserver.broker.queues.order_keys import OrderKeys
+from delayserver.broker.queues.places import LEASED, READY, WAITING, Place, Places
 from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of
 from delayserver.broker.redelivery import KeptBytes
 from store.records.batches import I64, U64
 
+# From so many ranges on, acks are computed together.
+_MANY = 16
+_NO_POSITIONS: I64 = np.empty(0, np.int64)
 # With fewer leases than this, removing the settled ones is not worth its cost.
 _PRUNE_MIN = 256
 
@@ -36,6 +41,7 @@ class Cursor:
     """
 
     __slots__ = (
+        "_keys",
         "_leases",
         "_order",
         "_places",
@@ -68,8 +74,9 @@ class Cursor:
         self._leases: list[tuple[int, int, int]] = []
         # Made when a message first waits in its place: most cursors never have one.
         self._places: Places | None = None
-        # Made when a message with an order key is first handed out.
+        # Made when a message with an order key is first looked at.
         self._order: KeyOrder | None = None
+        self._keys: OrderKeys | None = None
         # Positions in their place of which the progress log does not say that they were handed out: a filter may have
         # passed over them.
         self._unasked: RangeSet | None = None
@@ -111,13 +118,15 @@ class Cursor:
         return unacked - self.retrying.count() - self.in_place()
 
     def in_place(self) -> int:
-        """Count of positions in their place that are not leased. O(ranges)."""
-        return 0 if self._places is None else self._places.count(WAITING, READY, BLOCKED)
+        """Count of positions in their place that are not leased, and of those that wait for their order key. O(ranges)."""
+        waiting = 0 if self._places is None else self._places.count(WAITING, READY)
+        return waiting if self._order is None else waiting + self._order.blocked + self._order.waiting()
 
     def ready(self) -> int:
-        """Count of positions that can be handed out again from their place. O(ranges)."""
-        self.free_keys()
-        return 0 if self._places is None else self._places.count(READY)
+        """Count of positions that can be handed out again from their place, or whose order key is free. O(ranges)."""
+        self.begin_pull()
+        ready = 0 if self._places is None else self._places.count(READY)
+        return ready if self._order is None else ready + len(self._order.candidates())
 
     def available_again(self, count_max: int) -> Range | None:
         """The first range to hand out again from its place, at most `count_max` long."""
@@ -170,112 +179,111 @@ class Cursor:
 
     # -- order keys
 
+    def share_keys(self, keys: OrderKeys) -> None:
+        """Both cursors of a group share its order keys."""
+        self._keys = keys
+
     def begin_pull(self) -> None:
         """A pull begins: what earlier ones took counts for the order of keys."""
-        self.free_keys()
         if self._order is not None:
             self._order.begin_pull()
+            if self._order.is_empty:
+                self._order = None
 
-    def admits(self, start: int, hashes: U64) -> NDArray[np.bool_]:
-        """Which messages of a span that begins at `start` may go out, bool[n], by the hashes of their order keys."""
+    def admits(self, hashes: U64) -> NDArray[np.bool_]:
+        """Which messages may go out, bool[n], by the hashes of their order keys. They are behind all that are blocked."""
         if self._order is None:
-            self._order = KeyOrder()
-        return self._order.admits(start, hashes)
+            self._keys = OrderKeys() if self._keys is None else self._keys
+            self._order = KeyOrder(self._keys)
+        return self._order.admits(hashes)
 
-    def take_keys(self, positions: I64, hashes: U64) -> I64:
-        """Messages i64[n] with these hashes of order keys are handed out. Returns the number of each one's lease, i64[n]."""
+    def take_keys(self, positions: I64, hashes: U64, before: I64, deadline_us: int) -> None:
+        """Messages i64[n] with these hashes of order keys are leased. `before`: how often each was handed out before."""
         assert self._order is not None
-        keyed = hashes != 0
-        leases = np.zeros(len(positions), np.int64)
-        leases[keyed] = self._order.take(positions[keyed], hashes[keyed])
-        return leases
+        logged = self._leave_places(positions)
+        self._order.take(positions, hashes, before, deadline_us, logged=logged)
 
-    def block(self, positions: I64, hashes: U64, before: I64) -> None:
-        """Messages i64[n] that are handed out wait for their order keys in their place, and do not go out. `before`: how
-        often each was handed out before."""
+    def block(self, positions: I64, hashes: U64, before: I64) -> bool:
+        """Messages i64[n] that are handed out wait for their order keys, and do not go out. `before`: how often each was
+        handed out before. Whether the progress log has rows for them."""
         assert self._order is not None
-        self._order.wait(positions, hashes)
-        for times in np.unique(before).tolist():
-            ranges = ranges_of(positions[before == times])
-            if ranges[0][0] >= self.places.stop:
-                self.places.append(ranges, times, BLOCKED)
-            else:
-                for start, stop in ranges:
-                    self.places.put(Place(start, stop, times, BLOCKED))
+        logged = self._leave_places(positions)
+        self._order.wait(positions, hashes, before, logged=logged)
+        return logged
+
+    def logged_places(self, positions: I64) -> list[Place]:
+        """The places of those of these messages with an order key for which the progress log has a row."""
+        return [] if self._order is None else self._order.logged_places(positions)
+
+    def attempts_of(self, positions: I64) -> I64:
+        """How often messages with an order key, which are not leased, were handed out, i64[n]."""
+        assert self._order is not None
+        return self._order.times_of(positions)
+
+    def freed_keys(self) -> bool:
+        """Whether messages are done that were not when the pull began. Their keys may be free now."""
+        return self._order is not None and self._order.settle()
+
+    def _leave_places(self, positions: I64) -> bool:
+        """Positions have their own state from now on. Whether they had places."""
+        if self._places is None or int(positions[0]) >= self._places.stop:
+            return False
+        for start, stop in ranges_of(positions):
+            self._places.remove(start, stop)
+        return True
 
     def blocked(self) -> int:
         """How many messages wait for their order key."""
         return 0 if self._order is None else self._order.blocked
 
-    def heads(self, positions: I64, hashes: U64) -> NDArray[np.bool_]:
-        """Which messages with an order key have no unfinished one of their key before them, bool[n]."""
-        return np.ones(len(positions), np.bool_) if self._order is None else self._order.is_head(positions, hashes)
+    def free_positions(self) -> I64:
+        """The positions of blocked messages whose order key is free, ascending. A pull takes the first of them."""
+        return _NO_POSITIONS if self._order is None else self._order.candidates()
 
-    def stay_behind(self, positions: I64, before: I64) -> list[Place]:
-        """Messages whose lease ended wait for an earlier one of their order key. Returns their places."""
+    def take_free(self, positions: I64, deadline_us: int) -> tuple[I64, list[Place]]:
+        """The first `free_positions` are leased. Returns the number of each one's lease, i64[n], and the places of those for
+        which the progress log has a row."""
         assert self._order is not None
-        self._order.block(positions)
-        return self._set_blocked(positions, before)
+        leases = self._order.take_blocked(positions, deadline_us)
+        return leases, self.logged_places(positions)
+
+    def logged_keys(self) -> list[Place]:
+        """The places of messages with an order key for which the progress log has a row."""
+        return [] if self._order is None else self._order.all_logged_places()
 
     def recall(self, failed: list[Range]) -> list[Place]:
-        """Take back the leased messages that went out behind failed ones of their order key. Returns their places."""
+        """Of each order key only the first of the failed messages fails. Take back the later ones of the key, failed or
+        leased. Returns their places."""
         if self._order is None or not failed:
             return []
-        behind = self._order.behind(failed)
-        leased = [position for position in behind.tolist() if self._is_leased(position)]
-        if not leased:
+        back = self._order.recall(failed)
+        if not len(back):
             return []
-        positions = np.array(leased, np.int64)
-        before = np.concatenate([self.attempts_before(position, 1) for position in leased])
-        self._order.block(positions)
-        return self._set_blocked(positions, before)
+        for start, stop in ranges_of(back):
+            self.retrying.remove(start, stop)
+        return self._order.logged_places(back)
 
-    def _set_blocked(self, positions: I64, before: I64) -> list[Place]:
-        places = [
-            Place(start, stop, times, BLOCKED)
-            for times in np.unique(before).tolist()
-            for start, stop in ranges_of(positions[before == times])
-        ]
-        for place in places:
-            self.retrying.remove(place.start, place.stop)
-            self.places.put(place)
-            self._settled += place.stop - place.start
-        return places
-
-    def _is_leased(self, position: int) -> bool:
-        return not self.retrying.common(position, position + 1) and bool(self._leased(position, position + 1, None))
-
-    def free_keys(self) -> None:
-        """Make messages ready whose order key has become free."""
-        if self._order is None:
-            return
-        ready = self._order.free()
-        if ready:
-            self.places.turn(ready, READY)
-        if self._order.is_empty:
-            self._order = None
+    def pause(self, positions: I64, until_us: I64) -> list[Place]:
+        """Failed messages with an order key wait in their place until these times, i64[n]. Returns their places."""
+        assert self._order is not None
+        for start, stop in ranges_of(positions):
+            self.retrying.remove(start, stop)
+        return self._order.pause(positions, until_us)
 
     def of_lease(self, ranges: list[Range], lease: int | None) -> list[Range]:
         """The parts of delivered ranges without messages with an order key that are blocked, or that have another lease
         now. `lease` is None for deliveries of an earlier process."""
         if self._order is None:
             return ranges
-        kept: list[Range] = []
-        for start, stop in ranges:
-            low = start
-            for position in self._order.not_of_lease(start, stop, lease).tolist():
-                if low < position:
-                    kept.append((low, position))
-                low = position + 1
-            if low < stop:
-                kept.append((low, stop))
-        return kept
+        refused = self._order.refused(ranges, lease)
+        return _without(ranges, refused) if len(refused) else ranges
 
     # -- leases
 
     def release(self, now_us: int) -> bool:
         """Make ranges ready that have waited long enough. True if there were any."""
-        return self._places is not None and self._places.release(now_us)
+        paused = self._order is not None and self._order.release(now_us)
+        return (self._places is not None and self._places.release(now_us)) or paused
 
     def hold(self, start: int, stop: int, deadline_us: int) -> None:
         """Lease handed-out positions until the deadline. When the heap has doubled, settled leases leave it."""
@@ -306,6 +314,8 @@ class Cursor:
         before[: max(0, self.seen_stop - start)] = self.seen_times
         if self._places is not None:
             self._places.overlay(start, before)
+        if self._order is not None:
+            self._order.overlay(start, before)
         return before
 
     def ack(self, start: int, stop: int, limit: int) -> list[Range]:
@@ -323,6 +333,30 @@ class Cursor:
         elif fresh:  # all between the parts is acked
             self._acked(fresh[0][0], fresh[-1][1])
         return fresh
+
+    def ack_all(self, ranges: list[Range], limit: int) -> list[Range]:
+        """`ack` for ranges that ascend. Returns the ranges that this call acked, in any order."""
+        edges = np.array(ranges, np.int64).reshape(-1, 2)
+        starts, stops = np.maximum(edges[:, 0], self.committed), np.minimum(edges[:, 1], limit)
+        if len(ranges) < _MANY or not self._are_leased(starts, stops):
+            return [part for start, stop in ranges for part in self.ack(start, stop, limit)]
+        self._settled += int((stops - starts).sum())
+        ranges = list(zip(starts.tolist(), stops.tolist(), strict=True))
+        if self._order is not None:
+            self._order.finish_all(ranges)
+        self.acked.update(starts, stops)
+        committed = self.acked.following(self.committed)
+        if committed is not None:
+            self.committed = committed
+            self.acked.drop_below(committed)
+            self.next = max(self.next, committed)
+        return ranges
+
+    def _are_leased(self, starts: I64, stops: I64) -> bool:
+        """Whether all of these ranges are leased, and not in places. Not: some of them may be leased."""
+        if not bool((starts < stops).all()) or self.place_ranges:
+            return False
+        return not self.acked.meets(starts, stops) and not self.retrying.meets(starts, stops)
 
     def joined(self, ranges: list[Range]) -> list[Range]:
         """Ranges that ascend, with those made one between which everything is acked. An ack of them does the same."""
@@ -396,6 +430,11 @@ class Cursor:
         fresh = [part for gap in self.acked.missing(start, stop) for part in self.retrying.missing(*gap)]
         if self._places is not None:
             fresh = [part for gap in fresh for part in self._leased(*gap, ended_us)]
+        if self._order is not None and fresh:
+            # A lease of a message with an order key has a deadline of its own.
+            kept = self._order.not_leased if ended_us is None else self._order.within
+            fresh = _without(fresh, np.concatenate([kept(*part) for part in fresh]))
+            self._order.fail(fresh)
         for low, high in fresh:
             self.retrying.add(low, high)
         return fresh
@@ -416,9 +455,11 @@ class Cursor:
             for low, high in self.retrying.missing(*gap):
                 waiting = [] if self._places is None else self._places.parts(low, min(high, self.next))
                 free += [(place.start, place.stop) for place in waiting if place.state != LEASED]
+                if self._order is not None:
+                    free += [(place.start, place.stop) for place in self._order.unclaimed(low, min(high, self.next))]
                 if high > self.next:
                     free.append((max(low, self.next), high))
-        return free
+        return free if self._order is None else sorted(free)
 
     def claim(self, start: int, stop: int) -> list[Place]:
         """Take unclaimed positions as if they were being retried, so that no consumer gets them; `settle` or `give_back`
@@ -427,6 +468,10 @@ class Cursor:
             for low, high in self.acked.missing(self.next, start):
                 self.places.put(Place(low, high, 0, READY))
         parts = [] if self._places is None else self._places.parts(start, min(stop, self.next))
+        if self._order is not None:  # a claim ends the wait for the key; a message that is given back begins it again
+            keyed = self._order.unclaimed(start, min(stop, self.next))
+            self._order.finish_all([(place.start, place.stop) for place in keyed])
+            parts += keyed
         if stop > self.next:
             parts.append(Place(max(start, self.next), stop, 0, READY))
             self.next = stop
@@ -460,6 +505,8 @@ class Cursor:
             if self._places is not None:
                 for place in self._places.parts(low, high):
                     self._places.put(place._replace(until_us=deadline_us))
+            if self._order is not None:
+                self._order.lease_again(low, high, deadline_us)
             self.hold(low, high, deadline_us)
         return bool(abandoned)
 
@@ -475,18 +522,24 @@ class Cursor:
         self.acked, self.retrying = RangeSet(), RangeSet()
         self.seen_times = self._settled = 0
         self._leases = []
+        if self._order is not None:
+            self._order.clear()
         self._places = self._unasked = self._order = None
         self._prune_at = _PRUNE_MIN
 
     def next_deadline_us(self) -> int | None:
         """The earliest deadline of a lease, or the moment when a waiting range is ready; None if there is neither."""
-        ready_us = None if self._places is None else self._places.next_until_us()
+        ends = [
+            None if self._places is None else self._places.next_until_us(),
+            None if self._order is None else self._order.next_until_us(),
+        ]
         while self._leases:
             deadline_us, start, stop = self._leases[0]
             if self._is_held(deadline_us, start, stop):
-                return deadline_us if ready_us is None else min(deadline_us, ready_us)
+                ends.append(deadline_us)
+                break
             heapq.heappop(self._leases)
-        return ready_us
+        return min([end for end in ends if end is not None], default=None)
 
     def expired(self, now_us: int, count_max: int) -> list[Range]:
         """Move positions whose lease ended to `retrying`, at most about `count_max`; returns their ranges."""
@@ -501,15 +554,22 @@ class Cursor:
             parts = self.to_retry(start, stop, deadline_us)
             total += sum([high - low for low, high in parts])
             found += parts
+        if self._order is not None and total < count_max:
+            ended = self._order.ended(now_us, count_max - total)
+            for low, high in ended:
+                self.retrying.add(low, high)
+            found += ended
         return found
 
     def _is_held(self, deadline_us: int, start: int, stop: int) -> bool:
         """Whether any of the positions is still leased until this deadline."""
         gaps = self.acked.missing(max(start, self.committed), stop)
         unsettled = [part for gap in gaps for part in self.retrying.missing(*gap)]
-        if self._places is None:
+        if self._places is not None:
+            unsettled = [part for gap in unsettled for part in self._leased(*gap, deadline_us)]
+        if self._order is None:
             return bool(unsettled)
-        return any(self._leased(*part, deadline_us) for part in unsettled)
+        return any(len(self._order.within(*part)) < part[1] - part[0] for part in unsettled)
 
     def skip_to(self, first: int, *, lagging: bool = False) -> None:
         """Retention removed the messages below `first`. `lagging`: maybe also some that the group had not acked."""
@@ -577,20 +637,20 @@ class Cursor:
                 assert self.committed <= place.start and place.stop <= self.next, "in its place, and not handed out"
                 assert self.acked.missing(*span) == [span], "acked and in its place at once"
                 assert place.state == LEASED or self.retrying.missing(*span) == [span], "it waits, and is retried"
-        if self._order is not None:
-            self._check_order(self._order)
 
-    def _check_order(self, order: KeyOrder) -> None:
-        """A message is blocked in the table of keys and in its place, or in neither."""
-        order.check_invariants()
-        self.free_keys()
-        for position in order.blocked_within(self.committed, self.next).tolist():
-            (place,) = self.places.parts(position, position + 1)
-            assert place.state in (BLOCKED, READY), "blocked, and handed out"
-        waiting = [place for place in self.places if place.state == BLOCKED]
-        for place in waiting:
-            known = order.blocked_within(place.start, place.stop)
-            assert len(known) == place.stop - place.start, "in its place for a key that is free"
+    def check_order(self) -> tuple[I64, I64]:
+        """Each message with an order key has one state. Returns what `KeyOrder.check_invariants` does."""
+        if self._order is None:
+            return _NO_POSITIONS, _NO_POSITIONS
+        slots = self._order.check_invariants()
+        positions = self._order.within(0, self.next)
+        assert len(positions) == len(slots[0]) == len(self._order.within(self.committed, self.next))
+        assert not self.acked.covers(positions, positions + 1).any(), "acked and unfinished at once"
+        failed = self._order.failed(positions)
+        assert np.array_equal(self.retrying.covers(positions, positions + 1), failed), "failed, and not retried"
+        for position in positions.tolist():
+            assert self._places is None or not self._places.parts(position, position + 1), "two places"
+        return slots
 
 
 class ConsumerGroup:
@@ -600,11 +660,14 @@ class ConsumerGroup:
     its filter kept from it since the start.
     """
 
-    __slots__ = ("_kept", "expired", "filtered", "main", "retry")
+    __slots__ = ("_kept", "_keys", "expired", "filtered", "main", "retry")
 
     def __init__(self, main: Cursor, retry: Cursor) -> None:
         self.main = main
         self.retry = retry
+        self._keys = OrderKeys()
+        for cursor in (main, retry):
+            cursor.share_keys(self._keys)
         self.expired = 0
         self.filtered = 0
         self._kept: KeptBytes | None = None
@@ -631,3 +694,21 @@ class ConsumerGroup:
     def cursor(self, retry: bool) -> Cursor:
         """The cursor of one of the two queues."""
         return self.retry if retry else self.main
+
+    def check_invariants(self) -> None:
+        """The cursors are consistent, also in the order keys that they share."""
+        for cursor in (self.main, self.retry):
+            cursor.check_invariants()
+        found = [cursor.check_order() for cursor in (self.main, self.retry)]
+        self._keys.check_invariants(*[np.concatenate(slots) for slots in zip(*found, strict=True)])
+
+
+def _without(ranges: list[Range], positions: I64) -> list[Range]:
+    """Ranges that ascend, without these positions, i64[n], which they hold."""
+    if not len(positions):
+        return ranges
+    edges = np.array(ranges, np.int64)
+    starts, stops = np.array(ranges_of(positions), np.int64).T
+    lows, highs = np.sort(np.concatenate((edges[:, 0], stops))), np.sort(np.concatenate((edges[:, 1], starts)))
+    kept = lows < highs
+    return list(zip(lows[kept].tolist(), highs[kept].tolist(), strict=True))

@@ -1,210 +1,440 @@
-"""The order of messages with an order key, for one consumer group. Pure: positions and hashes of keys, no messages.
+"""The unfinished messages with an order key that a consumer group has looked at in one of its queues. Pure: positions and
+hashes of keys, no messages.
 
-A message goes out only if no earlier message of its key is unfinished, unless the same pull takes that one as well. While
-its key is busy a message is blocked: the group has looked at it, and it waits in its place until its key is free.
+A message goes out while no earlier one of its key is out, or if the same pull takes that one as well. Otherwise it is
+blocked: it waits in the table, without a lease. Messages without a key are not here.
 
-The table has a row for each unfinished message with a key that the group has looked at, in ascending positions. Keys are
-known by their hashes. Two keys with the same hash wait for each other, which costs time and nothing else.
+The table has a row for each message, in ascending positions. Finished rows stay until there are many, so an ack costs what
+it names and not what waits.
 """
 
 from __future__ import annotations
+
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.broker.queues.deliveries import LEASES
-from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of
+from delayserver.broker.queues.order_keys import OrderKeys
+from delayserver.broker.queues.places import READY, Place
+from delayserver.broker.queues.ranges import Range, ranges_of
 from store.records.batches import I64, U64
 
 Mask = NDArray[np.bool_]
+Rows = NDArray[np.intp]
 
-# Neighbours of one key that a free key makes ready together. One consumer gets them in one pull, in order.
-RUN_MAX = 1024
+DONE, BLOCKED, LEASED, WAITING, RETRYING = 0, 1, 2, 3, 4
 
+# Finished rows leave the table when there are so many, and more of them than of the others.
+_DONE_MAX = 1024
+_NO_ROWS: Rows = np.empty(0, np.intp)
 _NO_POSITIONS: I64 = np.empty(0, np.int64)
-_NO_HASHES: U64 = np.empty(0, np.uint64)
-_NOTHING: Mask = np.empty(0, np.bool_)
+
+
+class Columns(NamedTuple):
+    """The columns of the table, one value a row.
+
+    `times`: how often the message was handed out, a present lease included. `until_us`: when its lease or its pause ends.
+    `lease`: the number of its last lease. `alone`: it has failed, so no later one of its key goes out with it. `logged`: the
+    progress log has a row for it.
+    """
+
+    position: I64
+    slot: I64
+    state: NDArray[np.int8]
+    times: I64
+    until_us: I64
+    lease: I64
+    alone: Mask
+    logged: Mask
+
+    @classmethod
+    def empty(cls, count: int) -> Columns:
+        """Columns of zeros."""
+        numbers = [np.zeros(count, np.int64) for _ in range(5)]
+        position, slot, times, until_us, lease = numbers
+        return cls(
+            position,
+            slot,
+            np.zeros(count, np.int8),
+            times,
+            until_us,
+            lease,
+            np.zeros(count, bool),
+            np.zeros(count, bool),
+        )
 
 
 class KeyOrder:
-    """Says which messages may go out, and which ones a finished message makes ready."""
+    """Says which messages may go out, and remembers what became of those that did."""
 
-    __slots__ = ("_blocked", "_finished", "_hashes", "_heads", "_leases", "_noted", "_positions", "blocked")
+    __slots__ = (
+        "_candidates",
+        "_changes",
+        "_columns",
+        "_count",
+        "_cut",
+        "_finished",
+        "_keys",
+        "_live",
+        "_waiting",
+        "blocked",
+    )
 
-    def __init__(self) -> None:
-        self._positions = _NO_POSITIONS
-        self._hashes = _NO_HASHES
-        self._blocked = _NOTHING
-        # The number of each message's last lease, -1 for one that this process never handed out.
-        self._leases = _NO_POSITIONS
-        # How many messages wait for their key, at most.
+    def __init__(self, keys: OrderKeys) -> None:
+        self._keys = keys
+        self._columns = Columns.empty(0)
+        # Rows in use, and those of them that are not finished.
+        self._count = 0
+        self._live = 0
         self.blocked = 0
-        # Rows of the pull under way. They join the table behind it, so that it may take several messages of a key.
-        self._noted: list[tuple[I64, U64, Mask, I64]] = []
-        # Finished positions that are in the table still.
-        self._finished = RangeSet()
-        # The hash of each key, ascending, and the position of its first row.
-        self._heads: tuple[U64, I64] | None = None
+        self._waiting = 0
+        # Finished positions whose rows do not say so yet.
+        self._finished: list[Range] = []
+        # Blocked rows that may go out; None if that has to be found out.
+        self._candidates: Rows | None = _NO_ROWS
+        self._changes = 0
+        # Keys with candidates, and with blocked messages that may not go out together with these.
+        self._cut = _NO_POSITIONS
 
     @property
     def is_empty(self) -> bool:
         """Whether no message is unfinished."""
-        return not len(self._positions) and not self._noted
+        return not self._live
+
+    # -- pulls
 
     def begin_pull(self) -> None:
         """A pull begins: what earlier ones took counts for it."""
-        self._join()
+        self.settle()
+        self._keys.join()
 
-    def admits(self, start: int, hashes: U64) -> Mask:
-        """Which messages of a span that begins at `start` may go out, bool[n]. Hash 0 stands for no key."""
-        if not len(self._positions):
-            return np.ones(len(hashes), np.bool_)
-        admitted: Mask = (self._first_of(hashes) >= start) | (hashes == 0)
-        return admitted
+    def admits(self, hashes: U64) -> Mask:
+        """Which messages behind all blocked ones may go out, bool[n]. Hash 0 stands for no key."""
+        return self._keys.are_free(hashes)
 
-    def is_head(self, positions: I64, hashes: U64) -> Mask:
-        """Which messages have no unfinished one of their key before them, bool[n]."""
-        self._join()
-        heads: Mask = self._first_of(hashes) >= positions
-        return heads
+    def take(self, positions: I64, hashes: U64, before: I64, until_us: int, *, logged: bool) -> None:
+        """Messages that are not in the table go out. `before` i64[n]: how often they were handed out. `logged`: the progress
+        log has rows for them."""
+        slots = self._append(positions, hashes, LEASED, before + 1, until_us, logged)
+        self._keys.note(slots)
 
-    def _first_of(self, hashes: U64) -> I64:
-        """The position of each key's first row, i64[n]; above all positions for a key without a row."""
-        if self._heads is None:
-            keys, rows = np.unique(self._hashes, return_index=True)
-            self._heads = keys, self._positions[rows]
-        keys, firsts = self._heads
-        first = np.full(len(hashes), np.iinfo(np.int64).max)
-        if len(keys):
-            places = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
-            found = keys[places] == hashes
-            first[found] = firsts[places[found]]
-        return first
-
-    def take(self, positions: I64, hashes: U64) -> I64:
-        """Messages with a key go out. Returns the number of each one's lease, i64[n]."""
-        leases = self._leases_of(positions) + 1
-        self._noted.append((positions, hashes, np.zeros(len(positions), np.bool_), leases))
-        return leases
-
-    def wait(self, positions: I64, hashes: U64) -> None:
-        """Messages with a key wait for it."""
+    def wait(self, positions: I64, hashes: U64, before: I64, *, logged: bool) -> None:
+        """Messages that are not in the table wait for their keys."""
+        self._append(positions, hashes, BLOCKED, before, 0, logged)
         self.blocked += len(positions)
-        self._noted.append((positions, hashes, np.ones(len(positions), np.bool_), self._leases_of(positions)))
 
-    def _leases_of(self, positions: I64) -> I64:
-        leases = np.full(len(positions), -1, np.int64)
-        if len(self._positions) and len(positions) and positions[0] <= self._positions[-1]:
-            places = np.minimum(np.searchsorted(self._positions, positions), len(self._positions) - 1)
-            known = self._positions[places] == positions
-            leases[known] = self._leases[places[known]]
+    def _append(self, positions: I64, hashes: U64, state: int, times: I64, until_us: int, logged: bool) -> I64:
+        slots = self._keys.enter(hashes)
+        count, added = self._count, len(positions)
+        in_order = not count or int(positions[0]) > int(self._columns.position[count - 1])
+        if count + added > len(self._columns.position):
+            self._make_room(added)
+            count = self._count
+        new = slice(count, count + added)
+        columns = self._columns
+        columns.position[new], columns.slot[new], columns.state[new] = positions, slots, state
+        columns.times[new], columns.until_us[new] = times, until_us
+        columns.lease[new], columns.alone[new], columns.logged[new] = 0, False, logged
+        self._count += added
+        self._live += added
+        if not in_order:  # after a restart, or after an operator gave messages back
+            self._keep(np.argsort(columns.position[: self._count], kind="stable"))
+        return slots
+
+    def _make_room(self, added: int) -> None:
+        if self._count - self._live > max(_DONE_MAX, self._live):
+            self._compact()
+        room = self._count + added
+        if room > len(self._columns.position):
+            columns = Columns.empty(max(room, 2 * len(self._columns.position), 64))
+            for new, old in zip(columns, self._columns, strict=True):
+                new[: self._count] = old[: self._count]
+            self._columns = columns
+
+    def _compact(self) -> None:
+        self._keep(np.arange(self._count))
+
+    def _keep(self, rows: Rows) -> None:
+        """Keep unfinished rows, in this order."""
+        rows = rows[self._columns.state[rows] != DONE]
+        columns: tuple[NDArray[Any], ...] = self._columns
+        for column in columns:
+            column[: len(rows)] = column[rows]
+        self._count = len(rows)
+        self._candidates = None
+
+    def candidates(self) -> I64:
+        """The positions of the blocked messages that may go out now, ascending. A pull takes the first of them."""
+        return self._columns.position[self._candidate_rows()]
+
+    def _candidate_rows(self) -> Rows:
+        if self._candidates is None or self._changes != self._keys.changes:
+            self._candidates, self._changes = self._find_candidates(), self._keys.changes
+        return self._candidates
+
+    def _find_candidates(self) -> Rows:
+        self._cut = _NO_POSITIONS
+        if not self.blocked:
+            return _NO_ROWS
+        columns = self._columns
+        rows = np.flatnonzero(columns.state[: self._count] == BLOCKED)
+        rows = rows[self._keys.slots_are_free(columns.slot[rows])]
+        if not columns.alone[rows].any():
+            return rows
+        # Of each key the messages before its first one that has failed; or that one alone, if it is the first.
+        by_key = rows[np.argsort(columns.slot[rows], kind="stable")]
+        slots, alone = columns.slot[by_key], columns.alone[by_key].astype(np.int64)
+        first = np.append(True, slots[1:] != slots[:-1])
+        starts = np.flatnonzero(first)
+        failed = np.cumsum(alone)
+        failed_before = np.repeat((failed - alone)[starts], np.diff(np.append(starts, len(by_key))))
+        chosen = (failed == failed_before) | first
+        self._cut = np.unique(slots[~chosen])
+        return np.sort(by_key[chosen])
+
+    def take_blocked(self, positions: I64, until_us: int) -> I64:
+        """The first candidates go out. Returns the number of each one's lease, i64[n]."""
+        rows, self._candidates = self._candidate_rows()[: len(positions)], self._candidate_rows()[len(positions) :]
+        columns = self._columns
+        assert bool((columns.position[rows] == positions).all()), "not the first candidates"
+        columns.state[rows], columns.until_us[rows] = LEASED, until_us
+        columns.times[rows] += 1
+        leases: I64 = columns.lease[rows] + 1
+        columns.lease[rows] = leases
+        self.blocked -= len(rows)
+        slots = columns.slot[rows]
+        cut = np.isin(slots, self._cut)
+        self._keys.note(slots[~cut])
+        self._keys.hold(slots[cut])  # at once, so that the same pull takes no later ones
         return leases
 
-    def _join(self) -> None:
-        """Bring the rows of the last pull into the table."""
-        if not self._noted:
-            return
-        noted, self._noted = self._noted, []
-        positions = np.concatenate([self._positions, *[part[0] for part in noted]])
-        hashes = np.concatenate([self._hashes, *[part[1] for part in noted]])
-        blocked = np.concatenate([self._blocked, *[part[2] for part in noted]])
-        leases = np.concatenate([self._leases, *[part[3] for part in noted]])
-        if not bool((positions[1:] > positions[:-1]).all()):
-            order = np.argsort(positions, kind="stable")
-            positions = positions[order]
-            newest = order[np.append(positions[1:] != positions[:-1], True)]
-            positions, hashes = np.unique(positions), hashes[newest]
-            blocked, leases = blocked[newest], leases[newest]
-        self._set(positions, hashes, blocked, leases)
+    def logged_places(self, positions: I64) -> list[Place]:
+        """The places of those of these messages for which the progress log has a row."""
+        rows = self._find(positions)
+        return self._places(rows[self._columns.logged[rows]])
 
-    def _set(self, positions: I64, hashes: U64, blocked: Mask, leases: I64) -> None:
-        self._positions, self._hashes, self._blocked, self._leases = positions, hashes, blocked, leases
-        self._heads = None
-        self.blocked = int(np.count_nonzero(blocked))
+    def times_of(self, positions: I64) -> I64:
+        """How often unfinished messages were handed out, i64[n]."""
+        return self._columns.times[self._find(positions)]
 
-    def block(self, positions: I64) -> None:
-        """Messages that went out are given back and wait for their key. Their leases count no more, also when it is free."""
-        self._join()
-        rows = np.isin(self._positions, positions)
-        self._blocked[rows] = True
-        self._leases[rows] += 1
-        self.blocked = int(np.count_nonzero(self._blocked))
+    def all_logged_places(self) -> list[Place]:
+        """`logged_places` of all messages."""
+        self.settle()
+        columns = self._columns
+        return self._places(np.flatnonzero(columns.logged[: self._count] & (columns.state[: self._count] != DONE)))
+
+    def _places(self, rows: Rows) -> list[Place]:
+        positions, times = self._columns.position[rows], self._columns.times[rows]
+        return [
+            Place(start, stop, number, READY)
+            for number in np.unique(times).tolist()
+            for start, stop in ranges_of(positions[times == number])
+        ]
+
+    # -- outcomes
 
     def finish(self, start: int, stop: int) -> None:
-        """The messages at [start, stop) are done. `free` takes them out of the table."""
-        self._finished.add(start, stop)
+        """The messages at [start, stop) are done. `settle` notes it in the table."""
+        self._finished.append((start, stop))
 
-    def free(self) -> list[Range]:
-        """Forget finished messages. Returns the positions of those whose key has become free; they may go out now."""
-        if not len(self._finished):
-            return []
-        self._join()
-        finished, self._finished = self._finished, RangeSet()
-        done = finished.covers(self._positions, self._positions + 1)
-        gone = self._hashes[done]
-        if not len(gone):
-            return []
-        kept = ~done
-        self._set(self._positions[kept], self._hashes[kept], self._blocked[kept], self._leases[kept])
-        if not self.blocked:
-            return []
-        rows = np.flatnonzero(np.isin(self._hashes, np.unique(gone)))
-        heads = rows[np.unique(self._hashes[rows], return_index=True)[1]]
-        heads = heads[self._blocked[heads]]
-        ready = self._runs_from(heads)
-        self._blocked[ready] = False
-        self.blocked -= len(ready)
-        return ranges_of(self._positions[ready])
+    def finish_all(self, ranges: list[Range]) -> None:
+        """`finish` for ranges that ascend."""
+        self._finished += ranges
 
-    def _runs_from(self, heads: NDArray[np.intp]) -> NDArray[np.intp]:
-        """The rows of blocked neighbours of one key that begin at these rows, ascending."""
-        count = len(self._positions)
-        apart = (np.diff(self._positions) != 1) | (self._hashes[1:] != self._hashes[:-1]) | ~self._blocked[1:]
-        ends = np.append(np.flatnonzero(apart) + 1, count)
-        stops = np.minimum(ends[np.searchsorted(ends, heads, side="right")], heads + RUN_MAX)
-        lengths = stops - heads
-        offsets = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-        return np.sort(np.repeat(heads, lengths) + offsets)
+    def settle(self) -> bool:
+        """Note finished messages. True if there were any in the table."""
+        if not self._finished:
+            return False
+        ranges, self._finished = self._finished, []
+        rows = self._rows_of(ranges)
+        if len(rows):
+            self._end(rows)
+        return bool(len(rows))
 
-    def behind(self, failed: list[Range]) -> I64:
-        """The positions of messages that went out behind a failed one of their key, and have not failed themselves."""
-        self._join()
-        ranges = RangeSet()
-        for start, stop in failed:
-            ranges.add(start, stop)
-        lost = ranges.covers(self._positions, self._positions + 1)
-        if not lost.any():
-            return _NO_POSITIONS
-        keys, rows = np.unique(self._hashes[lost], return_index=True)
-        firsts = self._positions[lost][rows]
-        places = np.minimum(np.searchsorted(keys, self._hashes), len(keys) - 1)
-        of_these = (keys[places] == self._hashes) & (self._positions > firsts[places])
-        behind: I64 = self._positions[of_these & ~lost & ~self._blocked]
-        return behind
+    def _end(self, rows: Rows) -> None:
+        columns = self._columns
+        state, slots = columns.state[rows], columns.slot[rows]
+        out = state >= LEASED
+        self._keys.release(slots[out])
+        self._keys.leave(slots)
+        self.blocked -= int(np.count_nonzero(state == BLOCKED))
+        self._waiting -= int(np.count_nonzero(state == WAITING))
+        columns.state[rows] = DONE
+        self._live -= len(rows)
+        self._candidates = None
+        if self._count - self._live > max(_DONE_MAX, self._live):
+            self._compact()
 
-    def blocked_within(self, start: int, stop: int) -> I64:
-        """The positions in [start, stop) of the messages that wait for their key."""
-        self._join()
-        low, high = np.searchsorted(self._positions, (start, stop)).tolist()
-        positions: I64 = self._positions[low:high][self._blocked[low:high]]
+    def clear(self) -> None:
+        """The group moves: nothing is unfinished."""
+        self._finished.clear()
+        self._end(np.flatnonzero(self._columns.state[: self._count] != DONE))
+
+    def _rows_of(self, ranges: list[Range]) -> Rows:
+        """The unfinished rows of ranges, which may overlap."""
+        edges = np.searchsorted(self._columns.position[: self._count], np.array(ranges, np.int64).reshape(-1, 2))
+        lengths = edges[:, 1] - edges[:, 0]
+        total = int(lengths.sum())
+        if not total:
+            return _NO_ROWS
+        rows = np.arange(total) + np.repeat(edges[:, 0] - (np.cumsum(lengths) - lengths), lengths)
+        if len(rows) > 1 and not bool((rows[1:] > rows[:-1]).all()):
+            rows = np.unique(rows)
+        unfinished: Rows = rows[self._columns.state[rows] != DONE]
+        return unfinished
+
+    def _find(self, positions: I64) -> Rows:
+        """The unfinished rows of positions, of those that have one."""
+        if not len(positions) or not self._count:
+            return _NO_ROWS
+        rows = np.minimum(np.searchsorted(self._columns.position[: self._count], positions), self._count - 1)
+        found: Rows = rows[(self._columns.position[rows] == positions) & (self._columns.state[rows] != DONE)]
+        return found
+
+    # -- leases
+
+    def refused(self, ranges: list[Range], lease: int | None) -> I64:
+        """The positions in these ranges of messages that wait for their key, or whose last lease has another number (as far
+        as a delivery id holds it). None: no lease is theirs."""
+        self.settle()
+        rows = self._rows_of(ranges)
+        columns = self._columns
+        if lease is not None:
+            rows = rows[(columns.state[rows] == BLOCKED) | (columns.lease[rows] % LEASES != lease)]
+        positions: I64 = columns.position[rows]
         return positions
 
-    def not_of_lease(self, start: int, stop: int, lease: int | None) -> I64:
-        """The positions in [start, stop) of unfinished messages that wait for their key, or whose last lease has another
-        number (as far as an id holds it). None: no lease is theirs."""
-        self._join()
-        low, high = np.searchsorted(self._positions, (start, stop)).tolist()
-        positions: I64 = self._positions[low:high]
-        if lease is None:
-            return positions
-        others: I64 = positions[self._blocked[low:high] | (self._leases[low:high] % LEASES != lease)]
-        return others
+    def not_leased(self, start: int, stop: int) -> I64:
+        """The positions in [start, stop) of unfinished messages without a lease."""
+        rows = self._within(start, stop)
+        positions: I64 = self._columns.position[rows[self._columns.state[rows] != LEASED]]
+        return positions
 
-    def check_invariants(self) -> None:
-        """Positions ascend, and every row has a key."""
-        self._join()
-        self._finished.check_invariants()
-        assert bool((self._positions[1:] > self._positions[:-1]).all()), "positions out of order"
-        assert len(self._positions) == len(self._hashes) == len(self._blocked) == len(self._leases)
-        assert self.blocked == np.count_nonzero(self._blocked)
-        assert bool((self._hashes != 0).all()), "a row without a key"
+    def within(self, start: int, stop: int) -> I64:
+        """The positions in [start, stop) of all unfinished messages."""
+        positions: I64 = self._columns.position[self._within(start, stop)]
+        return positions
+
+    def _within(self, start: int, stop: int) -> Rows:
+        self.settle()
+        low, high = np.searchsorted(self._columns.position[: self._count], (start, stop)).tolist()
+        rows: Rows = low + np.flatnonzero(self._columns.state[low:high] != DONE)
+        return rows
+
+    def failed(self, positions: I64) -> Mask:
+        """Which of these unfinished messages have failed, and wait neither for a pause nor for their key, bool[n]."""
+        failed: Mask = self._columns.state[self._find(positions)] == RETRYING
+        return failed
+
+    def blocked_within(self, start: int, stop: int) -> I64:
+        """The positions in [start, stop) of messages that wait for their key."""
+        rows = self._within(start, stop)
+        positions: I64 = self._columns.position[rows[self._columns.state[rows] == BLOCKED]]
+        return positions
+
+    def waiting(self) -> int:
+        """How many messages wait for their pause to end."""
+        return self._waiting
+
+    def unclaimed(self, start: int, stop: int) -> list[Place]:
+        """The places in [start, stop) of messages that are blocked or wait for their pause."""
+        rows = self._within(start, stop)
+        state = self._columns.state[rows]
+        return self._places(rows[(state == BLOCKED) | (state == WAITING)])
+
+    def overlay(self, start: int, times: I64) -> None:
+        """Set `times` i64[n], for positions from `start` on with a row: how often each was handed out before a present
+        lease."""
+        rows = self._within(start, start + len(times))
+        columns = self._columns
+        state = columns.state[rows]
+        times[columns.position[rows] - start] = columns.times[rows] - ((state == LEASED) | (state == RETRYING))
+
+    def fail(self, ranges: list[Range]) -> None:
+        """Leased messages in these ranges have failed."""
+        rows = self._rows_of(ranges)
+        self._columns.state[rows[self._columns.state[rows] == LEASED]] = RETRYING
+
+    def ended(self, now_us: int, count_max: int) -> list[Range]:
+        """The first messages whose lease has ended fail. Returns their ranges."""
+        self.settle()
+        columns = self._columns
+        over = (columns.state[: self._count] == LEASED) & (columns.until_us[: self._count] <= now_us)
+        rows = np.flatnonzero(over)[:count_max]
+        columns.state[rows] = RETRYING
+        return ranges_of(columns.position[rows])
+
+    def recall(self, failed: list[Range]) -> I64:
+        """Take back what went out behind the first failed message of each key, failed or not. It is blocked again, and its
+        lease counts no more. Returns the positions, ascending."""
+        self.settle()
+        self._keys.join()
+        columns = self._columns
+        rows = self._rows_of(failed)
+        rows = rows[columns.state[rows] == RETRYING]
+        if not len(rows):
+            return _NO_POSITIONS
+        slots, firsts = np.unique(columns.slot[rows], return_index=True)
+        first = np.full(int(columns.slot[: self._count].max()) + 1, np.iinfo(np.int64).max)
+        first[slots] = columns.position[rows[firsts]]
+        state = columns.state[: self._count]
+        later = columns.position[: self._count] > first[columns.slot[: self._count]]
+        back = np.flatnonzero(later & (state == LEASED))
+        back = np.union1d(back, rows[later[rows]])
+        columns.times[back] -= 1
+        columns.lease[back] += 1
+        columns.state[back], columns.logged[back] = BLOCKED, True
+        self.blocked += len(back)
+        self._keys.release(columns.slot[back])
+        self._candidates = None
+        return columns.position[back]
+
+    def pause(self, positions: I64, until_us: I64) -> list[Place]:
+        """Failed messages wait in their place until these times, i64[n]. Returns their places."""
+        rows = self._find(positions)
+        columns = self._columns
+        assert len(rows) == len(positions) and bool((columns.state[rows] == RETRYING).all()), "not failed"
+        columns.state[rows], columns.until_us[rows] = WAITING, until_us
+        columns.alone[rows], columns.logged[rows] = True, True
+        self._waiting += len(rows)
+        return self._places(rows)
+
+    def lease_again(self, start: int, stop: int, until_us: int) -> None:
+        """Failed messages in [start, stop) are leased again."""
+        rows = self._within(start, stop)
+        rows = rows[self._columns.state[rows] == RETRYING]
+        self._columns.state[rows], self._columns.until_us[rows] = LEASED, until_us
+
+    def release(self, now_us: int) -> bool:
+        """Messages whose pause has ended wait for their keys only. True if there were any."""
+        if not self._waiting:
+            return False
+        columns = self._columns
+        rows = np.flatnonzero((columns.state[: self._count] == WAITING) & (columns.until_us[: self._count] <= now_us))
+        columns.state[rows] = BLOCKED
+        self._waiting -= len(rows)
+        self.blocked += len(rows)
+        self._keys.release(columns.slot[rows])
+        self._candidates = None
+        return bool(len(rows))
+
+    def next_until_us(self) -> int | None:
+        """When the first lease or pause ends; None if there is none."""
+        self.settle()
+        state = self._columns.state[: self._count]
+        until_us = self._columns.until_us[: self._count][(state == LEASED) | (state == WAITING)]
+        return int(until_us.min()) if len(until_us) else None
+
+    def check_invariants(self) -> tuple[I64, I64]:
+        """Positions ascend, and the counts are right. Returns the slots of all messages, and of those that are out."""
+        self.settle()
+        columns = self._columns
+        position, state = columns.position[: self._count], columns.state[: self._count]
+        assert bool((position[1:] > position[:-1]).all()), "positions out of order"
+        assert self._live == np.count_nonzero(state)
+        assert self.blocked == np.count_nonzero(state == BLOCKED)
+        assert self._waiting == np.count_nonzero(state == WAITING)
+        slots = columns.slot[: self._count]
+        return slots[state != DONE], slots[state >= LEASED]

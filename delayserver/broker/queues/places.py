@@ -1,16 +1,15 @@
 """Ranges of a consume queue that are redelivered in their place, without a record in the delay pipeline.
 
-A range waits for its time, is ready, is leased again, or is blocked: it waits for its order key. Pure, in positions. Six
-arrays, 41 bytes a range.
+A range waits for its time, is ready, or is leased again. Pure, in positions. Six arrays, 41 bytes a range.
 """
 
 from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from delayserver.broker.queues.ranges import Range
 from store.records.batches import I64
 
-WAITING, READY, LEASED, BLOCKED = 0, 1, 2, 3
+WAITING, READY, LEASED = 0, 1, 2
 
 
 class Place(NamedTuple):
@@ -106,46 +105,6 @@ class Places:
             last += 1
         self._splice(first, last, [place])
 
-    def append(self, ranges: list[Range], times: int, state: int) -> None:
-        """Set ranges that ascend behind all others. They have no time of their own."""
-        if ranges and self._stops and self._stops[-1] >= ranges[0][0]:
-            self.put(Place(*ranges[0], times, state))
-            ranges = ranges[1:]
-        count = len(ranges)
-        self._starts.extend([start for start, _ in ranges])
-        self._stops.extend([stop for _, stop in ranges])
-        self._times.extend([times] * count)
-        self._state.extend([state] * count)
-        self._until_us.extend([0] * count)
-        self._until_ms.extend([0] * count)
-
-    def turn(self, ranges: list[Range], state: int) -> None:
-        """Set the state of positions that are in ranges here. `ranges` ascend and do not overlap."""
-        if not self._starts:
-            return
-        edges = np.array(ranges, np.int64).reshape(-1, 2)
-        starts, stops, *rest = [np.array(column) for column in self._columns]
-        cuts = edges.ravel()
-        inside = np.searchsorted(starts, cuts, side="right") - 1
-        split = (inside >= 0) & (starts[inside] < cuts) & (cuts < stops[inside])
-        firsts = np.unique(np.concatenate((starts, cuts[split])))
-        old = np.searchsorted(starts, firsts, side="right") - 1
-        ends = np.minimum(stops[old], np.append(firsts[1:], np.iinfo(np.int64).max))
-        times, states, *until = [values[old] for values in rest]
-        place = np.searchsorted(edges[:, 0], firsts, side="right") - 1
-        states[(place >= 0) & (firsts < edges[np.maximum(place, 0), 1])] = state
-        self._replace([firsts, ends, times, states, *until])
-        self._join()
-
-    @property
-    def _columns(self) -> tuple[array[int], ...]:
-        return self._starts, self._stops, self._times, self._state, self._until_us, self._until_ms
-
-    def _replace(self, values: Sequence[NDArray[Any]]) -> None:
-        for column, new in zip(self._columns, values, strict=True):
-            del column[:]
-            column.frombytes(new.astype(column.typecode).tobytes())
-
     def remove(self, start: int, stop: int) -> None:
         """Remove [start, stop). Ranges that overlap it are cut."""
         first, last = self._overlap(start, stop)
@@ -175,12 +134,16 @@ class Places:
 
     def _join(self) -> None:
         """Merge adjacent ranges with the same fields."""
-        starts, stops, *rest = [np.array(column) for column in self._columns]
+        columns = (self._starts, self._stops, self._times, self._state, self._until_us, self._until_ms)
+        starts, stops, *rest = [np.array(column) for column in columns]
         apart = starts[1:] != stops[:-1]
         for values in rest:
             apart |= values[1:] != values[:-1]
         kept, last = np.append(True, apart), np.append(apart, True)
-        self._replace([starts[kept], stops[last], *[values[kept] for values in rest]])
+        joined = [starts[kept], stops[last], *[values[kept] for values in rest]]
+        for column, values in zip(columns, joined, strict=True):
+            del column[:]
+            column.frombytes(values.tobytes())
 
     def first_ready(self) -> Place | None:
         """The ready range with the lowest positions."""
@@ -214,7 +177,8 @@ class Places:
     def check_invariants(self) -> None:
         """Ranges are ascending, disjoint and not empty, and have known states."""
         places = list(self)
-        assert all(place.start < place.stop and place.state in (WAITING, READY, LEASED, BLOCKED) for place in places)
+        assert all(place.start < place.stop and place.state in (WAITING, READY, LEASED) for place in places)
         for left, right in pairwise(places):
             assert left.stop <= right.start, "ranges overlap"
-        assert len({len(column) for column in self._columns}) == 1, "columns of different lengths"
+        columns = (self._starts, self._stops, self._times, self._state, self._until_us, self._until_ms)
+        assert len({len(column) for column in columns}) == 1, "columns of different lengths"

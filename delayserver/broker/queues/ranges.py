@@ -61,6 +61,24 @@ class RangeSet:
         self._starts.extend(starts)
         self._stops.extend(stops)
 
+    def update(self, starts: I64, stops: I64) -> None:
+        """Add many ranges [start, stop), i64[n] each, in any order."""
+        starts = np.concatenate((np.frombuffer(self._starts, np.int64), starts))
+        stops = np.concatenate((np.frombuffer(self._stops, np.int64), stops))
+        order = np.argsort(starts, kind="stable")
+        starts, reach = starts[order], np.maximum.accumulate(stops[order])
+        apart = starts[1:] > reach[:-1]
+        self._starts = array("q", starts[np.append(True, apart)].tobytes())
+        self._stops = array("q", reach[np.append(apart, True)].tobytes())
+
+    def meets(self, starts: I64, stops: I64) -> bool:
+        """Whether any of these ranges shares an integer with the set."""
+        if not self._starts:
+            return False
+        first = np.searchsorted(np.frombuffer(self._stops, np.int64), starts, side="right")
+        last = np.searchsorted(np.frombuffer(self._starts, np.int64), stops)
+        return bool((first < last).any())
+
     def covers(self, starts: I64, stops: I64) -> NDArray[np.bool_]:
         """Which of these ranges lie wholly in the set, bool[n]."""
         if not self._starts:

@@ -179,7 +179,7 @@ class Durability:
                     rows.add(ACKED, *key, retry, 0, cursor.committed)
                 for start, stop in cursor.acked:
                     rows.add(ACKED, *key, retry, start, stop)
-                for place in cursor.places if cursor.place_ranges else ():
+                for place in (*(cursor.places if cursor.place_ranges else ()), *cursor.logged_keys()):
                     self._state.in_place(key, retry, place, rows)
             if group.redelivery_bytes:
                 for start_ms, count in self._state.kept(key).steps():

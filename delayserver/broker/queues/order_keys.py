@@ -1,0 +1,132 @@
+"""The order keys of one consumer group, and which of them are busy. Pure: hashes of keys, no messages.
+
+A key is busy while a message of it is out: leased, failed, or waiting for its pause. Keys are known by their hashes. Two
+keys with the same hash wait for each other, which costs time and nothing else.
+
+Both queues of the group share the table, so a message that comes back in the retry queue has its key for itself as well.
+A key has a slot as long as a message of it is unfinished. Slots spare the rows of `KeyOrder` a search by hash.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.records.batches import I64, U64
+
+Mask = NDArray[np.bool_]
+
+# Keys without a message leave the table when there are so many, and more of them than of the others.
+_UNUSED_MAX = 1024
+
+_NO_SLOTS: I64 = np.empty(0, np.int64)
+_NO_HASHES: U64 = np.empty(0, np.uint64)
+
+
+class OrderKeys:
+    """Slots of keys. `rows`: their unfinished messages, `busy`: how many of these are out."""
+
+    __slots__ = ("_busy", "_free", "_hashes", "_noted", "_rows", "_slots", "changes", "rows")
+
+    def __init__(self) -> None:
+        # Ascending hashes, and the slot of each.
+        self._hashes = _NO_HASHES
+        self._slots = _NO_SLOTS
+        self._free = _NO_SLOTS
+        # By slot.
+        self._busy = _NO_SLOTS
+        self._rows = _NO_SLOTS
+        # Messages that the pull under way takes. They count behind it, so that it may take several messages of a key.
+        self._noted: list[I64] = []
+        self.rows = 0
+        # Counts the times at which keys became busy or free.
+        self.changes = 0
+
+    def __len__(self) -> int:
+        """Number of keys, unused ones included."""
+        return len(self._hashes)
+
+    def join(self) -> None:
+        """A pull has ended: its messages count."""
+        if self._noted:
+            noted, self._noted = self._noted, []
+            self.hold(np.concatenate(noted))
+
+    def are_free(self, hashes: U64) -> Mask:
+        """Which keys were not busy when the pull began, bool[n]. Hash 0 stands for no key."""
+        free = np.ones(len(hashes), np.bool_)
+        if len(self._hashes):
+            places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+            free[:] = (self._hashes[places] != hashes) | (self._busy[self._slots[places]] == 0)
+        return free
+
+    def slots_are_free(self, slots: I64) -> Mask:
+        """`are_free` for keys in the table."""
+        free: Mask = self._busy[slots] == 0
+        return free
+
+    def enter(self, hashes: U64) -> I64:
+        """So many more unfinished messages have these keys. Returns the slots of the keys, i64[n]."""
+        self._add(hashes)
+        slots: I64 = self._slots[np.searchsorted(self._hashes, hashes)]
+        np.add.at(self._rows, slots, 1)
+        self.rows += len(slots)
+        return slots
+
+    def _add(self, hashes: U64) -> None:
+        wanted = np.unique(hashes)
+        places = np.searchsorted(self._hashes, wanted)
+        if len(self._hashes):
+            new = self._hashes[np.minimum(places, len(self._hashes) - 1)] != wanted
+            wanted, places = wanted[new], places[new]
+        count = len(wanted)
+        if not count:
+            return
+        known = len(self._busy)
+        slots = self._free[:count]
+        self._free = self._free[count:]
+        if len(slots) < count:
+            slots = np.concatenate((slots, np.arange(known, known + count - len(slots))))
+            more = np.zeros(max(len(self._busy), count), np.int64)
+            self._busy, self._rows = np.concatenate((self._busy, more)), np.concatenate((self._rows, more))
+            self._free = np.arange(int(slots[-1]) + 1, len(self._busy))
+        self._hashes = np.insert(self._hashes, places, wanted)
+        self._slots = np.insert(self._slots, places, slots)
+
+    def leave(self, slots: I64) -> None:
+        """Messages are finished."""
+        np.subtract.at(self._rows, slots, 1)
+        self.rows -= len(slots)
+        if len(self._hashes) > 2 * self.rows + _UNUSED_MAX:
+            self._forget_unused()
+
+    def _forget_unused(self) -> None:
+        used = self._rows[self._slots] > 0
+        self._free = np.concatenate((self._free, self._slots[~used]))
+        self._hashes, self._slots = self._hashes[used], self._slots[used]
+
+    def note(self, slots: I64) -> None:
+        """The pull under way takes messages. They make their keys busy behind it."""
+        self._noted.append(slots)
+
+    def hold(self, slots: I64) -> None:
+        """Messages are out."""
+        np.add.at(self._busy, slots, 1)
+        self.changes += 1
+
+    def release(self, slots: I64) -> None:
+        """Messages are out no more."""
+        self.join()
+        np.subtract.at(self._busy, slots, 1)
+        self.changes += 1
+
+    def check_invariants(self, slots: I64, out: I64) -> None:
+        """The counts are those of the unfinished messages (`slots`) and of those that are out (`out`)."""
+        self.join()
+        assert bool((self._hashes[1:] > self._hashes[:-1]).all()), "keys out of order"
+        assert not len(np.intersect1d(self._slots, self._free)), "a slot is used and free"
+        assert len(np.unique(np.concatenate((self._slots, self._free)))) == len(self._busy), "a slot is lost"
+        assert np.array_equal(np.bincount(slots, minlength=len(self._rows)), self._rows)
+        assert np.array_equal(np.bincount(out, minlength=len(self._busy)), self._busy)
+        assert self.rows == len(slots)
+        assert bool((self._rows[self._free] == 0).all()), "a key with messages has no slot"
