@@ -478,7 +478,7 @@ def keys_that_wait_for_nobody() -> list[Change]:
     """A message goes out while an earlier one of its key is with another consumer."""
 
     def mistaken(_right: Any) -> Any:
-        return lambda _order, _start, hashes: np.ones(len(hashes), np.bool_)
+        return lambda _order, hashes: np.ones(len(hashes), np.bool_)
 
     return [(KeyOrder, "admits", mistaken)]
 

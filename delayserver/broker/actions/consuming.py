@@ -31,6 +31,9 @@ from store.records.expiry import expired_rows
 _ARRIVAL_NS = 200_000
 
 
+_NO_ROWS: NDArray[np.intp] = np.empty(0, np.intp)
+
+
 @dataclass(frozen=True, slots=True)
 class Acked:
     """Answer of `ack`: how many deliveries it acked, and how many were not (or no longer) leased.
@@ -240,32 +243,56 @@ class Consuming:
         if rows is not None and len(rows) < count:
             self._state.pass_over(key, gaps(start, rows, count), again=again)
         keys = _order_keys(batch, row, count)
+        waiting = _NO_ROWS
         if keys is not None:
             rows = np.arange(count) if rows is None else rows
-            looked = len(rows)
-            rows = self._in_order(key, retry, cursor, start, rows, keys, before)
-            budget.pass_over(looked - len(rows), 0)
-        if rows is not None and not len(rows):  # the lease of what was taken before goes on behind it
-            return (start if budget.parts else start + count), start + count
+            admitted = cursor.admits(keys[rows])
+            rows, waiting = rows[admitted], rows[~admitted]
+            budget.pass_over(len(waiting), 0)
         looked = count if rows is None else len(rows)
         rows = self._unexpired(key, retry, cursor, start, batch.expires_ms[row : row + count], rows, now_us)
+        if rows is not None:
+            budget.pass_over(looked - len(rows), 0 if len(rows) else size)
+        held = (start, start + count)
+        if keys is not None:
+            assert rows is not None
+            held = self._add_keys(key, retry, cursor, held, (rows, waiting), keys, before, deadline_us)
         if rows is not None and not len(rows):
-            budget.pass_over(looked, size)
-            return start + count, start + count
-        budget.pass_over(looked - (count if rows is None else len(rows)), 0)
+            # If none expired, the lease of what was taken before goes on behind these.
+            return (start if budget.parts and not looked else start + count), start + count
         delivery = delivery_ids(start, count, self._state.epoch, cursor.moves, retry)
         if rows is None or len(rows) == count:
             budget.take(batch.slice(row, row + count), delivery, before, size)
         else:
             budget.take(batch.pick(row + rows), delivery[rows], before[rows], size)
-        if keys is None:
-            return start, start + count
-        assert rows is not None
-        keyed = rows[keys[rows] != 0]
-        if len(keyed):
-            cursor.take_keys(start + keyed, keys[keyed], before[keyed], deadline_us)
-            self._leased(key, deadline_us)
-        return (start if len(keyed) < len(rows) else start + count), start + count
+        return held
+
+    def _add_keys(
+        self,
+        key: GroupKey,
+        retry: bool,
+        cursor: Cursor,
+        span: Range,
+        rows: tuple[NDArray[np.intp], NDArray[np.intp]],
+        keys: U64,
+        before: I64,
+        deadline_us: int,
+    ) -> Range:
+        """Of a span, the rows that go out, and those that wait for their order keys, get a state of their own. Returns the
+        range of the others to lease."""
+        start, stop = span
+        taken, waiting = rows
+        keyed = taken[keys[taken] != 0]
+        added = np.sort(np.concatenate((keyed, waiting))) if len(waiting) else keyed
+        if len(added):
+            out = np.isin(added, keyed) if len(waiting) else np.ones(len(added), np.bool_)
+            logged = cursor.add_keys(start + added, keys[added], before[added], out, deadline_us)
+            if logged and len(waiting):  # the log has them as handed out from their place
+                for place in cursor.logged_places(start + waiting):
+                    self._state.in_place(key, retry, place)
+            if len(keyed):
+                self._leased(key, deadline_us)
+        return (start if len(keyed) < len(taken) else stop), stop
 
     def _unexpired(
         self,
@@ -294,27 +321,6 @@ class Consuming:
     def _leased(self, key: GroupKey, deadline_us: int) -> None:
         self._state.deadlines.note(key, deadline_us)
         self._state.seen_changed.add(key)
-
-    def _in_order(
-        self,
-        key: GroupKey,
-        retry: bool,
-        cursor: Cursor,
-        start: int,
-        rows: NDArray[np.intp],
-        keys: U64,
-        before: I64,
-    ) -> NDArray[np.intp]:
-        """Which of the rows go out now. The others wait for their order keys. The row 0 stands at the position `start`."""
-        admitted = cursor.admits(keys[rows])
-        if bool(admitted.all()):
-            return rows
-        waiting = rows[~admitted]
-        if cursor.block(start + waiting, keys[waiting], before[waiting]):
-            # The log has them as handed out from their place.
-            for place in cursor.logged_places(start + waiting):
-                self._state.in_place(key, retry, place)
-        return rows[admitted]
 
     def _take_free(
         self,

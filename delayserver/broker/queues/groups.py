@@ -197,18 +197,12 @@ class Cursor:
             self._order = KeyOrder(self._keys)
         return self._order.admits(hashes)
 
-    def take_keys(self, positions: I64, hashes: U64, before: I64, deadline_us: int) -> None:
-        """Messages i64[n] with these hashes of order keys are leased. `before`: how often each was handed out before."""
+    def add_keys(self, positions: I64, hashes: U64, before: I64, out: NDArray[np.bool_], deadline_us: int) -> bool:
+        """Messages i64[n] with these hashes of order keys are handed out: some go out and are leased (`out`), the others wait
+        for their keys. `before`: how often each was handed out before. Whether the progress log has rows for them."""
         assert self._order is not None
         logged = self._leave_places(positions)
-        self._order.take(positions, hashes, before, deadline_us, logged=logged)
-
-    def block(self, positions: I64, hashes: U64, before: I64) -> bool:
-        """Messages i64[n] that are handed out wait for their order keys, and do not go out. `before`: how often each was
-        handed out before. Whether the progress log has rows for them."""
-        assert self._order is not None
-        logged = self._leave_places(positions)
-        self._order.wait(positions, hashes, before, logged=logged)
+        self._order.add(positions, hashes, before, out, deadline_us, logged=logged)
         return logged
 
     def logged_places(self, positions: I64) -> list[Place]:

@@ -114,19 +114,11 @@ class KeyOrder:
         """Which messages behind all blocked ones may go out, bool[n]. Hash 0 stands for no key."""
         return self._keys.are_free(hashes)
 
-    def take(self, positions: I64, hashes: U64, before: I64, until_us: int, *, logged: bool) -> None:
-        """Messages that are not in the table go out. `before` i64[n]: how often they were handed out. `logged`: the progress
-        log has rows for them."""
-        slots = self._append(positions, hashes, LEASED, before + 1, until_us, logged)
-        self._keys.note(slots)
-
-    def wait(self, positions: I64, hashes: U64, before: I64, *, logged: bool) -> None:
-        """Messages that are not in the table wait for their keys."""
-        self._append(positions, hashes, BLOCKED, before, 0, logged)
-        self.blocked += len(positions)
-
-    def _append(self, positions: I64, hashes: U64, state: int, times: I64, until_us: int, logged: bool) -> I64:
+    def add(self, positions: I64, hashes: U64, before: I64, out: Mask, until_us: int, *, logged: bool) -> None:
+        """Messages that are not in the table go out, where `out` says so, or wait for their keys. Positions ascend. `before`
+        i64[n]: how often they were handed out. `logged`: the progress log has rows for them."""
         slots = self._keys.enter(hashes)
+        self._keys.note(slots[out])
         count, added = self._count, len(positions)
         in_order = not count or int(positions[0]) > int(self._columns.position[count - 1])
         if count + added > len(self._columns.position):
@@ -134,14 +126,15 @@ class KeyOrder:
             count = self._count
         new = slice(count, count + added)
         columns = self._columns
-        columns.position[new], columns.slot[new], columns.state[new] = positions, slots, state
-        columns.times[new], columns.until_us[new] = times, until_us
+        columns.position[new], columns.slot[new] = positions, slots
+        columns.state[new] = np.where(out, LEASED, BLOCKED)
+        columns.times[new], columns.until_us[new] = before + out, until_us
         columns.lease[new], columns.alone[new], columns.logged[new] = 0, False, logged
         self._count += added
         self._live += added
+        self.blocked += added - int(np.count_nonzero(out))
         if not in_order:  # after a restart, or after an operator gave messages back
             self._keep(np.argsort(columns.position[: self._count], kind="stable"))
-        return slots
 
     def _make_room(self, added: int) -> None:
         if self._count - self._live > max(_DONE_MAX, self._live):
