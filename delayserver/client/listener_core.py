@@ -109,13 +109,20 @@ class Source:
             if not waiting:
                 del self._parked[key]
 
-    def end_turn(self, handling: Handling) -> Sequence[Handling]:
-        """A message is not done. Returns those that were parked behind it, which wait here no more."""
-        key = handling.delivery.order_key
-        if key is None or self._turns.get(key) is not handling:
+    def end_turns(self, handlings: Sequence[Handling]) -> Sequence[Handling]:
+        """Messages are not done. Returns the others of their order keys that waited here, and wait no more: a nack of one
+        message takes back all that came behind it."""
+        keys = {handling.delivery.order_key for handling in handlings} - {None}
+        if not keys:
             return ()
-        del self._turns[key]
-        return self._parked.pop(key, ())
+        for handling in handlings:
+            key = handling.delivery.order_key
+            if key is not None and self._turns.get(key) is handling:
+                del self._turns[key]
+        behind = [each for key in keys if key is not None for each in self._parked.pop(key, ())]
+        behind += [each for each in self.ready if each.delivery.order_key in keys]
+        self.ready = deque([each for each in self.ready if each.delivery.order_key not in keys])
+        return behind
 
     def take_parked(self, now_s: float | None = None) -> Sequence[Handling]:
         """Takes out all parked messages; with `now_s`, those of keys whose first one has waited too long."""
@@ -251,7 +258,7 @@ class ListenerCore:
             if verdict.ack:
                 source.next_turn(handling)
             else:  # the node has taken back what is behind it, and gives it out behind it again
-                self._nack_unseen(source, source.end_turn(handling))
+                self._nack_unseen(source, source.end_turns([handling]))
             self._stand(source)
         else:
             self.stats.add("lost")
@@ -304,11 +311,9 @@ class ListenerCore:
         return overdue
 
     def _give_back(self, source: Source, count: int) -> None:
-        """Nack the first waiting messages of a source, and those that are parked behind them, to be delivered again at
-        once."""
-        for _ in range(count):
-            handling = source.ready.popleft()
-            self._nack_unseen(source, [handling, *source.end_turn(handling)])
+        """Nack the first waiting messages of a source, and the others of their order keys, to be delivered again at once."""
+        first = [source.ready.popleft() for _ in range(count)]
+        self._nack_unseen(source, [*first, *source.end_turns(first)])
         self._stand(source)
 
     def _nack_unseen(self, source: Source, handlings: Sequence[Handling]) -> None:

@@ -403,7 +403,7 @@ class Retries:
         if not len(positions):
             return
         until_us = moment.lease_us + np.maximum(due_ms * 1000 - moment.now_us, 0)
-        for place in cursor.pause(positions, until_us):
+        for place in cursor.pause(positions, until_us, alone=moment.failure is not None):
             self._state.in_place(key, retry, place)
         self._state.deadlines.note(key, int(until_us.min()))
 

@@ -198,8 +198,9 @@ class Cursor:
         return self._order.admits(hashes)
 
     def add_keys(self, positions: I64, hashes: U64, before: I64, out: NDArray[np.bool_], deadline_us: int) -> bool:
-        """Messages i64[n] with these hashes of order keys are handed out: some go out and are leased (`out`), the others wait
-        for their keys. `before`: how often each was handed out before. Whether the progress log has rows for them."""
+        """Messages i64[n] with these hashes of order keys are handed out. Some (`out`) are leased, the others wait.
+
+        `before`: how often each was handed out before. Returns whether the progress log has rows for them."""
         assert self._order is not None
         logged = self._leave_places(positions)
         self._order.add(positions, hashes, before, out, deadline_us, logged=logged)
@@ -257,12 +258,14 @@ class Cursor:
             self.retrying.remove(start, stop)
         return self._order.logged_places(back)
 
-    def pause(self, positions: I64, until_us: I64) -> list[Place]:
-        """Failed messages with an order key wait in their place until these times, i64[n]. Returns their places."""
+    def pause(self, positions: I64, until_us: I64, *, alone: bool) -> list[Place]:
+        """Failed messages with an order key wait in their place until these times, i64[n]. Returns their places.
+
+        `alone`: no later ones of their keys go out with them."""
         assert self._order is not None
         for start, stop in ranges_of(positions):
             self.retrying.remove(start, stop)
-        return self._order.pause(positions, until_us)
+        return self._order.pause(positions, until_us, alone=alone)
 
     def of_lease(self, ranges: list[Range], lease: int | None) -> list[Range]:
         """The parts of delivered ranges without messages with an order key that are blocked, or that have another lease

@@ -384,13 +384,15 @@ class KeyOrder:
         self._candidates = None
         return columns.position[back]
 
-    def pause(self, positions: I64, until_us: I64) -> list[Place]:
-        """Failed messages wait in their place until these times, i64[n]. Returns their places."""
+    def pause(self, positions: I64, until_us: I64, *, alone: bool) -> list[Place]:
+        """Failed messages wait in their place until these times, i64[n]. Returns their places.
+
+        `alone`: no later ones of their keys go out with them."""
         rows = self._find(positions)
         columns = self._columns
         assert len(rows) == len(positions) and bool((columns.state[rows] == RETRYING).all()), "not failed"
         columns.state[rows], columns.until_us[rows] = WAITING, until_us
-        columns.alone[rows], columns.logged[rows] = True, True
+        columns.alone[rows], columns.logged[rows] = alone, True
         self._waiting += len(rows)
         return self._places(rows)
 

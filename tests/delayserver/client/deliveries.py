@@ -5,7 +5,9 @@ from __future__ import annotations
 from delayserver.client import Delivery
 
 
-def delivery(number: int, *, subject: str = "orders", body: bytes = b"", message_id: str = "") -> Delivery:
+def delivery(
+    number: int, *, subject: str = "orders", body: bytes = b"", message_id: str = "", order_key: str | None = None
+) -> Delivery:
     """One with this delivery number. It counts as 64 bytes with its body and id."""
     return Delivery(
         message_id=message_id,
@@ -19,4 +21,5 @@ def delivery(number: int, *, subject: str = "orders", body: bytes = b"", message
         body=body,
         properties={},
         delivery=number,
+        order_key=order_key,
     )

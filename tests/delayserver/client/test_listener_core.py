@@ -28,6 +28,30 @@ def bring(core: ListenerCore, source: Source, *numbers: int, now_s: float = 0.0,
     core.check_invariants()
 
 
+def bring_keyed(core: ListenerCore, source: Source, keys: str) -> None:
+    """Deliveries 1, 2, … with these order keys, a letter each; "-" is none."""
+    ask = core.next_ask(source)
+    assert ask is not None
+    core.asked(source, ask)
+    rows = [delivery(number, order_key=None if key == "-" else key) for number, key in enumerate(keys, 1)]
+    core.pulled(source, rows, 0.0)
+    core.check_invariants()
+
+
+def running_now(core: ListenerCore) -> list[int]:
+    """Start all handlers that may start; the deliveries of these."""
+    found = []
+    while (handling := core.start(0.0)) is not None:
+        core.check_invariants()
+        found.append(handling.delivery.delivery)
+    return found
+
+
+def handling_of(core: ListenerCore, number: int) -> Handling:
+    (found,) = [each for each in core.abandoned() if each.delivery.delivery == number]
+    return found
+
+
 def start(core: ListenerCore, now_s: float = 0.0) -> Handling:
     handling = core.start(now_s)
     assert handling is not None
@@ -360,3 +384,57 @@ def test_every_delivery_is_settled_once_or_its_loss_is_told_whatever_happens(dat
         model.step(name)
         model.core.check_invariants()
     model.end()
+
+
+def test_messages_of_one_order_key_are_handled_one_after_the_other() -> None:
+    core = core_of(concurrency=4)
+    source = core.add_source("orders", "n")
+    bring_keyed(core, source, "aab-ab")
+    assert running_now(core) == [1, 3, 4], "other keys, and none, go on"
+    core.finish(handling_of(core, 1), ACK, 1.0)
+    assert running_now(core) == [2]
+    core.finish(handling_of(core, 3), ACK, 1.0)
+    core.finish(handling_of(core, 2), ACK, 1.0)
+    assert sorted(running_now(core)) == [5, 6]
+    core.check_invariants()
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 4])
+def test_nothing_of_a_key_is_handled_behind_a_failed_message(concurrency: int) -> None:
+    core = core_of(concurrency=concurrency)
+    source = core.add_source("orders", "n")
+    bring_keyed(core, source, "aaaa-b")
+    assert running_now(core)[0] == 1
+    core.finish(handling_of(core, 1), NACK, 1.0)
+    core.check_invariants()
+    rest = running_now(core)
+    while running := list(core.abandoned()):
+        core.finish(running[0], ACK, 1.0)
+        rest += running_now(core)
+    assert not {2, 3, 4} & set(rest), "the node has taken them back"
+    found = sent(core, source, 5.0)
+    assert found[NACK] == [1] and found[GIVE_BACK] == [2, 3, 4] and found[ACK] == [5, 6]
+
+
+def test_what_waits_too_long_goes_back_with_the_others_of_its_key() -> None:
+    core = core_of(concurrency=1, ack_timeout_s=10.0)
+    source = core.add_source("orders", "n")
+    bring_keyed(core, source, "-aa")
+    assert running_now(core) == [1]
+    core.look(5.0)
+    core.check_invariants()
+    core.finish(handling_of(core, 1), ACK, 5.0)
+    assert running_now(core) == []
+    assert sent(core, source, 9.0) == {ACK: [1], GIVE_BACK: [2, 3]}
+
+
+def test_a_stop_gives_parked_messages_back() -> None:
+    core = core_of(concurrency=2)
+    source = core.add_source("orders", "n")
+    bring_keyed(core, source, "aab")
+    assert running_now(core) == [1, 3]
+    core.stop()
+    core.check_invariants()
+    assert sent(core, source, 1.0) == {GIVE_BACK: [2]}
+    core.finish(handling_of(core, 1), ACK, 1.0)
+    assert running_now(core) == []
