@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from delayserver.broker.queues.key_order import KeyOrder
 from delayserver.broker.queues.order_keys import OrderKeys
 from delayserver.broker.queues.places import LEASED, READY, WAITING, Place, Places
-from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of
+from delayserver.broker.queues.ranges import Range, RangeSet, ranges_of, without
 from delayserver.broker.redelivery import KeptBytes
 from store.records.batches import I64, U64
 
@@ -273,7 +273,7 @@ class Cursor:
         if self._order is None:
             return ranges
         refused = self._order.refused(ranges, lease)
-        return _without(ranges, refused) if len(refused) else ranges
+        return without(ranges, refused) if len(refused) else ranges
 
     # -- leases
 
@@ -430,7 +430,7 @@ class Cursor:
         if self._order is not None and fresh:
             # A lease of a message with an order key has a deadline of its own.
             kept = self._order.not_leased if ended_us is None else self._order.within
-            fresh = _without(fresh, np.concatenate([kept(*part) for part in fresh]))
+            fresh = without(fresh, np.concatenate([kept(*part) for part in fresh]))
             self._order.fail(fresh)
         for low, high in fresh:
             self.retrying.add(low, high)
@@ -698,14 +698,3 @@ class ConsumerGroup:
             cursor.check_invariants()
         found = [cursor.check_order() for cursor in (self.main, self.retry)]
         self._keys.check_invariants(*[np.concatenate(slots) for slots in zip(*found, strict=True)])
-
-
-def _without(ranges: list[Range], positions: I64) -> list[Range]:
-    """Ranges that ascend, without these positions, i64[n], which they hold."""
-    if not len(positions):
-        return ranges
-    edges = np.array(ranges, np.int64)
-    starts, stops = np.array(ranges_of(positions), np.int64).T
-    lows, highs = np.sort(np.concatenate((edges[:, 0], stops))), np.sort(np.concatenate((edges[:, 1], starts)))
-    kept = lows < highs
-    return list(zip(lows[kept].tolist(), highs[kept].tolist(), strict=True))

@@ -129,7 +129,8 @@ class KeyOrder:
         columns.position[new], columns.slot[new] = positions, slots
         columns.state[new] = np.where(out, LEASED, BLOCKED)
         columns.times[new], columns.until_us[new] = before + out, until_us
-        columns.lease[new], columns.alone[new], columns.logged[new] = 0, False, logged
+        columns.lease[new] = 0
+        columns.alone[new], columns.logged[new] = False, logged
         self._count += added
         self._live += added
         self.blocked += added - int(np.count_nonzero(out))

@@ -65,6 +65,8 @@ class RangeSet:
         """Add many ranges [start, stop), i64[n] each, in any order."""
         starts = np.concatenate((np.frombuffer(self._starts, np.int64), starts))
         stops = np.concatenate((np.frombuffer(self._stops, np.int64), stops))
+        if not len(starts):
+            return
         order = np.argsort(starts, kind="stable")
         starts, reach = starts[order], np.maximum.accumulate(stops[order])
         apart = starts[1:] > reach[:-1]
@@ -170,3 +172,14 @@ def ranges_of(positions: I64) -> list[Range]:
     starts = positions[np.concatenate(([0], breaks + 1))]
     stops = positions[np.concatenate((breaks, [len(positions) - 1]))] + 1
     return list(zip(starts.tolist(), stops.tolist(), strict=True))
+
+
+def without(ranges: list[Range], positions: I64) -> list[Range]:
+    """Ranges that ascend, without these positions, i64[n], which they hold."""
+    if not len(positions):
+        return ranges
+    edges = np.array(ranges, np.int64)
+    starts, stops = np.array(ranges_of(positions), np.int64).T
+    lows, highs = np.sort(np.concatenate((edges[:, 0], stops))), np.sort(np.concatenate((edges[:, 1], starts)))
+    kept = lows < highs
+    return list(zip(lows[kept].tolist(), highs[kept].tolist(), strict=True))

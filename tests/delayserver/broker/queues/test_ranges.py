@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from delayserver.broker.queues.groups import Cursor
-from delayserver.broker.queues.ranges import Range, RangeSet, gaps, ranges_of
+from delayserver.broker.queues.ranges import Range, RangeSet, gaps, ranges_of, without
 
 numbers = st.sets(st.integers(0, 60), max_size=40)
 
@@ -46,6 +46,57 @@ def test_a_range_is_covered_if_all_of_it_is_in_the_set(values: set[int], asked: 
     stops = np.array([start + length for start, length in asked], np.int64)
     expected = [set(range(start, start + length)) <= values for start, length in asked]
     assert made(values).covers(starts, stops).tolist() == expected
+
+
+@given(numbers, st.lists(st.tuples(st.integers(0, 60), st.integers(1, 6)), max_size=10))
+def test_many_ranges_are_added_together(values: set[int], more: list[tuple[int, int]]) -> None:
+    starts = np.array([start for start, _ in more], np.int64)
+    stops = np.array([start + length for start, length in more], np.int64)
+    added = {number for start, length in more for number in range(start, start + length)}
+    found = made(values)
+    assert found.meets(starts, stops) == bool(values & added)
+    found.update(starts, stops)
+    found.check_invariants()
+    assert list(found) == spans(values | added)
+
+
+@given(st.data())
+def test_many_acks_together_do_what_acks_one_by_one_do(data: st.DataObject) -> None:
+    """200 positions are handed out, some of them to be redelivered; any may be acked, also twice."""
+    cursors = [Cursor(0), Cursor(0)]
+    failed = data.draw(st.sets(st.integers(0, 199), max_size=3))
+    for cursor in cursors:
+        cursor.hand_out(0, 200)
+        for position in failed:
+            cursor.to_retry(position, position + 1)
+    for _ in range(3):
+        asked = spans(data.draw(st.sets(st.integers(0, 220), min_size=80)))
+        fresh = cursors[0].ack_all(asked, 200)
+        assert sorted(fresh) == sorted([part for span in asked for part in cursors[1].ack(*span, 200)])
+        for cursor in cursors:
+            cursor.check_invariants()
+        one, other = cursors
+        assert (one.committed, one.next, list(one.acked)) == (other.committed, other.next, list(other.acked))
+
+
+@given(st.integers(0, 3), st.integers(1, 3))
+def test_many_acks_together_are_cut_to_what_was_handed_out(first: int, step: int) -> None:
+    cursors = [Cursor(0), Cursor(0)]
+    for cursor in cursors:
+        cursor.hand_out(0, 100)
+        cursor.ack(0, 2, 100)
+    asked = [(start, start + 1) for start in range(first, 110, step + 1)]
+    fresh = cursors[0].ack_all(asked, 100)
+    assert sorted(fresh) == sorted([part for span in asked for part in cursors[1].ack(*span, 100)])
+    assert (cursors[0].committed, list(cursors[0].acked)) == (cursors[1].committed, list(cursors[1].acked))
+
+
+@given(numbers, st.data())
+def test_ranges_without_some_of_their_positions(values: set[int], data: st.DataObject) -> None:
+    left_out = data.draw(st.sets(st.sampled_from(sorted(values)))) if values else set()
+    found = without(spans(values), np.array(sorted(left_out), np.int64))
+    assert {number for start, stop in found for number in range(start, stop)} == values - left_out
+    assert sum(stop - start for start, stop in found) == len(values - left_out)
 
 
 @given(numbers, st.integers(0, 100))

@@ -33,7 +33,7 @@ ORDER_LIMITS = replace(
 )
 
 
-def keyed(first: int, keys: list[str]) -> StoredBatch:
+def keyed(first: int, keys: list[str], expires_ms: int = 0) -> StoredBatch:
     """Messages with these order keys, "" for none, and sequences from `first` on."""
     data = [key.encode() for key in keys]
     lengths = np.array([len(each) for each in data], np.uint32)
@@ -43,6 +43,7 @@ def keyed(first: int, keys: list[str]) -> StoredBatch:
         server_id=SERVER,
         window_ms=60_000,
         subject=SUBJECT,
+        expires_ms=expires_ms,
         bodies_length=50,
         bodies=bytes(50 * len(keys)),
         order_keys=b"".join(data),
@@ -60,7 +61,8 @@ class Scene:
         self.now_us = NOW_US
         self.broker = self._open()
         self.sent = 0
-        self.send(keys)
+        if keys:
+            self.send(keys)
 
     def _open(self) -> DirectBroker:
         return open_broker(self.disk, self.limits, self.now_us)  # type: ignore[arg-type]
@@ -226,6 +228,151 @@ def test_a_seek_forgets_who_waits_for_whom() -> None:
     scene.broker.positions.seek((SUBJECT, GROUP), 1)
     assert scene.pulled() == [2, 3]
     scene.check()
+
+
+def test_a_failed_message_comes_alone_and_the_rest_of_its_key_in_a_run() -> None:
+    scene = Scene(["a"] * 5)
+    first = scene.pull()
+    assert first is not None and len(first) == 5
+    scene.nack(first, 0)
+    again = scene.pull()
+    assert again is not None and again.batch.sequence.tolist() == [1], "a poisonous one takes no other attempts with it"
+    scene.ack(again)
+    rest = scene.pull()
+    assert rest is not None and rest.batch.sequence.tolist() == [2, 3, 4, 5] and rest.attempt.tolist() == [1] * 4
+    scene.check()
+
+
+def test_fresh_messages_do_not_go_out_with_a_failed_one_of_their_key() -> None:
+    scene = Scene(["a", "a"])
+    first = scene.pull()
+    assert first is not None
+    scene.nack(first, 0)
+    scene.send(["a", "b"])
+    assert scene.pulled() == [1, 4], "3 must not pass 2, which waits for 1"
+    scene.check()
+
+
+def test_only_the_first_message_of_a_key_uses_up_an_attempt() -> None:
+    scene = Scene(["a", "a", "a", "b"])
+    scene.broker._state.policies[SUBJECT, GROUP] = PolicyRow(GroupPolicy(attempts=1), dead_subject=77)
+    assert scene.pulled() == [1, 2, 3, 4]
+    scene.wait(ACK_TIMEOUT_US)
+    rest = scene.pull()
+    assert rest is not None and rest.batch.sequence.tolist() == [2, 3], "the consumer died with 1 and 4"
+    assert scene.nack(rest).given_up is not None
+    assert scene.pulled() == [3]
+    scene.check()
+
+
+def test_a_message_that_fails_behind_a_leased_one_waits_for_its_pause_and_its_attempt_counts() -> None:
+    scene = Scene(["a", "a"])
+    first = scene.pull()
+    assert first is not None
+    scene.nack(first, 1, delay_ms=200)
+    assert scene.ack(first, 0) == 1
+    assert scene.pulled() == [], "its pause does not end with the ack"
+    scene.wait(200_000)
+    again = scene.pull()
+    assert again is not None and again.batch.sequence.tolist() == [2] and again.attempt.tolist() == [2]
+
+
+def test_a_message_that_expires_at_the_head_of_its_key_frees_it_in_the_same_pull() -> None:
+    scene = Scene([])
+    scene.broker.deliver(keyed(1, ["a"], expires_ms=NOW_US // 1000 + 300), False, NOW_US)
+    scene.broker.deliver(keyed(2, ["a"]), False, NOW_US)
+    first = scene.pull(1)
+    assert first is not None
+    assert scene.pulled() == []
+    scene.nack(first, delay_ms=0)
+    scene.now_us += 400_000
+    assert scene.pulled() == [2], "nothing would wake the next pull"
+    scene.check()
+
+
+def test_a_message_that_was_sent_again_has_its_key_for_itself() -> None:
+    scene = Scene(["a", "a"])
+    first = scene.pull(1)
+    assert first is not None
+    scene.broker.deliver(replace(keyed(50, ["a"]), target_group=np.full(1, GROUP, np.uint32)), False, NOW_US)
+    scene.broker.deliver(keyed(60, ["b"]), False, NOW_US)
+    assert scene.pulled() == [60], "1 is out: neither 2 nor the one for the group alone may go out"
+    scene.ack(first)
+    both = scene.pull()
+    assert both is not None and sorted(both.batch.sequence.tolist()) in ([2], [50], [2, 50])
+    assert scene.pulled() == []
+    scene.ack(both)
+    if len(both) == 1:
+        assert len(scene.pulled()) == 1
+    scene.check()
+
+
+def test_a_nacked_message_of_the_retry_queue_waits_in_its_place_too() -> None:
+    scene = Scene([], replace(ORDER_LIMITS, redelivery_bytes_max=1 << 30))
+    scene.broker.deliver(replace(keyed(50, ["a"]), target_group=np.full(1, GROUP, np.uint32)), False, NOW_US)
+    scene.send(["a"])
+    first = scene.pull(1)
+    assert first is not None and first.batch.sequence.tolist() == [50]
+    batch = scene.nack(first, delay_ms=0)
+    assert batch.messages is None, "no record goes to the delay pipeline"
+    assert scene.pulled(1) == [50]
+    scene.check()
+
+
+def test_leases_of_messages_without_a_key_do_not_end_with_those_around_them() -> None:
+    scene = Scene(["a", "", "b", "", "a", ""])
+    keyed_one = scene.pull(1)
+    assert keyed_one is not None
+    scene.now_us += ACK_TIMEOUT_US // 2
+    rest = scene.pull()
+    assert rest is not None and rest.batch.sequence.tolist() == [2, 3, 4, 6]
+    scene.wait(ACK_TIMEOUT_US // 2)
+    assert scene.ack(rest) == 4, "only the lease of 1 has ended"
+    scene.wait(400_000)
+    assert scene.pulled() == [1]
+
+
+def test_a_key_that_was_blocked_has_a_deadline_of_its_own() -> None:
+    scene = Scene(["a", "", "a"])
+    first = scene.pull(1)
+    assert first is not None and scene.pulled() == [2]
+    scene.now_us += ACK_TIMEOUT_US // 2
+    scene.ack(first)
+    second = scene.pull()
+    assert second is not None and second.batch.sequence.tolist() == [3]
+    scene.wait(ACK_TIMEOUT_US // 2)  # the lease of the pull that looked at it first
+    assert scene.ack(second) == 1
+    scene.check()
+
+
+def test_acks_of_many_scattered_messages_are_one_step_and_count_each() -> None:
+    scene = Scene([f"k{number % 100}" for number in range(200)])
+    first = scene.pull(100)
+    assert first is not None and len(first) == 100
+    assert scene.ack(first, *range(0, 100, 2)) == 50
+    assert scene.pulled() == list(range(101, 201, 2))
+    assert scene.ack(first, *range(0, 100, 2)) == 0, "twice"
+    assert scene.ack(first, *range(1, 100, 2)) == 50
+    assert scene.pulled() == list(range(102, 201, 2))
+    scene.restart()
+    assert scene.pulled(200) == list(range(101, 201))
+
+
+def test_attempts_of_a_failed_message_outlive_a_restart_and_a_snapshot_of_the_progress_log() -> None:
+    scene = Scene(["a", "a", "a"], replace(ORDER_LIMITS, progress_bytes_max=0))
+    for number in (1, 2):
+        pulled = scene.pull(1)
+        assert pulled is not None and pulled.attempt.tolist() == [number]
+        scene.nack(pulled)
+        scene.broker.sync()
+    scene.restart()
+    pulled = scene.pull()
+    assert pulled is not None and pulled.batch.sequence.tolist() == [1, 2, 3]
+    assert pulled.attempt.tolist()[0] == 3
+    scene.nack(pulled, 0)
+    scene.restart()
+    again = scene.pull()
+    assert again is not None and again.attempt.tolist() == [4, 1, 1], "2 and 3 were taken back: no attempt of theirs"
 
 
 @pytest.mark.parametrize("seed", range(30))
