@@ -361,7 +361,7 @@ class KeyOrder:
         return ranges_of(columns.position[rows])
 
     def recall(self, failed: list[Range]) -> I64:
-        """Take back what went out behind the first failed message of each key, failed or not. It is blocked again, and its
+        """Take back what went out behind the first failed message of each key, failed or not. It is blocked again, so its
         lease counts no more. Returns the positions, ascending."""
         self.settle()
         self._keys.join()
@@ -378,7 +378,6 @@ class KeyOrder:
         back = np.flatnonzero(later & (state == LEASED))
         back = np.union1d(back, rows[later[rows]])
         columns.times[back] -= 1
-        columns.lease[back] += 1
         columns.state[back], columns.logged[back] = BLOCKED, True
         self.blocked += len(back)
         self._keys.release(columns.slot[back])

@@ -16,6 +16,7 @@ from delayserver.broker.actions.retries import NACKED, Failure, RetryBatch
 from delayserver.broker.files.policies import PolicyRow
 from delayserver.broker.policy import WAIT, GroupPolicy
 from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.reads import having_read, read_at_once
 from delayserver.broker.redelivery import RedeliveryPolicy
 from store.records.batches import StoredBatch
 from store.records.id_hash import hash_ids
@@ -373,6 +374,92 @@ def test_attempts_of_a_failed_message_outlive_a_restart_and_a_snapshot_of_the_pr
     scene.restart()
     again = scene.pull()
     assert again is not None and again.attempt.tolist() == [4, 1, 1], "2 and 3 were taken back: no attempt of theirs"
+
+
+def test_what_was_handed_out_again_counts_behind_a_restart() -> None:
+    scene = Scene(["a", "a"])
+    for number in (1, 2):
+        pulled = scene.pull(1)
+        assert pulled is not None and pulled.attempt.tolist() == [number]
+        scene.nack(pulled)
+    scene.restart()
+    third = scene.pull(1)
+    assert third is not None and third.attempt.tolist() == [3], "the progress log has the two attempts"
+    scene.nack(third)
+    assert scene.pulled(1) == [1]
+    scene.restart()
+    fifth = scene.pull(1)
+    assert fifth is not None and fifth.attempt.tolist() == [5], "the fourth was leased when the process ended"
+
+
+def test_a_message_that_was_looked_at_again_and_stayed_behind_has_no_further_attempt() -> None:
+    scene = Scene(["a", "a", "a"])
+    first = scene.pull()
+    assert first is not None
+    scene.nack(first, 0, delay_ms=60_000)
+    scene.restart()
+    assert scene.pulled(1) == [1]
+    assert scene.pulled() == [], "2 and 3 are ready in their places, and blocked again"
+    scene.restart()
+    again = scene.pull()
+    assert again is not None and again.batch.sequence.tolist() == [1, 2, 3] and again.attempt.tolist() == [3, 1, 1]
+
+
+def test_the_last_attempt_is_the_one_that_the_policy_names() -> None:
+    scene = Scene(["a", "a"])
+    scene.broker._state.policies[SUBJECT, GROUP] = PolicyRow(GroupPolicy(attempts=3), dead_subject=77)
+    for number in (1, 2, 3):
+        pulled = scene.pull()
+        assert pulled is not None and pulled.attempt.tolist()[0] == number
+        assert (scene.nack(pulled, 0).given_up is not None) == (number == 3)
+    rest = scene.pull()
+    assert rest is not None and rest.batch.sequence.tolist() == [2] and rest.attempt.tolist() == [1]
+
+
+def test_messages_that_nobody_saw_come_again_as_a_run() -> None:
+    scene = Scene(["a", "a", "a"])
+    first = scene.pull()
+    assert first is not None
+    scene.nack(first, failed=False)
+    assert scene.pulled() == [1, 2, 3]
+    scene.check()
+
+
+def test_a_last_attempt_without_room_for_its_letter_holds_its_key() -> None:
+    scene = Scene(["a", "a"])
+    scene.broker._state.policies[SUBJECT, GROUP] = PolicyRow(GroupPolicy(attempts=1), dead_subject=77)
+    first = scene.pull()
+    assert first is not None
+    failure = Failure(NACKED, "no")
+    batch = scene.broker.nack(SUBJECT, GROUP, first.delivery, 0, scene.now_us, scene.now_us, failure)
+    scene.broker.keep_unburied(batch, scene.now_us)
+    scene.check()
+    assert scene.pulled() == []
+    scene.wait(ACK_TIMEOUT_US)
+    assert scene.pulled() == [2], "there was room at the end of the lease"
+    scene.check()
+
+
+def test_an_operator_may_take_messages_that_wait_for_their_key_and_give_them_back() -> None:
+    scene = Scene(["a", "a", "b", "a"])
+    key, queue = (SUBJECT, GROUP), scene.broker._dead_queue
+    first = scene.pull(1)
+    assert first is not None and scene.pulled() == [3]
+    claim = read_at_once(scene.broker.reads, having_read(lambda: queue.claim(key, None, 10, 1 << 20)))
+    assert claim.letters.batch.sequence.tolist() == [2, 4], "those that wait for 1"
+    scene.check()
+    scene.send(["c", "a"])
+    scene.ack(first)
+    assert scene.pulled() == [5, 6], "nothing of the key is out or waits"
+    queue.give_back(claim)
+    assert scene.pulled() == []
+    scene.check()
+    scene.wait(ACK_TIMEOUT_US)
+    scene.wait(400_000)
+    again = scene.pull()
+    assert again is not None and [each for each in again.batch.sequence.tolist() if each in (2, 4, 6)] == [2, 4]
+    assert queue.drop(key, None, 10) == 1, "6 comes alone, behind them"
+    scene.check()
 
 
 @pytest.mark.parametrize("seed", range(30))
