@@ -395,3 +395,32 @@ def test_all_nodes_of_a_route_are_listened_to(kind: str, tmp_path: Path, subject
                 until(lambda: nodes.total() == 400)
     assert sorted(seen.bodies) == sorted(numbered(400))
     assert set(nodes) == {one.address, two.address}
+
+
+def test_messages_of_one_key_are_handled_one_after_the_other_also_across_failures(
+    kind: str, node: Server, client: Client, subject: str
+) -> None:
+    keys = "abcd"
+    done: dict[str, list[int]] = {key: [] for key in keys}
+    at_work: Counter[str] = Counter()
+    failures: set[bytes] = set()
+
+    def handle(message: Delivery) -> None:
+        key, number = chr(message.body[0]), int(message.body[1:])
+        at_work[key] += 1
+        try:
+            assert at_work[key] == 1, "two handlers have one key"
+            if number % 7 == 3 and message.body not in failures:
+                failures.add(message.body)
+                raise ValueError("not yet")
+            done[key].append(number)
+        finally:
+            at_work[key] -= 1
+
+    for number in range(20):
+        for key in keys:
+            client.publish(subject, f"{key}{number}", order_key=key)
+    with listening(kind, node.address, {(subject,): handle}, concurrency=3):
+        until(lambda: is_done(client, subject, 80), "the last ack")
+    assert done == {key: list(range(20)) for key in keys}
+    assert len(failures) == 12

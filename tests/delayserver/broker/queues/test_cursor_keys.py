@@ -46,11 +46,13 @@ def test_a_deadline_is_that_of_the_messages_that_are_left() -> None:
 
 def test_a_lease_that_only_messages_with_a_key_have_left_ends_with_theirs() -> None:
     group = group_with([5, 0])
-    look(group, [5], 100)
-    group.main.ack(0, 1, 3)
+    look(group, [5, 0], 100)
+    group.main.ack(0, 1, 4)
     group.main.begin_pull()
     group.main.take_free(group.main.free_positions(), 300)
-    group.main.ack(1, 2, 3)
+    group.main.ack(1, 2, 4)
+    assert group.main.next_deadline_us() == 100
+    group.main.ack(3, 4, 4)
     assert group.main.next_deadline_us() == 300
     assert group.main.expired(299, 10) == []
     assert group.main.expired(300, 10) == [(2, 3)]

@@ -392,6 +392,18 @@ def test_what_was_handed_out_again_counts_behind_a_restart() -> None:
     assert fifth is not None and fifth.attempt.tolist() == [5], "the fourth was leased when the process ended"
 
 
+def test_a_failed_attempt_counts_once_however_often_the_server_restarts() -> None:
+    scene = Scene(["a", "a"])
+    first = scene.pull()
+    assert first is not None
+    scene.nack(first, 0, delay_ms=60_000)
+    scene.restart()
+    scene.broker.sync()
+    scene.restart()
+    again = scene.pull()
+    assert again is not None and again.attempt.tolist() == [2, 1]
+
+
 def test_a_message_that_was_looked_at_again_and_stayed_behind_has_no_further_attempt() -> None:
     scene = Scene(["a", "a", "a"])
     first = scene.pull()
