@@ -478,7 +478,7 @@ def keys_that_wait_for_nobody() -> list[Change]:
     """A message goes out while an earlier one of its key is with another consumer."""
 
     def mistaken(_right: Any) -> Any:
-        return lambda _order, hashes: np.ones(len(hashes), np.bool_)
+        return lambda _order, slots: np.ones(len(slots), np.bool_)
 
     return [(KeyOrder, "admits", mistaken)]
 
@@ -490,6 +490,29 @@ def ordered_through_the_pipeline() -> list[Change]:
         return lambda _column: False
 
     return [(retries, "has_any", mistaken)]
+
+
+def nothing_taken_back() -> list[Change]:
+    """A message with an order key fails, and its consumer keeps the later ones of the key that it has."""
+
+    def mistaken(_right: Any) -> Any:
+        return lambda _cursor, _failed: []
+
+    return [(Cursor, "recall", mistaken)]
+
+
+def a_pause_that_frees_the_key() -> list[Change]:
+    """A message with an order key waits for its pause, and its key does not wait with it."""
+
+    def mistaken(right: Any) -> Any:
+        def pause(self: Any, positions: Any, until_us: Any, *, alone: bool) -> Any:
+            places = right(self, positions, until_us, alone=alone)
+            self._keys.release(self._columns.slot[self._find(positions)])
+            return places
+
+        return pause
+
+    return [(KeyOrder, "pause", mistaken)]
 
 
 MISTAKES: tuple[Callable[[], list[Change]], ...] = (
@@ -534,6 +557,8 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     next_segment_never_named,
     keys_that_wait_for_nobody,
     ordered_through_the_pipeline,
+    nothing_taken_back,
+    a_pause_that_frees_the_key,
 )
 
 

@@ -243,10 +243,11 @@ class Consuming:
         if rows is not None and len(rows) < count:
             self._state.pass_over(key, gaps(start, rows, count), again=again)
         keys = _order_keys(batch, row, count)
-        waiting = _NO_ROWS
+        waiting, slots = _NO_ROWS, _NO_ROWS
         if keys is not None:
             rows = np.arange(count) if rows is None else rows
-            admitted = cursor.admits(keys[rows])
+            slots = cursor.key_slots(keys)
+            admitted = cursor.admits(slots[rows])
             rows, waiting = rows[admitted], rows[~admitted]
             budget.pass_over(len(waiting), 0)
         looked = count if rows is None else len(rows)
@@ -256,7 +257,7 @@ class Consuming:
         held = (start, start + count)
         if keys is not None:
             assert rows is not None
-            held = self._add_keys(key, retry, cursor, held, (rows, waiting), keys, before, deadline_us)
+            held = self._add_keys(key, retry, cursor, held, (rows, waiting), (keys, slots), before, deadline_us)
         if rows is not None and not len(rows):
             # If none expired, the lease of what was taken before goes on behind these.
             return (start if budget.parts and not looked else start + count), start + count
@@ -274,19 +275,20 @@ class Consuming:
         cursor: Cursor,
         span: Range,
         rows: tuple[NDArray[np.intp], NDArray[np.intp]],
-        keys: U64,
+        keys: tuple[U64, I64],
         before: I64,
         deadline_us: int,
     ) -> Range:
-        """Of a span, the rows that go out, and those that wait for their order keys, get a state of their own. Returns the
-        range of the others to lease."""
+        """Of a span, the rows that go out, and those that wait for their order keys, get a state of their own. `keys`: the
+        hashes and the slots of their order keys. Returns the range of the others to lease."""
         start, stop = span
         taken, waiting = rows
-        keyed = taken[keys[taken] != 0]
+        hashes, slots = keys
+        keyed = taken[hashes[taken] != 0]
         added = np.sort(np.concatenate((keyed, waiting))) if len(waiting) else keyed
         if len(added):
             out = np.isin(added, keyed) if len(waiting) else np.ones(len(added), np.bool_)
-            logged = cursor.add_keys(start + added, keys[added], before[added], out, deadline_us)
+            logged = cursor.add_keys(start + added, slots[added], before[added], out, deadline_us)
             if logged and len(waiting):  # the log has them as handed out from their place
                 for place in cursor.logged_places(start + waiting):
                     self._state.in_place(key, retry, place)

@@ -190,20 +190,25 @@ class Cursor:
             if self._order.is_empty:
                 self._order = None
 
-    def admits(self, hashes: U64) -> NDArray[np.bool_]:
-        """Which messages may go out, bool[n], by the hashes of their order keys. They are behind all that are blocked."""
+    def key_slots(self, hashes: U64) -> I64:
+        """The slots of order keys, i64[n], by which the others know them."""
         if self._order is None:
             self._keys = OrderKeys() if self._keys is None else self._keys
             self._order = KeyOrder(self._keys)
-        return self._order.admits(hashes)
+        return self._order.slots_of(hashes)
 
-    def add_keys(self, positions: I64, hashes: U64, before: I64, out: NDArray[np.bool_], deadline_us: int) -> bool:
-        """Messages i64[n] with these hashes of order keys are handed out. Some (`out`) are leased, the others wait.
+    def admits(self, slots: I64) -> NDArray[np.bool_]:
+        """Which messages may go out, bool[n], by the slots of their order keys. They are behind all that are blocked."""
+        assert self._order is not None
+        return self._order.admits(slots)
+
+    def add_keys(self, positions: I64, slots: I64, before: I64, out: NDArray[np.bool_], deadline_us: int) -> bool:
+        """Messages i64[n] with order keys (by their slots) are handed out. Some (`out`) are leased, the others wait.
 
         `before`: how often each was handed out before. Returns whether the progress log has rows for them."""
         assert self._order is not None
         logged = self._leave_places(positions)
-        self._order.add(positions, hashes, before, out, deadline_us, logged=logged)
+        self._order.add(positions, slots, before, out, deadline_us, logged=logged)
         return logged
 
     def logged_places(self, positions: I64) -> list[Place]:

@@ -10,6 +10,7 @@ it names and not what waits.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,14 +111,19 @@ class KeyOrder:
         self.settle()
         self._keys.join()
 
-    def admits(self, hashes: U64) -> Mask:
-        """Which messages behind all blocked ones may go out, bool[n]. Hash 0 stands for no key."""
-        return self._keys.are_free(hashes)
+    def slots_of(self, hashes: U64) -> I64:
+        """The slots of order keys, i64[n], for `admits` and `add`."""
+        return self._keys.slots_of(hashes)
 
-    def add(self, positions: I64, hashes: U64, before: I64, out: Mask, until_us: int, *, logged: bool) -> None:
+    def admits(self, slots: I64) -> Mask:
+        """Which messages behind all blocked ones may go out, bool[n], by their keys. No message of hash 0 is ever added, so
+        those without a key may."""
+        return self._keys.are_free(slots)
+
+    def add(self, positions: I64, slots: I64, before: I64, out: Mask, until_us: int, *, logged: bool) -> None:
         """Messages that are not in the table go out, where `out` says so, or wait for their keys. Positions ascend. `before`
         i64[n]: how often they were handed out. `logged`: the progress log has rows for them."""
-        slots = self._keys.enter(hashes)
+        self._keys.enter(slots)
         self._keys.note(slots[out])
         count, added = self._count, len(positions)
         in_order = not count or int(positions[0]) > int(self._columns.position[count - 1])
@@ -130,7 +136,8 @@ class KeyOrder:
         columns.state[new] = np.where(out, LEASED, BLOCKED)
         columns.times[new], columns.until_us[new] = before + out, until_us
         columns.lease[new] = 0
-        columns.alone[new], columns.logged[new] = False, logged
+        columns.alone[new] = False
+        columns.logged[new] = logged
         self._count += added
         self._live += added
         self.blocked += added - int(np.count_nonzero(out))
@@ -143,7 +150,8 @@ class KeyOrder:
         room = self._count + added
         if room > len(self._columns.position):
             columns = Columns.empty(max(room, 2 * len(self._columns.position), 64))
-            for new, old in zip(columns, self._columns, strict=True):
+            pairs: Iterable[tuple[NDArray[Any], NDArray[Any]]] = zip(columns, self._columns, strict=True)
+            for new, old in pairs:
                 new[: self._count] = old[: self._count]
             self._columns = columns
 
@@ -174,7 +182,7 @@ class KeyOrder:
             return _NO_ROWS
         columns = self._columns
         rows = np.flatnonzero(columns.state[: self._count] == BLOCKED)
-        rows = rows[self._keys.slots_are_free(columns.slot[rows])]
+        rows = rows[self._keys.are_free(columns.slot[rows])]
         if not columns.alone[rows].any():
             return rows
         # Of each key the messages before its first one that has failed; or that one alone, if it is the first.

@@ -16,8 +16,9 @@ from store.records.batches import I64, U64
 
 Mask = NDArray[np.bool_]
 
-# Keys without a message leave the table when there are so many, and more of them than of the others.
-_UNUSED_MAX = 1024
+# Keys without a message leave the table when there are so many (32 bytes each), and more of them than of the others. Keys
+# come again: forgetting them costs more than to keep some.
+_UNUSED_MAX = 16_384
 
 _NO_SLOTS: I64 = np.empty(0, np.int64)
 _NO_HASHES: U64 = np.empty(0, np.uint64)
@@ -52,46 +53,43 @@ class OrderKeys:
             noted, self._noted = self._noted, []
             self.hold(np.concatenate(noted))
 
-    def are_free(self, hashes: U64) -> Mask:
-        """Which keys were not busy when the pull began, bool[n]. Hash 0 stands for no key."""
-        free = np.ones(len(hashes), np.bool_)
-        if len(self._hashes):
-            places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
-            free[:] = (self._hashes[places] != hashes) | (self._busy[self._slots[places]] == 0)
-        return free
-
-    def slots_are_free(self, slots: I64) -> Mask:
-        """`are_free` for keys in the table."""
+    def are_free(self, slots: I64) -> Mask:
+        """Which keys were not busy when the pull began, bool[n]."""
         free: Mask = self._busy[slots] == 0
         return free
 
-    def enter(self, hashes: U64) -> I64:
-        """So many more unfinished messages have these keys. Returns the slots of the keys, i64[n]."""
-        self._add(hashes)
+    def slots_of(self, hashes: U64) -> I64:
+        """The slots of keys, i64[n]; a new one gets a slot. They are good until the next `leave`."""
+        if len(self._hashes):
+            places = np.minimum(np.searchsorted(self._hashes, hashes), len(self._hashes) - 1)
+            new = self._hashes[places] != hashes
+            if not new.any():
+                return self._slots[places]
+            self._add(np.unique(hashes[new]))
+        else:
+            self._add(np.unique(hashes))
         slots: I64 = self._slots[np.searchsorted(self._hashes, hashes)]
-        np.add.at(self._rows, slots, 1)
-        self.rows += len(slots)
         return slots
 
     def _add(self, hashes: U64) -> None:
-        wanted = np.unique(hashes)
-        places = np.searchsorted(self._hashes, wanted)
-        if len(self._hashes):
-            new = self._hashes[np.minimum(places, len(self._hashes) - 1)] != wanted
-            wanted, places = wanted[new], places[new]
-        count = len(wanted)
-        if not count:
-            return
+        """Give slots to new keys, in ascending order."""
+        count = len(hashes)
         known = len(self._busy)
         slots = self._free[:count]
         self._free = self._free[count:]
         if len(slots) < count:
             slots = np.concatenate((slots, np.arange(known, known + count - len(slots))))
-            more = np.zeros(max(len(self._busy), count), np.int64)
+            more = np.zeros(max(known, count), np.int64)
             self._busy, self._rows = np.concatenate((self._busy, more)), np.concatenate((self._rows, more))
             self._free = np.arange(int(slots[-1]) + 1, len(self._busy))
-        self._hashes = np.insert(self._hashes, places, wanted)
+        places = np.searchsorted(self._hashes, hashes)
+        self._hashes = np.insert(self._hashes, places, hashes)
         self._slots = np.insert(self._slots, places, slots)
+
+    def enter(self, slots: I64) -> None:
+        """So many more unfinished messages have these keys."""
+        np.add.at(self._rows, slots, 1)
+        self.rows += len(slots)
 
     def leave(self, slots: I64) -> None:
         """Messages are finished."""

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor
-from store.records.batches import U64
 
 
 def group_with(keys: list[int], deadline_us: int = 100) -> ConsumerGroup:
@@ -21,10 +20,10 @@ def look(group: ConsumerGroup, keys: list[int], deadline_us: int = 100) -> None:
     cursor.begin_pull()
     start, hashes = cursor.next, np.array(keys, np.uint64)
     cursor.hand_out(start, start + len(keys))
-    admitted = cursor.admits(hashes)
+    slots = cursor.key_slots(hashes)
+    admitted = cursor.admits(slots)
     (rows,) = hashes.nonzero()
-    keyed: U64 = hashes[rows]
-    cursor.add_keys(start + rows, keyed, np.zeros(len(rows), np.int64), admitted[rows], deadline_us)
+    cursor.add_keys(start + rows, slots[rows], np.zeros(len(rows), np.int64), admitted[rows], deadline_us)
     if len(rows) < len(keys):
         cursor.hold(start, cursor.next, deadline_us)
     group.check_invariants()
@@ -88,4 +87,5 @@ def test_a_seek_leaves_no_key_busy_for_the_other_queue() -> None:
     group.main.move_to(0, 1)
     group.check_invariants()
     group.retry.begin_pull()
-    assert group.retry.admits(np.array([5, 6], np.uint64)).tolist() == [True, True]
+    slots = group.retry.key_slots(np.array([5, 6], np.uint64))
+    assert group.retry.admits(slots).tolist() == [True, True]

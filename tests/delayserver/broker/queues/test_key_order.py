@@ -29,9 +29,9 @@ def numbers(*positions: int) -> I64:
 
 def add(order: KeyOrder, positions: list[int], keys: list[int], until_us: int = 100) -> list[int]:
     """Look at messages as a pull does. The positions that go out."""
-    hashes = hashes_of(*keys)
-    out = order.admits(hashes)
-    order.add(numbers(*positions), hashes, np.zeros(len(keys), np.int64), out, until_us, logged=False)
+    slots = order.slots_of(hashes_of(*keys))
+    out = order.admits(slots)
+    order.add(numbers(*positions), slots, np.zeros(len(keys), np.int64), out, until_us, logged=False)
     return [position for position, goes in zip(positions, out.tolist(), strict=True) if goes]
 
 
@@ -100,13 +100,13 @@ def test_two_queues_share_their_keys() -> None:
 def test_keys_without_messages_leave_the_table() -> None:
     keys = OrderKeys()
     order = KeyOrder(keys)
-    for number in range(20):
+    for number in range(40):
         order.begin_pull()
         positions = list(range(number * 1000, number * 1000 + 1000))
         assert len(add(order, positions, [key + 1 for key in positions])) == 1000
         order.finish(positions[0], positions[-1])
     order.begin_pull()
-    assert len(keys) < 5_000 and order.within(0, 20_000).tolist() == list(range(999, 20_000, 1000))
+    assert len(keys) <= 16_384 + 2_000 and order.within(0, 40_000).tolist() == list(range(999, 40_000, 1000))
     keys.check_invariants(*order.check_invariants())
 
 
