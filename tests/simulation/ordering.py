@@ -104,6 +104,7 @@ class Ordering:
 
     async def _consume(self, client: Client) -> int:
         chance = self._chance
+        lives = self._host.lives
         arguments = NAMES | {"max_messages": chance.choice([1, 3, 100]), "wait_ms": 0 if self.ending else 3_000}
         rows = (await client.request("pull", arguments))["messages"]
         if not rows:
@@ -120,12 +121,34 @@ class Ordering:
         elif kind < 0.25:
             cut = chance.randrange(len(found))
             await self._ack(client, found[:cut], deliveries[:cut])
-            packed = {"count": len(deliveries) - cut, "deliveries": _packed(deliveries[cut:])}
-            await client.request("nack", NAMES | packed | {"delay_ms": chance.choice([0, 100, 5_000])})
+            stop = chance.choice([cut + 1, len(found)])
+            packed = {"count": stop - cut, "deliveries": _packed(deliveries[cut:stop])}
+            nacked = await client.request("nack", NAMES | packed | {"delay_ms": chance.choice([0, 100, 5_000])})
+            if stop < len(found) and nacked["nacked"] == 1:
+                await self._ack_behind(client, found[cut], list(zip(found, deliveries, strict=True))[stop:], lives)
         else:
             await client.sleep(chance.choice([0, 0, 0.2]))
             await self._ack(client, found, deliveries)
         return len(found)
+
+    async def _ack_behind(self, client: Client, failed: Keyed, rest: list[tuple[Keyed, int]], lives: int) -> None:
+        """Ack what came behind a nacked message. The node has taken back those of its key, so it must refuse their acks.
+
+        A new process does not know that. Without an answer nobody knows whether it was a new one."""
+        taken_back = [(message, delivery) for message, delivery in rest if message.key == failed.key and failed.key]
+        others = [each for each in rest if each not in taken_back]
+        await self._ack(client, [message for message, _ in others], [delivery for _, delivery in others])
+        if not taken_back:
+            return
+        packed = {"count": len(taken_back), "deliveries": _packed([delivery for _, delivery in taken_back])}
+        acked = len(taken_back)
+        try:
+            acked = (await client.request("ack", NAMES | packed))["acked"]
+            if acked and self._host.lives == lives:
+                raise SimulationFailure(f"{acked} acks counted behind o{failed.token}, which was nacked before")
+        finally:
+            for message, _ in taken_back if acked else ():
+                message.settled = True
 
     async def _ack(self, client: Client, found: list[Keyed], deliveries: list[int]) -> None:
         if not deliveries:

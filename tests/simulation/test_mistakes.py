@@ -17,6 +17,7 @@ SEEDS_MAX = 40
 # of the workload moves seeds: then the others are tried, and a new number here saves that time.
 NOTICED_BY = {
     "a_read_that_ends_wakes_no_pull": 4,
+    "a_pause_that_frees_the_key": 1,
     "ack_before_sync": 3,
     "cancelled_and_delivered": 4,
     "checkpoint_before_sync": 2,
@@ -27,8 +28,11 @@ NOTICED_BY = {
     "forgotten_in_its_place": 3,
     "given_up_for_good": 3,
     "index_without_ids_of_clients": 2,
+    "keys_that_wait_for_nobody": 1,
     "match_passed_over": 2,
+    "nothing_taken_back": 5,
     "one_attempt_more": 3,
+    "ordered_through_the_pipeline": 1,
     "pages_of_subjects_that_skip_one": 11,
     "published_answered_before_its_sync": 17,
     "removed_by_the_wall_clock": 3,
