@@ -34,12 +34,13 @@ class BrokerLimits:
     """Blocks of spilled index rows cached for readers: 128 blocks of at most 2,048 rows are 6 MB."""
     outstanding_max: int = 1 << 20
     """Messages handed out and not acked, per consumer group. A group that never acks gets no more until leases end.
-    The ranges acked above the first gap take at most 16 bytes for every second message, 8 MB."""
+    The ranges acked above the first gap take at most 16 bytes for every second message, 8 MB. Messages with an order key
+    take some 100 bytes each."""
     lease_ranges_max: int = 65_536
     """Leases of one group whose deadline is pending. Each is an entry of a heap (100 bytes)."""
     blocked_messages_max: int = 65_536
-    """Messages of a group that wait for their order keys, 43 bytes each. At the bound the group reads no further until a key
-    is free: it must not look at a whole backlog behind one key. A pull that looks through all of them takes 1 ms."""
+    """Messages of a group that wait for their order keys, some 100 bytes each. At the bound the group reads no further until
+    a key is free: it must not look at a whole backlog behind one key. A pull that looks through all of them takes 1 ms."""
     ack_timeout_ms_default: int = 60_000
     """A consumer that does not ack for a minute counts as dead."""
     ack_timeout_ms_max: int = DAY_MS

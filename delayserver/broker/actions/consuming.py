@@ -155,7 +155,7 @@ class Consuming:
         held: Range = (cursor.next, cursor.next)
         while budget.messages > 0 and budget.may_look and cursor.has_room(limits.lease_ranges_max):
             room = budget.messages
-            free = cursor.free_positions()
+            free = cursor.free_positions(room)
             span = None if len(free) else cursor.available_again(room)
             if span is None and not len(free):
                 room = min(room, cursor.room(limits.outstanding_max))
@@ -340,7 +340,7 @@ class Consuming:
         queue_key = key if retry else (key[0], 0)
         run = self._state.run_at(queue_key, int(free[0]))
         count = int(np.searchsorted(free, run.position + run.row_count))
-        positions = free[: min(count, budget.messages)]
+        positions = free[:count]
         given_back = run.store_offset < self._state.store.first
         batch = None if given_back else self._state.read_for(budget.wanted, run, queue)
         if batch is None:

@@ -120,13 +120,13 @@ class Cursor:
     def in_place(self) -> int:
         """Count of positions in their place that are not leased, and of those that wait for their order key. O(ranges)."""
         waiting = 0 if self._places is None else self._places.count(WAITING, READY)
-        return waiting if self._order is None else waiting + self._order.blocked + self._order.waiting()
+        return waiting if self._order is None else waiting + self._order.waiting()
 
     def ready(self) -> int:
         """Count of positions that can be handed out again from their place, or whose order key is free. O(ranges)."""
         self.begin_pull()
         ready = 0 if self._places is None else self._places.count(READY)
-        return ready if self._order is None else ready + len(self._order.candidates())
+        return ready if self._order is None else ready + self._order.candidate_count()
 
     def available_again(self, count_max: int) -> Range | None:
         """The first range to hand out again from its place, at most `count_max` long."""
@@ -236,9 +236,9 @@ class Cursor:
         """How many messages wait for their order key."""
         return 0 if self._order is None else self._order.blocked
 
-    def free_positions(self) -> I64:
-        """The positions of blocked messages whose order key is free, ascending. A pull takes the first of them."""
-        return _NO_POSITIONS if self._order is None else self._order.candidates()
+    def free_positions(self, count_max: int) -> I64:
+        """The positions of the first `count_max` blocked messages whose order key is free, ascending."""
+        return _NO_POSITIONS if self._order is None else self._order.candidates(count_max)
 
     def take_free(self, positions: I64, deadline_us: int) -> tuple[I64, list[Place]]:
         """The first `free_positions` are leased. Returns the number of each one's lease, i64[n], and the places of those for

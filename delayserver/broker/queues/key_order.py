@@ -167,9 +167,13 @@ class KeyOrder:
         self._count = len(rows)
         self._candidates = None
 
-    def candidates(self) -> I64:
-        """The positions of the blocked messages that may go out now, ascending. A pull takes the first of them."""
-        return self._columns.position[self._candidate_rows()]
+    def candidates(self, count_max: int) -> I64:
+        """The positions of the first blocked messages that may go out now, ascending. A pull takes the first of them."""
+        return self._columns.position[self._candidate_rows()[:count_max]]
+
+    def candidate_count(self) -> int:
+        """How many blocked messages may go out now."""
+        return len(self._candidate_rows())
 
     def _candidate_rows(self) -> Rows:
         if self._candidates is None or self._changes != self._keys.changes:
@@ -337,8 +341,9 @@ class KeyOrder:
         return positions
 
     def waiting(self) -> int:
-        """How many messages wait for their pause to end."""
-        return self._waiting
+        """How many messages wait for their key or for the end of their pause."""
+        self.settle()
+        return self.blocked + self._waiting
 
     def unclaimed(self, start: int, stop: int) -> list[Place]:
         """The places in [start, stop) of messages that are blocked or wait for their pause."""

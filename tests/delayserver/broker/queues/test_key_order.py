@@ -42,7 +42,7 @@ def test_a_pull_may_take_several_messages_of_a_key_and_the_next_one_none() -> No
     assert add(order, [3], [1]) == [3], "the same pull"
     order.begin_pull()
     assert add(order, [4, 5, 6], [1, 3, 2]) == [5]
-    assert order.blocked == 2 and not len(order.candidates())
+    assert order.blocked == 2 and not len(order.candidates(1 << 20))
 
 
 def test_a_key_is_free_when_all_that_is_out_is_done() -> None:
@@ -53,14 +53,14 @@ def test_a_key_is_free_when_all_that_is_out_is_done() -> None:
     add(order, [2, 3, 4], [1, 1, 1])
     order.finish(1, 2)
     order.begin_pull()
-    assert order.candidates().tolist() == [], "0 is out"
+    assert order.candidates(1 << 20).tolist() == [], "0 is out"
     order.finish(0, 1)
     order.begin_pull()
-    assert order.candidates().tolist() == [2, 3, 4]
+    assert order.candidates(1 << 20).tolist() == [2, 3, 4]
     assert order.take_blocked(numbers(2, 3), 100).tolist() == [1, 1]
-    assert order.candidates().tolist() == [4], "the same pull may take it"
+    assert order.candidates(1 << 20).tolist() == [4], "the same pull may take it"
     order.begin_pull()
-    assert order.candidates().tolist() == []
+    assert order.candidates(1 << 20).tolist() == []
 
 
 def test_a_failed_message_holds_its_key_until_it_is_done() -> None:
@@ -73,10 +73,10 @@ def test_a_failed_message_holds_its_key_until_it_is_done() -> None:
     order.finish(0, 1)
     assert not order.release(49)
     order.begin_pull()
-    assert order.candidates().tolist() == []
+    assert order.candidates(1 << 20).tolist() == []
     assert order.release(50)
     order.begin_pull()
-    assert order.candidates().tolist() == [1], "alone"
+    assert order.candidates(1 << 20).tolist() == [1], "alone"
     order.take_blocked(numbers(1), 100)
     assert add(order, [3], [1]) == [], "not in the same pull either, since 2 stands before it"
     assert order.refused([(1, 2)], 0).tolist() == [1] and order.refused([(1, 2)], 1).tolist() == []
@@ -94,7 +94,7 @@ def test_two_queues_share_their_keys() -> None:
     main.finish(0, 1)
     main.begin_pull()
     retry.begin_pull()
-    assert retry.candidates().tolist() == [7]
+    assert retry.candidates(1 << 20).tolist() == [7]
 
 
 def test_keys_without_messages_leave_the_table() -> None:
@@ -172,7 +172,7 @@ class Course:
             else:
                 stopped.add(each.key)
         self.order.begin_pull()
-        assert self.order.candidates().tolist() == wanted
+        assert self.order.candidates(1 << 20).tolist() == wanted
         taken = wanted[: self.chance.choice([1, 3, 1000])]
         self.order.take_blocked(numbers(*taken), self.now_us + 100)
         for position in taken:

@@ -68,8 +68,10 @@ class Scene:
     def _open(self) -> DirectBroker:
         return open_broker(self.disk, self.limits, self.now_us)  # type: ignore[arg-type]
 
-    def send(self, keys: list[str]) -> None:
-        self.broker.deliver(keyed(self.sent + 1, keys), False, self.now_us)
+    def send(self, keys: list[str], group: int = 0) -> None:
+        """To all groups, or to one: then they come in its retry queue."""
+        batch = keyed(self.sent + 1, keys)
+        self.broker.deliver(replace(batch, target_group=np.full(len(keys), group, np.uint32)), False, self.now_us)
         self.sent += len(keys)
 
     def pull(self, count: int = 100) -> PulledBatch | None:
@@ -507,9 +509,14 @@ class _Keys:
                 run.columns["sequence"].tolist(), run.columns["order_hash"].tolist(), strict=True
             ):
                 self.key_of[sequence] = str(order_hash) if order_hash else ""
+            for sequence, group in zip(
+                run.columns["sequence"].tolist(), run.columns["target_group"].tolist(), strict=True
+            ):
+                if group and self.key_of[sequence]:
+                    self.key_of[sequence] += "again"
 
     def before(self, sequence: int) -> set[int]:
-        """The earlier messages of its key that are not done."""
+        """The earlier messages of its key and queue that are not done."""
         key = self.key_of[sequence]
         return {other for other, of in self.key_of.items() if key and of == key and other < sequence} - self.done
 
@@ -525,7 +532,9 @@ class _Keys:
         elif act == "nack":
             self.nack()
         elif act == "send" and self.scene.sent < 200:
-            self.scene.send([chance.choice(self.names) for _ in range(chance.randrange(1, 20))])
+            again = chance.random() < 0.2
+            names = [chance.choice(self.names) for _ in range(chance.randrange(1, 4 if again else 20))]
+            self.scene.send(names, GROUP if again else 0)
             self._learn()
         elif act == "restart" and chance.random() < 0.3:
             self.scene.restart()
@@ -542,7 +551,9 @@ class _Keys:
         if pulled is None:
             return 0
         sequences = pulled.batch.sequence.tolist()
+        held = {self.key_of[sequence].removesuffix("again") for sequence in self.leased} - {""}
         for place, sequence in enumerate(sequences):
+            assert self.key_of[sequence].removesuffix("again") not in held, f"two consumers have the key of {sequence}"
             assert sequence not in self.done, f"{sequence} was acked, and came again"
             assert sequence not in self.leased, f"{sequence} is leased twice"
             assert self.before(sequence) <= set(sequences[:place]), f"{sequence} overtook {self.before(sequence)}"
