@@ -285,9 +285,11 @@ class Consuming:
         taken, waiting = rows
         hashes, slots = keys
         keyed = taken[hashes[taken] != 0]
-        added = np.sort(np.concatenate((keyed, waiting))) if len(waiting) else keyed
+        goes = np.zeros(stop - start, np.int8)
+        goes[keyed], goes[waiting] = 1, 2
+        added = np.flatnonzero(goes)
         if len(added):
-            out = np.isin(added, keyed) if len(waiting) else np.ones(len(added), np.bool_)
+            out = goes[added] == 1
             logged = cursor.add_keys(start + added, slots[added], before[added], out, deadline_us)
             if logged and len(waiting):  # the log has them as handed out from their place
                 for place in cursor.logged_places(start + waiting):
@@ -395,8 +397,7 @@ class Consuming:
                 fresh = cursor.ack(start, stop, limit)
                 acked += sum([high - low for low, high in fresh])
                 changed += [(fresh[0][0], fresh[-1][1])] if fresh else []
-            for start, stop in cursor.to_log(changed) if cursor.passes_over else changed:
-                self._state.acked(key, part.retry, start, stop)
+            self._state.acked_all(key, part.retry, cursor.to_log(changed) if cursor.passes_over else changed)
         self.acked += acked
         return Acked(acked, len(deliveries) - acked)
 

@@ -44,6 +44,8 @@ from store.records.batches import RunBatch, StoredBatch
 
 # Damaged messages are all counted. Only this many texts are kept.
 _DAMAGES_TOLD_MAX = 1000
+# From so many rows on, the progress log gets them in one step.
+_MANY = 16
 # This many reads of a message must fail before it is passed over as damaged. Until then the pull raises the error.
 READ_TRIES = 3
 
@@ -162,6 +164,14 @@ class BrokerState:
     def acked(self, key: GroupKey, retry: bool, start: int, stop: int) -> None:
         """Note an acked range for the progress log."""
         self.pending.add(ACKED, *key, retry, start, stop)
+
+    def acked_all(self, key: GroupKey, retry: bool, ranges: list[Range]) -> None:
+        """`acked` for several ranges."""
+        if len(ranges) < _MANY:
+            for start, stop in ranges:
+                self.acked(key, retry, start, stop)
+        else:
+            self.pending.add_all(ACKED, *key, retry, ranges)
 
     def expired(self, key: GroupKey, retry: bool, start: int, stop: int) -> None:
         """Note and count a range that is done for a group because its messages have expired."""

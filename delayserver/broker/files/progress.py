@@ -59,6 +59,13 @@ class ProgressRows:
         """Add a row at the end."""
         self._values.extend((start, stop, subject, group, times, retry, change))
 
+    def add_all(self, change: int, subject: int, group: int, retry: bool, ranges: list[tuple[int, int]]) -> None:
+        """Add a row for each range [start, stop)."""
+        rows = np.zeros((len(ranges), 7), np.int64)
+        rows[:, :2] = ranges
+        rows[:, 2:] = (subject, group, 0, retry, change)
+        self._values.frombytes(rows.tobytes())
+
     def put_before(self, rows: ProgressRows) -> None:
         """Put back, in front, rows that could not be written."""
         self._values = rows._values + self._values

@@ -211,9 +211,11 @@ class KeyOrder:
         columns.lease[rows] = leases
         self.blocked -= len(rows)
         slots = columns.slot[rows]
-        cut = np.isin(slots, self._cut)
-        self._keys.note(slots[~cut])
-        self._keys.hold(slots[cut])  # at once, so that the same pull takes no later ones
+        if len(self._cut):
+            cut = np.isin(slots, self._cut)
+            self._keys.hold(slots[cut])  # at once, so that the same pull takes no later ones
+            slots = slots[~cut]
+        self._keys.note(slots)
         return leases
 
     def logged_places(self, positions: I64) -> list[Place]:
