@@ -338,9 +338,11 @@ class Cursor:
 
     def ack_all(self, ranges: list[Range], limit: int) -> list[Range]:
         """`ack` for ranges that ascend. Returns the ranges that this call acked, in any order."""
-        edges = np.array(ranges, np.int64).reshape(-1, 2)
+        if len(ranges) < _MANY:
+            return [part for start, stop in ranges for part in self.ack(start, stop, limit)]
+        edges = np.array(ranges, np.int64)
         starts, stops = np.maximum(edges[:, 0], self.committed), np.minimum(edges[:, 1], limit)
-        if len(ranges) < _MANY or not self._are_leased(starts, stops):
+        if not self._are_leased(starts, stops):
             return [part for start, stop in ranges for part in self.ack(start, stop, limit)]
         self._settled += int((stops - starts).sum())
         ranges = list(zip(starts.tolist(), stops.tolist(), strict=True))
