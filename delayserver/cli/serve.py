@@ -33,8 +33,8 @@ def serve(
 ) -> None:
     """Run the server until SIGTERM or SIGINT. Prints one line once it accepts requests.
 
-    It needs no configuration file: the defaults serve. The broker that consumers pull from runs inside. SIGHUP reads the
-    configuration again and takes over the weights of nodes.
+    It needs no configuration file: the defaults serve. The broker that consumers pull from runs inside. SIGHUP and
+    `delayserver reload` have it read the configuration again and take over groups, nodes, weights and routes.
     """
     if memory and data_dir is not None:
         raise click.UsageError("--memory has no data directory: leave --data-dir out")
@@ -50,5 +50,5 @@ def serve(
 
 
 def _reread(memory: bool, *named: Any) -> Settings:
-    """The settings as they are now, on SIGHUP. Raises `ConfigError`."""
+    """The settings as they are now. Raises `ConfigError`."""
     return running.disk_for(running.settings_from(*named), memory=memory)[0]

@@ -110,6 +110,13 @@ class BlockingOperations(
         dialled_host = self._host_and_port[0]
         return self._run(message_calls.route_call(group=group, subject=subject, dialled_host=dialled_host))
 
+    def reload(self) -> list[str]:
+        """Have the server read its configuration again and take over other groups, nodes, weights and routes. Returns what
+        has changed, a sentence each, when the batches of nodes that leave are settled. Raises ConfigInvalid; nothing was
+        changed then.
+        """
+        return self._run(message_calls.reload_call())
+
     def subjects(self, pattern: str | None = None, *, prefix: str = "") -> list[str]:
         """The subjects that this node has met, or those that match a shell-style ``pattern`` and begin with ``prefix``.
         It asks for a page at a time.

@@ -25,7 +25,7 @@ from delayserver.client.messages import (
 from delayserver.client.send_calls import doubt_rows, text_map
 from delayserver.protocol.columns import I64, U8, pack_column, unpack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, MalformedFrame, error_from_map
-from delayserver.protocol.operations import CANCEL, GROUPS, LOOKUP, RESCHEDULE, ROUTE, STATUS
+from delayserver.protocol.operations import CANCEL, GROUPS, LOOKUP, RELOAD, RESCHEDULE, ROUTE, STATUS
 from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 
 T = TypeVar("T")
@@ -122,6 +122,11 @@ def lookup_call(targets: Sequence[Target], *, body: bool = False) -> Call[list[L
 def status_call() -> Call[Status]:
     """The server's status map as it is."""
     return Call(STATUS, {}, lambda result, _: result)
+
+
+def reload_call() -> Call[list[str]]:
+    """Have the server read its configuration again. A second reload finds nothing to change."""
+    return Call(RELOAD, {}, lambda result, _: result["changes"])
 
 
 def route_call(*, group: str | None, subject: str | None, dialled_host: str) -> Call[Route]:

@@ -106,6 +106,12 @@ def check_settings(settings: Settings) -> None:
         if group_names.count(name) > 1:
             raise ConfigError(f"groups.name: {name!r} is defined twice, every group needs a name of its own")
     for group in settings.groups:
+        addresses = [node.address for node in group.nodes]
+        for address in addresses:
+            if addresses.count(address) > 1:
+                raise ConfigError(
+                    f"groups.nodes: {group.name!r} has {address!r} twice, give it a larger weight instead"
+                )
         if not any(node.weight for node in group.nodes):
             raise ConfigError(
                 f"groups.nodes.weight: all nodes of {group.name!r} have the weight 0, one must take messages"

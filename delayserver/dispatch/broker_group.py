@@ -8,6 +8,7 @@ route if there is one, otherwise they wait; past the bound of the queue they lea
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -43,7 +44,7 @@ class BrokerGroup:
     def __init__(
         self,
         rows: GroupRows,
-        nodes: list[Node],
+        nodes: Sequence[Node],
         reader: MessageReader,
         residency: Residency,
         verdicts: Verdicts,
@@ -51,7 +52,7 @@ class BrokerGroup:
         runtime: Runtime,
     ) -> None:
         self.rows = rows
-        self.nodes = nodes
+        self.nodes = tuple(nodes)
         self.reader = reader
         # Rung when no node may be tried and every node counts as down.
         self.stuck = Bell()
@@ -59,7 +60,6 @@ class BrokerGroup:
         self._residency = residency
         self._verdicts = verdicts
         self._settings = settings
-        self._refused_rows_max = min(REFUSED_ROWS_MAX, residency.share // 4)
         self._clock = runtime.clock
         self._damage = runtime.damage
         self._turns = runtime.turns
@@ -77,6 +77,11 @@ class BrokerGroup:
     def idle_workers(self) -> int:
         """Workers that have nothing to do."""
         return self.rows.idle.statistics().tasks_waiting
+
+    def change_nodes(self, nodes: Sequence[Node]) -> None:
+        """These nodes take the messages from now on. A node that leaves settles the batches that it has."""
+        self.nodes = tuple(nodes)
+        self.rows.change_nodes([node.health for node in nodes])
 
     def stop(self) -> None:
         """Begin no further attempt; those in flight go on."""
@@ -284,12 +289,12 @@ class BrokerGroup:
     def _refused(self, rows: DueRows) -> None:
         """Rows that a node has no room for, while it takes others: they wait behind those, each longer every time."""
         settings, rows = self._settings, self._verdicts.dead(rows)
-        if self._queue.rows_aside + len(rows) > self._refused_rows_max:
+        if self._queue.rows_aside + len(rows) > min(REFUSED_ROWS_MAX, self._residency.share // 4):
             self._residency.leave(rows, settings.backoff_ms_max * 1000)
             return
         attempts = int(rows.payload["attempts"].min(initial=1 << 30))
         pause_ms = min(settings.backoff_ms_min * 2 ** min(attempts - 1, 30), settings.backoff_ms_max)
-        self._queue.put_aside(rows, self._clock.monotonic_us() + pause_ms * 1000)
+        self._residency.put_aside(self.rows, rows, self._clock.monotonic_us() + pause_ms * 1000)
         self._put_aside.ring()
 
     def _answered(

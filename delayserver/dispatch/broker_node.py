@@ -3,7 +3,7 @@ that targets implement."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -50,7 +50,7 @@ class Node:
     health: NodeHealth
 
 
-def choose(nodes: list[Node], now_us: int) -> Node | None:
+def choose(nodes: Sequence[Node], now_us: int) -> Node | None:
     """Of the nodes that are ready the one with the fewest batches in flight by its weight; None if there is none.
 
     Between equals smooth weighted round robin decides: where no node is slow, each gets its weight.

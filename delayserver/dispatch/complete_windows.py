@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import trio
 
@@ -27,15 +27,15 @@ UNDECLARED_MAX = 16_384
 class CompleteWindows:
     """Knows which windows each node has not heard of."""
 
-    def __init__(self, book: WindowBook, days: DayTable, groups: Sequence[BrokerGroup], runtime: Runtime) -> None:
+    def __init__(self, book: WindowBook, days: DayTable, groups: Iterable[BrokerGroup], runtime: Runtime) -> None:
         self._book = book
         self._days = days
         self._groups = groups
         self._clock = runtime.clock
         self._completed: set[int] = set()
         # By the address of a node: windows to declare, and when to try again, monotonic.
-        self._undeclared: dict[str, set[int]] = {node.broker.address: set() for group in groups for node in group.nodes}
-        self._again_us = dict.fromkeys(self._undeclared, 0)
+        self._undeclared: dict[str, set[int]] = {}
+        self._again_us: dict[str, int] = {}
 
     async def run(self) -> None:
         """Declare until cancelled. A task of its own, since a node that does not answer takes a second; and not before the
@@ -51,19 +51,19 @@ class CompleteWindows:
         over_ms = self._clock.now_ms() - self._book.window_ms
         over = {start for start in self._completed if start <= over_ms and self._is_settled(start)}
         self._completed -= over
+        nodes = {node.broker.address: node for group in self._groups for node in group.nodes}
+        self._undeclared = {address: self._undeclared.get(address, set()) for address in nodes}
         for undeclared in self._undeclared.values():
             undeclared.update(over)
             if len(undeclared) > UNDECLARED_MAX:
                 undeclared.difference_update(sorted(undeclared)[:-UNDECLARED_MAX])
-        for group in self._groups:
-            for node in group.nodes:
-                address = node.broker.address
-                if (
-                    self._undeclared[address]
-                    and not node.health.open_circuit
-                    and self._clock.monotonic_us() >= self._again_us[address]
-                ):
-                    await self._declare_to(node.broker, self._undeclared[address])
+        for address, node in nodes.items():
+            if (
+                self._undeclared[address]
+                and not node.health.open_circuit
+                and self._clock.monotonic_us() >= self._again_us.get(address, 0)
+            ):
+                await self._declare_to(node.broker, self._undeclared[address])
 
     async def _declare_to(self, node: Broker, undeclared: set[int]) -> None:
         windows = sorted(undeclared)[:WINDOWS_AT_ONCE]

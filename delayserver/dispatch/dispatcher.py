@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import trio
 
-from delayserver.dispatch.broker_group import BrokerGroup
+from delayserver.dispatch.broker_groups import BrokerGroups
 from delayserver.dispatch.message_reader import LOOK_AHEAD_MS, LOOK_MS
-from delayserver.runtime.clock import LOOK_AGAIN_MS
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from delayserver.state.attempt_horizon import AttemptHorizon
@@ -20,8 +19,6 @@ from delayserver.state.residency import Residency
 # How long before its due time a row leaves the wheel. A batch of each of the next milliseconds may be made ready by a
 # worker of its group: fewer than the workers, so that what is due now finds one.
 AHEAD_MS = 4
-# After rows went to a fallback group, the next ones are looked for after this: each time the whole queue is gone through.
-FAIL_OVER_MS = 100
 
 
 class Dispatcher:
@@ -29,13 +26,13 @@ class Dispatcher:
 
     def __init__(
         self,
-        groups: dict[int, BrokerGroup],
+        groups: BrokerGroups,
         residency: Residency,
         horizon: AttemptHorizon,
         slice_rows: int,
         runtime: Runtime,
     ) -> None:
-        """`groups` by their codes. `slice_rows`: rows that leave the wheel in one step."""
+        """`slice_rows`: rows that leave the wheel in one step."""
         self._groups = groups
         self._residency = residency
         self._wheel = residency.wheel
@@ -44,11 +41,6 @@ class Dispatcher:
         self._slice_rows = slice_rows
         self._clock = runtime.clock
         self._looked_ms = 0
-
-    def stop(self) -> None:
-        """Begin no further attempt."""
-        for group in self._groups.values():
-            group.stop()
 
     async def run(self) -> None:
         """Dispatch until cancelled."""
@@ -83,20 +75,3 @@ class Dispatcher:
             for code, runs in self._wheel.runs_below(now_ms + LOOK_AHEAD_MS + LOOK_MS):
                 self._groups[code].reader.look_ahead(runs)
         return False
-
-    async def fail_over(self) -> None:
-        """Give rows of groups that fail to the next groups of their routes, until cancelled."""
-        async with trio.open_nursery() as nursery:
-            for group in self._groups.values():
-                nursery.start_soon(self._fail_over, group)
-
-    async def _fail_over(self, group: BrokerGroup) -> None:
-        while True:
-            await group.stuck.rung()
-            group.stuck.hush()
-            while group.rows.failing and len(group.rows.queue):
-                went = 0
-                for rows in self._residency.fail_over(group.rows, self._slice_rows):
-                    went += rows
-                    await trio.lowlevel.checkpoint()
-                await self._clock.sleep_ms(FAIL_OVER_MS if went else LOOK_AGAIN_MS)

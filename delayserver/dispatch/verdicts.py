@@ -26,16 +26,13 @@ class Verdicts:
     def __init__(
         self,
         group: GroupRows,
-        alone: bool,
         decided: Decided,
         attempted: Attempted,
         lateness: LatencyHistogram,
         settings: DispatchSettings,
         runtime: Runtime,
     ) -> None:
-        """`alone`: there is one node on all routes of this group. A message that this node does not have, no node has."""
         self._group = group
-        self._alone = alone
         self._decided = decided
         self._attempted = attempted
         self._lateness = lateness
@@ -88,7 +85,7 @@ class Verdicts:
     def unanswered_elsewhere(self, rows: DueRows, node: int, *, uncertain: bool) -> U32 | None:
         """How many hand-overs of each row had no answer, u32[n], where one of them went to another node than this; None
         where none did. Hand-overs before this start are not known, and count as one."""
-        if not uncertain or self._alone:
+        if not uncertain or self._group.alone:
             return None
         other = rows.payload["unanswered_node"] != node
         counts: U32 = np.where(other, np.maximum(rows.payload["unanswered"], 1), 0).astype(np.uint32)

@@ -17,6 +17,7 @@ from delayserver.operations.positions import QueuePositions
 from delayserver.operations.prepare import Prepare
 from delayserver.operations.publish import Publish
 from delayserver.operations.redispatch import Redispatch
+from delayserver.operations.reload import Reload
 from delayserver.operations.reschedule import Reschedule
 from delayserver.operations.routing import Routing
 from delayserver.operations.send import Send
@@ -35,6 +36,7 @@ class DelayOperations:
     reschedule: Reschedule
     lookup: Lookup
     redispatch: Redispatch
+    reload: Reload
     prepare: Prepare
     transactions: Transactions
 

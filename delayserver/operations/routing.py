@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from delayserver.dispatch.broker_group import BrokerGroup
+from delayserver.dispatch.broker_groups import BrokerGroups
 from delayserver.dispatch.targets.embedded_node import EMBEDDED
 from delayserver.protocol.arguments import shown
 from delayserver.protocol.errors import NotRouted, PublishedElsewhere
@@ -36,19 +35,26 @@ class Route:
 class Routing:
     """Finds the nodes of a group."""
 
-    def __init__(self, routes: Routes, groups: Sequence[BrokerGroup], own_address: str, clock: Clock) -> None:
+    def __init__(self, routes: Routes, groups: BrokerGroups, own_address: str, clock: Clock) -> None:
         """`own_address`: the address at which clients reach this process and its embedded node."""
         self._routes = routes
         self._groups = groups
         self._own_address = own_address
         self._clock = clock
-        # Whether each group has the embedded node of this process.
-        self.all_here = all(any(node.broker.address == EMBEDDED for node in group.nodes) for group in groups)
+        self._all_here, self._version = False, -1
+
+    @property
+    def all_here(self) -> bool:
+        """Whether each group has the embedded node of this process."""
+        if self._version != self._groups.version:
+            self._version = self._groups.version
+            self._all_here = all(any(node.broker.address == EMBEDDED for node in group.nodes) for group in self._groups)
+        return self._all_here
 
     def of_subject(self, subject: str) -> Route:
         """The first group of a subject's route. A subject that matches no pattern goes to the first of all groups."""
         route = self._routes.match(subject)
-        return self.of_group(route.groups[0] if route is not None else self._groups[0].name)
+        return self.of_group(route.groups[0] if route is not None else self._groups.first.name)
 
     def require_here(self, subject: str) -> None:
         """Raises PublishedElsewhere if the first group of the subject's route has no node in this process."""

@@ -86,6 +86,15 @@ class Servers:
             )
         claim.believe()
 
+    def check_operator(self, peer: Peer) -> None:
+        """Returns if a peer may call operations for the operator of this server: it is near, or has proven that it knows
+        the secret. Raises ServerNotProven."""
+        claim = self._claims.get(peer.number)
+        if not (claim is not None and claim.proven) and not self._is_near(peer.address):
+            raise ServerNotProven(
+                "this is for the operator of the server: call it from a host in listen.server_networks"
+            )
+
     def check(self, peer: Peer) -> None:
         """Returns if a peer may call operations for servers. Raises ServerNotProven."""
         claim = self._claims.get(peer.number)

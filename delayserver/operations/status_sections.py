@@ -5,7 +5,7 @@ PROTOCOL.md describes the fields.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -329,7 +329,7 @@ class GroupStatus:
 class DeliveryReader:
     """Reads the wheel and the broker groups."""
 
-    def __init__(self, residency: Residency, loader: Loader, groups: Sequence[BrokerGroup]) -> None:
+    def __init__(self, residency: Residency, loader: Loader, groups: Iterable[BrokerGroup]) -> None:
         self._residency = residency
         self._loader = loader
         self._groups = groups

@@ -254,6 +254,14 @@ class PositionOutOfRange(Refused):
     error = "position_out_of_range"
 
 
+class ConfigInvalid(Refused):
+    """The operator asked for a reload of a configuration that is wrong, or that differs in what a running server cannot
+    change. Nothing was changed; the message names every setting.
+    """
+
+    error = "config_invalid"
+
+
 class DeadlinePassed(Refused):
     """The `deadline_ms` of the request came before its turn. The server has carried out nothing of it."""
 

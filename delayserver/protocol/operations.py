@@ -35,6 +35,7 @@ PING: Final = "ping"
 POLICY: Final = "policy"
 DEAD_LETTERS: Final = "dead_letters"
 REDISPATCH: Final = "redispatch"
+RELOAD: Final = "reload"
 PROVE: Final = "prove"
 PREPARE: Final = "prepare"
 COMMIT: Final = "commit"
@@ -47,6 +48,6 @@ OPERATIONS: Final = frozenset(
     {
         HELLO, PING, STATUS, ROUTE, SEND, CANCEL, RESCHEDULE, LOOKUP, PULL, CANCEL_WAIT, ACK, NACK, GROUPS,
         DELIVER, WINDOW_COMPLETE, REDISPATCH, PROVE, SUBJECTS, POLICY, GROUP, SEEK, REMOVE_GROUP, READ, PREPARE,
-        COMMIT, ROLLBACK, FIND, DEAD_LETTERS, PUBLISH,
+        COMMIT, ROLLBACK, FIND, DEAD_LETTERS, PUBLISH, RELOAD,
     }
 )  # fmt: skip

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from functools import partial
 
 import trio
@@ -23,9 +22,7 @@ from delayserver.broker.service.publishing import Publishing
 from delayserver.broker.service.pulls import PullService
 from delayserver.broker.service.reading import BrokerReads
 from delayserver.config.pacing import Pacing
-from delayserver.config.reloading import WeightChange
 from delayserver.config.settings import (
-    GroupSettings,
     Settings,
     for_broker,
     for_frames,
@@ -33,13 +30,13 @@ from delayserver.config.settings import (
 )
 from delayserver.config.units import parse_delay_levels
 from delayserver.dispatch.broker_group import BrokerGroup
+from delayserver.dispatch.broker_groups import BrokerGroups
 from delayserver.dispatch.broker_node import Node
 from delayserver.dispatch.complete_windows import CompleteWindows
 from delayserver.dispatch.dispatcher import Dispatcher
+from delayserver.dispatch.fail_over import FailOver
 from delayserver.dispatch.message_reader import MessageReader
-from delayserver.dispatch.targets.embedded_node import EMBEDDED, EmbeddedNode
-from delayserver.dispatch.targets.remote_node import RemoteNode, ServerIdentity
-from delayserver.dispatch.verdicts import Verdicts
+from delayserver.dispatch.targets.targets import Targets
 from delayserver.front.front import BROKER, SERVER, Front
 from delayserver.front.handlers.table import HandlerTable
 from delayserver.load.loader import Loader
@@ -71,6 +68,7 @@ from delayserver.operations.publish import Publish
 from delayserver.operations.redelivery import Redelivery
 from delayserver.operations.redispatch import Redispatch
 from delayserver.operations.redispatch_reading import RedispatchReader
+from delayserver.operations.reload import Reload, Reread
 from delayserver.operations.reschedule import Reschedule
 from delayserver.operations.rescheduling import Rescheduling
 from delayserver.operations.routing import Routing
@@ -101,6 +99,9 @@ from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.steps import Steps
 from delayserver.runtime.watchdog import Watchdog
+from delayserver.server.group_builder import GroupBuilder
+from delayserver.server.group_memory import TIMERS_AT_ONCE, GroupMemory, has_one_node
+from delayserver.server.topology import Topology
 from delayserver.startup.lost_outcomes import LostOutcomes, cancels_in
 from delayserver.startup.opening import Opened, count_accepted, count_placed, find_lost_broker, open_directory
 from delayserver.startup.orphans import OrphanSearch
@@ -111,18 +112,15 @@ from delayserver.state.connections import Connections
 from delayserver.state.decided import Decided
 from delayserver.state.drains import Drains
 from delayserver.state.gathering import Gathering
-from delayserver.state.group_rows import GroupRows
 from delayserver.state.group_wheels import GroupWheels
 from delayserver.state.latency import LatencyHistogram
 from delayserver.state.log_queue import LogQueue
-from delayserver.state.node_health import NodeHealth
 from delayserver.state.positions import Positions
 from delayserver.state.progress import Progress
 from delayserver.state.readiness import Readiness, Stage
 from delayserver.state.residency import Residency
 from delayserver.state.retired import Retired
 from delayserver.state.routes import TIMERS_GROUP, Routes
-from delayserver.state.rows import ROW
 from delayserver.state.window_book import WindowBook
 from delayserver.state.windows import Windows
 from delayserver.upkeep.checkpoint_file import CheckpointFile
@@ -135,17 +133,13 @@ from delayserver.upkeep.retention import Retention
 from delayserver.upkeep.segments_ahead import SegmentsAhead
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import DiskFullError, StoreError
-from store.records.transaction_timer import TIMER, TIMERS_SUBJECT
-from store.tables.names import BROKER_GROUP
+from store.records.transaction_timer import TIMER
 from wheel.cursors import LoadCursors
-from wheel.hashed_wheel import HashedWheel
 
 logger = logging.getLogger("delayserver")
 
 Ready = Callable[[str, int], None]
 
-# Timers of transactions that are answered by one record, by so many workers: a check-back carries a whole message.
-TIMERS_AT_ONCE, TIMER_WORKERS = 256, 2
 # A directory that was in use opens in the room that its files have kept. One that is new, or of an older version, needs
 # some blocks.
 OPENING_BYTES = 64 * 1024
@@ -162,7 +156,10 @@ class DelayServer:
         runtime: Runtime | None = None,
         fs: FileSystem | None = None,
         connect: Connect = connect_socket,
+        reread: Reread | None = None,
     ) -> None:
+        """`reread` reads the settings again, for `reload`."""
+        self._given, self._reread = settings, reread
         if role == BROKER:
             # The delay pipeline of a lone broker carries its own redeliveries, to itself.
             settings = for_broker(settings)
@@ -183,7 +180,6 @@ class DelayServer:
         self.stopping = self.readiness.stopping
         self._starting = trio.CancelScope()
         self.is_open = False
-        self._remote: dict[str, RemoteNode] = {}
         self.address = ("", 0)
         self.fair_turns = FairTurns(self.turns, self.clock)
         self.watchdog = Watchdog(self.clock, self.settings.stall_log_ms)
@@ -252,40 +248,21 @@ class DelayServer:
 
     def _build_memory(self, opened: Opened) -> None:
         """What holds index rows: a wheel, a queue and the health of its nodes for each broker group."""
-        settings, wheel = self.settings, self.settings.wheel
-        codes = opened.names.intern(BROKER_GROUP, [group.name for group in settings.groups]).tolist()
-        self.group_codes = {group.name: code for group, code in zip(settings.groups, codes, strict=True)}
-        self.routes = Routes(settings.routes, self.group_codes, opened.names)
-        start_ms = self.clock.now_ms() // wheel.tick_ms * wheel.tick_ms
-        wheels, backlog = (
-            {
-                code: HashedWheel(start_ms, wheel.tick_ms, wheel.slots, payload_dtype=ROW)
-                for code in (*codes, TIMERS_GROUP)
-            }
-            for _ in range(2)
-        )
-        self.wheel = GroupWheels(wheels, backlog, self.routes, start_ms, opened.horizon.earlier)
-        chance = self.runtime.chance.random
-        self.health = {
-            code: [
-                NodeHealth(node.address, node.weight, settings.dispatch, chance, self.clock.monotonic_us())
-                for node in group.nodes
-            ]
-            for group, code in zip(settings.groups, codes, strict=True)
+        settings = self.settings
+        self.group_memory = memory = GroupMemory(settings, self.pacing, opened.names, self.runtime)
+        codes = memory.codes(settings.groups)
+        self.routes = Routes(settings.routes, codes, opened.names)
+        wheels, backlog = ({code: memory.wheel() for code in (*codes.values(), TIMERS_GROUP)} for _ in range(2))
+        self.wheel = GroupWheels(wheels, backlog, self.routes, memory.start_ms, opened.horizon.earlier)
+        rows = {
+            codes[group.name]: memory.rows(
+                group, codes[group.name], alone=has_one_node(group, settings.groups, settings.routes)
+            )
+            for group in settings.groups
         }
-        self.group_rows = {
-            code: GroupRows(group.name, code, self.health[code], self.pacing.dispatch, self.clock)
-            for group, code in zip(settings.groups, codes, strict=True)
-        }
-        self.timer_settings = replace(
-            settings.dispatch, workers=TIMER_WORKERS, batch_messages_max=TIMERS_AT_ONCE, dead_letter_attempts=0
-        )
-        self.timer_health = NodeHealth(CheckBacks.address, 1, self.timer_settings, chance)
-        self.group_rows[TIMERS_GROUP] = GroupRows(
-            TIMERS_SUBJECT, TIMERS_GROUP, [self.timer_health], self.timer_settings, self.clock
-        )
+        rows[TIMERS_GROUP] = memory.timer_rows()
         self.residency = Residency(
-            self.wheel, self.group_rows, self.cursors, self.decided, opened.attempted, wheel, self.runtime
+            self.wheel, rows, self.cursors, self.decided, opened.attempted, settings.wheel, self.runtime
         )
 
     def _build_pipeline(self, opened: Opened) -> None:
@@ -396,31 +373,18 @@ class DelayServer:
         self.publishing = Publishing(
             self.local_broker, opened.sequences, server_id, settings.storage, self.commit.storage_failed, self.runtime
         )
-        self.lateness = LatencyHistogram()
-        self.groups = {
-            self.group_codes[group.name]: self._build_group(group, self.group_codes[group.name], opened)
-            for group in settings.groups
-        }
-        self.timers = self._build_timers(opened)
-        groups = self.groups | {TIMERS_GROUP: self.timers}
-        self.dispatcher = Dispatcher(groups, self.residency, opened.horizon, self.pacing.slice_rows, self.runtime)
-        self.complete_windows = CompleteWindows(self.book, opened.days, list(self.groups.values()), self.runtime)
-
-    def _build_group(self, group: GroupSettings, code: int, opened: Opened) -> BrokerGroup:
-        server_id = opened.directory.server_id
-        nodes = [
-            Node(self._target(node.address, opened), health)
-            for node, health in zip(group.nodes, self.health[code], strict=True)
-        ]
-        routes = [route.groups for route in self.settings.routes if group.name in route.groups]
-        partners = {name for names in routes for name in names} | {group.name}
-        addresses = {node.address for other in self.settings.groups if other.name in partners for node in other.nodes}
-        rows, settings = self.group_rows[code], self.pacing.dispatch
-        verdicts = Verdicts(
-            rows, len(addresses) == 1, self.decided, opened.attempted, self.lateness, settings, self.runtime
+        self.targets = Targets(
+            self.local_broker, server_id, self._instance, settings.listen, opened.names.name, self._connect
         )
-        reader = MessageReader(opened.schedule, server_id, self.pacing.read_early_bytes_max, self.runtime)
-        return BrokerGroup(rows, nodes, reader, self.residency, verdicts, settings, self.runtime)
+        builder = GroupBuilder(opened, self.residency, self.decided, self.targets, self.pacing, self.runtime)
+        self.lateness = builder.lateness
+        groups = [builder.build(rows) for code, rows in self.residency.groups.items() if code != TIMERS_GROUP]
+        fail_over = FailOver(self.residency, self.pacing.slice_rows, self.runtime)
+        self.groups = BrokerGroups(groups, self._build_timers(opened), fail_over)
+        self.topology = Topology(self.group_memory, self.residency, self.groups, builder, self.targets, self.runtime)
+        self.reload = Reload(self.topology, self.servers, self._given, self._reread, self.runtime)
+        self.dispatcher = Dispatcher(self.groups, self.residency, opened.horizon, self.pacing.slice_rows, self.runtime)
+        self.complete_windows = CompleteWindows(self.book, opened.days, self.groups, self.runtime)
 
     def _build_timers(self, opened: Opened) -> BrokerGroup:
         """The group of the timers of transactions, whose only node is a part of this server."""
@@ -432,26 +396,13 @@ class DelayServer:
             Pipeline(self.commit, self.decided, self.kept_room, self.locator),
             self.runtime,
         )
-        rows, settings = self.group_rows[TIMERS_GROUP], self.timer_settings
-        verdicts = TimerVerdicts(rows, True, self.decided, opened.attempted, LatencyHistogram(), settings, self.runtime)
+        rows, settings = self.residency.groups[TIMERS_GROUP], self.group_memory.timer_settings
+        verdicts = TimerVerdicts(rows, self.decided, opened.attempted, LatencyHistogram(), settings, self.runtime)
         reader = MessageReader(
             opened.schedule, opened.directory.server_id, TIMERS_AT_ONCE * TIMER.itemsize, self.runtime
         )
-        node = Node(self.check_backs, self.timer_health)
-        return BrokerGroup(rows, [node], reader, self.residency, verdicts, settings, self.runtime)
-
-    def _target(self, address: str, opened: Opened) -> EmbeddedNode | RemoteNode:
-        """What hands over to a node. One connection, whichever groups share the node: it refuses what comes over an older
-        one."""
-        if address == EMBEDDED:
-            return EmbeddedNode(self.local_broker, opened.directory.server_id)
-        if address not in self._remote:
-            listen = self.settings.listen
-            identity = ServerIdentity(f"{opened.directory.server_id:012x}", self._instance, listen.server_secret)
-            self._remote[address] = RemoteNode(
-                address, identity, listen.frame_bytes_max, self._connect, opened.names.name
-            )
-        return self._remote[address]
+        nodes = [Node(self.check_backs, health) for health in rows.nodes]
+        return BrokerGroup(rows, nodes, reader, self.residency, verdicts, settings, self.runtime)
 
     def _build_decisions(self, opened: Opened) -> None:
         """What accepts messages, and what ends them before their delivery."""
@@ -516,7 +467,7 @@ class DelayServer:
                 ProgressReader(self.commit, self.positions, self.decided, self.checkpointing),
                 WindowsReader(self.book, self.retention, self.clock),
             ),
-            DeliveryReader(self.residency, self.loader, list(self.groups.values())),
+            DeliveryReader(self.residency, self.loader, self.groups),
             BrokerReader(self.broker, self.consuming, self.servers),
             self.connections,
         )
@@ -525,7 +476,7 @@ class DelayServer:
         """All parts are there, and so is the address."""
         host, port = self.address
         names = opened.names
-        routing = Routing(self.routes, list(self.groups.values()), f"{host}:{port}", self.clock)
+        routing = Routing(self.routes, self.groups, f"{host}:{port}", self.clock)
         looking = QueuePositions(self.local_broker, self.intake, opened.names, self.settings.broker, self.runtime)
         return Operations(
             identity=self.identity,
@@ -571,6 +522,7 @@ class DelayServer:
             reschedule=Reschedule(admission, naming, intake, self.rescheduling),
             lookup=Lookup(naming, self.states, Contents(server_id, self.locator, names, self.runtime)),
             redispatch=Redispatch(opened.files, self.book, reader, self.commit, admission, self.servers, self.runtime),
+            reload=self.reload,
             prepare=Prepare(send, admission, intake, self.commit, terms, self.clock),
             transactions=Transactions(
                 admission, naming, intake, self.rescheduling, self.cancellation, self.states, self.runtime
@@ -634,10 +586,8 @@ class DelayServer:
         """Replay, then start all that serves."""
         self.commit.refuse(self.readiness.refusal())
         for task in (self.commit.run, self.replayer.run, self.recorder.run, self.local_broker.run, self.redelivery.run,
-                     self.publishing.run):  # fmt: skip
+                     self.publishing.run, self.targets.run, self.reload.run):  # fmt: skip
             nursery.start_soon(task)
-        for node in self._remote.values():
-            nursery.start_soon(node.run)
         self._enter(Stage.REPLAYING)
         found, end = self.positions.accepted_sequence.value, self.positions.durable.value
         await self.replay_room.end_when_blocked(partial(self.positions.replayed.reached, end))
@@ -677,12 +627,10 @@ class DelayServer:
             self.loader.run,
             self.refill.run,
             self.dispatcher.run,
-            self.dispatcher.fail_over,
+            self.groups.run,
             self.housekeeping.run,
         ):
             nursery.start_soon(task)
-        for group in (*self.groups.values(), self.timers):
-            nursery.start_soon(group.run)
 
     def _enter(self, stage: Stage) -> None:
         self.readiness.enter(stage)
@@ -723,13 +671,6 @@ class DelayServer:
             if key.coarse:
                 self.tier.outcomes_are_back(key.start_ms)
 
-    def change_weights(self, changes: Sequence[WeightChange]) -> None:
-        """Nodes get other weights, from the next batch on. For a server whose directory is open."""
-        for change in changes:
-            for health in self.health[self.group_codes[change.group]]:
-                if health.address == change.address:
-                    health.weigh(change.weight)
-
     # -- stopping
 
     def stop(self) -> None:
@@ -750,7 +691,7 @@ class DelayServer:
 
     async def _settle(self) -> None:
         await self.commit.stop()
-        self.dispatcher.stop()
+        self.groups.stop()
         replayed, accepted = self.positions.replayed_sequence, self.positions.accepted_sequence.value
         await self.replay_room.end_when_blocked(partial(replayed.reached, accepted))
         await self._settle_attempts()
@@ -767,11 +708,11 @@ class DelayServer:
         """A stop in the middle of a start: there is nothing to write down but what was delivered meanwhile."""
         logger.warning("stopped before it was ready (%s); the next start begins again", self.readiness.reason)
         if self.readiness.stage == Stage.DELIVERING:
-            self.dispatcher.stop()
+            self.groups.stop()
             await self._settle_attempts()
 
     async def _settle_attempts(self) -> None:
-        while any(group.running for group in self.group_rows.values()):
+        while any(group.running for group in self.residency.groups.values()):
             await self.clock.sleep_ms(5)
         await self.recorder.flush()
         await self.broker_commit.durable()

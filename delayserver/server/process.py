@@ -7,16 +7,16 @@ import logging
 import resource
 import signal
 import sys
-from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 import trio
 
-from delayserver.config.reloading import weight_changes
 from delayserver.config.settings import Settings
-from delayserver.config.toml_file import ConfigError
 from delayserver.front.front import BROKER, SERVER
 from delayserver.net.transport import SocketListener
+from delayserver.operations.reload import Reread
+from delayserver.protocol.errors import DelayServerError
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer, Ready
 from store.disk.filesystem import FileSystem
@@ -28,8 +28,6 @@ COLLECTION_THRESHOLDS = (50_000, 20, 50)
 # Descriptors beside connections and the files of windows: logs, sockets of nodes, files of a checkpoint, the libraries.
 DESCRIPTORS_KEPT = 96
 CONNECTIONS_LEAST = 16
-
-Reread = Callable[[], Settings]
 
 logger = logging.getLogger("delayserver")
 
@@ -44,21 +42,22 @@ async def serve(
     signals: bool = False,
     reread: Reread | None = None,
 ) -> None:
-    """Open, serve until cancelled (or, with `signals`, until SIGTERM or SIGINT), stop cleanly. With `signals` and `reread`,
-    SIGHUP takes over what that gives.
+    """Open, serve until cancelled (or, with `signals`, until SIGTERM or SIGINT), stop cleanly. A `reload` and, with
+    `signals`, SIGHUP take over what `reread` gives.
 
     Raises StoreError (data directory locked, damaged, disk), OSError (the address is taken).
     """
-    read, settings = settings, within_descriptors(settings)
+    settings = within_descriptors(settings)
     listener = SocketListener(settings.listen.host, settings.listen.port)
-    server = DelayServer(settings, role=role, runtime=runtime, fs=fs)
+    again = None if reread is None else lambda: within_descriptors(reread())
+    server = DelayServer(settings, role=role, runtime=runtime, fs=fs, reread=again)
     failure: StoreError | OSError | None = None
     try:
         async with trio.open_nursery() as nursery:
             if signals:
                 await nursery.start(_stop_on_signal, server)
             if signals and reread is not None:
-                await nursery.start(_reload_on_signal, server, read, reread)
+                await nursery.start(_reload_on_signal, server)
             try:
                 await server.run(listener, ready)
             except (StoreError, OSError) as error:  # for the caller as it is, not in a group
@@ -101,28 +100,18 @@ async def _stop_on_signal(server: DelayServer, task_status: trio.TaskStatus[None
             server.stop()
 
 
-async def _reload_on_signal(
-    server: DelayServer, before: Settings, reread: Reread, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
-) -> None:
-    """Take weights of nodes over from the configuration, read again; a wrong one changes nothing."""
+async def _reload_on_signal(server: DelayServer, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """SIGHUP is a `reload`. The log says what has changed, or what is wrong."""
     with trio.open_signal_receiver(signal.SIGHUP) as received:
         task_status.started()
         async for _ in received:
-            try:
-                after = await trio.to_thread.run_sync(reread)
-                changes = weight_changes(before, after)
-            except ConfigError as error:
-                logger.error("the configuration was not taken over: %s", error)
-                continue
             if not server.is_open:
                 logger.error(
                     "the configuration was not taken over: the server opens its files; send SIGHUP again later"
                 )
                 continue
-            server.change_weights(changes)
-            before = after
-            told = "; ".join(map(str, changes)) or "nothing in it has changed"
-            logger.warning("the configuration was read again: %s", told)
+            with suppress(DelayServerError):
+                await server.reload.reload()
 
 
 def run_server(

@@ -168,6 +168,13 @@ class GroupQueue:
                     lane.append(chunk.part(kept))
         return dropped
 
+    def clear(self) -> None:
+        """Drop all rows, also those that are left alone."""
+        self._chunks.clear()
+        self._backlog.clear()
+        self._aside.clear()
+        self._rows = self._backlog_rows = 0
+
     def remove(self, due_ms: I64, sequence: I64) -> NDArray[np.bool_]:
         """Remove rows (i64[n], i64[n], sequences ascending) unless their last attempt's result is unknown; True where one
         was removed, bool[n]."""
@@ -272,6 +279,10 @@ class Spilled:
     def places(self) -> list[int]:
         """The routes that have any."""
         return list(self._windows)
+
+    def clear(self) -> None:
+        """Know no window any more."""
+        self._windows.clear()
 
     def add(self, window_ms: int, place: int = 0) -> None:
         """Rows of a window left memory."""

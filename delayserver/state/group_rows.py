@@ -58,8 +58,16 @@ class GroupRows:
     """The queue of a group, its attempts in flight, and the windows whose rows had to leave memory. For the event loop."""
 
     def __init__(
-        self, name: str, code: int, nodes: Sequence[NodeHealth], settings: DispatchSettings, clock: Clock
+        self,
+        name: str,
+        code: int,
+        nodes: Sequence[NodeHealth],
+        settings: DispatchSettings,
+        clock: Clock,
+        *,
+        alone: bool = False,
     ) -> None:
+        """`alone`: there is one node on all routes of this group. A message that this node does not have, no node has."""
         self.name = name
         self.code = code
         self.queue = GroupQueue()
@@ -69,7 +77,8 @@ class GroupRows:
         self.idle = trio.lowlevel.ParkingLot()
         # The last key that the wheel released to the group.
         self._released_to = KEY_LOWEST
-        self._nodes = nodes
+        self._nodes = tuple(nodes)
+        self._alone = alone
         self._settings = settings
         self._clock = clock
         self._in_flight: dict[int, I64] = {}
@@ -81,6 +90,24 @@ class GroupRows:
         return 0 if self.code == TIMERS_GROUP else self.code
 
     # -- the nodes
+
+    @property
+    def nodes(self) -> tuple[NodeHealth, ...]:
+        """The health of each."""
+        return self._nodes
+
+    @property
+    def alone(self) -> bool:
+        """Whether a message that the node of this group does not have is at no other node."""
+        return self._alone
+
+    def change_nodes(self, nodes: Sequence[NodeHealth]) -> None:
+        """These nodes take the messages from now on."""
+        self._nodes = tuple(nodes)
+
+    def may_be_elsewhere(self) -> None:
+        """Nodes or routes have changed: a node that is on no route of this group any more may have a message."""
+        self._alone = False
 
     @property
     def failing(self) -> bool:
@@ -131,6 +158,12 @@ class GroupRows:
     def released(self, last: Key) -> None:
         """The wheel released rows up to and with this key."""
         self._released_to = max(self._released_to, last)
+
+    def give_up_waiting(self) -> None:
+        """All rows that wait leave memory, and with them what is known of those that left it before."""
+        self.counters.were_dropped(self.rows_queued)
+        self.queue.clear()
+        self.spilled.clear()
 
     # -- attempts
 

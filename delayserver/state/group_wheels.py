@@ -23,7 +23,7 @@ BACKLOG_MS = 2_000
 
 
 class GroupWheels:
-    """Rows by the group that their subject is routed to; subjects without a route go to the first group."""
+    """Rows by the group that their subject is routed to."""
 
     def __init__(
         self,
@@ -44,7 +44,17 @@ class GroupWheels:
         self._backlog_below_ms = now_ms - BACKLOG_MS
         self.routes = routes
         self._earlier = earlier
-        self._default = next(iter(wheels))
+
+    def add_group(self, code: int, wheel: HashedWheel, backlog: HashedWheel) -> None:
+        """There is one more group."""
+        self._wheels[code], self._backlog[code] = wheel, backlog
+        self._both += [wheel, backlog]
+
+    def remove_group(self, code: int) -> None:
+        """A group that holds nothing is gone."""
+        gone = [self._wheels.pop(code), self._backlog.pop(code)]
+        assert not any(gone)
+        self._both = [wheel for wheel in self._both if wheel not in gone]
 
     def __len__(self) -> int:
         return sum([len(wheel) for wheel in self._both])
@@ -61,8 +71,7 @@ class GroupWheels:
 
     def codes(self, subjects: NDArray[np.uint32]) -> NDArray[np.uint32]:
         """The group code of each subject code, u32[n]."""
-        codes = self.routes.groups(np.ascontiguousarray(subjects))
-        return np.where(codes == 0, np.uint32(self._default), codes) if len(codes) and not codes.all() else codes
+        return self.routes.groups(np.ascontiguousarray(subjects))
 
     def add(self, due_ms: I64, sequence: I64, rows: NDArray[np.void]) -> None:
         """Rows in any order; see `HashedWheel.add`."""
@@ -82,7 +91,7 @@ class GroupWheels:
         if self._timer_wheels and self.routes.has_timers:
             self._take_timers()
         if len(wheels) == 1:
-            wheels[self._default].add(due_ms, sequence, rows)
+            next(iter(wheels.values())).add(due_ms, sequence, rows)
             return
         codes = self.codes(rows["subject"])
         for code in np.unique(codes).tolist():
@@ -100,7 +109,7 @@ class GroupWheels:
         nothing comes."""
         self._backlog_below_ms = now_ms - BACKLOG_MS
         for wheels in (self._wheels, self._backlog):
-            for code, wheel in [*wheels.items()]:  # the first timer may come between two slices
+            for code, wheel in [*wheels.items()]:  # between two slices the first timer may come, and groups may change
                 if not len(wheel):
                     continue
                 rows = wheel.advance(now_ms, rows_max)

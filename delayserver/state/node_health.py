@@ -71,6 +71,11 @@ class NodeHealth:
         """Batches in flight by weight. The next one goes where it is lowest."""
         return self._in_flight / self.weight
 
+    @property
+    def in_flight(self) -> int:
+        """Batches that the node has and that are not settled."""
+        return self._in_flight
+
     def weigh(self, weight: int) -> None:
         """The node gets another weight; with 0 it gets no more batches, and those in flight end."""
         self.weight = weight

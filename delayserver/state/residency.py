@@ -28,7 +28,7 @@ from store.logs.windows import day_starts
 from store.records.batches import I64
 from wheel.cursors import LoadCursors
 from wheel.due_rows import DueRows
-from wheel.keys import Key
+from wheel.keys import KEY_LOWEST, Key
 
 Mask = NDArray[np.bool_]
 
@@ -57,7 +57,7 @@ class Residency:
     ) -> None:
         """`groups` by their codes."""
         self.wheel = wheel
-        self.groups = groups
+        self.groups = dict(groups)
         self._by_name = {group.name: group for group in groups.values()}
         self._cursors = cursors
         self._routes = wheel.routes
@@ -65,9 +65,8 @@ class Residency:
         self._attempted = attempted
         self._settings = settings
         self._clock = runtime.clock
-        # Rows that each group may keep waiting where memory is short. Half of memory is for the queues: the wheel needs the
-        # rest to have the rows of the others in time.
-        self.share = max(settings.rows_max // (2 * len(groups.keys() - {TIMERS_GROUP})), 1)
+        # The last key that the wheel released to a group that is gone.
+        self._released_to_gone = KEY_LOWEST
         # Rung when there may be something to load, or room for it; and when there may be something to read back.
         self.loadable = Bell()
         self.emptied = Bell()
@@ -77,7 +76,34 @@ class Residency:
         self._read_again: dict[tuple[int, int, int], int] = {}
         self.evictions = 0
 
+    # -- the groups
+
+    def add_group(self, group: GroupRows) -> None:
+        """There is one more group."""
+        self.groups[group.code] = self._by_name[group.name] = group
+
+    def remove_group(self, group: GroupRows) -> None:
+        """A group that holds nothing is gone."""
+        assert not group.rows_held
+        self._released_to_gone = max(self._released_to_gone, group.released_to)
+        del self.groups[group.code], self._by_name[group.name]
+
+    def routes_changed(self) -> None:
+        """Subjects go other ways: what waits in memory leaves it, and a load brings it again, to the groups of now. Rows
+        in flight stay; see `push_front`."""
+        for group in self.groups.values():
+            group.give_up_waiting()
+        self._read_again.clear()
+        self.evict_after(KEY_LOWEST)
+        self.loadable.ring()
+
     # -- how much
+
+    @property
+    def share(self) -> int:
+        """Rows that each group may keep waiting where memory is short. Half of memory is for the queues: the wheel needs
+        the rest to have the rows of the others in time."""
+        return max(self._settings.rows_max // (2 * len(self.groups.keys() - {TIMERS_GROUP})), 1)
 
     @property
     def rows_queued(self) -> int:
@@ -162,7 +188,7 @@ class Residency:
 
     @property
     def _released_to(self) -> Key:
-        return max([group.released_to for group in self.groups.values()])
+        return max([self._released_to_gone, *[group.released_to for group in self.groups.values()]])
 
     # -- out of the wheel, to be loaded again
 
@@ -215,9 +241,31 @@ class Residency:
         self.bound_queue(group)
 
     def push_front(self, group: GroupRows, rows: DueRows) -> None:
-        """Put rows back to be taken first. Past the bound of the queue its last rows leave memory."""
+        """Put rows back to be taken first. Past the bound of the queue its last rows leave memory. Rows whose routes led
+        to the group when their attempt began, and do so no more, go to the groups of now."""
+        rows = self._kept_by(group, rows)
         group.queue.push_front(rows)
         self.bound_queue(group)
+
+    def put_aside(self, group: GroupRows, rows: DueRows, until_us: int) -> None:
+        """Leave rows alone until then (monotonic), as `push_front` does with the others."""
+        group.queue.put_aside(self._kept_by(group, rows), until_us)
+
+    def _kept_by(self, group: GroupRows, rows: DueRows) -> DueRows:
+        """Give away the rows that no route leads to the group any more; returns the others."""
+        if not self._routes.have_changed or not len(rows):
+            return rows
+        subjects = rows.payload["subject"]
+        stays = self._routes.leads_to(subjects, group.name, group.code)
+        if stays.all():
+            return rows
+        codes = np.where(stays, np.uint32(0), self.wheel.codes(subjects))
+        for code in np.unique(codes[~stays]).tolist():
+            mine = rows.take(np.flatnonzero(codes == code))
+            other = self.groups[code]
+            other.released(_last_key(mine.due_ms, mine.sequence))
+            self.push(other, mine)
+        return rows.take(np.flatnonzero(stays))
 
     def bound_queue(self, group: GroupRows) -> None:
         """Rows came into a queue: wake a worker, and let what is past the bound leave memory."""
@@ -311,13 +359,16 @@ class Residency:
     def leave(self, rows: DueRows, pause_us: int) -> None:
         """Rows in flight stay on disk. Their windows are read again after a pause."""
         for code, place, window in self._windows([rows]):
+            if self._routes.have_changed:
+                self.groups[code].released(_last_key(rows.due_ms, rows.sequence))
             # The first pause counts: a row that is left again and again does not put off those that were left before.
             self._read_again.setdefault((code, place, window), self._clock.monotonic_us() + pause_us)
 
     def read_later(self, group: GroupRows, places: list[int], window_ms: int, error: Exception) -> None:
         """A spilled window cannot be read now, for this reason: read it again after a pause."""
         for place in places:
-            self._read_again[group.code, place, window_ms] = self._clock.monotonic_us() + again_us(error)
+            if group.code in self.groups:  # what a group that is gone has left is loaded
+                self._read_again[group.code, place, window_ms] = self._clock.monotonic_us() + again_us(error)
 
     def spilled(self) -> list[tuple[GroupRows, int | None]]:
         """Groups with windows to read back now, and the place of a route whose rows alone are to be read; None: all rows."""
@@ -441,6 +492,11 @@ def again_us(error: Exception) -> int:
 def low_room(rows_max: int) -> int:
     """Memory is short while it has room for no more rows than these."""
     return int(rows_max * LOW_ROOM_SHARE)
+
+
+def _last_key(due_ms: I64, sequence: I64) -> Key:
+    last = np.lexsort((sequence, due_ms))[-1]
+    return Key(int(due_ms[last]), int(sequence[last]))
 
 
 def _through(key: Key, due_ms: I64, sequence: I64) -> Mask:

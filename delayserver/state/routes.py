@@ -14,19 +14,60 @@ from store.tables.names import OWN, Names
 
 # The group of timers of transactions. It is no broker group of the settings and has no name in names.log.
 TIMERS_GROUP: Final = 0xFFFF_FFFF
+# Places of routes: 0 stands for no route, 1 for the way of the timers.
+TIMERS_PLACE: Final = 1
 
 
 class Routes:
     """Subject codes to group codes, as an array that grows with the table of names."""
 
-    def __init__(self, routes: tuple[RouteSettings, ...], group_codes: dict[str, int], names: Names) -> None:
+    def __init__(
+        self,
+        routes: tuple[RouteSettings, ...],
+        group_codes: dict[str, int],
+        names: Names,
+        before: Routes | None = None,
+    ) -> None:
+        """`group_codes`: codes of all groups by their names. The first group gets the subjects that match no route.
+        `before`: the routes whose place these will take, see `take_over`."""
+        self._names = names
         self._routes = routes
         self._group_codes = group_codes
-        self._names = names
+        # A route keeps its place as long as this process lives, also while it is not in the settings.
+        self._places_of: dict[RouteSettings, int] = dict(before._places_of) if before is not None else {}
+        for route in routes:
+            self._places_of.setdefault(route, TIMERS_PLACE + 1 + len(self._places_of))
+        self._current = {self._places_of[route]: route for route in routes}
         self._table = np.zeros(1024, dtype=np.uint32)
-        # The place of each subject's route, 0 for none.
+        # The place of each subject's route.
         self._places = np.zeros(1024, dtype=np.uint32)
         self._known = 0
+        # Whether subjects have changed their way since the start.
+        self.have_changed = False
+        self._differs = False
+        if before is not None:
+            self._extend(len(names))
+            self._differs = self._differs_from(before, 1, self._known)
+
+    def take_over(self, other: Routes) -> bool:
+        """These are the routes from now on; `other` was made with these as `before`, by any thread. Returns whether a
+        subject that is known goes another way than until now."""
+        # Rows of subjects that were never asked about may be in memory too: a lone group takes all without a question.
+        differs = other._differs or other._differs_from(self, other._known + 1, len(self._names))
+        self._routes, self._group_codes = other._routes, other._group_codes
+        self._places_of, self._current = other._places_of, other._current
+        self._table, self._places, self._known = other._table, other._places, other._known
+        self.have_changed |= differs
+        return differs
+
+    def _differs_from(self, other: Routes, first: int, last: int) -> bool:
+        """Whether some of these names go different ways."""
+        return not all(map(np.array_equal, self._matched(first, last), other._matched(first, last)))
+
+    @property
+    def names(self) -> Names:
+        """The table of names that codes are of."""
+        return self._names
 
     @property
     def has_timers(self) -> bool:
@@ -41,7 +82,7 @@ class Routes:
         return None
 
     def groups(self, subjects: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """Group codes u32[n] for subject codes u32[n]; 0 where no route matches."""
+        """Group codes u32[n] for subject codes u32[n]."""
         self._know(subjects)
         return self._table[subjects]
 
@@ -59,23 +100,38 @@ class Routes:
         if highest >= len(self._table):
             self._table = np.concatenate([self._table, np.zeros(highest + 1, dtype=np.uint32)])
             self._places = np.concatenate([self._places, np.zeros(highest + 1, dtype=np.uint32)])
-        for code in range(self._known + 1, highest + 1):
-            route = self.match(self._names.name(code))
-            if code == self._names.code(OWN, TIMERS_SUBJECT):
-                self._table[code], self._places[code] = TIMERS_GROUP, len(self._routes) + 1
-            elif route is not None:
-                self._table[code] = self._group_codes[route.groups[0]]
-                self._places[code] = self._routes.index(route) + 1
+        new = slice(self._known + 1, highest + 1)
+        self._table[new], self._places[new] = self._matched(self._known + 1, highest)
         self._known = highest
+
+    def _matched(self, first: int, last: int) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """The groups and places of the names with these codes, the last one included."""
+        groups, places = np.zeros((2, max(last + 1 - first, 0)), dtype=np.uint32)
+        default, timers = next(iter(self._group_codes.values())), self._names.code(OWN, TIMERS_SUBJECT)
+        for place, code in enumerate(range(first, last + 1)):
+            route = self.match(self._names.name(code))
+            if code == timers:
+                groups[place], places[place] = TIMERS_GROUP, TIMERS_PLACE
+            elif route is not None:
+                groups[place], places[place] = self._group_codes[route.groups[0]], self._places_of[route]
+            else:
+                groups[place] = default
+        return groups, places
 
     def fallbacks(self, place: int, group: str) -> list[str]:
         """The other groups of a route in the order in which they take over from `group`: those behind it, then those
         before it, which may be back."""
-        if not 0 < place <= len(self._routes) or group not in self._routes[place - 1].groups:
+        route = self._current.get(place)
+        if route is None or group not in route.groups:
             return []
-        groups = self._routes[place - 1].groups
-        return [*groups[groups.index(group) + 1 :], *groups[: groups.index(group)]]
+        return [*route.groups[route.groups.index(group) + 1 :], *route.groups[: route.groups.index(group)]]
 
     def partners(self, group: str) -> set[str]:
         """All groups that may take over from `group`."""
-        return {name for place in range(1, len(self._routes) + 1) for name in self.fallbacks(place, group)}
+        return {name for place in self._current for name in self.fallbacks(place, group)}
+
+    def leads_to(self, subjects: NDArray[np.uint32], group: str, code: int) -> NDArray[np.bool_]:
+        """True where the route of a subject (u32[n]) leads to this group, first or as a fallback, bool[n]."""
+        places = [place for place, route in self._current.items() if group in route.groups]
+        leads: NDArray[np.bool_] = (self.groups(subjects) == code) | np.isin(self.places(subjects), places)
+        return leads

@@ -206,12 +206,8 @@ class Host:
         self.clock = clock or SimulatedClock()
         self.network = network or FakeNetwork()
         self.workers = FakeWorkers()
-        self.brokers: dict[str, FakeBroker] = {
-            node.address: FakeBroker(self.clock, node.address)
-            for group in self.settings.groups
-            for node in group.nodes
-            if node.address.startswith("fake")
-        }
+        self.brokers: dict[str, FakeBroker] = {}
+        self._make_brokers()
         self.died_of: BaseException | None = None
         self.before_run: Callable[[DelayServer], None] = lambda _server: None
         self.server: DelayServer
@@ -220,6 +216,12 @@ class Host:
         self._down = trio.Event()
         self._up = trio.Event()
         self.listener: FakeListener
+
+    def _make_brokers(self) -> None:
+        for group in self.settings.groups:
+            for node in group.nodes:
+                if node.address.startswith("fake"):
+                    self.brokers.setdefault(node.address, FakeBroker(self.clock, node.address))
 
     @property
     def now_ms(self) -> int:
@@ -253,6 +255,7 @@ class Host:
             runtime=Runtime.on(clock=self.clock, chance=Random(self._seed), workers=self.workers),
             fs=self.disk,
             connect=self.network.connect,
+            reread=lambda: self.settings,
         )
         self._nursery.start_soon(self._live, self.server)
 
@@ -277,13 +280,28 @@ class Host:
 
     def _opened(self, server: DelayServer) -> None:
         self._replace_nodes(server)
+        at = server.targets.at
+        server.targets.at = lambda address: self.brokers.get(address) or at(address)  # type: ignore[method-assign,assignment,return-value]
         self.before_run(server)
 
     def _replace_nodes(self, server: DelayServer) -> None:
-        for group in server.groups.values():
+        for group in server.groups:
             for node in group.nodes:
                 if node.broker.address in self.brokers:
                     node.broker = self.brokers[node.broker.address]
+
+    async def reload(self, **parts: Any) -> list[str]:
+        """These parts of the settings become others, and the server reads them again. A refused reload changes nothing here
+        either."""
+        before = self.settings
+        self.settings = replace(self.settings, **parts)
+        self._make_brokers()
+        try:
+            changes: list[str] = (await (await self.client()).request("reload"))["changes"]
+        except DelayServerError:
+            self.settings = before
+            raise
+        return changes
 
     async def stop(self) -> None:
         """A clean stop."""
@@ -334,7 +352,7 @@ class Host:
         with trio.fail_after(REPLY_TIMEOUT_S):
             positions = self.server.positions
             await positions.replayed_sequence.reached(positions.accepted_sequence.value)
-        await self.until(lambda: not any(group.running for group in self.server.group_rows.values()))
+        await self.until(lambda: not any(group.running for group in self.server.residency.groups.values()))
         await self.server.recorder.flush()
 
     # -- the balance of rule 3

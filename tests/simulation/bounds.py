@@ -65,9 +65,9 @@ class Bounds:
         held = server.residency.rows_held
         # What is due already is not dropped: it has a place in the queues, which have their own bound. So one burst may
         # come on top, and one row, since a load always brings at least one.
-        groups = sum(min(attempts, group.rows_held) for group in server.group_rows.values())
+        groups = sum(min(attempts, group.rows_held) for group in server.residency.groups.values())
         yield "rows in wheel, queues and flight", len(server.wheel) + held, wheel.rows_max + self._burst + groups + 1
-        for group in server.group_rows.values():
+        for group in server.residency.groups.values():
             # Rows of failed attempts come back to the front whatever stands behind them.
             yield f"rows in the queue of {group.name}", len(group.queue), dispatch.queue_rows_max + attempts
             yield f"rows in flight to {group.name}", len(group.in_flight()), attempts

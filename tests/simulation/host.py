@@ -57,6 +57,8 @@ class Host:
         self.deaths = 0
         self.up = trio.Event()
         self.open = trio.Event()
+        # What a reload reads; a start has `settings`.
+        self.file = settings
         self.down = trio.Event()
         self.died_of = ""
         self.on_change: Callable[[], None] = lambda: None
@@ -137,6 +139,7 @@ class Host:
             runtime=Runtime.on(clock=self.clock_of_process(), chance=chance, workers=self.workers),
             fs=self.disk,
             connect=self._network.connect,
+            reread=lambda: self.file,
         )
         clean = False
         listener = self._network.listen(self.name, self.port, lambda: self.disk.dead)

@@ -44,6 +44,7 @@ from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.placing import Placing
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.state.decided import Decided
+from delayserver.state.residency import Residency
 from delayserver.upkeep.retention import Retention
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.message_log import MessageLog
@@ -515,6 +516,24 @@ def a_pause_that_frees_the_key() -> list[Change]:
     return [(KeyOrder, "pause", mistaken)]
 
 
+def queues_emptied_for_nobody() -> list[Change]:
+    """Other routes: what waits in the queues leaves them, and nothing loads it again."""
+
+    def mistaken(_right: Any) -> Any:
+        def routes_changed(residency: Residency) -> None:
+            for group in residency.groups.values():
+                group.give_up_waiting()
+
+        return routes_changed
+
+    return [(Residency, "routes_changed", mistaken)]
+
+
+def back_to_a_group_that_is_gone() -> list[Change]:
+    """A batch fails whose group was removed meanwhile, and goes back to its queue."""
+    return [(Residency, "_kept_by", lambda _right: lambda _self, _group, rows: rows)]
+
+
 MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     ack_before_sync,
     checksum_never_checked,
@@ -559,6 +578,8 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     ordered_through_the_pipeline,
     nothing_taken_back,
     a_pause_that_frees_the_key,
+    queues_emptied_for_nobody,
+    back_to_a_group_that_is_gone,
 )
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import trio
 
-from delayserver.config.reloading import WeightChange
 from delayserver.dispatch.targets.remote_node import PAUSE_S_MAX
 from delayserver.front.front import BROKER
 from delayserver.front.handlers.status_map import status_map
@@ -28,6 +27,7 @@ from tests.simulation.host import Host
 from tests.simulation.model import ACCEPTED, Model, Sent
 from tests.simulation.moving import Moving
 from tests.simulation.network import UNREAD_BYTES_MAX, Network, Weather
+from tests.simulation.operator import Operator
 from tests.simulation.ordering import Ordering
 from tests.simulation.publishing import Publishing
 from tests.simulation.rude import REQUESTS_MAX, Rude
@@ -102,7 +102,6 @@ class World:
         settings = settings_of.server_settings(self.chance, groups, routes)
         self.flipping = Random(f"{seed}:damage").random() < FLIPPING_SHARE
         self.cutting = Random(f"{seed}:cuts")
-        self.weights = Random(f"{seed}:weights")
         self.cuts = not self.flipping and self.cutting.random() < CUTTING_SHARE
         self.host = Host("server", 1, settings, self.clock, self.network, Random(f"{seed}:host"), self.note)
         for host in (self.host, *self.nodes):
@@ -126,8 +125,8 @@ class World:
         if filtering.random() < FILTERED_SHARE:
             self.groups.append(FILTERED_GROUP)
             self.model.filters[FILTERED_GROUP] = filtering.choice(FILTERS)
-        own = [self.host.address]
-        remote = sorted(node.address for node in self.nodes) or own
+        own = {self.host.address}
+        remote = own | {node.address for node in self.nodes}  # the operator may lead them to the server's own broker
         brokers = {subject: remote if subject in REMOTE_SUBJECTS else own for subject in SUBJECTS}
         self.producers = [
             Producer(
@@ -162,6 +161,8 @@ class World:
         self.publishing = self._publishing(seed)
         self.ordering = self._ordering(seed)
         self.moving = self._moving(seed)
+        operator = Client(self.network, self.host.address, "operator")
+        self.operator = Operator(operator, self.host, Random(f"{seed}:operator"), self.note, self.timely.changed)
         self.checker = Client(self.network, self.host.address, "checker")
         self.looked_late = False
         # Nodes to which another process with the server's id delivers, or did so a moment ago.
@@ -178,7 +179,7 @@ class World:
             self.network, self.host.address, rude, self.note, SUBJECTS, rude_groups, self.model.pulled_unseen
         )
         self.dealer = self._make_dealer(seed)
-        clients = len(self.producers) + len(self.consumers) + 7
+        clients = len(self.producers) + len(self.consumers) + 8
         self.bounds = Bounds(ROWS_AT_ONCE * len(self.producers), clients + RUDE_MAX * REQUESTS_MAX)
 
     def _make_dealer(self, seed: int) -> Dealer | None:
@@ -397,6 +398,7 @@ class World:
                 for _ in range(chance.choice([1, 1, RUDE_MAX])):
                     nursery.start_soon(self.rude.act)
             nursery.start_soon(self._fault)
+            nursery.start_soon(self._operate)
             for node in self.nodes:
                 nursery.start_soon(self._node_fault, node)
             await self.time.sleep(chance.choice([0.01, 0.3, 1.5]))
@@ -510,7 +512,6 @@ class World:
         """Down, slow, accepts and then fails, cannot write; until the next fault."""
         chance, network = self.chance, self.network
         await self.time.sleep(chance.choice([0, 0.02, 0.5]) * chance.random())
-        self._change_weights()
         if chance.random() < 0.5:
             return
         self._heal(node)
@@ -541,21 +542,9 @@ class World:
             node.disk.fail_next_sync("broker")
         self._start_nodes()
 
-    def _change_weights(self) -> None:
-        """The operator gives the nodes other weights, and drains one now and then. A restart has those of the file."""
-        server, chance = self.host.server, self.weights
-        if server is None or not server.is_open or not self.host.alive or chance.random() < 0.5:
-            return
-        changes = []
-        for group in server.settings.groups:
-            weights = [chance.choice([0, 0, 1, 3]) for _ in group.nodes]
-            weights[chance.randrange(len(weights))] = 1
-            changes += [
-                WeightChange(group.name, node.address, node.weight, weight)
-                for node, weight in zip(group.nodes, weights, strict=True)
-            ]
-        self.note("operator", "weights", of="; ".join(map(str, changes)))
-        server.change_weights(changes)
+    async def _operate(self) -> None:
+        await self.time.sleep(self.operator.chance.choice([0, 0.02, 0.5, 1.5]) * self.operator.chance.random())
+        await self.operator.act()
 
     async def _twin(self, node: Host) -> None:
         """For a while another process with the server's id delivers to a node, as on a copy of its data directory. Only to a

@@ -18,6 +18,7 @@ from delayserver.front.handlers.positions import PositionHandlers
 from delayserver.front.handlers.publish import PublishHandlers
 from delayserver.front.handlers.reading import MessageReader
 from delayserver.front.handlers.redispatch import RedispatchHandlers
+from delayserver.front.handlers.reload import ReloadHandlers
 from delayserver.front.handlers.reschedule import RescheduleHandlers
 from delayserver.front.handlers.send import SendHandlers
 from delayserver.front.handlers.subjects import SubjectsHandlers
@@ -79,6 +80,7 @@ class HandlerTable:
             names_of.RESCHEDULE: RescheduleHandlers(delay.reschedule, reader, server_id).reschedule,
             names_of.LOOKUP: LookupHandlers(delay.lookup, reader, server_id).lookup,
             names_of.REDISPATCH: RedispatchHandlers(delay.redispatch, operations.servers).redispatch,
+            names_of.RELOAD: ReloadHandlers(delay.reload).reload,
             names_of.COMMIT: transactions.commit,
             names_of.ROLLBACK: transactions.rollback,
         }

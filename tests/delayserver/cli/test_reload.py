@@ -1,4 +1,5 @@
-"""SIGHUP to real processes: weights are taken over, a node is drained, and what is wrong changes nothing."""
+"""`delayserver reload` and SIGHUP to real processes: groups, nodes, weights and routes are taken over, and what is wrong
+changes nothing."""
 
 from __future__ import annotations
 
@@ -95,6 +96,41 @@ def test_a_drained_node_gets_no_new_messages_and_comes_back(
         assert int(client.status()["accepted"]) == 120
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait(timeout=30) == 0
+
+
+def test_a_group_that_comes_takes_what_waits_and_gives_it_back_when_it_goes(
+    start_server: Callable[..., Server], tmp_path: Path
+) -> None:
+    node = start_server(tmp_path / "node")
+    config = tmp_path / "server.toml"
+    config.write_text("")
+    server = start_server(tmp_path / "data", "--config", str(config))
+    with Client(server.address) as client, Client(node.address) as other:
+        for body in (b"early", b"late"):
+            client.send("orders.eu", body, delay_ms=3_000 if body == b"early" else 6_000)
+
+        west = f'[[groups]]\nname = "west"\nnodes = ["{node.address}"]\n[[groups]]\nname = "default"\n'
+        routes = (
+            '[[routes]]\npattern = "orders.*"\ngroups = ["west"]\n[[routes]]\npattern = "*"\ngroups = ["default"]\n'
+        )
+        config.write_text(west + routes)
+        assert server.run("reload", "--json").row["changes"] == [
+            f"group west is new: {node.address} with the weight 1",
+            "the routes are orders.* to west, * to default, were * to default",
+            "subjects without a route go to west, went to default",
+        ]
+        assert [message.body for message in other.pull("orders.eu", "g", wait_s=20)] == [b"early"]
+
+        config.write_text(west + routes + "[storage]\nwindow_ms = '30s'\n")
+        refused = server.run("reload")
+        assert refused.code == 1 and "config_invalid" in refused.err and "storage.window_ms" in refused.err
+        assert client.route(subject="orders.eu").group == "west"
+
+        config.write_text("")
+        assert "group west is removed" in server.run("reload").out
+        assert [message.body for message in client.pull("orders.eu", "g", wait_s=20)] == [b"late"]
+        assert "Nothing has changed." in server.run("reload").out
+        assert list(client.status()["groups"]) == ["default"]
 
 
 def test_without_a_file_the_signal_changes_nothing(start_server: Callable[..., Any], tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from delayserver.config.reloading import WeightChange, weight_changes
+from delayserver.config.reloading import changes
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings, Settings
 from delayserver.config.toml_file import ConfigError, check_settings
 
@@ -16,33 +16,52 @@ def settings(*weights: int) -> Settings:
     return Settings(groups=(GroupSettings("east", nodes),), routes=(RouteSettings("*", ("east",)),))
 
 
-def test_only_the_weights_that_differ_are_changes() -> None:
-    changes = weight_changes(settings(1, 2, 3), settings(1, 0, 4))
-    assert changes == [WeightChange("east", "n:2", 2, 0), WeightChange("east", "n:3", 3, 4)]
-    assert str(changes[0]) == "group east: the weight of n:2 is 0, was 2, so it is drained"
-    assert weight_changes(settings(1, 2), settings(1, 2)) == []
+def test_a_sentence_tells_each_weight_that_differs() -> None:
+    assert changes(settings(1, 2, 3), settings(1, 0, 4)) == [
+        "group east: the weight of n:2 is 0, was 2, so it is drained",
+        "group east: the weight of n:3 is 4, was 3",
+    ]
+    assert changes(settings(1, 2), settings(1, 2)) == []
+
+
+def test_a_sentence_tells_each_group_node_and_route_that_comes_or_goes() -> None:
+    west = GroupSettings("west", (NodeSettings("w:1", 2), NodeSettings("w:2")))
+    before = settings(1, 2)
+    after = replace(
+        settings(1),
+        groups=(west, *settings(1).groups),
+        routes=(RouteSettings("a.*", ("west", "east")), RouteSettings("*", ("east",))),
+    )
+    assert changes(before, after) == [
+        "group west is new: w:1 with the weight 2, w:2 with the weight 1",
+        "group east: n:2 is removed",
+        "the routes are a.* to west or east, * to east, were * to east",
+        "subjects without a route go to west, went to east",
+    ]
+    assert changes(after, before) == [
+        "group west is removed",
+        "group east: n:2 is new, with the weight 2",
+        "the routes are * to east, were a.* to west or east, * to east",
+        "subjects without a route go to east, went to west",
+    ]
 
 
 def test_whatever_else_differs_is_named_all_at_once() -> None:
-    before = settings(1, 1)
-    after = settings(1, 5)
-    after = replace(
-        after,
-        storage=replace(after.storage, window_ms=30_000, durability="os"),
-        routes=(RouteSettings("a", ("east",)),),
-        shutdown_timeout_ms=1,
-    )
+    before, after = settings(1, 1), settings(1, 5)
+    after = replace(after, storage=replace(after.storage, window_ms=30_000, durability="os"), shutdown_timeout_ms=1)
     with pytest.raises(ConfigError) as raised:
-        weight_changes(before, after)
-    for name in ("storage.window_ms", "storage.durability", "routes", "shutdown_timeout_ms"):
+        changes(before, after)
+    for name in ("storage.window_ms", "storage.durability", "shutdown_timeout_ms"):
         assert name in str(raised.value)
-    with pytest.raises(ConfigError, match=r"groups\.nodes of east: cannot change while the server runs"):
-        weight_changes(settings(1, 1), settings(1, 1, 1))
-    with pytest.raises(ConfigError, match=r"groups\.name"):
-        weight_changes(settings(1), replace(settings(1), groups=(GroupSettings("west"),)))
 
 
 def test_a_group_without_a_node_that_takes_messages_is_no_configuration() -> None:
     check_settings(settings(0, 1))
     with pytest.raises(ConfigError, match="all nodes of 'east' have the weight 0"):
         check_settings(settings(0, 0))
+
+
+def test_a_group_that_has_a_node_twice_is_no_configuration() -> None:
+    twice = GroupSettings("east", (NodeSettings("n:1"), NodeSettings("n:2"), NodeSettings("n:1")))
+    with pytest.raises(ConfigError, match="'east' has 'n:1' twice"):
+        check_settings(replace(settings(1), groups=(twice,)))

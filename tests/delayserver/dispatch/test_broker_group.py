@@ -219,7 +219,7 @@ async def test_a_failing_group_keeps_no_more_rows_than_a_working_one(boot: Boot)
     host.fake().up = False
     client = await host.client()
     await put_many(client, 200, host.now_ms + 100, "s")
-    (group,) = host.server.groups.values()
+    (group,) = host.server.groups
     await host.until(lambda: group.rows.failing)
     await put_many(client, 200, host.now_ms + 100, "s", first=200)
     for _ in range(40):
@@ -232,7 +232,7 @@ async def test_all_workers_of_a_group_work_and_their_common_failure_counts_once(
     await host.start()
     client, fake = await host.client(), host.fake()
     fake.gate, fake.up = trio.Event(), False
-    (group,) = host.server.groups.values()
+    (group,) = host.server.groups
     for number in range(6):
         await client.put(str(number), host.now_ms)
         await host.sleep_ms(10)

@@ -65,7 +65,7 @@ async def test_a_large_step_does_not_begin_just_before_a_small_batch_is_due(boot
     await client.put("m", due_ms)
     await host.settled()
     await host.sleep_ms(due_ms - host.clock.now_us() / 1_000 - STEP_US / 2_000)
-    assert next(iter(host.server.groups.values())).rows.running and not host.fake().attempts
+    assert next(iter(host.server.groups)).rows.running and not host.fake().attempts
     await host.server.turns.take()
     (attempt_us,) = host.fake().attempts
     assert attempt_us >= due_ms * 1_000
@@ -78,7 +78,7 @@ async def test_a_step_back_while_a_batch_waits_for_its_moment_hands_nothing_over
     due_ms = host.now_ms + 1_000
     receipt = (await client.put("m", due_ms))["receipt"]
     await host.settled()
-    group = next(iter(host.server.groups.values()))
+    group = next(iter(host.server.groups))
     while not group.rows.running:
         await host.sleep_ms(0.1)
         assert host.clock.now_us() < due_ms * 1_000, "it must be ready before it is due"
@@ -259,7 +259,7 @@ async def test_a_refill_leaves_what_is_placed_and_not_published_yet_to_its_publi
     (entry,) = log.read(server.positions.replayed.value, log.synced, 1 << 20)
     assert isinstance(entry.batch, MessageBatch)
     server.placing.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
-    (group,) = server.groups.values()
+    (group,) = server.groups
     group.rows.spilled.add(due_ms // 60_000 * 60_000)
     await server.refill.read_back(group.rows, None)
     await host.sleep_ms(1_000)

@@ -36,7 +36,7 @@ HOT = 3_000
 
 
 def reader_of(host: Host) -> MessageReader:
-    (group,) = host.server.groups.values()
+    (group,) = host.server.groups
     return group.reader
 
 
@@ -103,7 +103,7 @@ async def test_bytes_that_cannot_be_read_ahead_are_reported_once_they_are_due(bo
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
 async def test_what_nobody_comes_for_is_let_go(boot: Boot, step_ms: int) -> None:
     host, _due_ms = await heated(boot)
-    host.server.dispatcher.stop()
+    host.server.groups.stop()
     assert reader_of(host)._parts
     host.clock.step(step_ms)
     await host.sleep_ms(2 * KEPT_MS)

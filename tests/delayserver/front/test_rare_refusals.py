@@ -44,7 +44,7 @@ async def test_a_subject_that_a_node_has_no_room_for_does_not_hold_up_the_others
     await server.sleep_ms(100)
     assert await client.lookup(refused, fine) == ["retrying", "delivered"]
     await server.sleep_ms(60_000)
-    (remote,) = server.server.groups.values()
+    (remote,) = server.server.groups
     assert remote.rows.counters.attempts_failed < 400
     due_ms = server.now_ms + 100
     together = [(await client.put(subject, due_ms, subject=subject))["receipt"] for subject in "abab"]
@@ -92,7 +92,7 @@ async def test_a_dead_group_with_many_rows_that_wait_does_not_take_the_event_loo
     due_ms = host.now_ms + 100
     await client.send(*[{"subject": f"a{number}", "body": "m", "due_ms": due_ms} for number in range(1_000)])
     await host.sleep_ms(3_000)
-    dead = max(server.groups.values(), key=lambda group: len(group.rows.queue))
+    dead = max(server.groups, key=lambda group: len(group.rows.queue))
     names = ("fakeA", "fakeB")
     down, other = sorted(map(host.fake, names), key=lambda fake: fake is not dead.nodes[0].broker)
     assert dead.rows.failing and len(dead.rows.queue) > 900

@@ -58,7 +58,7 @@ async def test_rows_that_leave_memory_while_their_window_is_read_back_are_read_b
     host.workers.around = slow
     host.fake().up = False
     await put_many(client, 30, host.now_ms, "s")
-    (group,) = server.groups.values()
+    (group,) = server.groups
     await host.until(lambda: group.rows.failing and bool(group.rows.spilled))
     host.fake().up = True
     await reading.wait()
@@ -85,7 +85,7 @@ async def test_a_window_that_is_decided_and_retired_before_it_is_read_back_is_do
     client = await host.client()
     host.fake().up = False
     await put_many(client, 12, host.now_ms, "s")
-    (group,) = server.groups.values()
+    (group,) = server.groups
     await host.until(lambda: group.rows.failing and bool(group.rows.spilled))
     await host.sleep_ms(3_000)
     due_ms = host.now_ms
@@ -119,7 +119,7 @@ async def test_a_window_that_retention_takes_while_it_is_read_back_is_done(
         return reading(key)
 
     monkeypatch.setattr(files, "reading", retired_first)
-    (group,) = server.groups.values()
+    (group,) = server.groups
     group.rows.spilled.add(due_ms // 60_000 * 60_000)
     await host.sleep_ms(3_000)
     assert host.died_of is None
@@ -231,7 +231,7 @@ async def test_a_load_of_the_near_future_looks_at_no_row_that_waits_in_a_queue(
     client = await host.client()
     host.fake().up = False
     await put_many(client, 200, host.now_ms, "s")
-    (group,) = server.groups.values()
+    (group,) = server.groups
     await host.until(lambda: len(group.rows.queue) > 150)
     later_ms = host.now_ms + 3 * 60_000
     await put_many(client, 100, later_ms, "s", first=200)
@@ -259,7 +259,7 @@ async def test_rows_of_a_window_that_is_loaded_again_are_found_in_the_queue_wher
     due_ms = host.now_ms + 500
     await put_many(client, 50, due_ms, "s")
     await put_many(client, 50, due_ms + 1, "s", first=50)
-    (group,) = server.groups.values()
+    (group,) = server.groups
     await host.until(lambda: group.rows.rows_held == 100)
     # As a cancel that could not be recorded: from one of the rows on the window is loaded again.
     server.residency.evict_after(Key(due_ms, int(group.rows.queue.sequences().min()) + 10))

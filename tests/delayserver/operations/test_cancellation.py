@@ -494,7 +494,7 @@ async def unanswered(host: Host, count: int) -> list[str]:
     due_ms = host.now_ms + 100
     receipts = [(await client.put(f"m{number}", due_ms))["receipt"] for number in range(count)]
     await host.until(lambda: fake.attempts != [], within_ms=2_000)
-    await host.until(lambda: not any(group.rows.running for group in host.server.groups.values()))
+    await host.until(lambda: not any(group.rows.running for group in host.server.groups))
     return receipts
 
 
@@ -538,7 +538,7 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_when_the_queue_is_t
     await host.start()
     client, fake = await host.client(), host.fake()
     fake.up, fake.known_failures, fake.gate = False, False, trio.Event()
-    (group,) = host.server.groups.values()
+    (group,) = host.server.groups
     receipts = []
     for rounds in (1, 2):
         rows = [{"subject": "s", "body": "m", "due_ms": host.now_ms} for _ in range(4)]

@@ -111,7 +111,7 @@ async def test_what_many_messages_need_is_read_once_for_all_of_them(
     client = await host.client()
     names, receipts = await send_named(client, 50, host.now_ms // 60_000 * 60_000 + 3_600_000)
     await host.settled()
-    (group,) = server.groups.values()
+    (group,) = server.groups
     calls: Counter[str] = Counter()
 
     def counted(owner: object, name: str) -> None:
@@ -165,7 +165,7 @@ async def test_a_long_lookup_tells_only_what_was_true_since_it_began(
     assert await other.cancel(far) == ["cancelled"]
     host.fake().up = False
     answers.set()
-    await host.until(lambda: not any(group.rows.running for group in server.groups.values()))
+    await host.until(lambda: not any(group.rows.running for group in server.groups))
     go_on.set()
     results = (await client.reply(asked))["results"]
     assert [result["outcome"] for result in results] == ["delivered", "in_flight", "pending", "cancelled"]

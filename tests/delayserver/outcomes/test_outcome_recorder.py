@@ -171,7 +171,7 @@ async def test_past_its_bound_of_outcomes_dispatch_waits_for_the_disk(boot: Boot
     disk.capacity_bytes = disk.used_bytes
     await host.sleep_ms(3_000)
     assert len(host.fake().stored) <= 20 + 5 * (workers + 1)
-    group = next(iter(host.server.groups.values()))
+    group = next(iter(host.server.groups))
     disk.capacity_bytes = None
     await host.until(lambda: len(host.fake().stored) == 100, within_ms=5_000)
     await host.settled()

@@ -273,4 +273,5 @@ async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Any) -> None:
     same_shape("window_complete reply", await ask("window_complete request"))
     dry = await ask("redispatch request", from_ms=0, to_ms=host.now_ms + 1)
     same_shape("redispatch reply", dry, columns=True)
+    same_shape("reload reply", await ask("reload request"), columns=True)
     assert await ask("prove challenge request") == {"challenge": b""}

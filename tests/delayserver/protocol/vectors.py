@@ -287,6 +287,7 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
         "redispatch",
         {"from_ms": DUE_MS, "to_ms": DUE_MS + 60_000, "outcomes": ["delivered"], "dry_run": True},
     ),
+    "reload request": (95, "reload", {}),
 }
 
 REPLIES: dict[str, tuple[Any, ...]] = {
@@ -667,6 +668,11 @@ REPLIES: dict[str, tuple[Any, ...]] = {
     "deliver reply": (23, True, {"outcome": 1}),
     "window_complete reply": (24, True, {}),
     "redispatch reply": (25, True, {"messages": 3, "next": None, "unreadable": 0, "damages": []}),
+    "reload reply": (
+        95,
+        True,
+        {"changes": ["group east: the weight of 10.0.0.12:20811 is 0, was 2, so it is drained"]},
+    ),
     "error reply": (28, False, {"error": "not_ready", "message": "recovering", "retry_after_ms": 200}),
     "connection error reply": (
         0,

@@ -138,7 +138,7 @@ async def test_a_refill_leaves_what_the_drain_has_placed_and_not_published_to_it
     async def place_and_refill(batch: MessageBatch) -> Round:
         nonlocal refills
         done = await place(batch)
-        (group,) = server.groups.values()
+        (group,) = server.groups
         group.rows.released(Key(host.now_ms, 0))
         for placed in done.placed:
             group.rows.spilled.add(placed.key.start_ms)

@@ -21,8 +21,7 @@ async def with_a_queue(boot: Boot) -> tuple[Residency, GroupRows, DueRows]:
     client = await host.client()
     host.fake().up = False
     await client.send(*[{"subject": "s", "body": "m", "due_ms": host.now_ms} for _ in range(20)])
-    (code,) = server.groups
-    group = server.residency.groups[code]
+    group = server.groups.first.rows
     await host.until(lambda: len(group.queue) == 20)
     rows = group.queue.take(2, 1 << 30)
     assert rows is not None

@@ -1,0 +1,54 @@
+"""Builds the broker groups, at the start and when a reload brings a new one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from delayserver.config.pacing import Pacing
+from delayserver.dispatch.broker_group import BrokerGroup
+from delayserver.dispatch.broker_node import Node
+from delayserver.dispatch.message_reader import MessageReader
+from delayserver.dispatch.targets.targets import Targets
+from delayserver.dispatch.verdicts import Verdicts
+from delayserver.runtime.runtime import Runtime
+from delayserver.startup.opening import Opened
+from delayserver.state.decided import Decided
+from delayserver.state.group_rows import GroupRows
+from delayserver.state.latency import LatencyHistogram
+from delayserver.state.node_health import NodeHealth
+from delayserver.state.residency import Residency
+
+
+class GroupBuilder:
+    """Knows what all groups share."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        residency: Residency,
+        decided: Decided,
+        targets: Targets,
+        pacing: Pacing,
+        runtime: Runtime,
+    ) -> None:
+        self._opened = opened
+        self._residency = residency
+        self._decided = decided
+        self._targets = targets
+        self._pacing = pacing
+        self._runtime = runtime
+        self.lateness = LatencyHistogram()
+
+    def build(self, rows: GroupRows) -> BrokerGroup:
+        """The group whose rows these are."""
+        opened, settings = self._opened, self._pacing.dispatch
+        verdicts = Verdicts(rows, self._decided, opened.attempted, self.lateness, settings, self._runtime)
+        reader = MessageReader(
+            opened.schedule, opened.directory.server_id, self._pacing.read_early_bytes_max, self._runtime
+        )
+        nodes = self.nodes(rows.nodes)
+        return BrokerGroup(rows, nodes, reader, self._residency, verdicts, settings, self._runtime)
+
+    def nodes(self, health: Sequence[NodeHealth]) -> list[Node]:
+        """The nodes whose health this is."""
+        return [Node(self._targets.at(each.address), each) for each in health]

@@ -1,0 +1,70 @@
+"""What memory has of each broker group: a queue, two wheels, and the health of its nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from delayserver.config.pacing import Pacing
+from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings, Settings
+from delayserver.operations.check_backs import CheckBacks
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.group_rows import GroupRows
+from delayserver.state.node_health import NodeHealth
+from delayserver.state.routes import TIMERS_GROUP
+from delayserver.state.rows import ROW
+from store.records.transaction_timer import TIMERS_SUBJECT
+from store.tables.names import BROKER_GROUP, Names
+from wheel.hashed_wheel import HashedWheel
+
+# Timers of transactions that are answered by one record, by so many workers: a check-back carries a whole message.
+TIMERS_AT_ONCE, TIMER_WORKERS = 256, 2
+
+
+class GroupMemory:
+    """Makes it."""
+
+    def __init__(self, settings: Settings, pacing: Pacing, names: Names, runtime: Runtime) -> None:
+        self._wheel = settings.wheel
+        self._dispatch = pacing.dispatch
+        self._names = names
+        self._clock = runtime.clock
+        self._chance = runtime.chance.random
+        self.timer_settings = replace(
+            settings.dispatch, workers=TIMER_WORKERS, batch_messages_max=TIMERS_AT_ONCE, dead_letter_attempts=0
+        )
+
+    def codes(self, groups: Sequence[GroupSettings]) -> dict[str, int]:
+        """The codes of groups by their names; those of new groups are durable then. Raises what `Names.intern` raises."""
+        names = [group.name for group in groups]
+        return dict(zip(names, self._names.intern(BROKER_GROUP, names).tolist(), strict=True))
+
+    def health(self, node: NodeSettings) -> NodeHealth:
+        """Of a node that was not tried yet."""
+        return NodeHealth(node.address, node.weight, self._dispatch, self._chance, self._clock.monotonic_us())
+
+    def rows(self, group: GroupSettings, code: int, *, alone: bool) -> GroupRows:
+        """A queue without rows. `alone`: see `GroupRows`."""
+        health = [self.health(node) for node in group.nodes]
+        return GroupRows(group.name, code, health, self._dispatch, self._clock, alone=alone)
+
+    def timer_rows(self) -> GroupRows:
+        """Of the group of the timers of transactions, whose only node is a part of this server."""
+        health = NodeHealth(CheckBacks.address, 1, self.timer_settings, self._chance)
+        return GroupRows(TIMERS_SUBJECT, TIMERS_GROUP, [health], self.timer_settings, self._clock, alone=True)
+
+    def wheel(self) -> HashedWheel:
+        """A wheel without rows, from now on."""
+        wheel = self._wheel
+        return HashedWheel(self.start_ms, wheel.tick_ms, wheel.slots, payload_dtype=ROW)
+
+    @property
+    def start_ms(self) -> int:
+        """Where a wheel begins that is made now."""
+        return self._clock.now_ms() // self._wheel.tick_ms * self._wheel.tick_ms
+
+
+def has_one_node(group: GroupSettings, groups: Sequence[GroupSettings], routes: Sequence[RouteSettings]) -> bool:
+    """Whether there is one node on all routes of a group."""
+    partners = {name for route in routes if group.name in route.groups for name in route.groups} | {group.name}
+    return len({node.address for other in groups if other.name in partners for node in other.nodes}) == 1
