@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
 @click.option("--first", "first_ms", type=options.DURATION, help="The first pause before a redelivery.")
 @click.option("--factor", type=click.FLOAT, metavar="N", help="Each pause is so many times the one before.")
 @click.option("--cap", "cap_ms", type=options.DURATION, help="The longest pause.")
-@click.option("--first-level", type=click.INT, metavar="N", help="Pauses are the delay levels, from this one on.")
+@click.option(
+    "--first-level", type=options.LEVEL, metavar="NAME|N", help="Pauses are the delay levels, from this one on."
+)
 @click.option("--tags", metavar="TAGS", help="The group gets only messages with one of these tags; '*': all.")
 @click.option("--where", metavar="EXPR", help="The group gets only messages with such properties.")
 @click.option(
@@ -38,7 +41,7 @@ def policy(
     first_ms: int | None,
     factor: float | None,
     cap_ms: int | None,
-    first_level: int | None,
+    first_level: int | timedelta | None,
     tags: str | None,
     where: str | None,
     failed_key: str | None,
@@ -51,18 +54,19 @@ def policy(
     After a nack or an ack timeout a message comes again, after a pause. After --attempts it becomes a dead letter, in the
     subject SUBJECT.dead.GROUP. The policy is that of this node.
     """
-    given = {
+    given: dict[str, Any] = {
         "attempts": attempts,
         "first_ms": first_ms,
         "factor": factor,
         "cap_ms": cap_ms,
-        "first_level": first_level,
         "tags": tags,
         "where": where,
         "failed_key": failed_key,
     }
-    changes = {name: value for name, value in given.items() if value is not None}
     with options.connect(server) as client:
+        if first_level is not None:
+            given["first_level"] = options.level_number(client.connect(), first_level)
+        changes = {name: value for name, value in given.items() if value is not None}
         if changes or reset:
             found = client.set_policy(subject, group, reset=reset, **changes)
         else:

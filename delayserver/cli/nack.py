@@ -16,7 +16,9 @@ from delayserver.cli.terminal.output import print_json
 @click.argument("deliveries", nargs=-1, required=True, type=click.IntRange(0, (1 << 63) - 1), metavar="DELIVERY...")
 @click.option("--group", required=True, metavar="NAME", help="The consumer group that has them.")
 @click.option("--delay", "delay_ms", type=options.DURATION, help="Come again after this.  [default: the group's pause]")
-@click.option("--delay-level", type=click.INT, metavar="N", help="Come again after this delay level of the node.")
+@click.option(
+    "--delay-level", type=options.LEVEL, metavar="NAME|N", help="Come again after this delay level of the node."
+)
 @click.option("--reason", default="", metavar="TEXT", help="Kept with a message that becomes a dead letter.")
 @options.server
 @options.as_json
@@ -25,7 +27,7 @@ def nack(
     deliveries: tuple[int, ...],
     group: str,
     delay_ms: int | None,
-    delay_level: int | None,
+    delay_level: int | timedelta | None,
     reason: str,
     server: str,
     as_json: bool,
@@ -36,7 +38,8 @@ def nack(
     """
     delay = None if delay_ms is None else timedelta(milliseconds=delay_ms)
     with options.connect(server) as client:
-        done = client.nack(subject, group, deliveries, delay, level=delay_level, reason=reason)
+        level = None if delay_level is None else options.level_number(client.connect(), delay_level)
+        done = client.nack(subject, group, deliveries, delay, level=level, reason=reason)
     if as_json:
         print_json(asdict(done))
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import click
@@ -27,7 +28,9 @@ from delayserver.config.units import format_instant
 )
 @click.option("--tag", metavar="TAG", help="The kind of the message; consumers can filter by it.")
 @click.option("--order-key", metavar="KEY", help="Messages of one key are consumed one after the other.")
-@click.option("--delay-level", type=click.INT, metavar="N", help="Due after this named delay of the server.")
+@click.option(
+    "--delay-level", type=options.LEVEL, metavar="NAME|N", help="Due after this delay level of the server: 30s."
+)
 @options.server
 @options.as_json
 def send(
@@ -41,7 +44,7 @@ def send(
     expires: tuple[bool, int] | None,
     tag: str | None,
     order_key: str | None,
-    delay_level: int | None,
+    delay_level: int | timedelta | None,
     server: str,
     as_json: bool,
 ) -> None:
@@ -60,7 +63,8 @@ def send(
     with options.connect(server) as client:
         # The client computes the due time once, from the server's clock. A relative expiry counts from it.
         if delay_level is not None:
-            delay_ms = delay_of_level(client.connect(), delay_level)
+            known = client.connect()
+            delay_ms = delay_of_level(known, options.level_number(known, delay_level))
         due_ms = at_ms if at_ms is not None else -(-client.ping() // 1000) + (delay_ms or 0)
         result = client.send(
             subject,

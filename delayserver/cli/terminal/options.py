@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from delayserver.config.units import parse_address, parse_duration_ms, parse_instant_ms
+from delayserver.config.units import format_duration, parse_address, parse_duration_ms, parse_instant_ms
 from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT
 
 if TYPE_CHECKING:
     from delayserver.client import Client
+    from delayserver.client.messages import ServerInfo
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -72,12 +73,24 @@ def _goal(text: str) -> str | int | datetime:
     return start if isinstance(start, str) else datetime.fromtimestamp(start / 1000, UTC)
 
 
+def _level(text: str) -> int | timedelta:
+    """The number of a delay level, or its name, which is its duration."""
+    word = text.strip()
+    if word.isascii() and word.isdecimal():
+        return int(word)
+    try:
+        return timedelta(milliseconds=parse_duration_ms(text))
+    except ValueError as error:
+        raise ValueError(f"{error}; or the number of a level, from 1 on") from None
+
+
 DURATION: Final = ParsedText("duration", parse_duration_ms)
 INSTANT: Final = ParsedText("time", parse_instant_ms)
 ADDRESS: Final = ParsedText("host:port", _checked_address)
 START: Final = ParsedText("earliest|latest|time", _start)
 GOAL: Final = ParsedText("earliest|latest|time|position", _goal)
 EXPIRY: Final = ParsedText("duration|time", _expiry)
+LEVEL: Final = ParsedText("level", _level)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 
@@ -140,3 +153,14 @@ def connect(address: str) -> Iterator[Client]:
             raise click.ClickException(
                 f"{address} is a broker node, which only hands messages out: name the server with --server HOST:PORT"
             ) from None
+
+
+def level_number(server: ServerInfo, level: int | timedelta) -> int:
+    """The number of a delay level of this server. Raises `click.UsageError` if none of its levels has this name."""
+    if not isinstance(level, timedelta):
+        return level
+    ms, levels_ms = level // timedelta(milliseconds=1), server.delay_levels_ms
+    if ms not in levels_ms:
+        known = ", ".join(map(format_duration, levels_ms)) or "none"
+        raise click.UsageError(f"{format_duration(ms)} is no delay level of this server; it has: {known}")
+    return levels_ms.index(ms) + 1

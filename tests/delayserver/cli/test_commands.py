@@ -297,6 +297,16 @@ def test_a_message_is_sent_by_a_delay_level(server: Any) -> None:
     assert unknown.code == 1 and "levels 1 to 18" in unknown.err
 
 
+def test_a_delay_level_is_named_by_its_duration(server: Any) -> None:
+    sent = send(server, "levels", "hello", "--delay-level", "30s")
+    assert 30_000 - 5_000 <= sent["due_ms"] - time.time() * 1000 + 5_000 <= 36_000
+    unknown = server.run("send", "levels", "hello", "--delay-level", "31s")
+    assert unknown.code == 2 and "31 s is no delay level of this server; it has: 1 s, 5 s" in unknown.err
+    shown = server.run("groups", "policy", "levels", "--group", "named", "--first-level", "1h").out
+    assert "1 h, 2 h, and so on" in shown
+    assert server.run("nack", "levels", "--group", "named", "7", "--delay-level", "10s", "--json").row["unknown"] == 1
+
+
 def test_a_nacked_delivery_comes_again(server: Any) -> None:
     send(server, "nacked")
     (row,) = pull(server, "nacked")
