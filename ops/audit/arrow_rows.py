@@ -17,7 +17,7 @@ from ops.audit.part_reader import Chunk
 from store.disk.filesystem import RealFileSystem
 from store.errors import CorruptionError
 from store.logs.windows import DAY_MS
-from store.records.batches import FLAG_PUBLISHED, CancelBatch
+from store.records.batches import FLAG_PREPARED, FLAG_PUBLISHED, CancelBatch
 from store.records.columns import ragged_offsets, take_column
 from store.records.redelivery import ATTEMPTS, REDELIVERY
 from store.tables.names import Names
@@ -90,6 +90,7 @@ _PARTS: dict[str, Callable[[NDArray[Any]], NDArray[Any]]] = {
     "attempts_elsewhere": ATTEMPTS.unanswered,
     "redelivery": REDELIVERY.number,
     "unanswered_elsewhere": REDELIVERY.unanswered,
+    "prepared": lambda flags: (flags & FLAG_PREPARED) != 0,
     "published": lambda flags: (flags & FLAG_PUBLISHED) != 0,
 }
 

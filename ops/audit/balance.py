@@ -52,10 +52,15 @@ def _counter(counter: int) -> Column:
 
 
 def _rows(
-    frame: DataFrame, counters: Column, outcome: Column | None = None, maybe_twice: Column | None = None
+    frame: DataFrame,
+    counters: Column,
+    outcome: Column | None = None,
+    maybe_twice: Column | None = None,
+    prepared: Column | None = None,
 ) -> DataFrame:
     end = F.lit(0) if outcome is None else outcome
     twice = F.lit(False) if maybe_twice is None else maybe_twice
+    unseen = F.lit(False) if prepared is None else F.coalesce(prepared, F.lit(False))
     columns = (
         *KEY,
         "due_ms",
@@ -63,23 +68,27 @@ def _rows(
         counters.cast("long").alias("counters"),
         end.cast("int").alias("outcome"),
         twice.alias("maybe_twice"),
+        unseen.alias("prepared"),
     )
     return frame.select(*columns)
 
 
 def _schedule(spark: SparkSession, captured: Captured, chosen: Range) -> DataFrame:
-    frame = read_log(spark, captured, ("server", "sequence", "due_ms", "subject_code", "origin_sequence"), chosen)
-    return _rows(frame, _one(_SCHEDULED) + _one(_INTERNAL, F.col("origin_sequence") != 0))
+    columns = ("server", "sequence", "due_ms", "subject_code", "origin_sequence", "prepared")
+    frame = read_log(spark, captured, columns, chosen)
+    counters = _one(_SCHEDULED) + _one(_INTERNAL, F.col("origin_sequence") != 0)
+    return _rows(frame, counters, prepared=F.col("prepared"))
 
 
 def _message(spark: SparkSession, captured: Captured, chosen: Range, replayed: Mapping[int, int]) -> DataFrame:
-    columns = ("server", "sequence", "due_ms", "subject_code", "origin_sequence", "cancel", "log_offset")
+    columns = ("server", "sequence", "due_ms", "subject_code", "origin_sequence", "prepared", "cancel", "log_offset")
     frame = read_log(spark, captured, columns, chosen)
     cancel, behind = F.col("cancel"), F.lit(False)
     for server, offset in replayed.items():
         behind = behind | ((F.col("server") == server) & (F.col("log_offset") < offset))
     counters = _one(_LOGGED, ~cancel) + _one(_CANCELS, cancel) + _one(_BEHIND, ~cancel & behind)
-    return _rows(frame, counters + _one(_INTERNAL, F.col("origin_sequence") != 0))
+    counters = counters + _one(_INTERNAL, F.col("origin_sequence") != 0)
+    return _rows(frame, counters, prepared=F.col("prepared"))
 
 
 def _dispatch(spark: SparkSession, captured: Captured, chosen: Range, stored_from_us: int | None) -> DataFrame:
@@ -111,9 +120,10 @@ def states(
     retired: DataFrame | None,
     window_ms: Mapping[int, int],
 ) -> DataFrame:
-    """One row per message: server, sequence, due_ms, subject_code, outcome (0: pending), internal, `maybe_twice`, and
-    the flags of `PROBLEMS`.
+    """One row per message: server, sequence, due_ms, subject_code, outcome (0: pending), internal, `maybe_twice`,
+    `prepared`, and the flags of `PROBLEMS`.
 
+    `prepared`: a transaction that was prepared, which nobody sees before its commit.
     `maybe_twice`: delivered, and an earlier hand-over to another node had no answer.
     `retired` rows (server, start_ms, last_sequence) are windows that the ledger counts.
     """
@@ -133,6 +143,7 @@ def states(
         F.min(F.when(F.col("outcome") != 0, F.col("outcome"))).alias("other_outcome"),
         F.sum("counters").alias("counters"),
         F.max("maybe_twice").alias("maybe_twice"),
+        F.max("prepared").alias("prepared"),
     )
     return _flagged(messages)
 

@@ -35,7 +35,8 @@ _LEDGER = ("accepted", "delivered", "cancelled", "dead_lettered", "expired", "de
 
 @dataclass(frozen=True, slots=True)
 class CompletenessQuestion:
-    """The question. A pending message that was due `grace_ms` before `now_ms` is overdue."""
+    """The question. A pending message that was due `grace_ms` before `now_ms` is overdue. A prepared
+    transaction is not: it is due when it is committed."""
 
     chosen: Range
     now_ms: int
@@ -103,7 +104,7 @@ class CompletenessReport:
         columns = {
             "accepted": own,
             "pending": pending,
-            "overdue": pending & (F.col("due_ms") < overdue_ms),
+            "overdue": pending & ~F.col("prepared") & (F.col("due_ms") < overdue_ms),
             "maybe_twice": F.col("maybe_twice") & ~F.col("internal"),
             "internal": F.col("internal"),
             "internal_pending": F.col("internal") & (F.col("outcome") == 0),

@@ -80,6 +80,7 @@ _MESSAGE = (
     *_named("target_group"),
     *_named("tag"),
     *_ints("redelivery"),
+    Field("prepared", BooleanType(), "prepared", "flags"),
     Field("body_bytes", _INT, "stored", "bodies_length"),
     *_BLOBS,
     *_PLACE,

@@ -33,7 +33,7 @@ from store.disk.filesystem import RealFileSystem  # noqa: E402
 from tests.ops.audit.browser import Browser  # noqa: E402
 from tests.ops.audit.plain_rows import OutcomeRow, StoreRecord, outcome_rows, store_records  # noqa: E402
 from tests.ops.audit.quick_spark import quick_session  # noqa: E402
-from tests.ops.audit.story import Seen, Story  # noqa: E402
+from tests.ops.audit.story import HOUR_MS, Seen, Story  # noqa: E402
 
 ENDS = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "rolled_back")
 
@@ -53,7 +53,8 @@ def spark() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def balance(spark: Any, seen: Seen) -> dict[str, Any]:
     audit = Audit(spark, RealFileSystem(), seen.directories, lambda _line: None)
-    question = CompletenessQuestion(Range(), int(time.time() * 1000))
+    # An hour later, so that all that is pending and due would be overdue: prepared transactions are not.
+    question = CompletenessQuestion(Range(), int(time.time() * 1000) + HOUR_MS)
     return audit.completeness(question, broker_log=True, use=lambda made: made.to_map())
 
 
@@ -259,7 +260,8 @@ def _copies(seen: Seen, folder: Path) -> tuple[str, ...]:
 
 def _broker_balance(spark: Any, directories: tuple[str, ...]) -> dict[str, Any]:
     audit = Audit(spark, RealFileSystem(), directories, lambda _line: None)
-    question = CompletenessQuestion(Range(), int(time.time() * 1000))
+    # An hour later, so that all that is pending and due would be overdue: prepared transactions are not.
+    question = CompletenessQuestion(Range(), int(time.time() * 1000) + HOUR_MS)
     return audit.completeness(question, broker_log=True, use=lambda made: made.to_map())
 
 
