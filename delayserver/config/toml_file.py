@@ -49,6 +49,9 @@ ZERO_ALLOWED: Final = frozenset(
     }
 )
 
+SECRETS: Final = frozenset({"listen.server_secret"})
+"""Keys whose values are shown to nobody."""
+
 EMPTY_ALLOWED: Final = frozenset({"listen.server_secret"})  # no secret
 
 SERVER_SECRET_LENGTH_MIN: Final = 16
@@ -75,16 +78,40 @@ def load_settings(path: str | None = None, flags: Mapping[str, Any] | None = Non
     Raises `ConfigError`.
     """
     origin = path or "command line"
-    tree = _read_file(path) if path is not None else {}
+    tree = parse_text(path, text_of(path)) if path is not None else {}
     try:
-        settings: Settings = _read_table(Settings, tree, "")
+        settings = settings_of(tree)
         origin = "command line"
         for key, value in (flags or {}).items():
-            settings = _with_flag(settings, key, value)
+            settings = with_flag(settings, key, value)
         origin = path or origin
         check_settings(settings)
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
+    return settings
+
+
+def text_of(path: str) -> str:
+    """The text of a file. Raises `ConfigError`."""
+    try:
+        return Path(path).read_bytes().decode()
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+
+
+def parse_text(path: str, text: str) -> dict[str, Any]:
+    """The tables of a file. Raises `ConfigError`."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path}: is not TOML: {error}") from None
+
+
+def settings_of(tree: Mapping[str, Any]) -> Settings:
+    """Settings from the tables of a file, each value checked alone. Raises `ConfigError`."""
+    settings: Settings = _read_table(Settings, dict(tree), "")
     return settings
 
 
@@ -151,15 +178,6 @@ def keys_of(kind: type = Settings, prefix: str = "") -> list[str]:
         inner = _table_type(hints[field.name])
         keys += keys_of(inner, f"{prefix}{field.name}.") if inner else [prefix + field.name]
     return keys
-
-
-def _read_file(path: str) -> dict[str, Any]:
-    try:
-        return tomllib.loads(Path(path).read_bytes().decode())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not TOML: {error}") from None
 
 
 def _read_table(kind: type, table: object, prefix: str) -> Any:
@@ -248,7 +266,8 @@ def _unit_of(key: str) -> tuple[Callable[[str], int] | None, str]:
     return None, "a whole number"
 
 
-def _with_flag(settings: Settings, key: str, value: object) -> Settings:
+def with_flag(settings: Settings, key: str, value: object) -> Settings:
+    """Settings with one key changed, given as TOML would give it. Raises `ConfigError`."""
     known = [name for name in keys_of() if not name.startswith(("groups.", "routes."))]
     if key not in known:
         hint = " (groups and routes are set in the file)" if key.startswith(("groups", "routes")) else ""
