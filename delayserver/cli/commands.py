@@ -13,6 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final
 
 import click
+from click.shell_completion import CompletionItem
 
 GROUP: Final = "delayserver.commands"
 
@@ -36,6 +37,8 @@ COMMANDS: Final = {
     "status": "Show what the server holds and how late it is.",
     "demo": "Start a server, schedule messages, watch them arrive.",
     "recover": "Check, trace and repair a data directory.",
+    "config": "Check a configuration, and show the settings.",
+    "completion": "Print the completion script of a shell.",
 }
 """In the order of the help. Each command is the function of the same name in the module of the same name."""
 
@@ -68,6 +71,12 @@ class CommandGroup(click.Group):
             return command
         point = _registered().get(cmd_name)
         return None if point is None else _load(point)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Completes names of commands from the tables above, without importing the commands."""
+        names = {**COMMANDS, **{name: REGISTERED.get(name) for name in sorted(_registered())}}
+        found = [CompletionItem(name, help=text) for name, text in names.items() if name.startswith(incomplete)]
+        return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

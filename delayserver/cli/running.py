@@ -25,12 +25,22 @@ def options(command: Command) -> Command:
     """Adds the options of `serve` and `broker`."""
     for option in reversed(
         (
-            click.option("--data-dir", metavar="DIR", help="Where the data is kept.  [default: ./delayserver-data]"),
+            click.option(
+                "--data-dir",
+                type=click.Path(),
+                metavar="DIR",
+                help="Where the data is kept.  [default: ./delayserver-data]",
+            ),
             click.option("--host", metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]"),
             click.option(
                 "--port", type=int, metavar="N", help="Where to listen; 0 takes a free port.  [default: 20801]"
             ),
-            click.option("--config", metavar="FILE", help="A TOML file; delayserver.sample.toml shows every key."),
+            click.option(
+                "--config",
+                type=click.Path(),
+                metavar="FILE",
+                help="A TOML file; delayserver.sample.toml shows every key.",
+            ),
             click.option(
                 "--set",
                 "assignments",

@@ -19,6 +19,8 @@ INTERRUPTED: Final = 130
 def report_failure(error: BaseException) -> int | None:
     """Prints a failure and returns the exit code. None for a bug, which the caller raises again."""
     error = leaf(error)
+    if isinstance(error, SystemExit):  # click's, when a shell asked for completions
+        return None
     if isinstance(error, click.exceptions.Exit):
         return error.exit_code
     if isinstance(error, click.ClickException):
