@@ -63,3 +63,7 @@ class Attempted:
     def any_unknown(self) -> bool:
         """Whether an attempt since this start is left unsettled."""
         return bool(self._unknown)
+
+    def check_invariants(self) -> None:
+        """The node of an attempt without an answer is known."""
+        assert all(node for node, _ in self._unknown.values())

@@ -127,6 +127,14 @@ class Gathering:
         finally:
             self._committing = None
 
+    def check_invariants(self) -> None:
+        """The sum is that of the groups, no group is empty, and each item has somebody who waits for it."""
+        assert self.size_bytes == sum([group.size_bytes for group in self._groups])
+        for group in [*([self._committing] if self._committing else []), *self._groups]:
+            assert group.rows or group.batches
+            assert len(group.rows) == sum([count for count, _ in group.rows_dones])
+            assert len(group.batches) == len(group.dones)
+
     def due_ms(self) -> Iterator[I64]:
         """The due times i64[n] of all messages that were taken and are not in the log yet, in parts."""
         for group in [*([self._committing] if self._committing else []), *self._groups]:

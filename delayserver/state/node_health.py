@@ -128,3 +128,10 @@ class NodeHealth:
         pause_ms = self._settings.backoff_ms_min * 2 ** min(self.failures - 1, 30)
         pause_ms = min(pause_ms, self._settings.backoff_ms_max)
         self.closed_until_us = now_us + int(pause_ms * 1000 * (0.5 + self._random() / 2))
+
+    def check_invariants(self) -> None:
+        """No batch is settled twice, and the state says what the failures in a row say."""
+        assert self._in_flight >= 0
+        assert self.failures <= self.failures_total
+        assert self.failures or self.state in (UNKNOWN, UP)
+        assert not self.failures or self.state == (DOWN if self.open_circuit else FAILING)

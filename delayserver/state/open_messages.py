@@ -60,3 +60,8 @@ class OpenMessages:
         place = sequence & self._place_mask
         found = (self._sequence[place] == sequence) & (self._due_ms[place] == due_ms) & (sequence > 0)
         return found, np.where(found, self._subject[place], np.uint32(0))
+
+    def check_invariants(self) -> None:
+        """Each row stands at the place of its sequence."""
+        places = np.flatnonzero(self._sequence)
+        assert np.array_equal(self._sequence[places] & self._place_mask, places)

@@ -135,3 +135,9 @@ class Routes:
         places = [place for place, route in self._current.items() if group in route.groups]
         leads: NDArray[np.bool_] = (self.groups(subjects) == code) | np.isin(self.places(subjects), places)
         return leads
+
+    def check_invariants(self) -> None:
+        """What is kept of each subject is what the routes say of its name."""
+        groups, places = self._matched(1, self._known)
+        assert np.array_equal(self._table[1 : self._known + 1], groups)
+        assert np.array_equal(self._places[1 : self._known + 1], places)

@@ -161,3 +161,8 @@ class WindowBook:
 
     def __len__(self) -> int:
         return len(self._incomplete)
+
+    def check_invariants(self) -> None:
+        """Every incomplete window has messages, and lacks outcomes or is about to be counted again."""
+        assert self._incomplete.issubset(self.starts())
+        assert all(rows > 0 for rows in self.orphans.values())

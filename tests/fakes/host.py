@@ -32,6 +32,7 @@ from delayserver.server.delay_server import DelayServer
 from tests.fakes.broker import FakeBroker
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk, SimulatedCrash
+from tests.fakes.invariants import check_server
 from tests.fakes.network import FakeListener, FakeNetwork, FakeTransport
 from tests.fakes.workers import FakeWorkers
 
@@ -370,15 +371,7 @@ class Host:
         assert status["early"] == 0, status
         if pending is not None:
             assert status["pending"] == pending, status
-        self.server.wheel.check_invariants()
-        self.server.cursors.check_invariants()
-        self.server.positions.check_invariants()
-        self.server.log_queue.check_invariants()
-        self.server.balance.check_invariants()
-        self.server.decided.check_invariants()
-        self.server.drains.check_invariants()
-        self.server.lateness.check_invariants()
-        self.server.residency.check_invariants()
+        check_server(self.server)
         return status
 
 

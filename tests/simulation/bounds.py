@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from delayserver.server.delay_server import DelayServer
+from tests.fakes.invariants import check_server
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 
@@ -44,19 +45,7 @@ class Bounds:
                 note("bounds", "FAILURE", host=host.name, name=name, value=value, bound=bound)
                 raise SimulationFailure(f"{host.name} holds {value} {name}, its settings allow {bound}")
         if self.looks % LOOKS_PER_CHECK == 0:
-            server.wheel.check_invariants()
-            server.cursors.check_invariants()
-            server.positions.check_invariants()
-            server.log_queue.check_invariants()
-            server.balance.check_invariants()
-            server.decided.check_invariants()
-            server.drains.check_invariants()
-            server.lateness.check_invariants()
-            server.broker.check_invariants()
-            server.pulls.check_invariants()
-            server.residency.check_invariants()
-            server.connections.memory.check_invariants()
-            server.fair_turns.shares.check_invariants()
+            check_server(server)
 
     def _held(self, host: Host, server: DelayServer) -> Iterator[tuple[str, int, int]]:
         settings = server.settings
