@@ -24,7 +24,7 @@ FORBIDDEN_IMPORTS = {
 }
 
 STORE = {"store", "store.disk", "store.records", "store.indexes", "store.logs", "store.tables"}
-GROUND = {"delayserver.protocol", "delayserver.config", "delayserver.runtime", "delayserver.net"}
+GROUND = {f"delayserver.{room}" for room in ("protocol", "config", "runtime", "net", "logs")}
 BROKER = {"delayserver.broker"} | {
     f"delayserver.broker.{room}" for room in ("filters", "queues", "files", "actions", "service")
 }
@@ -46,10 +46,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store.logs": {"store", "store.disk", "store.records", "store.indexes"},
     "store.tables": {"store", "store.disk", "store.records", "store.indexes", "store.logs"},
     "delayserver.protocol": set(),
+    "delayserver.logs": set(),
     "delayserver.config": STORE,
     "delayserver.net": {"delayserver.protocol"},
-    "delayserver.runtime": STORE | {"delayserver.protocol"},
-    "delayserver.client": {"delayserver.protocol"},
+    "delayserver.runtime": STORE | {"delayserver.protocol", "delayserver.logs"},
+    "delayserver.client": {"delayserver.protocol", "delayserver.logs"},
     "delayserver": {"delayserver.client"},
     "delayserver.state": STORE | GROUND | {"wheel"},
     "delayserver.broker": STORE,
@@ -95,7 +96,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"delayserver.cli.terminal"},
     "delayserver.cli": STORE
     | {"delayserver", "delayserver.config", "delayserver.runtime", "delayserver.client", "delayserver.server"}
-    | {"delayserver.cli.terminal", "delayserver.cli.demo", "delayserver.cli.recover"},
+    | {"delayserver.logs", "delayserver.cli.terminal", "delayserver.cli.demo", "delayserver.cli.recover"},
     "delayserver.__main__": {"delayserver.cli"},
     "ops": set(),
     "ops.bench": {"delayserver", "delayserver.protocol", "delayserver.config", "delayserver.runtime"}
@@ -394,7 +395,14 @@ def test_every_module_says_what_it_is() -> None:
 
 
 # Attributes of objects that are a library's: `rich`, `numpy`, `ctypes`, and exceptions.
-OF_LIBRARIES = {"column.justify", "column.flags.writeable", "self._set.argtypes", "value.seconds", "value.nanoseconds"}
+OF_LIBRARIES = {
+    "sys.excepthook",
+    "column.justify",
+    "column.flags.writeable",
+    "self._set.argtypes",
+    "value.seconds",
+    "value.nanoseconds",
+}
 
 
 def _made_here(function: ast.AST) -> set[str]:

@@ -17,15 +17,17 @@ def broker(
     port: int | None,
     config: str | None,
     assignments: tuple[str, ...],
+    log_format: str | None,
+    log_level: str | None,
     as_json: bool,
 ) -> None:
     """Run a broker node until SIGTERM or SIGINT. Prints one line once it accepts requests.
 
     Servers deliver to it when its HOST:PORT is a node of one of their groups; consumers pull from it.
     """
-    settings = running.settings_from(data_dir, host, port, config, assignments)
+    settings = running.settings_from(data_dir, host, port, config, assignments, log_format, log_level)
     settings, fs = running.disk_for(settings, memory=False)
-    running.log_to_stderr()
+    running.log_to_stderr(settings)
     from delayserver.server.process import run_broker
 
     with running.naming_what_failed(settings):

@@ -48,6 +48,16 @@ def options(command: Command) -> Command:
                 metavar="KEY=VALUE",
                 help="Any key of that file; may be repeated.",
             ),
+            click.option(
+                "--log-format",
+                type=click.Choice(("auto", "text", "json")),
+                help="Log lines on stderr; auto: text on a terminal, JSON elsewhere.  [default: auto]",
+            ),
+            click.option(
+                "--log-level",
+                type=click.Choice(("debug", "info", "warning", "error")),
+                help="The least level that is logged.  [default: warning]",
+            ),
             click.option("--json", "as_json", is_flag=True, help="Print the ready line as a JSON object."),
         )
     ):
@@ -56,13 +66,25 @@ def options(command: Command) -> Command:
 
 
 def settings_from(
-    data_dir: str | None, host: str | None, port: int | None, config: str | None, assignments: tuple[str, ...]
+    data_dir: str | None,
+    host: str | None,
+    port: int | None,
+    config: str | None,
+    assignments: tuple[str, ...],
+    log_format: str | None,
+    log_level: str | None,
 ) -> Settings:
     """Settings from the file, then ``--set``, then the named flags. Raises `ConfigError`."""
     from delayserver.config.toml_file import load_settings, parse_assignment
 
     flags = dict(parse_assignment(text) for text in assignments)
-    named = {"storage.data_dir": data_dir, "listen.host": host, "listen.port": port}
+    named = {
+        "storage.data_dir": data_dir,
+        "listen.host": host,
+        "listen.port": port,
+        "log.format": log_format,
+        "log.level": log_level,
+    }
     flags |= {key: value for key, value in named.items() if value is not None}
     return load_settings(config, flags)
 
@@ -79,11 +101,11 @@ def disk_for(settings: Settings, *, memory: bool) -> tuple[Settings, FileSystem]
     return settings, MemoryFileSystem(settings.storage.memory_bytes_max)
 
 
-def log_to_stderr() -> None:
-    """Logs warnings and errors of the server to stderr, one line each with its time. stdout has the ready line."""
-    import logging
+def log_to_stderr(settings: Settings) -> None:
+    """Logs events of the server to stderr. stdout has the ready line."""
+    from delayserver.logs.setup import set_up
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING)
+    set_up(settings.log.format, settings.log.level)
 
 
 @contextmanager

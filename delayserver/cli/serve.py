@@ -28,6 +28,8 @@ def serve(
     port: int | None,
     config: str | None,
     assignments: tuple[str, ...],
+    log_format: str | None,
+    log_level: str | None,
     as_json: bool,
     memory: bool,
 ) -> None:
@@ -38,10 +40,10 @@ def serve(
     """
     if memory and data_dir is not None:
         raise click.UsageError("--memory has no data directory: leave --data-dir out")
-    reread = partial(_reread, memory, data_dir, host, port, config, assignments)
-    settings = running.settings_from(data_dir, host, port, config, assignments)
+    reread = partial(_reread, memory, data_dir, host, port, config, assignments, log_format, log_level)
+    settings = running.settings_from(data_dir, host, port, config, assignments, log_format, log_level)
     settings, fs = running.disk_for(settings, memory=memory)
-    running.log_to_stderr()
+    running.log_to_stderr(settings)
     from delayserver.server.process import run_server
 
     with running.naming_what_failed(settings):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from functools import partial
 from types import TracebackType
@@ -16,9 +15,10 @@ from delayserver.client.handling import ListenerStats
 from delayserver.client.node_clients import NodeClients
 from delayserver.client.subscription import Subscriptions
 from delayserver.client.subscription_run import SubscriptionRun, Workers
+from delayserver.logs.events import EventLogger
 from delayserver.protocol.errors import InvalidArgument
 
-logger = logging.getLogger("delayserver.client")
+events = EventLogger("delayserver.client")
 
 MakeWorkers = Callable[[SubscriptionRun], Workers]
 
@@ -115,7 +115,9 @@ class ListenerRun:
         """Keep the first error, stop, and end the block."""
         if self._failure is None:
             self._failure = error
-            logger.error("the listener ends: %s", str(error) or type(error).__qualname__)
+            events.error(
+                "listener_failed", "the listener ends: {reason}", reason=str(error) or type(error).__qualname__
+            )
         self.stop()
         self._block.cancel()
 

@@ -4,7 +4,6 @@ share it.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Final
 
@@ -14,6 +13,7 @@ import anyio.abc
 from delayserver.client.asynchronous import AsyncClient
 from delayserver.client.messages import Route
 from delayserver.client.said_lately import SaidLately, held_back_words
+from delayserver.logs.events import EventLogger
 from delayserver.protocol.errors import DelayServerError, Refused
 
 ROUTE_INTERVAL_S: Final = 30.0
@@ -22,7 +22,7 @@ ROUTE_INTERVAL_S: Final = 30.0
 PAUSE_AFTER_ERROR_S: Final = 1.0
 """The pause between attempts at a failing node, on top of the client's own retries. The other nodes go on meanwhile."""
 
-logger = logging.getLogger("delayserver.client")
+events = EventLogger("delayserver.client")
 
 Serve = Callable[[str, anyio.CancelScope], Coroutine[Any, Any, None]]
 """Pulls from the node of an address. The scope is cancelled when the node has left the route, or at the end."""
@@ -58,8 +58,13 @@ class RouteFollower:
                 pause_s = PAUSE_AFTER_ERROR_S
                 held_back = self._said.say(str(error), anyio.current_time())
                 if held_back is not None:
-                    words = held_back_words(held_back)
-                    logger.warning("asks for the nodes of %s again: %s%s", self._subject, error, words)
+                    events.warning(
+                        "route_failed",
+                        "asks for the nodes of {subject} again: {reason}" + held_back_words(held_back),
+                        subject=self._subject,
+                        reason=str(error),
+                        held_back=held_back,
+                    )
 
     def adjust(self, route: Route) -> None:
         """Stop the tasks of nodes that left the route, and start tasks for new nodes."""
@@ -91,5 +96,11 @@ async def pull_persistently(
         except DelayServerError as error:
             held_back = said.say(f"{what}: {error}", anyio.current_time())
             if held_back is not None:
-                logger.warning("pulls %s again: %s%s", what, error, held_back_words(held_back))
+                events.warning(
+                    "pull_failed",
+                    "pulls {source} again: {reason}" + held_back_words(held_back),
+                    source=what,
+                    reason=str(error),
+                    held_back=held_back,
+                )
         await anyio.sleep(PAUSE_AFTER_ERROR_S)

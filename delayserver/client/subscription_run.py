@@ -5,7 +5,6 @@ What may run handlers (tasks, or threads) is a `Workers`. Everything else is the
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
@@ -22,6 +21,7 @@ from delayserver.client.node_pulling import PAUSE_AFTER_ERROR_S, RouteFollower, 
 from delayserver.client.said_lately import SaidLately, held_back_words
 from delayserver.client.settlements import Settlement
 from delayserver.client.subscription import SUBJECTS_MAX, Subscription, finds
+from delayserver.logs.events import EventLogger
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, PositionOutOfRange, Refused
 
 WAIT_S: Final = 25.0
@@ -46,7 +46,7 @@ END_PULLS_S: Final = 1.0
 SETTLE_S: Final = 5.0
 """At the end the last acks and nacks get so much time. What a node has not answered then can come again."""
 
-logger = logging.getLogger("delayserver.client")
+events = EventLogger("delayserver.client")
 
 
 class Workers(Protocol):
@@ -189,9 +189,11 @@ class SubscriptionRun:
     def _tell_cut_off(self) -> None:
         left = list(self.core.abandoned())
         names = ", ".join([f"{each.delivery.message_id} of {each.delivery.subject}" for each in left[:5]])
-        logger.warning(
-            "%s: %d handlers did not end within %g s and are cut off; their messages come again: %s",
-            self.subscription.name, len(left), self.subscription.settings.stop_s, names,
+        events.warning(
+            "handlers_cut_off",
+            "{handler}: {handlers} handlers did not end within {stop_s:g} s and are cut off; their messages come again: "
+            "{names}",
+            handler=self.subscription.name, handlers=len(left), stop_s=self.subscription.settings.stop_s, names=names,
         )  # fmt: skip
 
     # -- subjects
@@ -286,7 +288,13 @@ class SubscriptionRun:
             except PositionOutOfRange as error:  # told once; the next pull goes on behind the gap
                 self.core.pull_failed(source)
                 self.core.stats.add("gaps")
-                logger.error("%s lost messages of %r: %s", self.subscription.name, source, error)
+                events.error(
+                    "messages_lost",
+                    "{handler} lost messages of {source}: {reason}",
+                    handler=self.subscription.name,
+                    source=repr(source),
+                    reason=str(error),
+                )
                 continue
             except BaseException:
                 self.core.pull_failed(source)
@@ -346,10 +354,13 @@ class SubscriptionRun:
         held_back = self._said.say(f"{type(error).__qualname__} {error}"[:200], now_s)
         if held_back is not None:
             delivery = handling.delivery
-            logger.error(
-                "%s failed with message %s of %s, attempt %d, which comes again%s",
-                self.subscription.name, delivery.message_id, delivery.subject, delivery.attempt,
-                held_back_words(held_back), exc_info=error,
+            events.error(
+                "handler_failed",
+                "{handler} failed with message {message_id} of {subject}, attempt {attempt}, which comes again"
+                + held_back_words(held_back),
+                error,
+                handler=self.subscription.name, message_id=delivery.message_id, subject=delivery.subject,
+                attempt=delivery.attempt, held_back=held_back,
             )  # fmt: skip
 
     def _call(self, hook: Hook | None, handlings: Any) -> None:
@@ -377,10 +388,13 @@ class SubscriptionRun:
             self._call(self._hooks.overdue, [handling])
             held_back = self._said.say("overdue", anyio.current_time())
             if held_back is not None:
-                logger.warning(
-                    "%s still handles message %s of %s after its ack timeout of %g s: it can come twice%s",
-                    self.subscription.name, handling.delivery.message_id, handling.delivery.subject,
-                    self.subscription.settings.ack_timeout_s, held_back_words(held_back),
+                events.warning(
+                    "handler_overdue",
+                    "{handler} still handles message {message_id} of {subject} after its ack timeout of "
+                    "{ack_timeout_s:g} s: it can come twice" + held_back_words(held_back),
+                    handler=self.subscription.name, message_id=handling.delivery.message_id,
+                    subject=handling.delivery.subject, ack_timeout_s=self.subscription.settings.ack_timeout_s,
+                    held_back=held_back,
                 )  # fmt: skip
         if self.core.stats.given_back > given_back:
             for feed in self._feeds.values():
@@ -430,15 +444,18 @@ class SubscriptionRun:
         if unknown:
             held_back = self._said.say("too late", now_s)
             if held_back is not None:
-                logger.warning(
-                    "%s settled %d messages of %s too late: their ack timeout of %g s was over, so they come again%s",
-                    self.subscription.name, unknown, subject, self.subscription.settings.ack_timeout_s,
-                    held_back_words(held_back),
+                events.warning(
+                    "settled_too_late",
+                    "{handler} settled {messages} messages of {subject} too late: their ack timeout of {ack_timeout_s:g} s "
+                    "was over, so they come again" + held_back_words(held_back),
+                    handler=self.subscription.name, messages=unknown, subject=subject,
+                    ack_timeout_s=self.subscription.settings.ack_timeout_s, held_back=held_back,
                 )  # fmt: skip
 
     def _tell_lost(self, lost: Any, why: str) -> None:
         if lost:
-            logger.warning(
-                "%s could not settle %d messages before their leases ended, so they come again: %s",
-                self.subscription.name, len(lost), why,
+            events.warning(
+                "settle_failed",
+                "{handler} could not settle {messages} messages before their leases ended, so they come again: {reason}",
+                handler=self.subscription.name, messages=len(lost), reason=why,
             )  # fmt: skip

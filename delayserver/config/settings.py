@@ -231,6 +231,16 @@ class TransactionSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LogSettings:
+    """The log of the process, on stderr. One line is one event. At most 20 lines of one event come in a minute."""
+
+    format: str = "auto"
+    """`text` for people, `json` for programs: an object a line. `auto`: text on a terminal, JSON elsewhere."""
+    level: str = "warning"
+    """The least level: `debug`, `info`, `warning` or `error`. `info` also has each start and stop."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All settings. The server runs with the defaults, without any file."""
 
@@ -241,6 +251,7 @@ class Settings:
     dispatch: DispatchSettings = field(default_factory=DispatchSettings)
     broker: BrokerSettings = field(default_factory=BrokerSettings)
     transactions: TransactionSettings = field(default_factory=TransactionSettings)
+    log: LogSettings = field(default_factory=LogSettings)
     groups: tuple[GroupSettings, ...] = (GroupSettings(),)
     routes: tuple[RouteSettings, ...] = (RouteSettings(),)
     shutdown_timeout_ms: int = 10_000

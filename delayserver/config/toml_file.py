@@ -23,7 +23,12 @@ U32_MAX: Final = 2**32 - 1
 I64_MAX: Final = 2**63 - 1
 NAMES_SHOWN_MAX: Final = 20
 
-CHOICES: Final = {"storage.durability": ("sync", "os"), "transactions.policy": ("rollback", "commit")}
+CHOICES: Final = {
+    "storage.durability": ("sync", "os"),
+    "transactions.policy": ("rollback", "commit"),
+    "log.format": ("auto", "text", "json"),
+    "log.level": ("debug", "info", "warning", "error"),
+}
 
 ZERO_ALLOWED: Final = frozenset(
     {

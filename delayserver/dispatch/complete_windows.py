@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable
 
 import trio
 
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.broker_node import Broker, DeliveryError
+from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.window_book import WindowBook
 from store.tables.days import DayTable
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 INTERVAL_MS = 250
 # Complete windows that one request declares, and how long a node is left alone after it did not answer.
@@ -76,7 +76,12 @@ class CompleteWindows:
             with trio.fail_after(1):
                 await node.windows_complete(complete)
         except (DeliveryError, trio.TooSlowError) as error:
-            logger.info("node %s was not told of complete windows: %s", node.address, error or "no answer")
+            events.info(
+                "windows_not_declared",
+                "node {node} was not told of complete windows: {reason}",
+                node=node.address,
+                reason=str(error) or "no answer",
+            )
             self._again_us[node.address] = self._clock.monotonic_us() + AGAIN_US
         else:
             undeclared.difference_update(windows)

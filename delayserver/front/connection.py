@@ -7,7 +7,6 @@ nursery. A client that stops reading, sends half a frame or sends nonsense loses
 from __future__ import annotations
 
 import itertools
-import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -17,6 +16,7 @@ import trio
 
 from delayserver.config.settings import ListenSettings
 from delayserver.front.unsent import Unsent
+from delayserver.logs.events import EventLogger
 from delayserver.net.transport import Transport
 from delayserver.operations.servers import Peer
 from delayserver.protocol import operations as names_of
@@ -64,7 +64,7 @@ LARGE_ITEMS = 64
 
 _numbers = itertools.count(1)
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 
 class Handlers:
@@ -479,7 +479,7 @@ class Connection:
         if self._handlers.closed:
             self._cut_off(request_id)
             return
-        logger.error("bug while answering %s", operation, exc_info=error)
+        events.error("request_bug", "bug while answering {operation}", error, operation=operation)
         self.fail(request_id, InternalError(f"{operation} met a bug of the server; its log says more"))
 
     def fail(self, request_id: int, error: DelayServerError) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import Protocol
 
 import trio
 
 from delayserver.config.settings import ListenSettings
 from delayserver.front.connection import Connection, Handlers, QuickHandler, SlowHandler
+from delayserver.logs.events import EventLogger
 from delayserver.net.transport import RECEIVE_BYTES, Listener, Transport
 from delayserver.operations.servers import Servers
 from delayserver.protocol import operations as names_of
@@ -21,7 +21,7 @@ from delayserver.runtime.steps import Step
 from delayserver.state.connections import Connections
 from delayserver.state.readiness import Readiness, Stage
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 SERVER, BROKER = "server", "broker"
 
@@ -131,7 +131,8 @@ class Front:
             except (OSError, trio.ClosedResourceError) as error:
                 if self._readiness.stopping.is_set():
                     return
-                logger.warning("cannot accept a connection: %s", error)  # usually out of file descriptors
+                # usually out of file descriptors
+                events.warning("accept_failed", "cannot accept a connection: {reason}", reason=str(error))
                 await self._clock.sleep_ms(100)
                 continue
             if self._connections.open >= self._settings.connections_max:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Protocol
 
 from delayserver.config.reloading import changes
 from delayserver.config.settings import Settings
 from delayserver.config.toml_file import ConfigError
+from delayserver.logs.events import EventLogger
 from delayserver.operations.servers import Peer, Servers
 from delayserver.protocol.errors import ConfigInvalid, DelayServerError, DiskFull, SubjectsFull
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from store.errors import DiskFullError, TableFullError
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 Reread = Callable[[], Settings]
 
@@ -91,9 +91,13 @@ class Reload:
         try:
             said = await self._change()
         except (ConfigInvalid, DiskFull, SubjectsFull) as error:
-            logger.error("the configuration was not taken over: %s", error.message)
+            events.error("reload_refused", "the configuration was not taken over: {reason}", reason=error.message)
             return error
-        logger.warning("the configuration was read again: %s", "; ".join(said) or "nothing in it has changed")
+        events.warning(
+            "reloaded",
+            "the configuration was read again: {changes}",
+            changes="; ".join(said) or "nothing in it has changed",
+        )
         return said
 
     async def _change(self) -> list[str]:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
-import logging
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeGuard
 
 from delayserver.config.settings import ListenSettings
+from delayserver.logs.events import EventLogger
 from delayserver.operations.server_fence import ServerFence
 from delayserver.protocol.errors import DuplicateServerId, InvalidArgument, ServerNotProven
 from delayserver.protocol.proof import CHALLENGE_BYTES, is_proof
 from delayserver.runtime.runtime import Runtime
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 INSTANCE_LENGTH = 16
 # Pause between two log lines about two processes with one server id.
@@ -125,7 +125,12 @@ class Servers:
             if now_us - self._logged_us.get(server_id, -LOG_AGAIN_US) >= LOG_AGAIN_US:
                 self._logged_us = {server_id: now_us} if len(self._logged_us) > 1024 else self._logged_us
                 self._logged_us[server_id] = now_us
-                logger.error("refused a delivery from %s: %s", peer.address, error.message)
+                events.error(
+                    "delivery_refused",
+                    "refused a delivery from {peer}: {reason}",
+                    peer=peer.address,
+                    reason=error.message,
+                )
             raise
 
     def closed(self, peer: Peer) -> None:

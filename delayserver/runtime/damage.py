@@ -7,14 +7,14 @@ and a failing disk refuses everything. So at most `LINES_A_MINUTE` refusals are 
 from __future__ import annotations
 
 import errno
-import logging
 from threading import Lock
 
+from delayserver.logs.events import EventLogger
 from delayserver.protocol.errors import DelayServerError, DiskFull, MessageDamaged, StorageFailed
 from delayserver.runtime.clock import Clock
 from store.errors import CorruptionError, DiskError, DiskFullError, StoreError, UnreadableError
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 # Texts in `status`. An operator needs the first ones; a disk that fails as a whole gives thousands.
 CORRUPTIONS_MAX = 1000
@@ -54,7 +54,11 @@ class DamageReport:
     def _corrupt(self, text: str) -> None:
         if text not in self.corruption and len(self.corruption) < CORRUPTIONS_MAX:
             self.corruption.append(text)
-            logger.error("corruption: %s (run `delayserver recover check` on a copy)", text)
+            events.error(
+                "corruption_found",
+                "corruption: {finding} (run `delayserver recover check` on a copy)",
+                finding=text,
+            )
 
     def _note_unreadable(self, error: UnreadableError) -> None:
         if error.path not in self._unreadable_paths and len(self.unreadable) < UNREADABLE_MAX:
@@ -72,9 +76,13 @@ class DamageReport:
             self._not_logged += 1
             return
         self._lines.add(kind)
-        more = f" ({self._not_logged} more disk errors were not logged)" if self._not_logged else ""
-        self._not_logged = 0
-        logger.error("disk error: %s%s", text, more)
+        not_logged, self._not_logged = self._not_logged, 0
+        events.error(
+            "disk_refused",
+            "disk error: {reason}" + (" ({not_logged} more disk errors were not logged)" if not_logged else ""),
+            reason=text,
+            not_logged=not_logged,
+        )
 
     def check_invariants(self) -> None:
         """All bounds hold."""

@@ -6,16 +6,16 @@ further calls at most once a minute.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable
 
 import trio
 
+from delayserver.logs.events import EventLogger
 from delayserver.runtime.clock import Clock
 from store.disk.filesystem import FileSystem
 from store.errors import DiskError
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 # The first and the longest pause before the next attempt on a full disk. An attempt may cost as much as a replay round.
 PAUSE_MS = 200
@@ -56,13 +56,16 @@ class RoomWait:
         now_us = self._clock.monotonic_us()
         if self._last_us is None or now_us - self._last_us >= AGAIN_US:
             self._last_us = now_us
-            missing = max(needed_bytes - free_bytes, 1)
-            logger.warning(
-                "disk full: %s. Make room for at least %d bytes more on the disk of %s, but delete nothing in that "
-                "directory. Nothing is lost, and the server goes on by itself",
-                self.text,
-                missing,
-                self._path,
+            events.warning(
+                "disk_full",
+                "disk full: {part} needs about {needed_bytes} bytes on a disk with {free_bytes} bytes free. Make room for "
+                "at least {missing_bytes} bytes more on the disk of {path}, but delete nothing in that directory. "
+                "Nothing is lost, and the server goes on by itself",
+                part=self._what,
+                needed_bytes=needed_bytes,
+                free_bytes=free_bytes,
+                missing_bytes=max(needed_bytes - free_bytes, 1),
+                path=self._path,
             )
         if self.waiting:
             self.pause_ms = min(self.pause_ms * 2, PAUSE_MS_MAX)
@@ -71,7 +74,7 @@ class RoomWait:
     def found(self) -> None:
         """The part goes on."""
         if self.waiting:
-            logger.warning("the disk has room again: %s goes on", self._what)
+            events.warning("disk_full_ended", "the disk has room again: {part} goes on", part=self._what)
             self.text = ""
             self.pause_ms = PAUSE_MS
             self._last_us = None

@@ -7,16 +7,16 @@ event-loop iteration.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import trio
 
+from delayserver.logs.events import EventLogger
 from delayserver.runtime.clock import Clock
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 # Shorter steps are no stalls, and are not looked at.
 STALL_US_MIN = 1_000
@@ -95,6 +95,11 @@ class Watchdog(trio.abc.Instrument):
         if now_us - self._logged_us < LOG_AGAIN_US:
             self._not_logged += 1
             return
-        more = f" ({self._not_logged} more since the last line)" if self._not_logged else ""
-        logger.warning("the event loop stood still for %d ms: all clients waited%s", stall_us // 1000, more)
+        events.warning(
+            "event_loop_stalled",
+            "the event loop stood still for {stall_ms} ms: all clients waited"
+            + (" ({not_logged} more since the last line)" if self._not_logged else ""),
+            stall_ms=stall_us // 1000,
+            not_logged=self._not_logged,
+        )
         self._logged_us, self._not_logged = now_us, 0

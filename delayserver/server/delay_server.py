@@ -6,7 +6,6 @@ servers only. One nursery owns all tasks: a crash of one is a crash of the serve
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -42,6 +41,7 @@ from delayserver.front.handlers.table import HandlerTable
 from delayserver.load.loader import Loader
 from delayserver.load.refill import Refill
 from delayserver.load.window_reader import WindowReader
+from delayserver.logs.events import EventLogger
 from delayserver.net.transport import Connect, Listener, connect_socket
 from delayserver.operations.admission import Admission
 from delayserver.operations.broadcasting import Broadcasting
@@ -136,7 +136,7 @@ from store.errors import DiskFullError, StoreError
 from store.records.transaction_timer import TIMER
 from wheel.cursors import LoadCursors
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 Ready = Callable[[str, int], None]
 
@@ -563,10 +563,14 @@ class DelayServer:
             if self.readiness.ready:
                 if ready is not None:
                     ready(*self.address)
+                host, port = self.address
+                events.info("ready", "ready on {host} port {port}", host=host, port=port, role=self.role)
                 await self.stopping.wait()
             if failure is None:
+                events.info("stopping", "stopping; what is in flight is settled first")
                 listener.close()
                 await self._finish()
+                events.info("stopped", "stopped")
             nursery.cancel_scope.cancel()
         if failure is not None:
             raise failure
@@ -578,7 +582,7 @@ class DelayServer:
                 await self.runtime.workers.run(self.open, abandon_on_cancel=True)
             except DiskFullError as error:
                 self.opening_room.full(OPENING_BYTES)
-                logger.info("the start waits for room: %s", error)
+                events.info("start_waits_for_room", "the start waits for room: {reason}", reason=str(error))
                 await self.clock.sleep_ms(self.opening_room.pause_ms)
         self.opening_room.found()
 
@@ -685,9 +689,17 @@ class DelayServer:
             try:
                 await (self._settle() if self.readiness.ready else self._leave())
             except DiskFullError as error:
-                logger.warning("no room to write a clean end: %s; the next start will recover", error)
+                events.warning(
+                    "clean_end_failed",
+                    "no room to write a clean end: {reason}; the next start will recover",
+                    reason=str(error),
+                )
         if scope.cancelled_caught:
-            logger.warning("not everything was settled in time; the next start will recover")
+            events.warning(
+                "clean_end_timed_out",
+                "not everything was settled in time; the next start will recover",
+                timeout_ms=self.settings.shutdown_timeout_ms,
+            )
 
     async def _settle(self) -> None:
         await self.commit.stop()
@@ -706,7 +718,11 @@ class DelayServer:
 
     async def _leave(self) -> None:
         """A stop in the middle of a start: there is nothing to write down but what was delivered meanwhile."""
-        logger.warning("stopped before it was ready (%s); the next start begins again", self.readiness.reason)
+        events.warning(
+            "stopped_before_ready",
+            "stopped before it was ready ({reason}); the next start begins again",
+            reason=self.readiness.reason,
+        )
         if self.readiness.stage == Stage.DELIVERING:
             self.groups.stop()
             await self._settle_attempts()

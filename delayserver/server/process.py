@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import resource
 import signal
 import sys
@@ -14,6 +13,7 @@ import trio
 
 from delayserver.config.settings import Settings
 from delayserver.front.front import BROKER, SERVER
+from delayserver.logs.events import EventLogger
 from delayserver.net.transport import SocketListener
 from delayserver.operations.reload import Reread
 from delayserver.protocol.errors import DelayServerError
@@ -29,7 +29,7 @@ COLLECTION_THRESHOLDS = (50_000, 20, 50)
 DESCRIPTORS_KEPT = 96
 CONNECTIONS_LEAST = 16
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 
 async def serve(
@@ -83,11 +83,13 @@ def within_descriptors(settings: Settings) -> Settings:
     room = max(hard - settings.storage.open_files_max - DESCRIPTORS_KEPT, CONNECTIONS_LEAST)
     if room >= settings.listen.connections_max:
         return settings
-    logger.warning(
-        "%d file descriptors leave room for %d connections, not listen.connections_max = %d; raise the limit (ulimit -n)",
-        hard,
-        room,
-        settings.listen.connections_max,
+    events.warning(
+        "connections_limited",
+        "{descriptors} file descriptors leave room for {connections} connections, not listen.connections_max = "
+        "{connections_max}; raise the limit (ulimit -n)",
+        descriptors=hard,
+        connections=room,
+        connections_max=settings.listen.connections_max,
     )
     return replace(settings, listen=replace(settings.listen, connections_max=room))
 
@@ -106,8 +108,10 @@ async def _reload_on_signal(server: DelayServer, task_status: trio.TaskStatus[No
         task_status.started()
         async for _ in received:
             if not server.is_open:
-                logger.error(
-                    "the configuration was not taken over: the server opens its files; send SIGHUP again later"
+                events.error(
+                    "reload_refused",
+                    "the configuration was not taken over: {reason}",
+                    reason="the server opens its files; send SIGHUP again later",
                 )
                 continue
             with suppress(DelayServerError):

@@ -8,7 +8,6 @@ back, and only readable outcomes count. Reads files; may run in a thread.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,6 +15,7 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.logs.events import EventLogger
 from delayserver.protocol.outcomes import Outcome
 from delayserver.state.decided import Decided
 from delayserver.state.outcome_rows import replaced_messages
@@ -28,7 +28,7 @@ from store.records.batches import I64, CancelBatch, MessageBatch
 from store.records.file_header import FILE_HEADER_BYTES
 from store.tables.days import DayTable
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 _READ_BYTES = 4 << 20
 _CANCELLED, _ROLLED_BACK = int(Outcome.CANCELLED), int(Outcome.ROLLED_BACK)
@@ -135,7 +135,11 @@ class LostOutcomes:
         await self._decided.all_written()
         for key in restored:
             self._dispatch.forget_loss(key)
-            logger.warning("window or day %d: all outcomes that its file had lost are restored", key.start_ms)
+            events.warning(
+                "lost_outcomes_restored",
+                "window or day {start_ms}: all outcomes that its file had lost are restored",
+                start_ms=key.start_ms,
+            )
         return restored
 
     def _of_file(self, key: DispatchKey, found: LoggedCancels) -> LoggedCancels:

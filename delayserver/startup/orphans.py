@@ -7,13 +7,13 @@ to which they will move. Neither orphans nor their messages count in the balance
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
 from delayserver.startup.opening import Opened
 from delayserver.state.window_book import WindowBook
@@ -25,7 +25,7 @@ from store.logs.windows import day_of, window_starts
 from store.records.batches import I64, MessageBatch, OutcomeBatch
 from store.tables.checkpoint_marks import dispatch_marks, schedule_marks
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 _FINE = (Source.DIRECT, Source.FROM_DAY)
 _READ_BYTES = 4 << 20
@@ -172,7 +172,12 @@ class OrphanSearch:
         for start, count in orphans.items():
             if count != kept.get(start):
                 path = next(map(self._dispatch.path, self._files_there(start)), f"window {start}")
-                logger.error("%s: %d outcomes of messages that no schedule file holds; the window is kept", path, count)
+                events.error(
+                    "orphan_outcomes_found",
+                    "{path}: {outcomes} outcomes of messages that no schedule file holds; the window is kept",
+                    path=path,
+                    outcomes=count,
+                )
 
     def _files_there(self, start_ms: int) -> list[DispatchKey]:
         return [key for key in _files_of(start_ms) if key in self._dispatch]

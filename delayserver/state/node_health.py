@@ -6,14 +6,14 @@ Pauses grow with each failure and are jittered. No I/O, and no clock: the time i
 
 from __future__ import annotations
 
-import logging
 import zlib
 from collections.abc import Callable
 
 from delayserver.config.settings import DispatchSettings
+from delayserver.logs.events import EventLogger
 from delayserver.state.rows import SEVERAL_NODES
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 
 # What a node is known to be. UNKNOWN: it was not tried since the start. FAILING: its last attempt failed. DOWN: so many
@@ -96,7 +96,7 @@ class NodeHealth:
     def succeeded(self, now_us: int) -> None:
         """An attempt worked."""
         if self.open_circuit:
-            logger.warning("broker node %s takes messages again", self.address)
+            events.warning("node_up", "broker node {node} takes messages again", node=self.address)
         self.failures = 0
         self.closed_until_us = 0
         self.last_error = ""
@@ -122,7 +122,7 @@ class NodeHealth:
             return
         self.failures += 1
         if self.failures == self._settings.breaker_failures:
-            logger.warning("broker node %s counts as down: %s", self.address, reason)
+            events.warning("node_down", "broker node {node} counts as down: {reason}", node=self.address, reason=reason)
         self._becomes(DOWN if self.open_circuit else FAILING, now_us)
         self._failed_us = now_us
         pause_ms = self._settings.backoff_ms_min * 2 ** min(self.failures - 1, 30)

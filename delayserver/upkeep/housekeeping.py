@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import logging
-
 from delayserver.config.settings import StorageSettings
 from delayserver.config.units import format_duration
+from delayserver.logs.events import EventLogger
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from delayserver.upkeep.kept_room import KeptRoom
@@ -13,7 +12,7 @@ from store.disk.filesystem import FileSystem
 from store.disk.space_reserve import SpaceReserve
 from store.errors import DiskError
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 INTERVAL_MS = 250
 # A wall clock that moves this much against the monotonic one was stepped, not slewed (NTP slews 0.5 ms per second).
@@ -63,9 +62,12 @@ class Housekeeping:
             self.clock_steps += 1
             self.clock_step_last_ms = step_ms
             held = format_duration(self._settings.clock_hold_ms)
-            removes = f"; nothing is removed by it before it has held for {held}" if step_ms > 0 else ""
-            logger.warning(
-                "the clock was stepped by %d ms; nothing is delivered early by the new time%s", step_ms, removes
+            events.warning(
+                "clock_stepped",
+                "the clock was stepped by {step_ms} ms; nothing is delivered early by the new time"
+                + ("; nothing is removed by it before it has held for {hold}" if step_ms > 0 else ""),
+                step_ms=step_ms,
+                hold=held,
             )
             for bell in self._stepped:
                 bell.ring()
@@ -82,15 +84,19 @@ class Housekeeping:
         low = self.free_bytes - needed_bytes < self._settings.free_bytes_min
         if low != self.disk_low:
             if low:
-                logger.warning(
-                    "disk nearly full: %d bytes free, of which accepted messages still need %d; sends are refused until "
-                    "%d bytes beside them are free. Make room on the disk, but delete nothing in the data directory",
-                    self.free_bytes,
-                    needed_bytes,
-                    self._settings.free_bytes_min,
+                events.warning(
+                    "disk_low",
+                    "disk nearly full: {free_bytes} bytes free, of which accepted messages still need {needed_bytes}; sends "
+                    "are refused until {free_bytes_min} bytes beside them are free. Make room on the disk, but delete "
+                    "nothing in the data directory",
+                    free_bytes=self.free_bytes,
+                    needed_bytes=needed_bytes,
+                    free_bytes_min=self._settings.free_bytes_min,
                 )
             else:
-                logger.warning("the disk has room again; sends are accepted")
+                events.warning(
+                    "disk_low_ended", "the disk has room again; sends are accepted", free_bytes=self.free_bytes
+                )
             self.disk_low = low
         storage, reserve = self._settings, self._reserve
         # Tried at each check, because there may be too little room for the reserve when sends are accepted again.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-
 import trio
 
 from delayserver.broker.actions.finding import FindQuery, FindResult
 from delayserver.broker.service.broker import Broker
+from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
 from store.errors import DiskFullError
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 # A segment takes seconds to fill at least. After a start the indexes of older segments are made one behind the other.
 LOOK_MS = 5_000
@@ -49,5 +48,10 @@ class FindService:
                     except FileNotFoundError:  # retention was quicker
                         self._broker.finish_index(plan.segment.base)
                     except DiskFullError as error:
-                        logger.info("the index of %s waits for room: %s", plan.segment.path, error)
+                        events.info(
+                            "index_waits_for_room",
+                            "the index of {path} waits for room: {reason}",
+                            path=str(plan.segment.path),
+                            reason=str(error),
+                        )
             await self._clock.sleep_ms(BETWEEN_MS if made else LOOK_MS)

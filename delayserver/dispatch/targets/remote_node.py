@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from delayserver.broker.queues.windows import by_window
 from delayserver.dispatch.broker_node import DeliveryError
+from delayserver.logs.events import EventLogger
 from delayserver.net.transport import Connect, Transport
 from delayserver.protocol.columns import U8, U32, pack_column, unpack_column
 from delayserver.protocol.errors import (
@@ -38,7 +38,7 @@ from store.records.batches import StoredBatch
 from store.records.columns import has_any
 from store.records.redelivery import REDELIVERY
 
-logger = logging.getLogger("delayserver")
+events = EventLogger()
 
 # Answers of a node that say for certain that it stored nothing.
 _KNOWN = (DiskFull, DuplicateServerId, NotDue, NotReady, QueueFull, Refused, ShuttingDown, Superseded, UnknownOperation)
@@ -283,7 +283,13 @@ class RemoteNode:
         if not isinstance(error, _PROBLEMS):
             return
         if error.name != self.problem:
-            logger.error("broker node %s: %s", self.address, error)
+            events.error(
+                "node_problem",
+                "broker node {node}: {reason}",
+                node=self.address,
+                reason=str(error),
+                error_name=error.name,
+            )
         self._problem, self._problem_at_s = error.name, trio.current_time()
 
     async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:

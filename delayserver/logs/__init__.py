@@ -1,0 +1,1 @@
+"""Structured logs: events with names and fields, written as text for people or as JSON lines."""

@@ -1,0 +1,106 @@
+"""The log of a real server process: JSON lines in a pipe, text on a terminal, no body and no secret in either."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delayserver.client import Client
+
+ROOT = Path(__file__).parents[3]
+SECONDS_MAX = 60
+
+
+def begin(tmp_path: Path, *arguments: str, **options: Any) -> tuple[subprocess.Popen[bytes], str]:
+    """A server on a free port: its process and address."""
+    command = [
+        sys.executable,
+        "-m",
+        "delayserver",
+        "serve",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--port",
+        "0",
+        "--json",
+    ]
+    process = subprocess.Popen(
+        [*command, *arguments], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, **options
+    )
+    assert process.stdout is not None
+    with process.stdout:
+        ready = json.loads(process.stdout.readline())
+    return process, f"{ready['host']}:{ready['port']}"
+
+
+def end(process: subprocess.Popen[bytes]) -> str:
+    """Stops it; what it wrote to stderr."""
+    process.send_signal(signal.SIGTERM)
+    assert process.stderr is not None
+    with process.stderr:
+        err = process.stderr.read()
+    assert process.wait(timeout=SECONDS_MAX) == 0
+    return err.decode()
+
+
+def test_a_pipe_gets_one_json_object_a_line_without_bodies_and_secrets(tmp_path: Path) -> None:
+    secret, body = "a-secret-of-servers", b"the body of a message"
+    config = tmp_path / "server.toml"
+    config.write_text(f'[listen]\nserver_secret = "{secret}"\n')
+    process, address = begin(
+        tmp_path, "--config", str(config), "--log-level", "debug", "--set", "stall_log_ms=1", stderr=subprocess.PIPE
+    )
+    with Client(address) as client:
+        client.send("orders", body, delay_ms=0)
+        config.write_text("[[groups]\n")
+        process.send_signal(signal.SIGHUP)
+        deadline_s = time.monotonic() + SECONDS_MAX
+        while not client.pull("orders", "g", wait_s=1) and time.monotonic() < deadline_s:
+            pass
+    text = end(process)
+    events = [json.loads(line)["event"] for line in text.splitlines()]
+    assert {"ready", "reload_refused", "stopping", "stopped"} <= set(events)
+    assert events[-1] == "stopped"
+    assert secret not in text and body.decode() not in text
+
+
+def test_a_terminal_gets_text(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    try:
+        process, _ = begin(tmp_path, "--log-level", "info", stderr=theirs)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=SECONDS_MAX) == 0
+        shown = os.read(ours, 65_536).decode()
+    finally:
+        os.close(ours)
+        os.close(theirs)
+    assert "ready on 127.0.0.1 port" in shown and "[ready role=server]" in shown
+    assert "INFO    stopped" in shown
+
+
+@pytest.mark.parametrize(("format", "first"), [("text", "20"), ("json", "{")])
+def test_the_format_may_be_chosen(tmp_path: Path, format: str, first: str) -> None:
+    process, _ = begin(tmp_path, "--log-format", format, "--log-level", "info", stderr=subprocess.PIPE)
+    assert {line[: len(first)] for line in end(process).splitlines()} == {first}
+
+
+def test_a_start_that_works_logs_nothing_by_default(tmp_path: Path) -> None:
+    process, _ = begin(tmp_path, stderr=subprocess.PIPE)
+    assert end(process) == ""
+
+
+def test_an_error_that_nothing_catches_is_a_json_line() -> None:
+    program = "from delayserver.logs.setup import set_up; set_up(); raise KeyError('nowhere')"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    (line,) = done.stderr.splitlines()
+    assert done.returncode == 1
+    assert json.loads(line)["event"] == "crashed" and "KeyError" in json.loads(line)["traceback"]
