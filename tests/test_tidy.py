@@ -111,6 +111,22 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops.torture": {"delayserver.protocol", "delayserver.client"},
 }
 
+# What the tests of a package may import. The tests of `delayserver` and `ops` may import all packages, and each other's
+# builders. Nothing imports what runs whole servers: it stands at the top.
+TESTS_MAY_IMPORT: dict[str, set[str]] = {
+    "wheel": {"wheel"},
+    "store": {"store", "ops", "tests.fakes"},
+    "fakes": {"store", "wheel", "delayserver"},
+}
+TOP_OF_TESTS = {"tests.simulation", "tests.crash", "tests.failing", "tests.packaging"}
+
+# Asynchronous functions of `state`: they wait for marks and bells, and two read the outcomes of a window for who asks.
+WAITS_IN_STATE = {
+    "decided.py": {"wait_for_room", "all_written", "pinned", "told", "_load_index"},
+    "holds.py": {"wait_released"},
+    "log_queue.py": {"linger"},
+}
+
 # Only those who speak over a stream of bytes know frames. `operations` is not among them: it takes and returns values.
 FRAMES = {"delayserver.protocol.frames", "delayserver.protocol.cancel_reply"}
 FRAME_ROOMS = {
@@ -291,6 +307,69 @@ def test_modules_import_each_other_without_a_circle() -> None:
             if other != module:
                 graph[module].add(other)
     list(TopologicalSorter(graph).static_order())
+
+
+def wrong_test_imports(name: str, tree: ast.AST) -> list[tuple[int, str]]:
+    """Of what a file below `tests/` imports of ours, the packages and test rooms that it may not, with lines."""
+    room = name.split("/")[1]
+    found = []
+    for line, module in imported(tree):
+        package, inner = module.partition(".")[0], ".".join(module.split(".")[:2])
+        other = inner if package == "tests" else package
+        if package not in {*PACKAGES, "tests"} or other == f"tests.{room}":
+            continue
+        allowed = TESTS_MAY_IMPORT.get(room)
+        if other in TOP_OF_TESTS or (allowed is not None and other not in allowed):
+            found.append((line, module))
+    return found
+
+
+def test_tests_import_what_they_may_import() -> None:
+    found = [
+        f"{name_of(path)}:{line} imports {module}"
+        for path in sources("tests")
+        if path.parent != ROOT / "tests"
+        for line, module in wrong_test_imports(name_of(path), parsed(path))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("tests/wheel/test_runs.py", "from delayserver.server.delay_server import DelayServer"),
+        ("tests/store/disk/test_filesystem.py", "from delayserver.config.settings import Settings"),
+        ("tests/delayserver/state/test_residency.py", "from tests.simulation.world import World"),
+        ("tests/fakes/clock.py", "from tests.delayserver.client import server"),
+    ],
+)
+def test_a_wrong_import_of_a_test_is_found(name: str, code: str) -> None:
+    assert wrong_test_imports(name, ast.parse(code))
+
+
+def waits(tree: ast.AST) -> set[str]:
+    """The names of the asynchronous functions of a file."""
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)}
+
+
+def test_state_is_synchronous_but_for_who_waits() -> None:
+    found = {path.name: waits(parsed(path)) for path in sources("delayserver/state") if waits(parsed(path))}
+    assert found == WAITS_IN_STATE
+
+
+def marks_advanced(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Calls that move one of the marks of `Positions`, with lines."""
+    for line, call in calls(tree):
+        if call.endswith(".advance") and "positions." in call:
+            yield line, call.split(".")[-2]
+
+
+def test_each_mark_has_one_writer() -> None:
+    writers: dict[str, set[str]] = {}
+    for path in sources("delayserver"):
+        for _, mark in marks_advanced(parsed(path)):
+            writers.setdefault(mark, set()).add(room_of(module_of(name_of(path))))
+    assert {mark: rooms for mark, rooms in writers.items() if len(rooms) > 1} == {}
 
 
 def test_every_room_has_its_line_in_the_table() -> None:

@@ -646,8 +646,7 @@ class DelayServer:
         await self.positions.replayed.reached(self.positions.durable.value)
         if not self.opened.checkpoint_lost:
             self.balance.place(*count_placed(self.opened, self.positions.replayed_sequence.value))
-        # Sequences that a crash left unused must not be waited for.
-        self.positions.replayed_sequence.advance(found)
+        self.positions.skip_unused(found)
         await self._restore_outcomes()
         await self.publisher.finish_recovery()
         await self.recorder.flush()

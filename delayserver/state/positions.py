@@ -38,6 +38,10 @@ class Positions:
         """Durable in message_log, not in the schedule files yet."""
         return max(self.durable.value - self.replayed.value, 0)
 
+    def skip_unused(self, sequence: int) -> None:
+        """The replay of a start is over: no part waits for sequences up to this one, which a crash may have left unused."""
+        self.replayed_sequence.advance(sequence)
+
     # -- rows of a sealed day, which come to the files of their minutes a second time
 
     def drained(self, sequence: I64) -> None:
