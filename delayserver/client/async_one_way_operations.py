@@ -80,8 +80,8 @@ class AsyncOneWayOperations(ABC):
         await self._post(one_way(call))
 
     def take_one_way_refused(self) -> OneWayRefused | None:
-        """What replies told of refused one-way messages since the last call of this method: their number and the first
-        error. A `ping` behind the messages gets such a reply.
+        """The number of one-way messages that were refused since the last call of this method, and the first error.
+        Replies carry it, so send a `ping` behind the messages.
         """
         return self._core.take_one_way_refused()
 

@@ -129,7 +129,7 @@ class ClientCore:
         self._one_way_refused = OneWayRefused(messages, refused.first if before is None else before.first)
 
     def take_one_way_refused(self) -> OneWayRefused | None:
-        """What replies told of refused one-way messages since the last call of this method."""
+        """The number of refused one-way messages since the last call of this method, and the first error."""
         refused, self._one_way_refused = self._one_way_refused, None
         return refused
 

@@ -285,7 +285,7 @@ class SubscriptionRun:
                     where=choice.where,
                 )
                 deliveries = pulled.deliveries()
-            except PositionOutOfRange as error:  # told once; the next pull goes on behind the gap
+            except PositionOutOfRange as error:  # reported once; the next pull continues behind the gap
                 self.core.pull_failed(source)
                 self.core.stats.add("gaps")
                 events.error(

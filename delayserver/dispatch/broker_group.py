@@ -1,4 +1,4 @@
-"""A broker group: its own queue, workers, back-off and failover, so that one that is dead or slow holds up nobody else.
+"""A broker group has its own queue, workers, back-off and failover. A dead or slow group does not delay the others.
 
 Rows leave the queue in batches by count and bytes. A row whose attempt failed goes back to the front; retries never give
 up by themselves (dead-lettering is an explicit setting). When every node is down the rows go to the next group of their
@@ -149,7 +149,7 @@ class BrokerGroup:
         return self._backlog_batches >= max(self._settings.workers - 1, 1)
 
     def _take(self) -> DueRows | None:
-        """The next batch: what is due, or else what becomes due next, so that nobody waits for a later one."""
+        """The next batch: rows that are due, or else the rows that become due next."""
         settings = self._settings
         rows = self._queue.take(settings.batch_messages_max, settings.batch_bytes_max, backlog=not self._leaves_backlog)
         if rows is not None:

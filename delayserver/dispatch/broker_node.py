@@ -15,7 +15,7 @@ from store.records.batches import StoredBatch
 
 
 class DeliveryError(Exception):
-    """A node did not take a batch. `known` says that it certainly stored none of it; otherwise nobody knows."""
+    """A node did not take a batch. `known`: the node stored none of it. Otherwise the result is unknown."""
 
     def __init__(self, reason: str, *, known: bool) -> None:
         super().__init__(reason)

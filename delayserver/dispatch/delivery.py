@@ -199,8 +199,8 @@ def _gather_mixed(schedule: ScheduleLog, payload: NDArray[Any]) -> dict[str, mem
 def compact_column(column: NDArray[Any]) -> NDArray[Any]:
     """The same values: as a view of stride 0 where all are equal (there must be one), otherwise contiguous.
 
-    Looked for here, while the batch waits to be due, what is constant need not be looked for again by the broker's
-    store, by the pull and by its reply, for each of which a consumer waits.
+    The check runs here, while the batch waits until it is due. So the store, the pull and its reply need no check of
+    their own, and no consumer waits for one.
     """
     first, last = column[0], column[-1]
     if first == last and bool((column == first).all()):

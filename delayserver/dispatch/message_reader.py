@@ -236,7 +236,7 @@ class MessageReader:
         return batch
 
     def _forget(self) -> None:
-        """What nobody came for, and what lies far ahead since the clock was set back."""
+        """Drops bodies that no worker fetched, and bodies that lie far ahead after the clock was set back."""
         now_ms = self._clock.now_ms()
         self._parts = [part for part in self._parts if _is_near(part.due_last_ms, now_ms)]
         self._failed = {key for key in self._failed if _is_near(key[0], now_ms)}

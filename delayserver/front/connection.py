@@ -450,7 +450,7 @@ class Connection:
             self.fail(request_id, error)
         except (StoreError, FileNotFoundError) as error:
             self._refused_by_disk(request_id, error)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # noqa: BLE001 - a bug in one handler must not end the other clients
             self._bug(request_id, operation, error)
         finally:
             self._slow -= 1

@@ -72,7 +72,7 @@ class WindowReader:
             if not original.all():
                 copies.append(index.take(np.flatnonzero(~original)))
                 index = index.take(np.flatnonzero(original))
-            if has_any(index.flags):  # nobody sees a prepared transaction: it stays on disk
+            if has_any(index.flags):  # prepared transactions are invisible, so they stay on disk
                 index = index.take(np.flatnonzero(index.flags & FLAG_PREPARED == 0))
             rows = make_rows(index, window_ms, source, now_us)
             rows["uncertain"] = self._attempted.maybe(index.sequence, index.due_ms)
@@ -103,7 +103,7 @@ class WindowReader:
         return index
 
     def _may_read_soon(self, window_ms: int) -> bool:
-        """Whether the disk failed to read this window fewer times than it takes to believe it."""
+        """Counts a failed read of this window. True while it failed so rarely that the disk may recover."""
         failed = self._failed_reads.pop(window_ms, 0) + 1
         self._failed_reads[window_ms] = failed
         if len(self._failed_reads) > FAILED_READS_MAX:

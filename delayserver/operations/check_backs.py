@@ -1,4 +1,4 @@
-"""The target of timers: asks producers about their transactions, and ends those that nobody answers for.
+"""The target of timers: asks producers about their transactions, and ends transactions without an answer.
 
 It stands at the end of the pipeline, in the place of a broker node. A timer that is due is answered by one record, which
 holds the check-back, a message for the producer's group, and the next timer, which replaces this one. So a crash leaves

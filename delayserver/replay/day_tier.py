@@ -41,8 +41,8 @@ DRAIN_FILES = 16
 # A step drains so many of these pieces, as long as it takes no longer: fresh messages are replayed between two steps.
 PIECES_MAX = 8
 STEP_US_MAX = 20_000
-# A wholly overdue day of up to so many messages stays whole. With more of them its minutes cost less than their messages,
-# and whoever looks up one message should not look through so many.
+# A day that is overdue as a whole, with at most this many messages, stays in one file. A larger one moves to minutes: they
+# cost less than their messages, and a lookup reads less.
 WHOLE_ROWS_MAX = 1 << 17
 # A step of the clock or a resume makes a day near at once, and what is overdue then is to leave within a second.
 CHECK_INTERVAL_MS = 500
@@ -125,8 +125,8 @@ class DayTier:
             return OutcomeBatch.filled(0)
 
     def _take_outcomes(self, day: SealedDay) -> OutcomeBatch:
-        """Remember what messages of a sealed day got; where that is damaged, the day is held back: somebody may have been
-        told that one of them is cancelled."""
+        """Loads the outcomes of a sealed day. If they are damaged, the day is held back: a client may have been answered
+        `cancelled` for one of its messages."""
         try:
             written = self._coarse_outcomes(day.start_ms)
         except CorruptionError as error:

@@ -174,7 +174,7 @@ class DelayServer:
         self.opening_room = RoomWait(self.fs, path, "the start of the server", self.clock)
         self.replay_room = RoomWait(self.fs, path, "the replay of accepted messages", self.clock)
         self.readiness = Readiness((self.opening_room, self.replay_room))
-        # Drawn for the life of this process: a node tells two processes with one server id by it.
+        # One for each process. A node uses it to tell two processes with one server id apart.
         self._instance = f"{self.runtime.chance.getrandbits(64):016x}"
         self.servers = Servers(self.settings.listen, self.runtime)
         self.stopping = self.readiness.stopping
@@ -405,7 +405,7 @@ class DelayServer:
         return BrokerGroup(rows, nodes, reader, self.residency, verdicts, settings, self.runtime)
 
     def _build_decisions(self, opened: Opened) -> None:
-        """What accepts messages, and what ends them before their delivery."""
+        """Builds the parts that accept messages, and those that end messages before their delivery."""
         settings = self.settings
         self.intake = Intake(
             settings.message,
@@ -660,7 +660,7 @@ class DelayServer:
         self.residency.loadable.ring()
 
     async def _restore_outcomes(self) -> None:
-        """Take from message_log what dispatch files lost; what nothing tells holds back its window or day."""
+        """Restores lost outcomes from message_log. A window or day whose outcomes stay unknown is held back."""
         opened, window_ms = self.opened, self.settings.storage.window_ms
         lost = LostOutcomes(
             opened.dispatch, opened.days, self.decided, self.publisher.record_missing_cancels, window_ms

@@ -1,8 +1,8 @@
-"""Which messages may have been delivered without anybody knowing: before a crash, or by an attempt without an answer.
+"""The messages that may have been delivered by an attempt without a known result.
 
-Of attempts since the start every row is remembered here until it is known to be delivered, whether it waits in a queue,
-lies in the wheel again or has left memory. There are no more of them than attempts had rows at once: what failed is
-tried again first.
+An attempt of before the start is known by its due time and sequence alone. An attempt of this start is remembered until
+its message is known to be delivered. It does not matter where the row is meanwhile: in a queue, in the wheel or on disk.
+The number is bounded by the rows in flight at once, because failed rows are tried again first.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class ConnectionMemory:
         self.bytes_max = bytes_max
         self.allowance_bytes = allowance_bytes
         self._unsent_bytes_max = unsent_bytes_max
-        # Of the pool. It may go above `bytes_max` by replies, and by one frame that nobody else's waits for.
+        # Bytes taken from the pool. Replies, and one frame at a time, may exceed `bytes_max`.
         self.used_bytes = 0
         self._shares: set[Share] = set()
         self._waiting: dict[Share, tuple[int, Granted]] = {}
@@ -113,7 +113,7 @@ class ConnectionMemory:
             self._grant()
 
     def _has_room(self, share: Share, length: int) -> bool:
-        """Where no frame has been given room, one gets it all the same: replies nobody reads do not stop it."""
+        """Whether a frame may have room. While no frame has any, one gets it anyway: unread replies must not block all."""
         more = self._beyond(share.held_bytes - share.frame_bytes + length) - self._beyond(share.held_bytes)
         return self.used_bytes + more <= self.bytes_max or not self._granted
 
@@ -179,7 +179,7 @@ class ConnectionMemory:
             self._granted -= 1
 
     def check_invariants(self) -> None:
-        """The sums are those of the shares, and nobody waits for what is there. O(connections); for tests."""
+        """Each sum is that of the shares, and no frame waits while there is room for it. O(connections); for tests."""
         assert self.used_bytes == sum([self._beyond(share.held_bytes) for share in self._shares])
         assert self._granted == sum([share.granted for share in self._shares])
         for share in self._shares:

@@ -129,7 +129,7 @@ class Decided:
         self.durable_totals += totals
 
     def leave_out(self, orphans: OutcomeBatch) -> None:
-        """Durable outcomes that were counted by their files, and whose messages are gone: they count for nobody."""
+        """Subtracts durable outcomes whose messages are gone (orphans). The counts of their files include them."""
         self.count_durable(-count_outcomes(orphans)[0])
 
     def _feed_indexes(self, batch: OutcomeBatch) -> None:

@@ -33,7 +33,7 @@ class Retired:
         self._removed.extend(files)
 
     def take_removed(self) -> Iterator[ScheduleKey]:
-        """The files that went since the last call. Reader: the deduplication, in its thread."""
+        """Yields the files that were removed since the last call. The deduplication reads it, in its thread."""
         while self._removed:
             yield self._removed.popleft()
 

@@ -87,7 +87,7 @@ class Routes:
         return self._table[subjects]
 
     def places(self, subjects: NDArray[np.uint32]) -> NDArray[np.uint32]:
-        """What tells the subjects of one route from those of another, u32[n]: see `fallbacks`."""
+        """The place of the route of each subject, u32[n]. Subjects of one route have the same; see `fallbacks`."""
         self._know(subjects)
         return self._places[subjects]
 

@@ -43,7 +43,7 @@ ROW = np.dtype(
     ]
 )
 
-# `unanswered_node` where hand-overs without an answer went to more than one node. 0: nobody knows, before this start.
+# `unanswered_node` after unanswered hand-overs to several nodes. 0: the node is unknown, from before this start.
 SEVERAL_NODES = 0xFFFF_FFFF
 
 _FROM_INDEX = (

@@ -79,7 +79,7 @@ class WindowBook:
         return DispatchKey(start_ms, self._days.is_whole(start_ms))
 
     def outcome_files(self, start_ms: int) -> set[DispatchKey]:
-        """Where outcomes of a window may lie: while its day is drained also in the file of the day."""
+        """The dispatch files that may hold outcomes of a window. While its day drains, the file of the day is one."""
         return {self.outcome_file(start_ms), DispatchKey(day_of(start_ms), True)}
 
     def rows(self, start_ms: int) -> int:

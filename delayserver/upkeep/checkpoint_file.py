@@ -45,8 +45,8 @@ class CheckpointFile:
             if self._saved is None:
                 self._reserve_clock(peak_us)
             else:
-                # Where even that finds no room (a file system that writes nothing in place, another process that took
-                # it), a step back of the clock together with a crash makes an attempt look as if it lay ahead.
+                # This write may find no room either, for example on a file system that writes nothing in place. Then a
+                # step back of the clock and a crash together hide an attempt.
                 with suppress(DiskFullError):
                     self._replace(replace(self._saved, clean=False), peak_us)
 

@@ -253,8 +253,8 @@ class Retention:
         )
 
     def _count_day(self, start_ms: int, last_sequence: int) -> LedgerBatch:
-        """`_count` of a whole day, minute by minute: so the ledger tells no difference. A day whose file lost all its
-        messages is noted by its first minute."""
+        """Counts a whole day minute by minute, so that the ledger looks as it does for minute files. If the file of the
+        day lost all its messages, the first minute stands for it."""
         retired_to = self._retired.up_to(start_ms)
         outcomes = self._dispatch.outcomes(DispatchKey(start_ms, True))
         day = ScheduleKey(start_ms, Source.DAY)

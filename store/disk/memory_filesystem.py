@@ -68,7 +68,7 @@ class _Node:
         self.handles += 1
 
     def closed(self) -> int:
-        """A handle less. Returns the bytes that it gives back: those of a file without a name go with its last handle."""
+        """Closes one handle. Returns the freed bytes: a file without a name is freed with its last handle."""
         self.handles -= 1
         return self.give_blocks_back(0) if not self.linked and not self.handles else 0
 

@@ -206,7 +206,7 @@ class MessageLog:
         return _entries(base, segment.append_all(batches), batches)
 
     def append_durably(self, batches: Sequence[Appendable]) -> list[LogEntry]:
-        """`append` and `sync`, as quick as the disk can. Raises the same."""
+        """Appends and syncs in the fastest way for this disk. Raises what `append` and `sync` raise."""
         base, segment = self._writable()
         if self._image is None:
             self._image = TailImage()

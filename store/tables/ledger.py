@@ -299,7 +299,7 @@ class _WindowIndex:
         return found
 
     def set_many(self, keys: I64, offsets: I64) -> None:
-        """Remember them; many at once go straight to the arrays."""
+        """Stores the offset of each key. Large batches go straight to the arrays."""
         if len(keys) < _RECENT_MAX:
             self._recent |= zip(keys.tolist(), offsets.tolist(), strict=True)
         if len(self._recent) >= _RECENT_MAX or len(keys) >= _RECENT_MAX:

@@ -120,8 +120,8 @@ def open_segment(fs: FileSystem, segment: StoreSegment, server_id: int) -> Segme
 def records_of(
     fs: FileSystem, segment: StoreSegment, server_id: int, start: int
 ) -> Iterator[tuple[int, int, StoredBatch]]:
-    """(offset, end, batch) of the readable records of a segment from a store offset on. Damage is passed over: messages in
-    it can be pulled by nobody either. Raises FileNotFoundError if retention removed the segment, StoreError."""
+    """Yields (offset, end, batch) of the readable records of a segment from a store offset on. Damaged records are
+    skipped, as pulls skip them. Raises FileNotFoundError if retention removed the segment, StoreError."""
     opened = open_segment(fs, segment, server_id)
     try:
         opened.trust(segment.end - segment.base, segment.end - segment.base)

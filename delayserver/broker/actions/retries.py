@@ -193,8 +193,8 @@ class Retries:
         return calls
 
     def _recall(self, key: GroupKey, group: ConsumerGroup, found: Found) -> Found:
-        """Of each order key only the first message fails. What went out behind it is taken back, and that counts as no
-        attempt. Returns the ranges that fail."""
+        """Only the first message of each order key fails. Those that went out behind it are taken back without counting
+        an attempt. Returns the ranges that fail."""
         for retry, ranges in ((False, found[0]), (True, found[1])):
             for place in group.cursor(retry).recall(ranges):
                 self._state.in_place(key, retry, place)
@@ -270,7 +270,7 @@ class Retries:
         return batch
 
     def _given_up(self, key: GroupKey, group: ConsumerGroup, gathered: _Gathered) -> GivenUp | None:
-        """What is given up, without messages of a group that a seek has moved, or that was removed, during a read."""
+        """The messages to give up. A group that was moved or removed during a read has none."""
         current: list[RangeSet] = []
         for retry in (False, True):
             cursor = group.cursor(retry)

@@ -306,7 +306,7 @@ class Cursor:
         return len(self._leases) < ranges_max
 
     def restore_seen(self, stop: int, times: int) -> None:
-        """What the log says: positions below `stop` were handed out so often before the start."""
+        """Restores the attempts of before the start from the log: `times` for each position below `stop`."""
         self.seen_stop, self.seen_times = stop, times
 
     def attempts_before(self, start: int, count: int) -> I64:

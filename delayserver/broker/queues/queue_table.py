@@ -217,7 +217,7 @@ class QueueCapture:
         return len(part) == STEP_QUEUES
 
     def captured(self) -> CapturedQueues:
-        """What was found. May run in another thread."""
+        """The capture, made from what was gathered. May run in any thread."""
         columns = self._gathered.columns(self._resting, self._asleep)
         keys = [key for key, _ in self._awake]
         codes = np.array([code_of(key) for key in keys], np.int64)

@@ -17,7 +17,7 @@ from store.logs.message_log import MessageLog
 from store.records.batches import RunBatch
 from store.records.segment import FILE_QUEUE, Segment
 
-# What a block of 2,048 index rows takes in memory, with the bytes of its read.
+# Memory of a block of 2,048 index rows, with the bytes of its read.
 BLOCK_BYTES_MAX = 128 << 10
 
 

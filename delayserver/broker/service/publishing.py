@@ -232,7 +232,7 @@ class _Part(NamedTuple):
 def _answers(
     groups: list[list[_Part]], positions_of: Sequence[I64 | list[int]], first: int
 ) -> list[tuple[_Part, StoredPart]]:
-    """What each part is told. The sequences count from `first` on."""
+    """The answer to each part. Sequences count from `first` on."""
     answers = []
     for group, positions in zip(groups, positions_of, strict=True):
         begin = 0

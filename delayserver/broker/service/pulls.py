@@ -224,7 +224,7 @@ class PullService:
             for group in list(groups) if target_group == 0 else [target_group] if target_group in groups else []:
                 key = (subject, group)
                 if target_group == 0 and self._broker.passes_over(*key):
-                    continue  # nobody is woken, and nothing is left to look at
+                    continue  # no pull is woken, and no row is left to look at
                 actor = self._actors[key]
                 if rows <= LARGE_ROWS and self._at_once > 0 and actor.ticket is None and not actor.suspended:
                     # Serving it in the step that brought the messages costs less than putting it in line.

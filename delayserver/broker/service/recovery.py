@@ -251,8 +251,8 @@ def _remove(state: BrokerState, row: ProgressRow) -> None:
 
 
 def _queue_of(state: BrokerState, key: QueueKey, stop: int, lost: dict[QueueKey, int]) -> ConsumeQueue | None:
-    """The queue of a row, None if it never had a message. A queue without stored messages, unknown to the checkpoint or
-    ending below the acks, goes on where acks end and is noted in `lost`. So no position is used twice."""
+    """The queue of a row, None if it never had a message. A queue that lost messages continues where its acks end, and
+    is noted in `lost`. So no position is used twice."""
     queue = state.queues.get(key)
     if queue is None and stop > 0:
         queue = state.queues.add(key, ConsumeQueue(stop, stop))

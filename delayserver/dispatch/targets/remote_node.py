@@ -165,7 +165,7 @@ class RemoteNode:
             await self._ask(transport, PROVE, {"proof": make_proof(self._identity.secret, challenge)})
 
     def _lost(self, why: str) -> None:
-        """Whoever waits learns that nobody knows; who comes next asks for a new connection."""
+        """Fails all requests in flight with an unknown result. The next request opens a new connection."""
         if self._leaving is None:  # otherwise it is known better
             self._why = why
         self._transport = self._leaving = None

@@ -52,8 +52,8 @@ def write_file(
 
 
 def placeholders(start: int, stop: int) -> Iterator[tuple[int, list[bytes]]]:
-    """Records without meaning that fill [start, stop) of a message_log exactly: names of nothing, which replay passes
-    over. (position, buffers) of each. Raises StoreError where the range is too small for a record."""
+    """Yields (position, buffers) of empty records that fill [start, stop) of a message_log exactly. Replay ignores
+    them. Raises StoreError where the range is too small for a record."""
     while start < stop:
         length = min(stop - start, RECORD_BYTES_MAX // 2)  # the rest gets further ones
         yield start, _placeholder(start, length)
