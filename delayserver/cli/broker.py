@@ -31,5 +31,6 @@ def broker(
     from delayserver.server.process import run_broker
 
     with running.naming_what_failed(settings):
-        code = run_broker(settings, ready=running.announce("broker", settings, as_json, fs))
+        ready = running.announce("broker", settings, as_json, fs)
+        code = run_broker(settings, ready=ready, manager=running.service_manager())
     context.exit(code)

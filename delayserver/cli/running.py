@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ from delayserver.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
     from delayserver.config.settings import Settings
+    from delayserver.server.service_manager import ServiceManager
     from store.disk.filesystem import FileSystem
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -106,6 +108,13 @@ def log_to_stderr(settings: Settings) -> None:
     from delayserver.logs.setup import set_up
 
     set_up(settings.log.format, settings.log.level)
+
+
+def service_manager() -> ServiceManager | None:
+    """The service manager that started this process (`NOTIFY_SOCKET`); None if none did."""
+    from delayserver.server.service_manager import NotifySocket
+
+    return NotifySocket.of(os.environ, os.getpid())
 
 
 @contextmanager

@@ -47,7 +47,13 @@ def serve(
     from delayserver.server.process import run_server
 
     with running.naming_what_failed(settings):
-        code = run_server(settings, ready=running.announce("server", settings, as_json, fs), fs=fs, reread=reread)
+        code = run_server(
+            settings,
+            ready=running.announce("server", settings, as_json, fs),
+            fs=fs,
+            reread=reread,
+            manager=running.service_manager(),
+        )
     context.exit(code)
 
 

@@ -19,6 +19,7 @@ from delayserver.operations.reload import Reread
 from delayserver.protocol.errors import DelayServerError
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer, Ready
+from delayserver.server.service_manager import BEATS, ServiceManager, status_line
 from store.disk.filesystem import FileSystem
 from store.errors import StoreError
 
@@ -28,6 +29,8 @@ COLLECTION_THRESHOLDS = (50_000, 20, 50)
 # Descriptors beside connections and the files of windows: logs, sockets of nodes, files of a checkpoint, the libraries.
 DESCRIPTORS_KEPT = 96
 CONNECTIONS_LEAST = 16
+# A start or a stop that goes on asks the service manager for at least this much more time, with each sign of life.
+EXTEND_MS_MIN = 30_000
 
 events = EventLogger()
 
@@ -41,9 +44,10 @@ async def serve(
     ready: Ready | None = None,
     signals: bool = False,
     reread: Reread | None = None,
+    manager: ServiceManager | None = None,
 ) -> None:
     """Open, serve until cancelled (or, with `signals`, until SIGTERM or SIGINT), stop cleanly. A `reload` and, with
-    `signals`, SIGHUP take over what `reread` gives.
+    `signals`, SIGHUP take over what `reread` gives. `manager` learns how far the server is.
 
     Raises StoreError (data directory locked, damaged, disk), OSError (the address is taken).
     """
@@ -54,12 +58,14 @@ async def serve(
     failure: StoreError | OSError | None = None
     try:
         async with trio.open_nursery() as nursery:
+            if manager is not None:
+                nursery.start_soon(_show_life, server, manager)
             if signals:
-                await nursery.start(_stop_on_signal, server)
+                await nursery.start(_stop_on_signal, server, manager)
             if signals and reread is not None:
-                await nursery.start(_reload_on_signal, server)
+                await nursery.start(_reload_on_signal, server, manager)
             try:
-                await server.run(listener, ready)
+                await server.run(listener, _telling(ready, server, manager))
             except (StoreError, OSError) as error:  # for the caller as it is, not in a group
                 failure = error
             nursery.cancel_scope.cancel()
@@ -94,15 +100,51 @@ def within_descriptors(settings: Settings) -> Settings:
     return replace(settings, listen=replace(settings.listen, connections_max=room))
 
 
-async def _stop_on_signal(server: DelayServer, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+async def _show_life(server: DelayServer, manager: ServiceManager) -> None:
+    """Tell the service manager the stage, and that the event loop turns: a task of the loop can only run if it does."""
+    while True:
+        more_us = max(BEATS * manager.beat_ms, EXTEND_MS_MIN) * 1000
+        waits = [] if server.readiness.serves else [f"EXTEND_TIMEOUT_USEC={more_us}"]
+        manager.tell("WATCHDOG=1", _status(server), *waits)
+        await server.clock.sleep_ms(manager.beat_ms)
+
+
+def _status(server: DelayServer) -> str:
+    if server.stopping.is_set():
+        return status_line("stopping: what is in flight is being settled")
+    if not server.readiness.ready:
+        return status_line(server.readiness.reason)
+    host, port = server.address
+    return status_line(f"serving on {host} port {port}, {server.balance.accepted:,} messages accepted")
+
+
+def _telling(ready: Ready | None, server: DelayServer, manager: ServiceManager | None) -> Ready:
+    """A callback that tells the service manager too that all is served."""
+
+    def told(host: str, port: int) -> None:
+        if ready is not None:
+            ready(host, port)
+        if manager is not None:
+            manager.tell("READY=1", _status(server))
+
+    return told
+
+
+async def _stop_on_signal(
+    server: DelayServer, manager: ServiceManager | None, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     """From its start on, a signal is a stop, also while the server opens its files or waits for room."""
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as received:
         task_status.started()
         async for _ in received:
             server.stop()
+            if manager is not None:
+                manager.tell("STOPPING=1", _status(server))
 
 
-async def _reload_on_signal(server: DelayServer, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+async def _reload_on_signal(
+    server: DelayServer, manager: ServiceManager | None, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
     """SIGHUP is a `reload`. The log says what has changed, or what is wrong."""
     with trio.open_signal_receiver(signal.SIGHUP) as received:
         task_status.started()
@@ -114,8 +156,12 @@ async def _reload_on_signal(server: DelayServer, task_status: trio.TaskStatus[No
                     reason="the server opens its files; send SIGHUP again later",
                 )
                 continue
+            if manager is not None:
+                manager.tell("RELOADING=1", f"MONOTONIC_USEC={server.clock.monotonic_us()}")
             with suppress(DelayServerError):
                 await server.reload.reload()
+            if manager is not None and server.readiness.serves:
+                manager.tell("READY=1", _status(server))
 
 
 def run_server(
@@ -125,6 +171,7 @@ def run_server(
     ready: Ready | None = None,
     fs: FileSystem | None = None,
     reread: Reread | None = None,
+    manager: ServiceManager | None = None,
 ) -> int:
     """Run until a signal; returns the exit code of a clean stop. Raises what `serve` raises; the command line tells it."""
     # A worker thread that holds the interpreter gives it up after this long: the event loop waits no longer than that.
@@ -133,10 +180,10 @@ def run_server(
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
-    trio.run(lambda: serve(settings, role=role, fs=fs, ready=ready, signals=True, reread=reread))
+    trio.run(lambda: serve(settings, role=role, fs=fs, ready=ready, signals=True, reread=reread, manager=manager))
     return 0
 
 
-def run_broker(settings: Settings, *, ready: Ready | None = None) -> int:
+def run_broker(settings: Settings, *, ready: Ready | None = None, manager: ServiceManager | None = None) -> int:
     """`run_server` as a lone node of a broker group."""
-    return run_server(settings, role=BROKER, ready=ready)
+    return run_server(settings, role=BROKER, ready=ready, manager=manager)
