@@ -38,7 +38,7 @@ def list_groups(subject: str | None, server: str, as_json: bool) -> None:
     POSITION: everything before it is acked. END: where the next message goes. LAG: messages that are not acked; LEASED and
     RETRYING are some of those. EXPIRED: messages that expired before they were acked. FILTERED: messages that the
     group's filter kept from it since the node started. DEAD: messages that were given up; see `delayserver dead`. OLDEST:
-    how long ago the oldest message that is not acked was due.
+    how long ago the oldest message that is not acked was due; with --json its due time, oldest_ms.
     """
     with options.connect(server) as client:
         found = client.groups(subject)

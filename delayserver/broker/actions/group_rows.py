@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
-from delayserver.broker.queues.queue import ConsumeQueue
+from delayserver.broker.queues.queue import ConsumeQueue, QueueKey
 
 # Above every subject code and every group code.
 _CODE_MAX = 1 << 32
@@ -21,7 +21,7 @@ class GroupRow:
     messages to be redelivered from their place. `expired`: messages that expired before the group acked them.
     `filtered`: messages that its filter, `tags` and `where`, kept from it since the start.
     `redelivery_bytes`: the disk space of the group's redeliveries. `oldest_ms`: the due time of the oldest message
-    that is not acked, None if there is none or its record is damaged.
+    that is not acked, that of a redelivery included; None if there is none or its record is damaged.
     """
 
     subject: int
@@ -71,7 +71,7 @@ def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
         where=policy.where,
         waiting_in_place=group.main.in_place() + group.retry.in_place(),
         redelivery_bytes=group.redelivery_bytes,
-        oldest_ms=_oldest_ms(state, key[0], group.main),
+        oldest_ms=_oldest_ms(state, ((key[0], 0), group.main), (key, group.retry)),
     )
 
 
@@ -80,10 +80,16 @@ def _lag(queue: ConsumeQueue | None, cursor: Cursor) -> int:
     return 0 if queue is None else max(0, queue.end - cursor.committed - cursor.acked.count())
 
 
-def _oldest_ms(state: BrokerState, subject: int, cursor: Cursor) -> int | None:
-    queue = state.queues.get((subject, 0))
+def _oldest_ms(state: BrokerState, *parts: tuple[QueueKey, Cursor]) -> int | None:
+    """The earliest due time of the messages at which cursors stand: that of the subject, and that of redeliveries."""
+    found = [due_ms for key, cursor in parts if (due_ms := _due_ms(state, key, cursor)) is not None]
+    return min(found, default=None)
+
+
+def _due_ms(state: BrokerState, key: QueueKey, cursor: Cursor) -> int | None:
+    queue = state.queues.get(key)
     if queue is None or cursor.committed >= queue.end:
         return None
-    run = state.run_at((subject, 0), cursor.committed)
+    run = state.run_at(key, cursor.committed)
     batch = state.read(run)
     return None if batch is None else int(batch.due_ms[run.row_start + cursor.committed - run.position])

@@ -278,6 +278,7 @@ def test_dead_letters_are_listed_sent_again_and_dropped(server: Any) -> None:
     unasked = server.run("dead", "drop", *named)
     assert unasked.code == 2 and "--yes" in unasked.err
     assert server.run("dead", "resend", *named, "--max", "1", "--rate", "10", "--yes", "--json").row["resent"] == 1
+    assert server.run("groups", "list", "dying", "--json").row["oldest_ms"] > rows[0]["due_ms"] - 1
     (row,) = pull(server, "dying", "--ack")
     assert (row["body"], row["attempt"]) == ("one", 1)
     again = server.run("dead", "resend", *named, "--position", str(rows[2]["position"]), "--yes").out.split()
