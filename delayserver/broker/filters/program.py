@@ -40,6 +40,8 @@ _TESTS: Final[dict[str, Test]] = {
     ">": operator.gt,
     ">=": operator.ge,
 }
+# An empty msgpack map.
+_NO_PROPERTIES: Final = b"\x80"
 _TURNED: Final = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -71,6 +73,11 @@ class Program:
         for step in self.steps:
             step.run(columns, len(lengths), stack)
         return stack.pop().true
+
+    @property
+    def never_matches(self) -> bool:
+        """True for an expression that reads no property and is not true."""
+        return not self.names and not self.mask(memoryview(_NO_PROPERTIES), np.ones(1, np.uint32))[0]
 
 
 def compile_expression(text: str) -> Program:

@@ -308,6 +308,16 @@ def test_a_delay_level_is_named_by_its_duration(server: Any) -> None:
     assert server.run("nack", "levels", "--group", "named", "7", "--delay-level", "10s", "--json").row["unknown"] == 1
 
 
+def test_a_filter_that_cannot_match_is_refused_and_one_that_did_not_is_counted(server: Any) -> None:
+    refused = server.run("pull", "sieved", "--group", "g", "--where", "2 < 1")
+    assert refused.code == 1 and "filter_invalid: where at line 1, column 1: it never matches" in refused.err
+    for _ in range(3):
+        send(server, "sieved", "hello")
+    assert server.run("pull", "sieved", "--group", "g", "--where", "price > 3", "--wait", "1s", "--json").rows == []
+    row = server.run("groups", "list", "sieved", "--json").row
+    assert (row["filtered"], row["lag"]) == (3, 0)
+
+
 def test_a_nacked_delivery_comes_again(server: Any) -> None:
     send(server, "nacked")
     (row,) = pull(server, "nacked")

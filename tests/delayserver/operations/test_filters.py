@@ -95,6 +95,7 @@ async def test_a_group_gets_what_its_first_pull_asks_for(
         ({"where": "price >"}, "filter_invalid", "where at line 1, column 8: expected a property, a number"),
         ({"where": "a = 1\nAND b ! 2"}, "filter_invalid", "where at line 2, column 7"),
         ({"where": ""}, "filter_invalid", "where at line 1, column 1"),
+        ({"where": "1 = 2 AND NOT 'a' > 'b'"}, "filter_invalid", "where at line 1, column 1: it never matches"),
         ({"where": "a" * EXPRESSION_CHARACTERS_MAX + " = 1"}, "filter_invalid", "at most 4096 characters"),
         ({"tags": ""}, "filter_invalid", "tags at line 1, column 1: expected a tag"),
         ({"tags": "a || "}, "filter_invalid", "tags at line 1, column 6: expected a tag"),
