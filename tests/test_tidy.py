@@ -47,6 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store.tables": {"store", "store.disk", "store.records", "store.indexes", "store.logs"},
     "delayserver.protocol": set(),
     "delayserver.logs": set(),
+    "delayserver.metrics": set(),
     "delayserver.config": STORE,
     "delayserver.net": {"delayserver.protocol"},
     "delayserver.runtime": STORE | {"delayserver.protocol", "delayserver.logs"},

@@ -1,0 +1,1 @@
+"""Figures of the server and of its HTTP gateway in the format of Prometheus."""
