@@ -87,6 +87,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "delayserver.front.handlers": STORE | GROUND | {"delayserver.state", "delayserver.operations", "delayserver.front"},
     "delayserver.server": BELOW_OPERATIONS
     | {"delayserver.startup", "delayserver.operations", "delayserver.front", "delayserver.front.handlers"},
+    "delayserver.web": {"delayserver.logs", "delayserver.protocol", "delayserver.config", "delayserver.client"},
     "delayserver.embedded": STORE
     | {"delayserver.protocol", "delayserver.config", "delayserver.net", "delayserver.client", "delayserver.server"},
     "delayserver.cli.terminal": STORE | {"delayserver.protocol", "delayserver.config", "delayserver.client"},
@@ -97,7 +98,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"delayserver.cli.terminal"},
     "delayserver.cli": STORE
     | {"delayserver", "delayserver.config", "delayserver.runtime", "delayserver.client", "delayserver.server"}
-    | {"delayserver.logs", "delayserver.cli.terminal", "delayserver.cli.demo", "delayserver.cli.recover"},
+    | {"delayserver.logs", "delayserver.web"}
+    | {"delayserver.cli.terminal", "delayserver.cli.demo", "delayserver.cli.recover"},
     "delayserver.__main__": {"delayserver.cli"},
     "ops": set(),
     "ops.bench": {"delayserver", "delayserver.protocol", "delayserver.config", "delayserver.runtime"}

@@ -15,6 +15,7 @@ def broker(
     data_dir: str | None,
     host: str | None,
     port: int | None,
+    http_port: int | None,
     config: str | None,
     assignments: tuple[str, ...],
     log_format: str | None,
@@ -25,7 +26,9 @@ def broker(
 
     Servers deliver to it when its HOST:PORT is a node of one of their groups; consumers pull from it.
     """
-    settings = running.settings_from(data_dir, host, port, config, assignments, log_format, log_level)
+    # A file that several servers and brokers of a machine share must not give all of them the same port.
+    http_port = http_port or 0
+    settings = running.settings_from(data_dir, host, port, http_port, config, assignments, log_format, log_level)
     settings, fs = running.disk_for(settings, memory=False)
     running.log_to_stderr(settings)
     from delayserver.server.process import run_broker

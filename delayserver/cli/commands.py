@@ -20,6 +20,7 @@ GROUP: Final = "delayserver.commands"
 COMMANDS: Final = {
     "serve": "Run the server.",
     "broker": "Run the broker alone, as a node of a broker group.",
+    "http": "Run the HTTP gateway of a server alone.",
     "send": "Send one message, due later.",
     "publish": "Store one message for consumers now.",
     "pull": "Receive messages that are due.",

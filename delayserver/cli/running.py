@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,12 @@ def options(command: Command) -> Command:
             click.option("--host", metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]"),
             click.option(
                 "--port", type=int, metavar="N", help="Where to listen; 0 takes a free port.  [default: 20801]"
+            ),
+            click.option(
+                "--http-port",
+                type=int,
+                metavar="N",
+                help="Where the HTTP API and the console listen; 0: none.  [default: 20880, of a broker: none]",
             ),
             click.option(
                 "--config",
@@ -71,6 +78,7 @@ def settings_from(
     data_dir: str | None,
     host: str | None,
     port: int | None,
+    http_port: int | None,
     config: str | None,
     assignments: tuple[str, ...],
     log_format: str | None,
@@ -84,6 +92,7 @@ def settings_from(
         "storage.data_dir": data_dir,
         "listen.host": host,
         "listen.port": port,
+        "http.port": http_port,
         "log.format": log_format,
         "log.level": log_level,
     }
@@ -121,6 +130,7 @@ def service_manager() -> ServiceManager | None:
 def naming_what_failed(settings: Settings) -> Iterator[None]:
     """Turns a failure to listen, and the loss of the data directory, into a `click.ClickException` with advice. Other
     exceptions pass."""
+    from delayserver.server.http_gateway import HttpAddressError
     from store.errors import StoreError
 
     try:
@@ -131,11 +141,25 @@ def naming_what_failed(settings: Settings) -> Iterator[None]:
                 f"{settings.storage.data_dir}: the data directory was removed or moved while the server ran; put it (or a "
                 "copy) back and start again: without it, what was not delivered is lost"
             ) from None
-        advice = _listen_advice(leaf(error))
+        for_http = isinstance(leaf(error), HttpAddressError)
+        advice = _listen_advice(leaf(error), "http" if for_http else "listen")
         if advice is None:
             raise
-        host, port = settings.listen.host, settings.listen.port
-        raise click.ClickException(f"cannot listen on {_place(host, port)}: {advice}") from None
+        place = settings.http if for_http else settings.listen
+        what = "listen for HTTP" if for_http else "listen"
+        raise click.ClickException(f"cannot {what} on {place_of(place.host, place.port)}: {advice}") from None
+
+
+def listen_for_http(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises `click.ClickException` with advice."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as error:
+        advice = _listen_advice(error, "listen")
+        if advice is None:
+            raise
+        raise click.ClickException(f"cannot listen on {place_of(host, port)}: {advice}") from None
 
 
 def _directory_is_gone(error: BaseException, data_dir: str) -> bool:
@@ -146,22 +170,24 @@ def _directory_is_gone(error: BaseException, data_dir: str) -> bool:
     return isinstance(cause, FileNotFoundError) and not Path(data_dir).exists()
 
 
-def _listen_advice(error: BaseException) -> str | None:
-    """Advice for a failure of bind; None for any other failure."""
+def _listen_advice(error: BaseException, section: str) -> str | None:
+    """Advice for a failure of bind; None for any other failure. ``section``: the one of the settings with the address."""
+    host, port = ("--host", "--port") if section == "listen" else ("--set http.host=ADDRESS", "--http-port")
     if not isinstance(error, OSError) or error.errno is None:
         return None
     if error.errno < 0:  # an error of the resolver, which trio raises as a plain OSError
-        return "no such host; choose another address with --host"
+        return f"no such host; choose another address with {host}"
     if error.errno == errno.EADDRINUSE:
-        return "another process listens on this port; stop it, or choose another with --port"
+        return f"another process listens on this port; stop it, or choose another with {port}"
     if error.errno == errno.EADDRNOTAVAIL:
-        return "this machine has no such address; choose another with --host"
+        return f"this machine has no such address; choose another with {host}"
     if error.errno in (errno.EACCES, errno.EPERM) and error.filename is None:
-        return "not permitted; ports below 1024 need privileges, choose another with --port"
+        return f"not permitted; ports below 1024 need privileges, choose another with {port}"
     return None
 
 
-def _place(host: str, port: int) -> str:
+def place_of(host: str, port: int) -> str:
+    """`host:port` as people write it."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -185,11 +211,14 @@ def announce(role: str, settings: Settings, as_json: bool, fs: FileSystem) -> Ca
                     "port": port,
                     "data_dir": None if in_memory else data_dir,
                     "server_id": server_id,
+                    "http_port": settings.http.port or None,
                 }
             )
         else:
             place = "memory" if in_memory else data_dir
             name = "delayserver" if role == "server" else "delayserver broker"
-            click.echo(f"{name} {__version__} ready on {_place(host, port)}, data in {place}, server id {server_id}")
+            http = f", HTTP on http://{place_of(settings.http.host, settings.http.port)}/" if settings.http.port else ""
+            where = f"ready on {place_of(host, port)}, data in {place}, server id {server_id}"
+            click.echo(f"{name} {__version__} {where}{http}")
 
     return ready

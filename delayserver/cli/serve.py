@@ -26,6 +26,7 @@ def serve(
     data_dir: str | None,
     host: str | None,
     port: int | None,
+    http_port: int | None,
     config: str | None,
     assignments: tuple[str, ...],
     log_format: str | None,
@@ -40,8 +41,8 @@ def serve(
     """
     if memory and data_dir is not None:
         raise click.UsageError("--memory has no data directory: leave --data-dir out")
-    reread = partial(_reread, memory, data_dir, host, port, config, assignments, log_format, log_level)
-    settings = running.settings_from(data_dir, host, port, config, assignments, log_format, log_level)
+    reread = partial(_reread, memory, data_dir, host, port, http_port, config, assignments, log_format, log_level)
+    settings = running.settings_from(data_dir, host, port, http_port, config, assignments, log_format, log_level)
     settings, fs = running.disk_for(settings, memory=memory)
     running.log_to_stderr(settings)
     from delayserver.server.process import run_server

@@ -46,6 +46,28 @@ class ListenSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HttpSettings:
+    """The HTTP gateway, a process beside the server, and the bounds of its connections."""
+
+    host: str = "127.0.0.1"
+    port: int = 20880
+    """0: no HTTP."""
+    connections_max: int = 4096
+    """A connection takes about 10 KiB. Beyond the bound the one that has been idle the longest gives way. Where none is
+    idle, a new one is refused."""
+    head_bytes_max: int = 32 * 1024
+    """Request line and headers of one request. Browsers and proxies send a few KiB."""
+    head_timeout_ms: int = 10_000
+    """A request whose head is not there after this long is refused. Slow heads would hold connections for nothing."""
+    idle_timeout_ms: int = 75_000
+    """A connection without a request for this long is closed. Proxies and browsers keep theirs for about a minute."""
+    body_timeout_ms: int = 30_000
+    """A request is refused if its body gets no bytes for this long, or fewer than 64 KiB a minute on average."""
+    streams_max: int = 1024
+    """Streams of server-sent events at the same time. Each keeps a task and a connection."""
+
+
+@dataclass(frozen=True, slots=True)
 class MessageSettings:
     """Bounds of a message."""
 
@@ -245,6 +267,7 @@ class Settings:
     """All settings. The server runs with the defaults, without any file."""
 
     listen: ListenSettings = field(default_factory=ListenSettings)
+    http: HttpSettings = field(default_factory=HttpSettings)
     message: MessageSettings = field(default_factory=MessageSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     wheel: WheelSettings = field(default_factory=WheelSettings)

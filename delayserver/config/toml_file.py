@@ -33,6 +33,7 @@ CHOICES: Final = {
 ZERO_ALLOWED: Final = frozenset(
     {
         "listen.port",  # any free port
+        "http.port",  # no HTTP
         "storage.message_log_retention_ms",
         "storage.retention_ms",
         "storage.inline_sync_bytes_max",
@@ -63,6 +64,7 @@ SERVER_SECRET_LENGTH_MIN: Final = 16
 
 MAXIMA: Final = {
     "listen.port": 65_535,
+    "http.port": 65_535,
     "listen.frame_bytes_max": U32_MAX,  # the frame's length is a u32
     "message.body_bytes_max": U32_MAX,  # so are the length columns
     "message.subject_bytes_max": 255,  # the protocol's bound

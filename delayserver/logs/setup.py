@@ -86,3 +86,8 @@ def set_up(log_format: str = "auto", log_level: str = "warning", stream: TextIO 
 def _log_crash(_: type[BaseException], error: BaseException, __: TracebackType | None) -> None:
     extra = {"event": "crashed", "fields": {}, "shown": ""}
     logging.getLogger("delayserver").critical("the process ends: %s", error, exc_info=error, extra=extra)
+
+
+def silence(library: str) -> None:
+    """Log nothing of a library but what ends the process."""
+    logging.getLogger(library).setLevel(logging.CRITICAL)

@@ -19,6 +19,7 @@ from delayserver.operations.reload import Reread
 from delayserver.protocol.errors import DelayServerError
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer, Ready
+from delayserver.server.http_gateway import HttpGateway
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
 from store.disk.filesystem import FileSystem
 from store.errors import StoreError
@@ -45,14 +46,21 @@ async def serve(
     signals: bool = False,
     reread: Reread | None = None,
     manager: ServiceManager | None = None,
+    http: bool = False,
 ) -> None:
     """Open, serve until cancelled (or, with `signals`, until SIGTERM or SIGINT), stop cleanly. A `reload` and, with
-    `signals`, SIGHUP take over what `reread` gives. `manager` learns how far the server is.
+    `signals`, SIGHUP take over what `reread` gives. `manager` learns how far the server is. With `http` the gateway of
+    `settings.http` runs beside it.
 
-    Raises StoreError (data directory locked, damaged, disk), OSError (the address is taken).
+    Raises StoreError (data directory locked, damaged, disk), OSError (the address is taken), HttpAddressError.
     """
     settings = within_descriptors(settings)
     listener = SocketListener(settings.listen.host, settings.listen.port)
+    try:
+        gateway = HttpGateway.listen(settings) if http and settings.http.port else None
+    except OSError:
+        listener.close()
+        raise
     again = None if reread is None else lambda: within_descriptors(reread())
     server = DelayServer(settings, role=role, runtime=runtime, fs=fs, reread=again)
     failure: StoreError | OSError | None = None
@@ -64,6 +72,9 @@ async def serve(
                 await nursery.start(_stop_on_signal, server, manager)
             if signals and reread is not None:
                 await nursery.start(_reload_on_signal, server, manager)
+            if gateway is not None:
+                # From the start on, so that a client of HTTP hears that the server is not ready yet.
+                nursery.start_soon(gateway.run, _dialled(*listener.address))
             try:
                 await server.run(listener, _telling(ready, server, manager))
             except (StoreError, OSError) as error:  # for the caller as it is, not in a group
@@ -73,7 +84,15 @@ async def serve(
             raise failure
     finally:
         listener.close()
+        if gateway is not None:
+            gateway.close()
         server.close()
+
+
+def _dialled(host: str, port: int) -> str:
+    """The address at which a process of this machine reaches the server that listens on a host."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def within_descriptors(settings: Settings) -> Settings:
@@ -180,7 +199,9 @@ def run_server(
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTION_THRESHOLDS)
-    trio.run(lambda: serve(settings, role=role, fs=fs, ready=ready, signals=True, reread=reread, manager=manager))
+    trio.run(
+        lambda: serve(settings, role=role, fs=fs, ready=ready, signals=True, reread=reread, manager=manager, http=True)
+    )
     return 0
 
 

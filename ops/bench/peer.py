@@ -97,7 +97,7 @@ def make_peer(common: Any) -> Any:
 
         def launch(self) -> None:
             command = [sys.executable, "-m", "delayserver", "serve", "--data-dir", f"{self.dir}/data"]
-            command += ["--port", str(self.port), "--set", f"storage.durability={self.mode}"]
+            command += ["--port", str(self.port), "--http-port", "0", "--set", f"storage.durability={self.mode}"]
             with open(f"{common.OUT}/delayserver.log", "ab") as log:
                 process = subprocess.Popen(
                     command, stdout=log, stderr=log, env={**os.environ, "PYTHONPATH": python_path()}

@@ -98,7 +98,7 @@ class ServerProcess:
 
     def launch(self) -> None:
         """Starts the process and returns at once. The port stays the same after restarts."""
-        command = [sys.executable, "-m", self._module, "serve", "--json"]
+        command = [sys.executable, "-m", self._module, "serve", "--json", "--http-port", "0"]
         command += [
             "--data-dir",
             f"{self.directory}/data",

@@ -43,10 +43,13 @@ def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--data-dir", required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--http-port", type=int, default=0)
     parser.add_argument("--set", action="append", default=[])
     given = parser.parse_args()
     named = dict(parse_assignment(text) for text in given.set)
-    settings = load_settings(None, {**named, "storage.data_dir": given.data_dir, "listen.port": given.port})
+    settings = load_settings(
+        None, {**named, "storage.data_dir": given.data_dir, "listen.port": given.port, "http.port": given.http_port}
+    )
     return run_server(settings, ready=lambda _host, _port: print("ready", flush=True), fs=SlowFileSystem())
 
 

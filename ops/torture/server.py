@@ -31,7 +31,7 @@ class TorturedServer:
 
     def launch(self) -> None:
         """Starts the process and returns at once."""
-        command = [sys.executable, "-m", "delayserver", "serve", "--json", "--port", "0"]
+        command = [sys.executable, "-m", "delayserver", "serve", "--json", "--port", "0", "--http-port", "0"]
         command += ["--data-dir", self._data_dir, "--config", self._config]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         with open(self._log, "ab") as log:

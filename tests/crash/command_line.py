@@ -46,7 +46,18 @@ class CommandLineServer:
 
     def start(self) -> bool:
         """Start; whether it got ready, otherwise it has ended."""
-        command = [*self._prefix, sys.executable, "-m", "delayserver", "serve", "--json", "--port", "0"]
+        command = [
+            *self._prefix,
+            sys.executable,
+            "-m",
+            "delayserver",
+            "serve",
+            "--json",
+            "--port",
+            "0",
+            "--http-port",
+            "0",
+        ]
         command += ["--data-dir", str(self.data_dir), "--config", str(self._config)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(

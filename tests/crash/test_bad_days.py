@@ -368,7 +368,7 @@ def test_a_clock_set_back_between_two_runs_loses_and_hastens_nothing(server: Ser
 
 
 def command_line(data_dir: str) -> list[str]:
-    return [sys.executable, "-m", "delayserver", "serve", "--data-dir", data_dir, "--port", "0"]
+    return [sys.executable, "-m", "delayserver", "serve", "--data-dir", data_dir, "--port", "0", "--http-port", "0"]
 
 
 def test_a_second_process_on_the_same_directory_is_refused_with_one_clear_line(server: ServerUnderTest) -> None:

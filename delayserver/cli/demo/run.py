@@ -96,6 +96,7 @@ def running_server(directory: str) -> Iterator[RunningServer]:
     data_dir = str(Path(directory) / "data")
     log = Path(directory) / "server.log"
     command = [sys.executable, "-m", "delayserver", "serve", "--data-dir", data_dir, "--port", "0", "--json"]
+    command += ["--http-port", "0"]
     with log.open("wb") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors)
     # Kills a server that neither starts nor ends, which would block `readline` below for ever.

@@ -39,7 +39,7 @@ func startServer(t *testing.T, folder string, settings ...string) *testServer {
 	if program == "" {
 		t.Skip("DELAYSERVER, the path of the command, is not set")
 	}
-	arguments := []string{"serve", "--data-dir", folder, "--port", "0"}
+	arguments := []string{"serve", "--data-dir", folder, "--port", "0", "--http-port", "0"}
 	for _, setting := range settings {
 		arguments = append(arguments, "--set", setting)
 	}

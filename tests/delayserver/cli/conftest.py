@@ -77,7 +77,7 @@ class Server:
 def serve(data_dir: Path | None, *arguments: str, **options: Any) -> Server:
     """Start a server on a free port and wait until it is ready."""
     place = ("--data-dir", str(data_dir)) if data_dir is not None else ()
-    process = start("serve", *place, "--port", "0", "--json", *arguments, **options)
+    process = start("serve", *place, "--port", "0", "--http-port", "0", "--json", *arguments, **options)
     assert process.stdout is not None
     line = process.stdout.readline()
     if not line:

@@ -17,12 +17,14 @@ from delayserver import __version__
 from delayserver.client import Client
 from delayserver.protocol.errors import DiskFull
 
+FREE = ("--port", "0", "--http-port", "0")
+
 
 @pytest.mark.parametrize(("command", "name"), [("serve", "delayserver"), ("broker", "delayserver broker")])
 def test_exactly_one_line_tells_that_requests_are_accepted(
     begin: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, command: str, name: str
 ) -> None:
-    process = begin(command, "--data-dir", str(tmp_path / "data"), "--port", "0")
+    process = begin(command, "--data-dir", str(tmp_path / "data"), *FREE)
     assert process.stdout is not None
     line = process.stdout.readline().decode()
     pattern = rf"{name} {re.escape(__version__)} ready on 127\.0\.0\.1:(\d+), data in (\S+), server id [0-9a-f]{{12}}\n"
@@ -69,7 +71,7 @@ def test_a_second_process_on_the_same_data_is_refused(
     start_server: Callable[..., Any], delayserver: Callable[..., Any], tmp_path: Path
 ) -> None:
     start_server(tmp_path / "data")
-    done = delayserver("serve", "--data-dir", str(tmp_path / "data"), "--port", "0")
+    done = delayserver("serve", "--data-dir", str(tmp_path / "data"), *FREE)
     refused(done, str(tmp_path / "data"), "in use by", "choose another directory")
 
 
@@ -77,13 +79,13 @@ def test_a_port_in_use_is_one_line(
     start_server: Callable[..., Any], delayserver: Callable[..., Any], tmp_path: Path
 ) -> None:
     port = start_server(tmp_path / "one").address.rpartition(":")[2]
-    done = delayserver("serve", "--data-dir", str(tmp_path / "two"), "--port", port)
+    done = delayserver("serve", "--data-dir", str(tmp_path / "two"), "--port", port, "--http-port", "0")
     refused(done, f"cannot listen on 127.0.0.1:{port}: another process", "--port")
 
 
 def test_a_directory_of_somebody_else_is_refused(delayserver: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "letters.txt").write_text("not ours")
-    done = delayserver("serve", "--data-dir", str(tmp_path), "--port", "0")
+    done = delayserver("serve", "--data-dir", str(tmp_path), *FREE)
     refused(done, str(tmp_path), "letters.txt")
 
 
@@ -91,20 +93,23 @@ def test_a_broker_does_not_take_the_directory_of_a_server(
     start_server: Callable[..., Any], delayserver: Callable[..., Any], tmp_path: Path
 ) -> None:
     assert start_server(tmp_path / "data").stop().code == 0
-    done = delayserver("broker", "--data-dir", str(tmp_path / "data"), "--port", "0")
+    done = delayserver("broker", "--data-dir", str(tmp_path / "data"), *FREE)
     refused(done, f"{tmp_path / 'data'}: the data of a server, and this is a broker", "choose another directory")
 
 
 def test_a_data_directory_that_cannot_be_made_is_refused(delayserver: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    refused(delayserver("serve", "--data-dir", str(tmp_path / "file" / "data"), "--port", "0"), str(tmp_path / "file"))
+    refused(
+        delayserver("serve", "--data-dir", str(tmp_path / "file" / "data"), *FREE),
+        str(tmp_path / "file"),
+    )
 
 
 @pytest.mark.parametrize("role", ["serve", "broker"])
 def test_a_server_whose_data_directory_goes_away_says_so_in_one_line(
     begin: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, role: str
 ) -> None:
-    process = begin(role, "--data-dir", str(tmp_path / "data"), "--port", "0")
+    process = begin(role, "--data-dir", str(tmp_path / "data"), *FREE)
     assert process.stdout is not None
     assert process.stdout.readline()
     (tmp_path / "data").rename(tmp_path / "elsewhere")
@@ -115,11 +120,14 @@ def test_a_server_whose_data_directory_goes_away_says_so_in_one_line(
 
 
 def test_a_host_that_is_not_of_this_machine_is_one_line(delayserver: Callable[..., Any], tmp_path: Path) -> None:
-    refused(delayserver("serve", "--data-dir", str(tmp_path / "data"), "--port", "0", "--host", "192.0.2.1"), "--host")
+    refused(
+        delayserver("serve", "--data-dir", str(tmp_path / "data"), *FREE, "--host", "192.0.2.1"),
+        "--host",
+    )
 
 
 def test_a_host_that_no_resolver_knows_is_one_line(delayserver: Callable[..., Any], tmp_path: Path) -> None:
-    done = delayserver("serve", "--data-dir", str(tmp_path / "data"), "--port", "0", "--host", "nowhere.invalid")
+    done = delayserver("serve", "--data-dir", str(tmp_path / "data"), *FREE, "--host", "nowhere.invalid")
     refused(done, "cannot listen on nowhere.invalid:0", "--host")
 
 
@@ -138,7 +146,7 @@ def test_a_broker_node_gets_what_a_server_routes_to_it(
     delayserver: Callable[..., Any],
     tmp_path: Path,
 ) -> None:
-    node = begin("broker", "--data-dir", str(tmp_path / "node"), "--port", "0", "--json")
+    node = begin("broker", "--data-dir", str(tmp_path / "node"), *FREE, "--json")
     assert node.stdout is not None
     ready = json.loads(node.stdout.readline())
     address = f"{ready['host']}:{ready['port']}"
@@ -172,7 +180,7 @@ def test_memory_and_a_data_directory_exclude_each_other(delayserver: Callable[..
 def test_a_server_in_memory_says_so_and_keeps_its_bound(
     begin: Callable[..., subprocess.Popen[bytes]],
 ) -> None:
-    process = begin("serve", "--memory", "--port", "0", "--set", "storage.memory_bytes_max=16MiB")
+    process = begin("serve", "--memory", *FREE, "--set", "storage.memory_bytes_max=16MiB")
     assert process.stdout is not None
     line = process.stdout.readline().decode()
     match = re.fullmatch(r"delayserver \S+ ready on (\S+), data in memory, server id [0-9a-f]{12}\n", line)

@@ -69,7 +69,7 @@ def test_what_names_no_message_is_told_by_its_type(server: Server) -> None:
 
 
 def test_a_data_directory_that_cannot_be_made_was_never_there(tmp_path: Path) -> None:
-    done = run("serve", "--data-dir", "/proc/none/data", "--port", "0")
+    done = run("serve", "--data-dir", "/proc/none/data", "--port", "0", "--http-port", "0")
     assert done.code == 1
     assert "cannot make directory" in done.err
     assert "was removed" not in done.err

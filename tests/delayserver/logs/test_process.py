@@ -31,6 +31,8 @@ def begin(tmp_path: Path, *arguments: str, **options: Any) -> tuple[subprocess.P
         str(tmp_path / "data"),
         "--port",
         "0",
+        "--http-port",
+        "0",
         "--json",
     ]
     process = subprocess.Popen(

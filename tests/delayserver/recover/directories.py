@@ -69,9 +69,24 @@ class ServerProcess:
     """`delayserver serve` on a directory, killed at the end of the block unless it was stopped."""
 
     def __init__(self, path: Path, *arguments: str) -> None:
-        command = [sys.executable, "-m", "delayserver", "serve", "--data-dir", str(path), "--port", "0", "--json"]
+        command = [
+            sys.executable,
+            "-m",
+            "delayserver",
+            "serve",
+            "--data-dir",
+            str(path),
+            "--port",
+            "0",
+            "--http-port",
+            "0",
+        ]
         self.process = subprocess.Popen(
-            [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+            [*command, "--http-port", "0", *arguments],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
         )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

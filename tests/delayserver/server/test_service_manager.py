@@ -54,7 +54,8 @@ def begin(heard: Heard, tmp_path: Path) -> Iterator[Callable[..., subprocess.Pop
 
     def begin_one(*arguments: str) -> subprocess.Popen[bytes]:
         environment = os.environ | {"NOTIFY_SOCKET": heard.address, "WATCHDOG_USEC": "300000"}
-        command = [sys.executable, "-m", "delayserver", *arguments, "--port", "0", "--data-dir", str(tmp_path / "data")]
+        command = [sys.executable, "-m", "delayserver", *arguments, "--port", "0", "--http-port", "0"]
+        command += ["--data-dir", str(tmp_path / "data")]
         started.append(subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE))
         return started[-1]
 

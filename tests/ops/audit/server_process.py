@@ -39,7 +39,7 @@ class ServerProcess:
 
     def start(self, *settings: str) -> None:
         command = [sys.executable, "-m", "delayserver", self.role, "--json", "--data-dir", str(self.directory)]
-        command += ["--port", str(self.port)]
+        command += ["--port", str(self.port), "--http-port", "0"]
         if self.config is not None:
             command += ["--config", str(self.config)]
         for setting in settings:

@@ -1,0 +1,63 @@
+"""`delayserver http`: runs the HTTP gateway of a server alone, until SIGTERM or SIGINT."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import click
+
+from delayserver.cli import running
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import print_json
+
+if TYPE_CHECKING:
+    from delayserver.config.settings import HttpSettings
+
+
+@click.command
+@options.server
+@click.option("--host", metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]")
+@click.option("--port", type=int, metavar="N", help="Where to listen; 0 takes a free port.  [default: 20880]")
+@click.option(
+    "--config", type=click.Path(), metavar="FILE", help="A TOML file; its tables [http] and [log] count here."
+)
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key of that file.")
+@click.option("--json", "as_json", is_flag=True, help="Print the ready line as a JSON object.")
+def http(
+    server: str,
+    host: str | None,
+    port: int | None,
+    config: str | None,
+    assignments: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run the HTTP API and the console as a process of its own, for a server that may run elsewhere.
+
+    `delayserver serve` runs one beside itself. This command is for more of them, or for another machine.
+    """
+    named = () if host is None else (f"http.host={host}",)
+    everything = running.settings_from(None, None, None, port, config, (*assignments, *named), None, None)
+    running.log_to_stderr(everything)
+    settings = everything.http
+    asyncio.run(_serve(server, running.listen_for_http(settings.host, settings.port), settings, as_json))
+
+
+async def _serve(server: str, listening: socket.socket, settings: HttpSettings, as_json: bool) -> None:
+    from delayserver.web.process import serve_http
+
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+
+    async def until_signal() -> None:
+        host, port = listening.getsockname()[:2]
+        if as_json:
+            print_json({"ready": True, "host": host, "http_port": port, "server": server})
+        else:
+            click.echo(f"delayserver http ready on http://{running.place_of(host, port)}/, for the server at {server}")
+        await stopping.wait()
+
+    await serve_http(server, listening, settings, until_signal)

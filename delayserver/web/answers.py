@@ -1,0 +1,73 @@
+"""Answers: JSON documents, problem documents and streams of server-sent events."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Final, TypeAlias, TypeVar
+
+import msgspec
+from starlette.responses import Response, StreamingResponse
+
+from delayserver.web.problems import PROBLEM_JSON, Problem, invalid
+
+T = TypeVar("T")
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+JSON: Final = "application/json"
+EVENTS: Final = "text/event-stream"
+
+_encode = msgspec.json.Encoder().encode
+
+
+def json_answer(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON document as an answer."""
+    return Response(_encode(document), status, headers, JSON)
+
+
+def problem_answer(problem: Problem) -> Response:
+    """A problem document as an answer."""
+    return Response(problem.encoded(), problem.status, problem.headers(), PROBLEM_JSON)
+
+
+async def send_json(send: Send, status: int, document: object) -> None:
+    """Send a JSON document without the cost of a response object."""
+    body = _encode(document)
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """A document of a request. Raises `Problem` for one that is not JSON, and for one with wrong fields."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(str(error)) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise Problem(400, "malformed_request", f"the body is not JSON: {error}") from None
+
+
+def read_query(query: Mapping[str, str], kind: type[T]) -> T:
+    """The parameters of a query as a document. Raises `Problem`."""
+    try:
+        return msgspec.convert(dict(query), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the query is not valid: {error}") from None
+
+
+def event(data: bytes, *, name: str | None = None, event_id: str | None = None) -> bytes:
+    """One server-sent event. ``data`` is JSON, so it has no line breaks."""
+    lines = [b"id: " + event_id.encode()] if event_id is not None else []
+    lines += [b"event: " + name.encode()] if name is not None else []
+    return b"\n".join([*lines, b"data: " + data, b"", b""])
+
+
+PING: Final = b": still here\n\n"
+"""A comment, which keeps proxies from closing a quiet stream."""
+
+
+def event_stream(events: AsyncIterator[bytes]) -> Response:
+    """A stream of server-sent events as an answer."""
+    return StreamingResponse(
+        events, media_type=EVENTS, headers={"cache-control": "no-store", "x-accel-buffering": "no"}
+    )

@@ -1,0 +1,146 @@
+"""Bodies of requests, read within bounds; and the three ways in which the body of a message stands in JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any, Final, Literal, TypeAlias
+
+import msgspec
+from starlette.requests import ClientDisconnect
+
+from delayserver.protocol.errors import QueueFull
+from delayserver.web.problems import Problem, invalid, problem_of
+
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Scope: TypeAlias = Mapping[str, Any]
+
+BodyForm: TypeAlias = Literal["auto", "text", "json", "base64"]
+"""How a reader wants bodies: `text` and `json` where the bytes allow it, otherwise base64. `auto` is text."""
+
+Encoding: TypeAlias = Literal["text", "json", "base64"]
+"""How a body is written."""
+
+ROOM_BYTES: Final = 128 * 1024 * 1024
+"""Bodies of all requests that are being read or answered, beyond `SMALL_BYTES` each."""
+SMALL_BYTES: Final = 64 * 1024
+"""A request of this size gets through whatever others hold."""
+
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+class BodyReader:
+    """Reads bodies of requests, and counts what they hold in memory together."""
+
+    def __init__(self) -> None:
+        self._held_bytes = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of unfinished requests that count against `ROOM_BYTES`."""
+        return self._held_bytes
+
+    async def read(self, scope: Scope, receive: Receive, bytes_max: int) -> bytes:
+        """A whole body. Raises `Problem` for one above `bytes_max`, as soon as that is known."""
+        declared = _declared_length(scope)
+        if declared is not None and declared > bytes_max:
+            raise _too_large(bytes_max)
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        data: bytes = message.get("body", b"")
+        if not message.get("more_body", False):
+            if len(data) > bytes_max:
+                raise _too_large(bytes_max)
+            return data
+        return await self._read_on(receive, data, bytes_max)
+
+    async def _read_on(self, receive: Receive, first: bytes, bytes_max: int) -> bytes:
+        parts, size, held = [first], len(first), 0
+        try:
+            while True:
+                if size > bytes_max:
+                    raise _too_large(bytes_max)
+                if size > SMALL_BYTES:
+                    self._take(size - SMALL_BYTES - held)
+                    held = size - SMALL_BYTES
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if not message.get("more_body", False):
+                    if size > bytes_max:
+                        raise _too_large(bytes_max)
+                    return b"".join(parts)
+        finally:
+            self._held_bytes -= held
+
+    def _take(self, size: int) -> None:
+        if self._held_bytes + size > ROOM_BYTES:
+            full = problem_of(QueueFull("the bodies of other requests take all memory", retry_after_ms=1000))
+            raise Problem(full.status, full.error, full.detail, retry_after_ms=1000, close=True)
+        self._held_bytes += size
+
+
+def _declared_length(scope: Scope) -> int | None:
+    for name, value in scope["headers"]:
+        if name == b"content-length":
+            return int(value)
+    return None
+
+
+def _too_large(bytes_max: int) -> Problem:
+    return Problem(413, "body_too_large", f"the body of this request is above {bytes_max} bytes", close=True)
+
+
+def content_type(scope: Scope) -> str:
+    """The media type of a request's body, without parameters, in lower case; empty if it has none."""
+    for name, value in scope["headers"]:
+        if name == b"content-type":
+            kind: str = value.decode("latin-1")
+            return kind.partition(";")[0].strip().lower()
+    return ""
+
+
+def message_body(body: msgspec.Raw, body_base64: str | None) -> bytes | str:
+    """The body of a message from the two fields of a request, of which exactly one is given. A JSON text is that text; any
+    other JSON value is stored as it was written. Raises `Problem`.
+    """
+    raw = memoryview(body)
+    if bool(raw) == (body_base64 is not None):
+        raise invalid("give either body (a text, or any JSON value) or body_base64 (bytes)")
+    if body_base64 is not None:
+        return base64_bytes(body_base64)
+    return _decode_text(raw) if raw[0] == ord('"') else bytes(raw)
+
+
+def base64_bytes(text: str) -> bytes:
+    """The bytes of base64 text. Raises `Problem`."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise invalid("body_base64 is not base64") from None
+
+
+def shown_body(body: bytes, form: BodyForm) -> tuple[Any, Encoding]:
+    """A body for a reader, and its `body_encoding`: `text`, `json` or `base64`. Bytes that are not of the wanted form are
+    given as text if they are UTF-8, otherwise as base64.
+    """
+    if form == "json" and _is_json(body):
+        return msgspec.Raw(body), "json"
+    if form != "base64":
+        try:
+            return body.decode(), "text"
+        except UnicodeDecodeError:
+            pass
+    return base64.b64encode(body).decode(), "base64"
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True

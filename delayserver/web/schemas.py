@@ -1,0 +1,159 @@
+"""The documents of the API as types. They check requests, write answers, and are the schemas of the API document."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+
+from delayserver.web.bodies import BodyForm, Encoding
+
+I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Milliseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+NO_BODY = msgspec.Raw(b"")
+
+
+class Due(Struct, kw_only=True):
+    """When a message is due: exactly one of the five. `delay` is a duration such as `10s`, `at` a time of ISO 8601 with a
+    zone, `delay_level` the number of a named delay of the server.
+    """
+
+    due_ms: I64 | None = None
+    delay_ms: Milliseconds | None = None
+    delay: str | None = None
+    at: str | None = None
+    delay_level: Annotated[int, Meta(ge=1, le=100)] | None = None
+
+
+class SendRequest(Due, kw_only=True, forbid_unknown_fields=True):
+    """One message to send. `body` is a text, or any other JSON value, which is stored as JSON. `body_base64` is bytes."""
+
+    subject: str
+    body: msgspec.Raw = NO_BODY
+    body_base64: str | None = None
+    message_id: str | None = None
+    properties: dict[str, str] | None = None
+    expires_ms: Milliseconds | None = None
+    tag: str | None = None
+    order_key: str | None = None
+
+
+class Sent(Struct):
+    """An accepted message. It is on the server's disk."""
+
+    receipt: str
+    message_id: str
+    subject: str
+    due_ms: int
+    sequence: int
+
+
+class Fate(Struct, omit_defaults=True):
+    """What became of a message. The body and the fields beside it are there if the server still has them."""
+
+    outcome: str
+    receipt: str | None = None
+    subject: str | None = None
+    due_ms: int | None = None
+    dispatched_us: int | None = None
+    attempts: int | None = None
+    broker_group: str | None = None
+    original_receipt: str | None = None
+    rescheduled_to: str | None = None
+    unanswered_elsewhere: int | None = None
+    message_id: str | None = None
+    body: Any = None
+    body_encoding: Encoding | None = None
+    body_left_out: bool = False
+    properties: dict[str, str] | None = None
+    expires_ms: int | None = None
+    tag: str | None = None
+    order_key: str | None = None
+
+
+class Ended(Struct, omit_defaults=True):
+    """The answer of a cancel: `cancelled`, or why it was not."""
+
+    outcome: str
+    receipt: str | None = None
+
+
+class PullRequest(Struct, forbid_unknown_fields=True):
+    """`ack`: the messages count as done when they are handed out. `body_as`: how bodies are written."""
+
+    max_messages: Annotated[int, Meta(ge=1, le=16_384)] = 100
+    wait_ms: Annotated[int, Meta(ge=0, le=60_000)] = 0
+    ack: bool = False
+    ack_timeout_ms: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    start: Literal["earliest", "latest"] | Milliseconds | None = None
+    tags: str | None = None
+    where: str | None = None
+    body_as: BodyForm = "auto"
+
+
+class Pulled(Struct, omit_defaults=True):
+    """One message handed to a consumer. `delivery` names this delivery for ack and nack."""
+
+    message_id: str
+    subject: str
+    body: Any
+    body_encoding: Encoding
+    due_ms: int
+    dispatched_ms: int
+    attempt: int
+    delivery: str
+    sequence: int
+    server_id: str
+    accepted_us: int
+    dispatched_us: int
+    properties: dict[str, str] = {}
+    expires_ms: int = 0
+    tag: str | None = None
+    order_key: str | None = None
+    position: int | None = None
+
+
+class PullReply(Struct):
+    """The messages of a pull; none if the wait was over before one came."""
+
+    messages: list[Pulled]
+
+
+DeliveryName = Annotated[str, Meta(pattern="^[0-9]{1,19}$")] | Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class AckRequest(Struct, forbid_unknown_fields=True):
+    """Deliveries that are done."""
+
+    deliveries: Annotated[list[DeliveryName], Meta(max_length=16_384)]
+
+
+class AckReply(Struct):
+    """How many deliveries ended now, and how many had ended before."""
+
+    acked: int
+    unknown: int
+
+
+class NackRequest(Struct, forbid_unknown_fields=True):
+    """Deliveries to give back. They come again after `delay_ms`, or after the pause of their group."""
+
+    deliveries: Annotated[list[DeliveryName], Meta(max_length=16_384)]
+    delay_ms: Milliseconds | None = None
+
+
+class NackReply(Struct):
+    """How many deliveries were given back. `expired` and `dead_lettered` ones of them do not come again."""
+
+    nacked: int
+    unknown: int
+    expired: int
+    dead_lettered: int
+
+
+class Health(Struct):
+    """Whether the server answers, or is ready."""
+
+    status: Literal["ok", "ready"]

@@ -1,0 +1,27 @@
+"""When a message of a request is due. The gateway resolves delays by the server's clock, once."""
+
+from __future__ import annotations
+
+from delayserver.client import AsyncClient
+from delayserver.client.send_calls import delay_of_level
+from delayserver.config.units import parse_duration_ms, parse_instant_ms
+from delayserver.web.problems import invalid
+from delayserver.web.schemas import Due
+
+
+async def due_ms_of(due: Due, client: AsyncClient) -> int:
+    """The due time of a request. Raises `Problem` unless exactly one of its five fields is given and makes sense."""
+    given = [value for value in (due.due_ms, due.delay_ms, due.delay, due.at, due.delay_level) if value is not None]
+    if len(given) != 1:
+        raise invalid("give exactly one of due_ms, delay_ms, delay, at and delay_level")
+    if due.due_ms is not None:
+        return due.due_ms
+    try:
+        if due.at is not None:
+            return parse_instant_ms(due.at)
+        delay_ms = due.delay_ms if due.delay is None else parse_duration_ms(due.delay)
+    except (ValueError, OverflowError) as error:
+        raise invalid(f"{'delay' if due.at is None else 'at'}: {error}") from None
+    if due.delay_level is not None:
+        delay_ms = delay_of_level(await client.connect(), due.delay_level)
+    return await client.resolve_due_ms(None, delay_ms, None, None)

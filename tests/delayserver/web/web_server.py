@@ -1,0 +1,112 @@
+"""A real server with its gateway, and a client of HTTP that knows nothing of them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+SECONDS_MAX = 60
+PORTS = range(25_901, 26_901)
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer over HTTP."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        """Its document."""
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True, slots=True)
+class Web:
+    """A running `delayserver serve` with HTTP."""
+
+    process: subprocess.Popen[bytes]
+    host: str
+    port: int
+    address: str
+
+    def ask(
+        self, method: str, path: str, document: object = None, *, headers: Mapping[str, str] | None = None
+    ) -> Reply:
+        """One request on a connection of its own. A document that is not bytes is sent as JSON."""
+        body = document if isinstance(document, bytes) or document is None else json.dumps(document).encode()
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=SECONDS_MAX)
+        try:
+            connection.request(method, path, body, dict(headers or {}))
+            answer = connection.getresponse()
+            return Reply(answer.status, {name.lower(): value for name, value in answer.getheaders()}, answer.read())
+        finally:
+            connection.close()
+
+    def post(self, path: str, document: object, **headers: str) -> Reply:
+        """`ask` with POST. Underscores in names of headers stand for dashes."""
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return self.ask("POST", path, document, headers=named)
+
+    def connect(self) -> socket.socket:
+        """A bare connection."""
+        return socket.create_connection((self.host, self.port), timeout=SECONDS_MAX)
+
+    def gateway(self) -> int:
+        """The process id of a gateway that has answered before."""
+        tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        children = [child for task in tasks for child in task.read_text().split()]
+        (found,) = [
+            int(child) for child in children if b"delayserver.web.child" in Path(f"/proc/{child}/cmdline").read_bytes()
+        ]
+        return found
+
+
+def free_port() -> int:
+    """A port below those that the kernel gives to outgoing connections."""
+    for port in PORTS:
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port")
+
+
+def serve(*arguments: str) -> Web:
+    """Start a server with HTTP on a free port, and wait until it is ready."""
+    while True:
+        port = free_port()
+        command = [sys.executable, "-m", "delayserver", "serve", "--port", "0", "--http-port", str(port), "--json"]
+        process = subprocess.Popen(
+            [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL
+        )
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        if line:
+            ready = json.loads(line)
+            assert ready["http_port"] == port
+            return Web(process, ready["host"], port, f"{ready['host']}:{ready['port']}")
+        _, errors = process.communicate(timeout=SECONDS_MAX)
+        # Another process may have taken the port since we looked.
+        assert b"cannot listen for HTTP" in errors, errors.decode()
+
+
+def stop(web: Web) -> str:
+    """End a server; its log."""
+    web.process.send_signal(signal.SIGTERM)
+    _, errors = web.process.communicate(timeout=SECONDS_MAX)
+    assert web.process.returncode == 0
+    return errors.decode()
