@@ -2,11 +2,11 @@
 
 The tests beside this file open what it wrote: `<commit>-stopped.zip` and `<commit>-killed.zip`. To write both again:
 
-    git worktree add /tmp/past d4a2130
-    PYTHONPATH=/tmp/past python tests/delayserver/upgrade/write_directory.py d4a2130 tests/delayserver/upgrade
+    git worktree add /tmp/past eaafbfa
+    PYTHONPATH=/tmp/past python tests/delayserver/upgrade/write_directory.py eaafbfa tests/delayserver/upgrade
 
-So this file uses only what the fakes of every such commit have. Time, disk and chance are simulated: nothing depends on
-the day. An archive holds `data/...` as the program left it, and `story.json`:
+So this file uses only what the fakes of every such commit have, and asks a program only for what it knows. Time, disk and
+chance are simulated: nothing depends on the day. An archive holds `data/...` as the program left it, and `story.json`:
 
 - `clock_us`: wall time at the end; `balance`: the counts of `status` then; `receipts`, `outcomes`, `bodies` by name;
 - `exchanges`: the program of that commit started again, and its client asked it these frames, in this order.
@@ -32,6 +32,8 @@ from tests.fakes.host import Client, Host, fake_group, small_settings
 DATA = "/data"
 BALANCE = ("accepted", "delivered", "cancelled", "expired", "deduplicated", "dead_lettered", "pending")
 ENDS = ("stopped", "killed")
+# These programs know no tags, order keys, publishes, transactions, filters, policies and dead letters of groups.
+WITHOUT_TAGS = ("d4a2130", "c143d54")
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
 # The same for all archives, so that the same bytes give the same archive.
@@ -68,6 +70,9 @@ class Story:
         return receipt
 
 
+PICKY = {"subject": "tagged", "group": "picky"}
+
+
 def column(values: list[int]) -> bytes:
     """A column of i64."""
     return np.array(values, dtype="<i8").tobytes()
@@ -78,8 +83,8 @@ def deliveries(messages: list[dict[str, Any]]) -> dict[str, Any]:
     return {"count": len(messages), "deliveries": column([message["delivery"] for message in messages])}
 
 
-async def first_life(host: Host, story: Story) -> None:
-    """At noon: everything that can happen to a message but to expire."""
+async def first_life(host: Host, story: Story, *, tags: bool) -> None:
+    """At noon: everything that can happen to a message but to expire. `tags`: the program knows what came with tags."""
     client, noon_ms = await host.client(), host.now_ms
     put = story.put
     for name in ("acked", "nacked", "leased"):
@@ -112,9 +117,43 @@ async def first_life(host: Host, story: Story) -> None:
     new = (await client.request("reschedule", {"items": items}))["results"]
     for name, body, row in (("moved on", "moved on", new[0]), ("moved to a day", "moved away", new[1])):
         story.receipts[name], story.outcomes[name], story.bodies[name] = row["new_receipt"], "pending", body
+    if tags:
+        await tag(client, story, noon_ms)
     await host.sleep_ms(3_000)
     await consume(client)
+    if tags:
+        await give_up(client)
     await host.sleep_ms(2_000)
+
+
+async def tag(client: Client, story: Story, noon_ms: int) -> None:
+    """Tags, order keys, a filter, a publish, and transactions with all their ends."""
+    await client.request("policy", PICKY | {"set": {"tags": "paid", "attempts": 1, "first_ms": 60_000}})
+    paid = {"tag": "paid", "order_key": "o-7", "message_id": "id-paid"}
+    await story.put(client, "paid", noon_ms + 500, "delivered", "tagged", **paid)
+    await story.put(client, "unpaid", noon_ms + 500, "delivered", "tagged", tag="new")
+    await story.put(client, "paid later", noon_ms + 15 * MINUTE_MS, "pending", "tagged", tag="paid", order_key="o-7")
+    row = {"subject": "published", "body": "published", "tag": "now", "order_key": "o-8", "message_id": "id-published"}
+    await client.request("publish", {"messages": [row]})
+    terms = {"group": "producer", "check_after_ms": DAY_MS, "checks_max": 0, "policy": "rollback"}
+    names = ("committed", "rolled back", "prepared")
+    messages = [
+        {"subject": "tagged", "body": name, "due_ms": noon_ms + 16 * MINUTE_MS, "tag": "paid"} for name in names
+    ]
+    rows = (await client.request("prepare", terms | {"messages": messages}))["results"]
+    for name, outcome, row in zip(names, ("committed", "rolled_back", "prepared"), rows, strict=True):
+        story.receipts[name], story.outcomes[name], story.bodies[name] = row["receipt"], outcome, name
+    (visible,) = (await client.request("commit", {"receipts": [story.receipts["committed"]]}))["results"]
+    story.receipts["visible"], story.outcomes["visible"] = visible["new_receipt"], "pending"
+    story.bodies["visible"] = "committed"
+    await client.request("rollback", {"receipts": [story.receipts["rolled back"]]})
+
+
+async def give_up(client: Client) -> None:
+    """The group with a filter sees what its filter lets through, and gives it up."""
+    (message,) = await client.pull("tagged", "picky")
+    assert message["body"] == b"paid", message
+    await client.request("nack", PICKY | {"reason": "not ours"} | deliveries([message]))
 
 
 async def consume(client: Client) -> None:
@@ -192,7 +231,7 @@ class Recorder:
         return result
 
 
-async def converse(host: Host, story: Story) -> list[dict[str, Any]]:
+async def converse(host: Host, story: Story, *, tags: bool) -> list[dict[str, Any]]:
     """A client of the program asks for all that it knows; the frames of both."""
     old = Recorder(host, await host.client())
     ask, begun_ms = old.request, host.now_ms
@@ -232,9 +271,36 @@ async def converse(host: Host, story: Story) -> list[dict[str, Any]]:
     await host.sleep_ms(4_000)
     again = await ask("pull", {"subject": "orders", "group": "billing", "max_messages": 100, "wait_ms": 1_000})
     assert again["messages"], "nothing came again after the nack"
+    if tags:
+        await converse_with_tags(host, story, ask)
     await ask("lookup", {"receipts": [*receipts.values(), sent["results"][0]["receipt"]]})
     await ask("status")
     return old.exchanges
+
+
+async def converse_with_tags(host: Host, story: Story, ask: Callable[..., Awaitable[dict[str, Any]]]) -> None:
+    """What a client asks that knows tags."""
+    await ask("policy", PICKY)
+    await ask("groups", {"subject": "tagged"})
+    await ask("group", PICKY)
+    await ask("dead_letters", PICKY | {"action": "list", "max": 10})
+    await ask("subjects", {"pattern": "*"})
+    await ask("find", {"message_id": "id-paid", "subject": "tagged", "max": 10})
+    await ask("read", {"subject": "published", "position": 1})
+    await ask("publish", {"messages": [{"subject": "published", "body": "more", "tag": "now", "order_key": "o-8"}]})
+    await ask(
+        "send", {"messages": [{"subject": "tagged", "body": "tag", "delay_ms": 500, "tag": "paid", "order_key": "o-7"}]}
+    )
+    await ask("commit", {"receipts": [story.receipts["committed"], story.receipts["rolled back"]]})
+    await ask("rollback", {"receipts": [story.receipts["committed"], story.receipts["soon"]]})
+    await host.sleep_ms(2_000)
+    pulled = await ask("pull", PICKY | {"max_messages": 10})
+    assert [message["body"] for message in pulled["messages"]] == [b"tag"], pulled
+    await ask("pull", {"subject": "tagged", "group": "others", "max_messages": 10, "where": "1 = 1"})
+    await ask("pull", {"subject": "published", "group": "others", "max_messages": 10, "columns": True})
+    await ask("ack", PICKY | deliveries(pulled["messages"]))
+    await ask("seek", {"subject": "published", "group": "others", "to": "earliest"})
+    await ask("dead_letters", PICKY | {"action": "resend", "max": 10})
 
 
 def due_of(story: Story, name: str) -> int:
@@ -244,13 +310,13 @@ def due_of(story: Story, name: str) -> int:
 
 async def write(commit: str, end: str, archive: Path) -> None:
     """One archive."""
-    story = Story()
+    story, tags = Story(), commit not in WITHOUT_TAGS
     async with trio.open_nursery() as nursery:
         host = Host(nursery, settings())
         host.fake().up = False
         end_life: Callable[[], Awaitable[None]] = host.stop if end == "stopped" else host.kill
         await host.start()
-        await first_life(host, story)
+        await first_life(host, story, tags=tags)
         await end_life()
         host.clock.step(8 * MINUTE_MS)
         await host.start()
@@ -262,7 +328,7 @@ async def write(commit: str, end: str, archive: Path) -> None:
         host.clock.step(30_000)
         await host.start()
         await host.sleep_ms(1_000)
-        exchanges = await converse(host, story)
+        exchanges = await converse(host, story, tags=tags)
         await host.kill()
         nursery.cancel_scope.cancel()
     told = {
