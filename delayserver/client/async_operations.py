@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from delayserver.client import find_calls, message_calls, position_calls, pull_calls, send_calls, subject_calls
 from delayserver.client.async_batching import AsyncBatcher, AsyncSender
+from delayserver.client.async_figure_operations import AsyncFigureOperations
 from delayserver.client.async_group_operations import AsyncGroupOperations
 from delayserver.client.async_one_way_operations import AsyncOneWayOperations
 from delayserver.client.async_position_operations import AsyncPositionOperations
@@ -49,6 +50,7 @@ T = TypeVar("T")
 
 
 class AsyncOperations(
+    AsyncFigureOperations,
     AsyncGroupOperations,
     AsyncOneWayOperations,
     AsyncPositionOperations,

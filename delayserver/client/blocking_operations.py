@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from delayserver.client import find_calls, message_calls, position_calls, pull_calls, send_calls, subject_calls
 from delayserver.client.batching import Batcher, Sender
+from delayserver.client.blocking_figure_operations import BlockingFigureOperations
 from delayserver.client.blocking_group_operations import BlockingGroupOperations
 from delayserver.client.blocking_one_way_operations import BlockingOneWayOperations
 from delayserver.client.blocking_position_operations import BlockingPositionOperations
@@ -50,6 +51,7 @@ T = TypeVar("T")
 
 
 class BlockingOperations(
+    BlockingFigureOperations,
     BlockingGroupOperations,
     BlockingOneWayOperations,
     BlockingPositionOperations,

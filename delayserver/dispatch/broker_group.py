@@ -61,6 +61,7 @@ class BrokerGroup:
         self._verdicts = verdicts
         self._settings = settings
         self._clock = runtime.clock
+        self._stages = runtime.stages
         self._damage = runtime.damage
         self._turns = runtime.turns
         self._backlog_batches = 0
@@ -221,7 +222,7 @@ class BrokerGroup:
         """Hand a shipment over. Returns what is to be tried in its place: of several files one cannot be read."""
         rows = shipment.rows
         due_us = int(rows.due_ms.max()) * 1000
-        queued_us = max(self._clock.now_us(), due_us)
+        queued_us = self._left_queue(rows, due_us)
         try:
             batch = await self.reader.read(shipment)
         except ChangedRowsError as error:
@@ -271,10 +272,17 @@ class BrokerGroup:
             return []
         finally:
             node.health.end(probe)
+        self._stages.hand_off.add(self._clock.monotonic_us() - began_us)
         if len(rows) > LARGE_ROWS:
             await self._turns.take()
         self._answered(node, rows, answer, elsewhere, (queued_us, dispatched_us))
         return []
+
+    def _left_queue(self, rows: DueRows, due_us: int) -> int:
+        """When the rows were taken for this attempt, or are due if that is later."""
+        queued_us = max(self._clock.now_us(), due_us)
+        self._stages.queue.add(queued_us - max(int(rows.payload["released_us"][0]), due_us))
+        return queued_us
 
     def _failed(self, node: Node, rows: DueRows, reason: str, began_us: int, *, known: bool) -> None:
         self.rows.counters.attempt_failed()

@@ -36,9 +36,10 @@ _DELAY_OPERATIONS = frozenset(
         names_of.PREPARE,
         names_of.COMMIT,
         names_of.ROLLBACK,
+        names_of.PENDING,
     }
 )
-_LOOKING = frozenset({names_of.HELLO, names_of.PING, names_of.STATUS, names_of.ROUTE, names_of.PROVE})
+_LOOKING = frozenset({names_of.HELLO, names_of.PING, names_of.STATUS, names_of.METRICS, names_of.ROUTE, names_of.PROVE})
 _CONSUMING = frozenset(
     {
         names_of.GROUPS,
@@ -93,6 +94,8 @@ class Front:
         self._clock = runtime.clock
         self.handlers = Handlers(runtime.damage)
         self._slow_before = 0
+        self._decode = runtime.stages.decode
+        self._step_began_us = 0
         self._steps: Step | None = None
         self._quick: dict[str, QuickHandler] = {names_of.PING: self._ping}
         self._slow: dict[str, SlowHandler] = {}
@@ -145,6 +148,7 @@ class Front:
             nursery.start_soon(self._serve, transport)
 
     def _begin_step(self) -> int:
+        self._step_began_us = self._clock.monotonic_us()
         self._slow_before = self.handlers.slow_begun
         self._fair.begin_step()
         if self._steps is not None:
@@ -153,6 +157,7 @@ class Front:
         return memory.allowance_bytes if memory.used_bytes and memory.short else RECEIVE_BYTES
 
     def _end_step(self) -> bool:
+        self._decode.add(self._clock.monotonic_us() - self._step_began_us)
         done = self._steps is None or self._steps.end_step()
         return done and self.handlers.slow_begun == self._slow_before
 

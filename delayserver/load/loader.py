@@ -85,6 +85,7 @@ class Loader:
         self._workers = runtime.workers
         self._damage = runtime.damage
         self._clock = runtime.clock
+        self._stages = runtime.stages
         # Windows whose files could not be read, and until when they are left alone, monotonic.
         self._damaged: dict[int, int] = {}
         self._unreadable: set[int] = set()
@@ -159,6 +160,7 @@ class Loader:
         return windows
 
     async def _load(self, window_ms: int, turn: LoadTurn) -> None:
+        began_us = self._clock.monotonic_us()
         ends = self._reader.ends(window_ms)
         ticket = self._cursors.begin_load(window_ms, ends, None)
         try:
@@ -188,6 +190,7 @@ class Loader:
         self._cursors.finish_load(ticket)
         self._unreadable.discard(window_ms)
         self._reader.was_read(window_ms)
+        self._stages.load.add(self._clock.monotonic_us() - began_us)
         self.loads += 1
 
     def _abandon(self, window_ms: int, ticket: LoadTicket, error: CorruptionError | DiskError) -> None:
@@ -199,6 +202,7 @@ class Loader:
 
     async def _load_many(self, windows: list[int], turn: LoadTurn) -> None:
         """Load small windows together: one step takes their ends, one read in a thread, and one step adds their rows."""
+        began_us = self._clock.monotonic_us()
         tickets = {window: self._cursors.begin_load(window, self._reader.ends(window), None) for window in windows}
         try:
             async with AsyncExitStack() as stack:
@@ -229,6 +233,7 @@ class Loader:
             self._cursors.finish_load(ticket)
             self._unreadable.discard(window)
             self._reader.was_read(window)
+        self._stages.load.add(self._clock.monotonic_us() - began_us)
         self.loads += len(tickets)
 
     def _read_many(self, tickets: Mapping[int, LoadTicket]) -> _Many:

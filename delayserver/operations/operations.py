@@ -12,6 +12,8 @@ from delayserver.operations.delivering import Delivering
 from delayserver.operations.finding import Finding
 from delayserver.operations.identity import Identity
 from delayserver.operations.lookup import Lookup
+from delayserver.operations.metrics import Metrics
+from delayserver.operations.pending import Pending
 from delayserver.operations.policies import Policies
 from delayserver.operations.positions import QueuePositions
 from delayserver.operations.prepare import Prepare
@@ -37,6 +39,7 @@ class DelayOperations:
     lookup: Lookup
     redispatch: Redispatch
     reload: Reload
+    pending: Pending
     prepare: Prepare
     transactions: Transactions
 
@@ -47,6 +50,7 @@ class Operations:
 
     identity: Identity
     status: Status
+    metrics: Metrics
     routing: Routing
     servers: Servers
     consuming: Consuming

@@ -25,7 +25,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.watchdog import Watchdog
 from delayserver.state.balance import Balance
 from delayserver.state.decided import Decided
-from delayserver.state.latency import LatencyHistogram
+from delayserver.state.latency import Lateness
 from delayserver.state.positions import Positions
 from delayserver.state.readiness import Readiness
 from delayserver.state.residency import Residency
@@ -143,7 +143,7 @@ class BalanceStatus:
 class BalanceReader:
     """Counts messages by rule 3."""
 
-    def __init__(self, balance: Balance, decided: Decided, lateness: LatencyHistogram) -> None:
+    def __init__(self, balance: Balance, decided: Decided, lateness: Lateness) -> None:
         self._balance = balance
         self._decided = decided
         self._lateness = lateness
@@ -159,13 +159,13 @@ class BalanceReader:
             "deduplicated": totals[Outcome.DEDUPLICATED],
             "rolled_back": totals[Outcome.ROLLED_BACK],
         }
-        accepted = self._balance.accepted
+        accepted, lateness = self._balance.accepted, self._lateness.whole()
         return BalanceStatus(
             accepted=accepted,
             **ends,
             pending=accepted - sum(ends.values()),
-            early=self._lateness.early,
-            lateness_ms=self._lateness.summary_ms(),
+            early=lateness.early,
+            lateness_ms=lateness.summary_ms(),
         )
 
 

@@ -36,6 +36,8 @@ POLICY: Final = "policy"
 DEAD_LETTERS: Final = "dead_letters"
 REDISPATCH: Final = "redispatch"
 RELOAD: Final = "reload"
+PENDING: Final = "pending"
+METRICS: Final = "metrics"
 PROVE: Final = "prove"
 PREPARE: Final = "prepare"
 COMMIT: Final = "commit"
@@ -48,6 +50,7 @@ OPERATIONS: Final = frozenset(
     {
         HELLO, PING, STATUS, ROUTE, SEND, CANCEL, RESCHEDULE, LOOKUP, PULL, CANCEL_WAIT, ACK, NACK, GROUPS,
         DELIVER, WINDOW_COMPLETE, REDISPATCH, PROVE, SUBJECTS, POLICY, GROUP, SEEK, REMOVE_GROUP, READ, PREPARE,
-        COMMIT, ROLLBACK, FIND, DEAD_LETTERS, PUBLISH, RELOAD,
+        COMMIT, ROLLBACK, FIND, DEAD_LETTERS, PUBLISH, RELOAD, PENDING,
+        METRICS,
     }
 )  # fmt: skip

@@ -57,6 +57,7 @@ class GroupCommit:
         self._workers = runtime.workers
         self._settings = settings
         self._clock = runtime.clock
+        self._stages = runtime.stages
         self._positions = queue.positions
         self._queue = queue
         self._balance = balance
@@ -66,6 +67,8 @@ class GroupCommit:
         self._idle.set()
         self.refusal: DelayServerError | None = None
         self._in_step = False
+        # When the first item of those came that wait now.
+        self._gathered_us = 0
         self.groups = 0
         self.sync_us_max = 0
         self._pace = DiskPace()
@@ -111,6 +114,8 @@ class GroupCommit:
         """The group for an item of this size, which is taken with that."""
         if self.refusal is not None:
             raise copied(self.refusal)
+        if not self._gathering:
+            self._gathered_us = self._clock.monotonic_us()
         group = self._gathering.take(size_bytes)
         if group is None:
             raise QueueFull("too many sends wait for the disk", retry_after_ms=50)
@@ -136,7 +141,7 @@ class GroupCommit:
             return False
         group = self._gathering.next()
         try:
-            entries = self._write(self._number(group), group.size_bytes)
+            entries = self._write(self._number(group), group.size_bytes, self._gathered_us)
         except StoreError as error:
             self._refused(group, error)
             self._work.set()
@@ -205,11 +210,13 @@ class GroupCommit:
 
     async def _commit_group(self, group: CommitGroup) -> None:
         try:
-            batches, size = self._number(group), group.size_bytes
+            batches, size, gathered_us = self._number(group), group.size_bytes, self._gathered_us
+            # What gathers meanwhile has waited at least since now.
+            self._gathered_us = self._clock.monotonic_us()
             if size <= self._settings.inline_sync_bytes_max and self._pace.quick:
-                entries = self._write(batches, size)
+                entries = self._write(batches, size, gathered_us)
             else:
-                entries = await self._workers.run(partial(self._write, batches, size))
+                entries = await self._workers.run(partial(self._write, batches, size, gathered_us))
         except StoreError as error:
             self._refused(group, error)
         else:
@@ -245,6 +252,7 @@ class GroupCommit:
 
     def _took(self, duration_us: int, size_bytes: int) -> None:
         self.sync_us_max = max(self.sync_us_max, duration_us)
+        self._stages.sync.add(duration_us)
         if size_bytes <= self._settings.inline_sync_bytes_max:
             self._pace.took(duration_us)
 
@@ -269,11 +277,13 @@ class GroupCommit:
                 numbered.append(batch)
         return numbered
 
-    def _write(self, batches: Sequence[ColumnBatch | MessageRows], size_bytes: int) -> list[LogEntry]:
-        """Appends records and makes them durable. Runs on the event loop or in a thread, never twice in parallel."""
+    def _write(self, batches: Sequence[ColumnBatch | MessageRows], size_bytes: int, gathered_us: int) -> list[LogEntry]:
+        """Appends records and makes them durable. Runs on the event loop or in a thread, never twice in parallel.
+        `gathered_us`: when the first item came."""
         if self._sequences.needs_extension():
             self._sequences.extend()
         started_us = self._clock.monotonic_us()
+        self._stages.commit_wait.add(started_us - gathered_us)
         if self._settings.durability == "sync":
             entries = self._log.append_durably(batches)
         else:

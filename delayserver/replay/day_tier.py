@@ -108,6 +108,8 @@ class DayTier:
                 fine = self._fine_outcomes(start)
                 both = np.isin(written.sequence, fine.sequence)
                 self.moved_already += np.bincount(written.outcome[both], minlength=16)
+                moved = int(np.count_nonzero(both))
+                self._drains.moved[day.start_ms] = self._drains.moved.get(day.start_ms, 0) + moved
 
     def outcomes_are_back(self, start_ms: int) -> None:
         """The outcomes that the file of a day had lost are in the logs again: the day is held back no more."""
@@ -312,6 +314,7 @@ class DayTier:
         self._days.drained(start_ms)
         self._overlays.remove(start_ms)
         self._drains.positions.pop(start_ms, None)
+        self._drains.moved.pop(start_ms, None)
         self._retired.remove([ScheduleKey(start_ms, Source.DAY)])
         self._remove_day(start_ms)
 
@@ -335,6 +338,7 @@ class DayTier:
                 self._decided.add(mine.take(np.flatnonzero(index.missing(mine.sequence))), moved=True)
         if len(written):
             await self._decided.all_written()
+            self._drains.moved[start_ms] = len(written)
 
 
 def by_windows(batch: MessageBatch, window_ms: int, windows_max: int) -> list[MessageBatch]:

@@ -54,6 +54,7 @@ class Publisher:
         self._decided = decided
         self._settings = settings
         self._clock = runtime.clock
+        self._stages = runtime.stages
         self._damage = runtime.damage
         # While a start replays what a crash left, outcomes of cancels and of copies wait here: dispatch_log may have kept
         # them though the crash took the schedule file or the checkpoint, and each must be recorded once.
@@ -64,6 +65,7 @@ class Publisher:
         self._balance.place(done.accepted, done.internal)
         if done.messages is not None and self.recovered is None:  # what a start replays may have its outcome already
             self._decided.opened(done.messages)
+            self._stages.replay_lag.add(self._clock.now_us() - int(done.messages.accepted_us[0]))
         self._publish_rows(done, {})
         for batch in done.cancels:
             self._settle(cancelled_outcomes(batch, self._clock.now_us()))

@@ -59,12 +59,15 @@ from delayserver.operations.identity import Identity
 from delayserver.operations.locator import Locator
 from delayserver.operations.lookup import Lookup
 from delayserver.operations.message_states import MessageStates
+from delayserver.operations.metrics import GroupsReader, Metrics
 from delayserver.operations.named_messages import Naming
 from delayserver.operations.operations import DelayOperations, Operations
+from delayserver.operations.pending import Pending
 from delayserver.operations.policies import Policies
 from delayserver.operations.positions import QueuePositions
 from delayserver.operations.prepare import Prepare
 from delayserver.operations.publish import Publish
+from delayserver.operations.queues import QueuesReader, Receiving, Serving
 from delayserver.operations.redelivery import Redelivery
 from delayserver.operations.redispatch import Redispatch
 from delayserver.operations.redispatch_reading import RedispatchReader
@@ -471,6 +474,20 @@ class DelayServer:
             BrokerReader(self.broker, self.consuming, self.servers),
             self.connections,
         )
+        self.metrics = Metrics(
+            self.status,
+            self.lateness,
+            QueuesReader(
+                settings,
+                Receiving(self.connections, self.gathering, self.log_queue),
+                opened.files,
+                self.residency,
+                self.decided,
+                Serving(self.broker, self.consuming),
+            ),
+            GroupsReader(self.local_broker, opened.names),
+            self.runtime,
+        )
 
     def _build_operations(self, opened: Opened) -> Operations:
         """All parts are there, and so is the address."""
@@ -481,6 +498,7 @@ class DelayServer:
         return Operations(
             identity=self.identity,
             status=self.status,
+            metrics=self.metrics,
             routing=routing,
             servers=self.servers,
             consuming=self.consuming,
@@ -523,6 +541,7 @@ class DelayServer:
             lookup=Lookup(naming, self.states, Contents(server_id, self.locator, names, self.runtime)),
             redispatch=Redispatch(opened.files, self.book, reader, self.commit, admission, self.servers, self.runtime),
             reload=self.reload,
+            pending=Pending(opened.files, self.windows, self.balance),
             prepare=Prepare(send, admission, intake, self.commit, terms, self.clock),
             transactions=Transactions(
                 admission, naming, intake, self.rescheduling, self.cancellation, self.states, self.runtime

@@ -14,7 +14,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.startup.opening import Opened
 from delayserver.state.decided import Decided
 from delayserver.state.group_rows import GroupRows
-from delayserver.state.latency import LatencyHistogram
+from delayserver.state.latency import Lateness
 from delayserver.state.node_health import NodeHealth
 from delayserver.state.residency import Residency
 
@@ -37,12 +37,13 @@ class GroupBuilder:
         self._targets = targets
         self._pacing = pacing
         self._runtime = runtime
-        self.lateness = LatencyHistogram()
+        self.lateness = Lateness()
 
     def build(self, rows: GroupRows) -> BrokerGroup:
         """The group whose rows these are."""
         opened, settings = self._opened, self._pacing.dispatch
-        verdicts = Verdicts(rows, self._decided, opened.attempted, self.lateness, settings, self._runtime)
+        lateness = self.lateness.of(rows.name)
+        verdicts = Verdicts(rows, self._decided, opened.attempted, lateness, settings, self._runtime)
         reader = MessageReader(
             opened.schedule, opened.directory.server_id, self._pacing.read_early_bytes_max, self._runtime
         )

@@ -56,11 +56,15 @@ class Decided:
         self._rows_max = rows_max
         self._window_ms = window_ms
         self._clock = runtime.clock
+        self._settle = runtime.stages.settle
         self._damage = runtime.damage
         self.holds = Holds()
         self.overlays = DayOverlays()
         self.open_messages = OpenMessages()
         self._buffer: list[OutcomeBatch] = []
+        # When the first outcome came of those that wait, and of those that are written (monotonic).
+        self._waiting_since_us = 0
+        self._writing_since_us = 0
         self._writing: list[OutcomeBatch] = []
         self._hot = False
         # Rows that were added since the start, and how many of them are durable. Writer of the mark: the recorder.
@@ -90,6 +94,8 @@ class Decided:
         """Take outcomes. `moved` rows were counted when they were first added (a drained day's)."""
         if not len(batch):
             return
+        if not self._buffer:
+            self._waiting_since_us = self._clock.monotonic_us()
         self._buffer.append(batch)
         self._added += len(batch)
         self._hot |= len(batch) >= HOT_ROWS
@@ -189,6 +195,7 @@ class Decided:
         """All that waits; `wrote` or `give_up` must follow before the next call."""
         assert not self._writing
         self._writing, self._buffer = self._buffer, []
+        self._writing_since_us = self._waiting_since_us
         return self._writing
 
     def wrote(self, totals: I64) -> None:
@@ -197,6 +204,7 @@ class Decided:
         self._writing = []
         self.durable_totals = totals
         self.written.advance(self.written.value + rows)
+        self._settle.add(self._clock.monotonic_us() - self._writing_since_us)
 
     def give_up(self) -> None:
         """What was begun will never be durable. It stays unwritten: until the end no part hears otherwise."""

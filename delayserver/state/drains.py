@@ -9,7 +9,7 @@ from store.tables.days import DayTable, SealedDay
 class Drains:
     """By day, the offset in its file up to which its rows are in their minutes; and the days that are held back."""
 
-    __slots__ = ("_days", "_held", "_schedule", "positions")
+    __slots__ = ("_days", "_held", "_schedule", "moved", "positions")
 
     def __init__(self, days: DayTable, schedule: ScheduleLog, positions: dict[int, int]) -> None:
         """`positions`: those of the checkpoint. A crash may have come between the end of a day and the next checkpoint."""
@@ -19,6 +19,8 @@ class Drains:
         self.positions = {start: position for start, position in positions.items() if start in draining}
         # Days with damage stay draining, their files kept: others go on, and so does what was drained of them.
         self._held: set[int] = set()
+        # Outcomes of a day that lie in its file and in those of its minutes, since a crash or the end of the day moved them.
+        self.moved: dict[int, int] = {}
 
     def hold(self, start_ms: int) -> None:
         """Drain no more of this day: something of it is damaged."""

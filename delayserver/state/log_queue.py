@@ -46,6 +46,16 @@ class LogQueue:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the entries that are here."""
+        return self._size_bytes
+
+    @property
+    def bytes_max(self) -> int:
+        """The bound of `size_bytes`."""
+        return self._bytes_max
+
     def put(self, entries: list[LogEntry]) -> None:
         """Durable entries, in order, in the step that moves the mark `durable` behind them."""
         if not self.overflowed:

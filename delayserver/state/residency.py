@@ -65,6 +65,7 @@ class Residency:
         self._attempted = attempted
         self._settings = settings
         self._clock = runtime.clock
+        self._stages = runtime.stages
         # The last key that the wheel released to a group that is gone.
         self._released_to_gone = KEY_LOWEST
         # Rung when there may be something to load, or room for it; and when there may be something to read back.
@@ -228,7 +229,9 @@ class Residency:
     def release(self, code: int, rows: DueRows) -> None:
         """Rows that left the wheel of a group go to its queue, or to the queue of a fallback group while it is down."""
         group = self.groups[code]
-        rows.payload["released_us"] = np.maximum(rows.due_ms * 1000, self._clock.now_us())
+        now_us = self._clock.now_us()
+        rows.payload["released_us"] = np.maximum(rows.due_ms * 1000, now_us)
+        self._stages.wheel.add(now_us - int(rows.due_ms[0]) * 1000)
         group.released(Key(int(rows.due_ms[-1]), int(rows.sequence[-1])))
         # At once: the queue of a group that is down may be full of rows that have no fallback, and would drop these.
         rest = self._fail_over(group, rows) if group.down else rows

@@ -99,6 +99,11 @@ class WindowBook:
         durable = self._dispatch.durable_rows(self.outcome_file(start_ms))
         return durable - self._orphaned(start_ms) >= self.rows(start_ms)
 
+    def pending(self, start_ms: int) -> int:
+        """Rows of the window without a durable outcome. Internal records are among them."""
+        durable = self._dispatch.durable_rows(self.outcome_file(start_ms))
+        return max(self.rows(start_ms) - durable + self._orphaned(start_ms), 0)
+
     def _orphaned(self, start_ms: int) -> int:
         """Orphaned outcomes of a window. Those of a whole day may be noted for its minutes: it became whole after that."""
         if not self.orphans:
@@ -149,6 +154,11 @@ class WindowBook:
     def incomplete_before(self, ceiling_ms: int) -> Iterator[int]:
         """Starts of incomplete windows before a time, earliest first. To be gone through in one step of the event loop."""
         yield from self._incomplete.irange(maximum=ceiling_ms, inclusive=(True, False))
+
+    def incomplete_between(self, from_ms: int, to_ms: int, count_max: int) -> list[int]:
+        """Starts of the first `count_max` incomplete windows that begin in [from_ms, to_ms)."""
+        starts = self._incomplete.irange(from_ms, to_ms, inclusive=(True, False))
+        return [start for _, start in zip(range(count_max), starts, strict=False)]
 
     def forget(self, start_ms: int) -> None:
         """The window is retired."""

@@ -263,6 +263,10 @@ class WindowFiles(Generic[Key]):
             if state.end == state.durable.end:
                 self._dirty.pop(key, None)
 
+    def folders(self) -> list[str]:
+        """Paths of the folders with files, one for each day."""
+        return [folder for folder, files in list(self._files_of_day.items()) if files]
+
     def dirty_keys(self) -> list[Key]:
         """Files with bytes that are not known to be durable."""
         with self.table.lock:

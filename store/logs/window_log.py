@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from store.errors import CorruptionError
 from store.logs.window_files import WindowFiles
 from store.logs.window_recovery import WindowRecovery
 from store.logs.window_state import Loss, WindowDamage
+from store.logs.windows import parse_day_name
 
 
 class WindowKey(Hashable, Protocol):
@@ -22,6 +24,9 @@ class WindowKey(Hashable, Protocol):
 
 
 Key = TypeVar("Key", bound=WindowKey)
+
+# The names of two years with some room: to parse one takes some microseconds.
+_start_of_day = lru_cache(1024)(parse_day_name)
 
 
 class WindowLog(Generic[Key]):
@@ -77,6 +82,10 @@ class WindowLog(Generic[Key]):
     def keys_between(self, start_ms: int, stop_ms: int) -> list[Key]:
         """Files whose window starts in [start_ms, stop_ms)."""
         return sorted([key for key in list(self._files.states) if start_ms <= key.start_ms < stop_ms])
+
+    def days(self) -> list[int]:
+        """Starts of the days with files, in order."""
+        return sorted([_start_of_day(folder.rpartition("/")[2]) for folder in self._files.folders()])
 
     def open_file_count(self) -> int:
         """Files held open now."""

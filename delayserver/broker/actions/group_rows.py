@@ -50,14 +50,15 @@ def group_keys(state: BrokerState, after: GroupKey, subject: int, count_max: int
     return [key for _, key in zip(range(count_max), keys, strict=False)]
 
 
-def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
-    """The row of a group; None if there is no such group. Raises ReadNeeded: it needs one stored record, for
-    `oldest_ms`."""
+def group_row(state: BrokerState, key: GroupKey, *, with_oldest: bool = True) -> GroupRow | None:
+    """The row of a group; None if there is no such group. Raises ReadNeeded: it needs stored records, for `oldest_ms`.
+    That is None without `with_oldest`."""
     group: ConsumerGroup | None = state.groups.get(key)
     if group is None:
         return None
     main, retry = state.queues.get((key[0], 0)), state.queues.get(key)
     policy = state.policy(key)
+    parts = ((key[0], 0), group.main), (key, group.retry)
     return GroupRow(
         *key,
         position=group.main.committed,
@@ -71,8 +72,20 @@ def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
         where=policy.where,
         waiting_in_place=group.main.in_place() + group.retry.in_place(),
         redelivery_bytes=group.redelivery_bytes,
-        oldest_ms=_oldest_ms(state, ((key[0], 0), group.main), (key, group.retry)),
+        oldest_ms=_oldest_ms(state, *parts) if with_oldest else None,
     )
+
+
+def oldest_place(state: BrokerState, key: GroupKey) -> tuple[int, ...]:
+    """Where the oldest messages of a group stand, in its queue and among its redeliveries; -1 where there is none. As long
+    as this is the same, `oldest_ms` is too."""
+    group: ConsumerGroup | None = state.groups.get(key)
+    if group is None:
+        return ()
+    parts = ((key[0], 0), group.main), (key, group.retry)
+    ends = [0 if (queue := state.queues.get(queue_key)) is None else queue.end for queue_key, _ in parts]
+    places = [cursor.committed for _, cursor in parts]
+    return tuple([place if place < end else -1 for place, end in zip(places, ends, strict=True)])
 
 
 def _lag(queue: ConsumeQueue | None, cursor: Cursor) -> int:

@@ -19,7 +19,7 @@ from delayserver.broker.actions.dead_letters import DeadLetters
 from delayserver.broker.actions.dead_queue import Claim, DeadQueue, Letters
 from delayserver.broker.actions.delivering import Delivered
 from delayserver.broker.actions.finding import FindPlan, FindQuery, FindResult, Indexes
-from delayserver.broker.actions.group_rows import GroupRow, group_keys, group_row
+from delayserver.broker.actions.group_rows import GroupRow, group_keys, group_row, oldest_place
 from delayserver.broker.actions.indexing import IndexPlan
 from delayserver.broker.actions.positions import Positions
 from delayserver.broker.actions.retention import retirable, retire_store
@@ -448,9 +448,24 @@ class Broker:
         """The first `count_max` consumer groups behind `after`, in the order of their codes; see `group_rows.py`."""
         return group_keys(self._state, after, subject, count_max)
 
-    def group_row(self, key: GroupKey) -> GroupRow | None:
-        """The row of a consumer group; None if there is no such group. Raises ReadNeeded."""
-        return group_row(self._state, key)
+    def group_row(self, key: GroupKey, *, with_oldest: bool = True) -> GroupRow | None:
+        """The row of a consumer group; None if there is no such group. Raises ReadNeeded, for `oldest_ms`: that is None
+        without `with_oldest`."""
+        return group_row(self._state, key, with_oldest=with_oldest)
+
+    def oldest_place(self, key: GroupKey) -> tuple[int, ...]:
+        """Where the oldest messages of a consumer group stand; see `group_rows.py`."""
+        return oldest_place(self._state, key)
+
+    @property
+    def group_count(self) -> int:
+        """Consumer groups of all subjects."""
+        return len(self._state.groups)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Batches in memory for consumers."""
+        return self._state.store.cache_bytes
 
     def status(self) -> dict[str, Any]:
         """Counts since the start and the present sizes, in constant time."""

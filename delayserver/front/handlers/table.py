@@ -13,6 +13,8 @@ from delayserver.front.handlers.finding import FindingHandlers
 from delayserver.front.handlers.greeting import GreetingHandlers
 from delayserver.front.handlers.looking import LookingHandlers
 from delayserver.front.handlers.lookup import LookupHandlers
+from delayserver.front.handlers.metrics import MetricsHandlers
+from delayserver.front.handlers.pending import PendingHandlers
 from delayserver.front.handlers.policies import PolicyHandlers
 from delayserver.front.handlers.positions import PositionHandlers
 from delayserver.front.handlers.publish import PublishHandlers
@@ -54,6 +56,7 @@ class HandlerTable:
             names_of.ACK: consuming.ack,
             names_of.NACK: consuming.nack,
             names_of.GROUPS: consuming.groups,
+            names_of.METRICS: MetricsHandlers(operations.metrics).metrics,
             names_of.FIND: FindingHandlers(operations.finding).find,
             names_of.SUBJECTS: SubjectsHandlers(operations.subjects).subjects,
             names_of.POLICY: PolicyHandlers(operations.policies).policy,
@@ -81,6 +84,7 @@ class HandlerTable:
             names_of.LOOKUP: LookupHandlers(delay.lookup, reader, server_id).lookup,
             names_of.REDISPATCH: RedispatchHandlers(delay.redispatch, operations.servers).redispatch,
             names_of.RELOAD: ReloadHandlers(delay.reload).reload,
+            names_of.PENDING: PendingHandlers(delay.pending).pending,
             names_of.COMMIT: transactions.commit,
             names_of.ROLLBACK: transactions.rollback,
         }

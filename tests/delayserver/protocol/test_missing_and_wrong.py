@@ -50,6 +50,7 @@ REQUIRED: list[tuple[str, Arguments, str, list[Any]]] = [
     ("ack", GROUP | {"deliveries": b""}, "count", [True, 1.0, "1", -1]),
     ("cancel_wait", {}, "id", [True, 0, "1"]),
     ("redispatch", {"to_ms": 5}, "from_ms", [True, "1"]),
+    ("pending", {}, "by", [1, "day", b"minute"]),
     ("window_complete", {"server_id": "0" * 12}, "window_ms", [1, ["x"], [True]]),
 ]
 OPTIONAL: list[tuple[str, Arguments, str, list[Any]]] = [
@@ -66,6 +67,9 @@ OPTIONAL: list[tuple[str, Arguments, str, list[Any]]] = [
     ("find", {"key": "k"}, "from_ms", [True, -1, "1"]),
     ("find", {"key": "k"}, "max", [True, 0, 1001]),
     ("find", {"key": "k"}, "after", [1, [1], ["a", "b"]]),
+    ("pending", {"by": "hour"}, "from_ms", [True, -1, "1"]),
+    ("pending", {"by": "hour"}, "to_ms", [True, -1, 1 << 54]),
+    ("pending", {"by": "hour"}, "max", [True, 0, 1441]),
     ("subjects", {}, "pattern", [5, b"a*", "*" * 1025]),
     ("subjects", {}, "prefix", [5, True]),
     ("subjects", {}, "after", [True, -1, [1]]),

@@ -198,6 +198,8 @@ async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Any) -> None:
     status = await ask("status request")
     assert status.keys() >= value_of("status reply")[2].keys()
     assert status["lateness_ms"].keys() >= value_of("status reply")[2]["lateness_ms"].keys()
+    metrics = await ask("metrics request")
+    assert metrics.keys() >= value_of("metrics reply")[2].keys() | status.keys()
     far = {"subject": "orders", "body": "hi", "due_ms": host.now_ms + 3_600_000}
     now = far | {"due_ms": host.now_ms, "message_id": "o-1"}
     sent = await ask("send request", messages=[now, far])
@@ -254,6 +256,7 @@ async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Any) -> None:
         await ask("seek to a time request")
     same_shape("find reply", await ask("find request"))
     same_shape("subjects reply", await ask("subjects request", after=0))
+    same_shape("pending reply", await ask("pending request", from_ms=0, to_ms=None))
     await client.request("policy", {"subject": "orders", "group": "billing", "reset": True})
     same_shape("policy reply", await ask("policy request"))
     paid = {"subject": "orders", "due_ms": host.now_ms + 3_600_000, "body": "paid"}

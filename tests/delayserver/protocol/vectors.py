@@ -288,6 +288,8 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
         {"from_ms": DUE_MS, "to_ms": DUE_MS + 60_000, "outcomes": ["delivered"], "dry_run": True},
     ),
     "reload request": (95, "reload", {}),
+    "pending request": (96, "pending", {"by": "minute", "from_ms": DUE_MS, "to_ms": DUE_MS + 3_600_000}),
+    "metrics request": (97, "metrics", {}),
 }
 
 REPLIES: dict[str, tuple[Any, ...]] = {
@@ -355,6 +357,35 @@ REPLIES: dict[str, tuple[Any, ...]] = {
             "rolled_back": 0,
             "pending": 2,
             "lateness_ms": {"p50": 0.9, "p99": 0.9, "max": 0.9},
+        },
+    ),
+    "pending reply": (
+        96,
+        True,
+        {"buckets": [{"start_ms": DUE_MS, "width_ms": 60_000, "pending": 3}], "next_ms": None, "unplaced": 0},
+    ),
+    "metrics reply": (
+        97,
+        True,
+        {
+            "pending": 2,
+            "lateness": {"default": {"bounds_us": [500, 1000], "counts": [0, 1, 0], "sum_us": 900, "early": 0}},
+            "stages": {"sync": {"bounds_us": [20, 50], "counts": [0, 1, 2], "sum_us": 310}},
+            "queues": [
+                {"name": "memory_rows", "used": 2, "bound": 1_500_000},
+                {"name": "group_rows", "used": 0, "bound": 1_250_000, "group": "default"},
+            ],
+            "consumer_groups": [
+                {
+                    "subject": "orders",
+                    "group": "billing",
+                    "lag": 3,
+                    "leased": 1,
+                    "retrying": 0,
+                    "oldest_ms": DUE_MS + 5,
+                }
+            ],
+            "consumer_groups_all": 1,
         },
     ),
     "route reply": (

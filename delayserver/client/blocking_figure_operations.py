@@ -1,0 +1,60 @@
+# Made by `python -m ops.blocking_client` from async_figure_operations.py. Change that file.
+"""The operations of the blocking client that read the figures of a server.
+
+`python -m ops.blocking_client` makes `blocking_figure_operations.py` from this file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TypeVar
+
+from delayserver.client import figure_calls
+from delayserver.client.core import Call
+from delayserver.client.figure_calls import Metrics, PendingBucket, PendingPage
+
+T = TypeVar("T")
+
+
+class BlockingFigureOperations(ABC):
+    """What a client can learn about a server as a whole."""
+
+    @abstractmethod
+    def _run(self, call: Call[T], close_count: int | None = None) -> T:
+        """The result of a call, after as many attempts as it needs."""
+
+    def metrics(self) -> Metrics:
+        """All figures that monitors draw: `status`, lateness by broker group, the times of the stages, queues against their
+        bounds, consumer groups. PROTOCOL.md describes the fields.
+        """
+        return self._run(figure_calls.metrics_call())
+
+    def pending(
+        self,
+        by: str = "minute",
+        *,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+    ) -> list[PendingBucket]:
+        """How many messages are pending, by the ``"minute"`` or ``"hour"`` in which they are due, from counters of the
+        server. Times without any are left out.
+
+        Only buckets that begin in [``from_ms``, ``to_ms``) are told. A day beyond the fine horizon is one bucket. It asks
+        for a page at a time.
+        """
+        page = self.pending_page(by, from_ms=from_ms, to_ms=to_ms)
+        found = page.buckets
+        while page.next_ms is not None:
+            page = self.pending_page(by, from_ms=page.next_ms, to_ms=to_ms)
+            found += page.buckets
+        return found
+
+    def pending_page(
+        self,
+        by: str = "minute",
+        *,
+        from_ms: int | None = None,
+        to_ms: int | None = None,
+    ) -> PendingPage:
+        """A page of `pending`."""
+        return self._run(figure_calls.pending_call(by, from_ms, to_ms))

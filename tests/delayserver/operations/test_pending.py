@@ -1,0 +1,126 @@
+"""The operation `pending` adds up counters: by minute and hour, over days in every state, as `status` counts them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from delayserver.protocol.errors import InvalidArgument
+from tests.fakes.host import Client, Host, faked_settings, small_settings
+
+Boot = Callable[..., Host]
+MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
+
+
+async def ask(client: Client, by: str = "minute", **arguments: Any) -> dict[str, Any]:
+    return await client.request("pending", {"by": by} | arguments)
+
+
+def counts(reply: dict[str, Any]) -> list[tuple[int, int, int]]:
+    return [(row["start_ms"], row["width_ms"], row["pending"]) for row in reply["buckets"]]
+
+
+async def same_as_status(host: Host, client: Client) -> int:
+    """Let all be placed and written; then the buckets add up to what `status` says."""
+    await host.settled()
+    pending = int((await client.status())["pending"])
+    for by in ("minute", "hour"):
+        reply = await ask(client, by)
+        assert (sum(row["pending"] for row in reply["buckets"]), reply["unplaced"]) == (pending, 0)
+    return pending
+
+
+async def test_messages_are_counted_in_the_minutes_and_hours_of_their_due_times(boot: Boot) -> None:
+    host = boot(small_settings())
+    await host.start()
+    client = await host.client()
+    hour = (host.now_ms // HOUR_MS + 1) * HOUR_MS
+    for due_ms, count in ((hour, 2), (hour + MINUTE_MS - 1, 1), (hour + 7 * MINUTE_MS, 3), (hour + HOUR_MS, 4)):
+        await client.send(*[{"subject": "s", "body": "", "due_ms": due_ms} for _ in range(count)])
+    await host.settled()
+    assert counts(await ask(client)) == [
+        (hour, MINUTE_MS, 3),
+        (hour + 7 * MINUTE_MS, MINUTE_MS, 3),
+        (hour + HOUR_MS, MINUTE_MS, 4),
+    ]
+    assert counts(await ask(client, "hour")) == [(hour, HOUR_MS, 6), (hour + HOUR_MS, HOUR_MS, 4)]
+    between = await ask(client, from_ms=hour + 1, to_ms=hour + HOUR_MS)
+    assert counts(between) == [(hour + 7 * MINUTE_MS, MINUTE_MS, 3)]
+
+
+async def test_what_is_delivered_or_cancelled_is_pending_no_more(boot: Boot) -> None:
+    host = boot(small_settings())
+    await host.start()
+    client = await host.client()
+    receipts = [(await client.put(f"{i}", host.now_ms + 2 * HOUR_MS))["receipt"] for i in range(5)]
+    await client.put("now", host.now_ms)
+    await host.sleep_ms(500)
+    assert await same_as_status(host, client) == 5
+    assert await client.cancel(*receipts[:2]) == ["cancelled"] * 2
+    assert await same_as_status(host, client) == 3
+    host.clock.step(2 * HOUR_MS)
+    await host.sleep_ms(2_000)
+    assert await same_as_status(host, client) == 0
+    assert counts(await ask(client)) == []
+
+
+async def test_pages_hold_every_bucket_once(boot: Boot) -> None:
+    host = boot(small_settings())
+    await host.start()
+    client = await host.client()
+    first = (host.now_ms // HOUR_MS + 1) * HOUR_MS
+    for i in range(5):
+        for seconds in range(2):
+            await client.put("", first + i * 3 * MINUTE_MS + seconds)
+    await client.put("", (host.now_ms // DAY_MS + 9) * DAY_MS + HOUR_MS)
+    await host.settled()
+    found, page = [], await ask(client, max=2)
+    while page["next_ms"] is not None:
+        assert len(page["buckets"]) == 2
+        found += counts(page)
+        page = await ask(client, from_ms=page["next_ms"], max=2)
+    found += counts(page)
+    assert found == counts(await ask(client))
+    assert [pending for _, _, pending in found] == [2, 2, 2, 2, 2, 1]
+
+
+async def test_a_far_day_is_one_bucket_and_stays_right_while_it_goes_to_its_minutes(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"fine_horizon_ms": HOUR_MS}))
+    await host.start()
+    client = await host.client()
+    day = (host.now_ms // DAY_MS + 2) * DAY_MS
+    receipts = [(await client.put(f"{i}", day + i * HOUR_MS, message_id=f"m{i}"))["receipt"] for i in range(12)]
+    await client.put("copy", day + HOUR_MS, message_id="m1")
+    await client.cancel(*receipts[:4])
+    assert await same_as_status(host, client) == 8
+    assert counts(await ask(client, "hour")) == [(day, DAY_MS, 8)]
+    await host.kill()
+    await host.start()
+    client = await host.client()
+    assert await same_as_status(host, client) == 8
+    tier = host.server.tier
+    finish, seen = tier._finish, []
+
+    async def looked_at(start_ms: int) -> None:
+        seen.append(counts(await ask(client, "hour")))
+        await finish(start_ms)
+
+    tier._finish = looked_at  # type: ignore[method-assign]
+    host.clock.step(day - HOUR_MS - host.now_ms + 1_000)
+    await host.until(lambda: bool(seen), within_ms=60_000)
+    await host.sleep_ms(1_000)
+    assert seen == [[(day, DAY_MS, 8)]], "the day is still one bucket, although its minutes have all rows"
+    assert await same_as_status(host, client) == 8
+    assert counts(await ask(client, "hour")) == [(day + i * HOUR_MS, HOUR_MS, 1) for i in range(4, 12)]
+    host.clock.step(8 * HOUR_MS)
+    await host.sleep_ms(2_000)
+    assert await same_as_status(host, client) == 4
+
+
+async def test_other_units_are_refused(boot: Boot) -> None:
+    host = boot(small_settings())
+    await host.start()
+    with pytest.raises(InvalidArgument, match="by must be"):
+        await ask(await host.client(), "week")
