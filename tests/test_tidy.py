@@ -107,6 +107,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops.audit": STORE
     | {"delayserver.protocol", "delayserver.config", "delayserver.client", "delayserver.cli.terminal", "ops.bench"},
     "ops.examples": {"delayserver.client"},
+    "ops.docs": {"delayserver.protocol", "delayserver.cli"},
     "ops.fuzz": STORE
     | BROKER
     | {"delayserver.protocol", "delayserver.config"}

@@ -1,0 +1,61 @@
+"""Every example of README and docs/ runs as it stands, in a terminal of its own, against real servers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.docs.documents import DOCUMENTS, ROOT, Reader
+from tests.docs.shapes import match
+from tests.docs.terminal import StepFailed, Terminal
+
+if os.environ.get("CI", "").lower() not in ("1", "true", "yes"):
+    for package in ("sybil", "fastapi", "django", "celery"):
+        pytest.importorskip(package, reason="install the extra docs-test")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=[path.relative_to(ROOT).as_posix() for path in DOCUMENTS])
+def test_the_examples_run(path: Path, tmp_path: Path) -> None:
+    with Terminal(tmp_path) as terminal:
+        Reader(terminal).read(path)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        "```sh\nfalse\n```",
+        "```sh\necho a\n```\n\n```output\nb\n```",
+        "```console\n$ echo a\nb\n```",
+        "```python\nassert 1 == 2\n```",
+        '```python title="a.py"\nraise SystemExit(3)\n```\n\n```sh\npython a.py\n```',
+        "<!--- hidden: python\nassert False\n-->",
+        "```toml\na = \n```",
+        "```cobol\nSTOP RUN.\n```",
+        "```sh\ndelayserver send orders hello\n```",
+    ],
+)
+def test_an_example_that_does_not_do_what_it_says_is_found(
+    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.docs.documents.STEP_SECONDS_MAX", 1)
+    path = tmp_path / "document.md"
+    path.write_text(document)
+    monkeypatch.setattr("tests.docs.documents.ROOT", tmp_path)
+    with Terminal(tmp_path) as terminal, pytest.raises((StepFailed, ValueError)):
+        Reader(terminal).read(path)
+
+
+def test_ids_of_the_run_stand_for_those_of_the_document() -> None:
+    shown = "receipt  c5761dc4cc26-01a1fd976b11-000000000001\n..."
+    actual = "a log line\nreceipt  f5761dc4cc26-02a1fd976b11-000000000009\n"
+    assert match(shown, actual) == {"c5761dc4cc26-01a1fd976b11-000000000001": "f5761dc4cc26-02a1fd976b11-000000000009"}
+
+
+@pytest.mark.parametrize(
+    ("shown", "actual"),
+    [("accepted 3", "accepted 4"), ("outcome delivered", "outcome cancelled"), ("a\nb", "b\na"), ("id 1", "id 1 2")],
+)
+def test_counts_and_words_must_be_equal(shown: str, actual: str) -> None:
+    assert isinstance(match(shown, actual), str)
