@@ -24,7 +24,7 @@ FORBIDDEN_IMPORTS = {
 }
 
 STORE = {"store", "store.disk", "store.records", "store.indexes", "store.logs", "store.tables"}
-GROUND = {f"delayserver.{room}" for room in ("protocol", "config", "runtime", "net", "logs")}
+GROUND = {f"delayserver.{room}" for room in ("protocol", "config", "runtime", "net", "logs", "tokens")}
 BROKER = {"delayserver.broker"} | {
     f"delayserver.broker.{room}" for room in ("filters", "queues", "files", "actions", "service")
 }
@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "delayserver.metrics": set(),
     "delayserver.config": STORE,
     "delayserver.net": {"delayserver.protocol"},
+    "delayserver.tokens": STORE | {"delayserver.protocol"},
     "delayserver.runtime": STORE | {"delayserver.protocol", "delayserver.logs"},
     "delayserver.client": {"delayserver.protocol", "delayserver.logs"},
     "delayserver": {"delayserver.client"},
@@ -97,8 +98,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {f"delayserver.recover.{room}" for room in ("reading", "checking", "telling", "mending")}
     | {"delayserver.cli.terminal"},
     "delayserver.cli": STORE
-    | {"delayserver", "delayserver.config", "delayserver.runtime", "delayserver.client", "delayserver.server"}
-    | {"delayserver.logs", "delayserver.web"}
+    | {"delayserver", "delayserver.protocol", "delayserver.config", "delayserver.runtime", "delayserver.client"}
+    | {"delayserver.server", "delayserver.tokens", "delayserver.logs", "delayserver.web"}
     | {"delayserver.cli.terminal", "delayserver.cli.demo", "delayserver.cli.recover"},
     "delayserver.__main__": {"delayserver.cli"},
     "ops": set(),

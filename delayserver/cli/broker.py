@@ -16,6 +16,7 @@ def broker(
     host: str | None,
     port: int | None,
     http_port: int | None,
+    insecure: bool,
     config: str | None,
     assignments: tuple[str, ...],
     log_format: str | None,
@@ -28,7 +29,9 @@ def broker(
     """
     # A file that several servers and brokers of a machine share must not give all of them the same port.
     http_port = http_port or 0
-    settings = running.settings_from(data_dir, host, port, http_port, config, assignments, log_format, log_level)
+    settings = running.settings_from(
+        data_dir, host, port, http_port, insecure, config, assignments, log_format, log_level
+    )
     settings, fs = running.disk_for(settings, memory=False)
     running.log_to_stderr(settings)
     from delayserver.server.process import run_broker

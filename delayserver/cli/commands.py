@@ -34,6 +34,7 @@ COMMANDS: Final = {
     "peek": "Look at the messages of a subject without consuming them.",
     "find": "Find stored messages by id, by key, or by subject and time.",
     "dead": "List, resend and drop what consumer groups gave up.",
+    "token": "Make, list, revoke and rotate access tokens.",
     "reload": "Have the server read its configuration again.",
     "status": "Show what the server holds and how late it is.",
     "demo": "Start a server, schedule messages, watch them arrive.",

@@ -45,6 +45,11 @@ def options(command: Command) -> Command:
                 help="Where the HTTP API and the console listen; 0: none.  [default: 20880, of a broker: none]",
             ),
             click.option(
+                "--insecure",
+                is_flag=True,
+                help="Listen beyond loopback without tokens: any client may do everything.",
+            ),
+            click.option(
                 "--config",
                 type=click.Path(),
                 metavar="FILE",
@@ -79,6 +84,7 @@ def settings_from(
     host: str | None,
     port: int | None,
     http_port: int | None,
+    insecure: bool,
     config: str | None,
     assignments: tuple[str, ...],
     log_format: str | None,
@@ -95,6 +101,7 @@ def settings_from(
         "http.port": http_port,
         "log.format": log_format,
         "log.level": log_level,
+        "listen.insecure": insecure or None,
     }
     flags |= {key: value for key, value in named.items() if value is not None}
     return load_settings(config, flags)

@@ -27,6 +27,7 @@ def serve(
     host: str | None,
     port: int | None,
     http_port: int | None,
+    insecure: bool,
     config: str | None,
     assignments: tuple[str, ...],
     log_format: str | None,
@@ -41,8 +42,9 @@ def serve(
     """
     if memory and data_dir is not None:
         raise click.UsageError("--memory has no data directory: leave --data-dir out")
-    reread = partial(_reread, memory, data_dir, host, port, http_port, config, assignments, log_format, log_level)
-    settings = running.settings_from(data_dir, host, port, http_port, config, assignments, log_format, log_level)
+    named = (data_dir, host, port, http_port, insecure, config, assignments, log_format, log_level)
+    reread = partial(_reread, memory, *named)
+    settings = running.settings_from(*named)
     settings, fs = running.disk_for(settings, memory=memory)
     running.log_to_stderr(settings)
     from delayserver.server.process import run_server

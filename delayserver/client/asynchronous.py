@@ -48,8 +48,10 @@ class AsyncClient(AsyncOperations):
         timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
         retries: int = 3,
+        token: str | None = None,
     ) -> None:
-        super().__init__(address, CLIENT_NAME, retries)
+        super().__init__(address, CLIENT_NAME, retries, token)
+        self._token = token
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._connection: StreamConnection | None = None
@@ -138,6 +140,7 @@ class AsyncClient(AsyncOperations):
             timeout_s=self._timeout_s,
             connect_timeout_s=self._connect_timeout_s,
             retries=self._retries.retries,
+            token=self._token,
         )
 
     def end_waits(self) -> None:

@@ -60,8 +60,10 @@ class Client(BlockingOperations):
         timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
         retries: int = 3,
+        token: str | None = None,
     ) -> None:
-        super().__init__(address, CLIENT_NAME, retries)
+        super().__init__(address, CLIENT_NAME, retries, token)
+        self._token = token
         self._address = address
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
@@ -109,6 +111,7 @@ class Client(BlockingOperations):
             timeout_s=self._timeout_s,
             connect_timeout_s=self._connect_timeout_s,
             retries=self._retries.retries,
+            token=self._token,
         )
 
     def asynchronous(self) -> AsyncClient:
@@ -118,6 +121,7 @@ class Client(BlockingOperations):
             timeout_s=self._timeout_s,
             connect_timeout_s=self._connect_timeout_s,
             retries=self._retries.retries,
+            token=self._token,
         )
 
     def _publishing_client(self) -> Client:
@@ -136,6 +140,7 @@ class Client(BlockingOperations):
             timeout_s=self._timeout_s,
             connect_timeout_s=self._connect_timeout_s,
             retries=self._retries.retries,
+            token=self._token,
         )
 
     def groups(self, subject: str | None = None) -> Iterator[ConsumerGroup]:

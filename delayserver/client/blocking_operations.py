@@ -14,7 +14,15 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from delayserver.client import find_calls, message_calls, position_calls, pull_calls, send_calls, subject_calls
+from delayserver.client import (
+    find_calls,
+    message_calls,
+    position_calls,
+    pull_calls,
+    send_calls,
+    subject_calls,
+    token_calls,
+)
 from delayserver.client.batching import Batcher, Sender
 from delayserver.client.blocking_figure_operations import BlockingFigureOperations
 from delayserver.client.blocking_group_operations import BlockingGroupOperations
@@ -60,9 +68,9 @@ class BlockingOperations(
 ):
     """The operations of a server, as methods. `Client` adds the connection, the attempts and the closing."""
 
-    def __init__(self, address: str, client_name: str, retries: int) -> None:
+    def __init__(self, address: str, client_name: str, retries: int, token: str | None = None) -> None:
         self._host_and_port = parse_address(address)
-        self._core = ClientCore(client_name)
+        self._core = ClientCore(client_name, token=token)
         self._retries = RetryPolicy(retries)
         self._published_at = PublishedAt()
 
@@ -118,6 +126,36 @@ class BlockingOperations(
         changed then.
         """
         return self._run(message_calls.reload_call())
+
+    def token(
+        self,
+        role: str | Sequence[str],
+        subjects: str | Sequence[str] = "*",
+        *,
+        name: str = "",
+        expires: datetime | int = 0,
+        rate: int = 0,
+        bytes_rate: int = 0,
+        pending_max: int = 0,
+    ) -> token_calls.MadeToken:
+        """Make a token for ``send``, ``consume``, ``look`` or ``admin``, or several of them, and for subjects that match one
+        of the patterns. ``expires`` is a time, or milliseconds since 1970; 0 for never. The limits are messages a second,
+        bytes a second, and messages that wait at a time; 0 for none. Not repeated after a lost reply: it would make two.
+        """
+        wanted = token_calls.WantedToken(role, subjects, name, expires, rate, bytes_rate, pending_max)
+        return self._run(token_calls.create_call(wanted))
+
+    def tokens(self) -> list[token_calls.Token]:
+        """All tokens of the server, without their secrets."""
+        return self._run(token_calls.list_call())
+
+    def revoke_token(self, token_id: str) -> token_calls.Token:
+        """End a token at once. Connections that use it are closed."""
+        return self._run(token_calls.revoke_call(token_id))
+
+    def rotate_token(self, token_id: str, overlap: timedelta | float | None = None) -> token_calls.MadeToken:
+        """Give a token a new secret. The old one stays valid for the ``overlap``, an hour by default."""
+        return self._run(token_calls.rotate_call(token_id, overlap))
 
     def subjects(self, pattern: str | None = None, *, prefix: str = "") -> list[str]:
         """The subjects that this node has met, or those that match a shell-style ``pattern`` and begin with ``prefix``.

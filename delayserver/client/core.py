@@ -60,10 +60,11 @@ class Call(Generic[T]):
 class ClientCore:
     """State of one client. ``server`` is None until the first hello."""
 
-    def __init__(self, client_name: str, clock: ServerClock | None = None) -> None:
+    def __init__(self, client_name: str, clock: ServerClock | None = None, token: str | None = None) -> None:
         self.clock = clock or ServerClock()
         self.server: ServerInfo | None = None
         self._client_name = client_name
+        self._token = token
         self._next_id = 1
         self._one_way_refused: OneWayRefused | None = None
         self._frame_bytes_max = DEFAULT_LIMITS.frame_bytes_max
@@ -90,7 +91,10 @@ class ClientCore:
             self._frame_bytes_max = self.server.limits.frame_bytes_max
             return self.server
 
-        call = Call(HELLO, {"versions": list(SUPPORTED_VERSIONS), "client": self._client_name}, read, timed=True)
+        arguments = {"versions": list(SUPPORTED_VERSIONS), "client": self._client_name}
+        if self._token is not None:
+            arguments["token"] = self._token
+        call = Call(HELLO, arguments, read, timed=True)
         return call
 
     def ping(self) -> Call[int]:

@@ -15,8 +15,11 @@ class ListenSettings:
     """The address of the server, and the bounds of connections."""
 
     host: str = "127.0.0.1"
-    """Loopback by default: the protocol has no authentication, so the operator decides to open it wider."""
+    """Loopback by default. The server listens beyond it only if it has tokens (`delayserver token create`), or if
+    `insecure` says so."""
     port: int = 20801
+    insecure: bool = False
+    """True: listen beyond loopback although any client may do everything, because there are no tokens."""
     connections_max: int = 4096
     """A connection takes about 20 KiB, and at most `memory_bytes_each` besides the common `memory_bytes_max`. Beyond
     the bound a new one is refused as `too_many_connections`."""

@@ -203,7 +203,15 @@ def _read_value(hint: Any, value: object, key: str) -> Any:
         return _read_table(hint, value, key + ".")
     if get_origin(hint) is tuple:
         return _read_list(get_args(hint)[0], value, key)
+    if hint is bool:
+        return _read_boolean(value, key)
     return _read_integer(value, key) if hint is int else _read_text(value, key)
+
+
+def _read_boolean(value: object, key: str) -> bool:
+    if type(value) is not bool:
+        raise ConfigError(f"{key}: expected true or false, not {_shown(value)}")
+    return value
 
 
 def _read_list(item: Any, value: object, key: str) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ from delayserver.config.settings import ListenSettings
 from delayserver.front.unsent import Unsent
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import Transport
+from delayserver.operations.access import EVERYTHING, Access
 from delayserver.operations.servers import Peer
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.arguments import integer
@@ -123,6 +124,7 @@ class Connection:
         "_watching_frame",
         "_watching_unsent",
         "_writing",
+        "access",
         "open",
         "peer",
         "transport",
@@ -173,6 +175,8 @@ class Connection:
         # Numbers count the connections of this process in the order in which they were accepted.
         self.peer = Peer(next(_numbers), transport.peer)
         self.open = True
+        # The rights of the client. `EVERYTHING` until it gives a token; a guarded front takes that for no rights.
+        self.access: Access = EVERYTHING
 
     async def run(self) -> None:
         """Reads and answers until the peer closes, sends a fatal error, or the task is cancelled."""
@@ -186,6 +190,14 @@ class Connection:
         finally:
             self.close()
             self._nursery = None
+
+    def authorise(self, access: Access) -> None:
+        """The client has these rights from the next request on."""
+        self.access = access
+
+    def end(self, error: DelayServerError) -> None:
+        """Names the reason to the client, then closes. Requests in flight have an unknown result."""
+        self._refuse(error)
 
     def close(self) -> None:
         """Closes at once, frees the memory, and calls `lost` of every reply that was not sent. Idempotent."""
@@ -423,11 +435,12 @@ class Connection:
             await self._fair.take(self._account, SLICE_ITEMS)
             try:
                 self._require_time(request)
+                answer = slow(self, request)
             except DelayServerError as error:
                 self._slow -= 1
                 self.fail(request.id, error)
                 return
-            await self._serve_slow(slow(self, request), request.id, request.operation)
+            await self._serve_slow(answer, request.id, request.operation)
         finally:
             self._large_ended()
 

@@ -9,9 +9,11 @@ import trio
 
 from delayserver.config.settings import ListenSettings
 from delayserver.front.connection import Connection, Handlers, QuickHandler, SlowHandler
+from delayserver.front.guard import Guard
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import RECEIVE_BYTES, Listener, Transport
 from delayserver.operations.servers import Servers
+from delayserver.operations.tokens import TokenBook
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.errors import TooManyConnections
 from delayserver.protocol.frames import Request, encode_error, encode_reply
@@ -97,16 +99,31 @@ class Front:
         self._decode = runtime.stages.decode
         self._step_began_us = 0
         self._steps: Step | None = None
+        self._tokens: TokenBook | None = None
+        self._guard = Guard(servers)
+        self._guarded = False
+        self._stage = Stage.OPENING
         self._quick: dict[str, QuickHandler] = {names_of.PING: self._ping}
         self._slow: dict[str, SlowHandler] = {}
         self.enter(Stage.OPENING)
 
     def enter(self, stage: Stage) -> None:
         """Serves the operations of this stage and refuses the others as `not_ready`."""
+        self._stage = stage
         refused: dict[str, QuickHandler] = dict.fromkeys(self._names - _SERVED[stage], self._refuse)
         quick = {name: handler for name, handler in self._quick.items() if name not in refused}
         slow = {name: handler for name, handler in self._slow.items() if name not in refused}
+        if self._guarded:
+            quick, slow = self._guard.quick(quick), self._guard.slow(slow)
         self.handlers.serve(quick | refused, slow)
+
+    async def guard(self) -> None:
+        """Asks every client for a token, from the moment on at which the server has any."""
+        assert self._tokens is not None
+        await self._tokens.enabled.wait()
+        self._guarded = True
+        if not self.handlers.closed:
+            self.enter(self._stage)
 
     def _refuse(self, _connection: Connection, _request: Request) -> None:
         raise self._readiness.refusal()
@@ -115,10 +132,12 @@ class Front:
         """The server's clock."""
         connection.reply(encode_reply(request.id, {"server_us": self._clock.now_us()}))
 
-    def opened(self, steps: Step, table: Table) -> None:
+    def opened(self, steps: Step, table: Table, tokens: TokenBook, *, trusting: bool) -> None:
         """Adds the handlers, because the data directory is open; each one answers from the stage of its operation on.
-        `steps` is called at each step that reads requests."""
+        `steps` is called at each step that reads requests. `trusting`: no client needs a token."""
         self._steps = steps
+        self._tokens = tokens
+        self._guarded = tokens.enabled.is_set() and not trusting
         self._quick |= table.quick
         self._slow |= table.slow
 
@@ -168,3 +187,5 @@ class Front:
         finally:
             self._connections.ended(connection.peer.number)
             self._servers.closed(connection.peer)
+            if self._tokens is not None:
+                self._tokens.closed(connection.peer.number)

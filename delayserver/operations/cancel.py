@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from delayserver.operations.access import EVERYTHING, Access
 from delayserver.operations.cancellation import Cancellation
 from delayserver.operations.named_messages import Given, NamedMessages, Naming
 from delayserver.protocol.outcomes import Outcome
@@ -28,14 +29,16 @@ class Cancel:
         self._naming = naming
         self._cancellation = cancellation
 
-    async def by_number(self, sequence: I64, due_ms: I64) -> U8:
-        """Cancels messages by sequence and due time, i64[n] each: outcome codes u8[n]. Raises errors of the commit."""
+    async def by_number(self, sequence: I64, due_ms: I64, access: Access = EVERYTHING) -> U8:
+        """Cancels messages by sequence and due time, i64[n] each: outcome codes u8[n]. Raises Forbidden, before anything is
+        done, and errors of the commit."""
+        await self._naming.require(sequence, due_ms, access)
         return await self._cancellation.cancel(sequence, due_ms)
 
-    async def by_name(self, given: Given, work: Work) -> Cancelled:
+    async def by_name(self, given: Given, work: Work, access: Access = EVERYTHING) -> Cancelled:
         """Cancels messages by name. If a reschedule gives the name to another message meanwhile, cancels that one.
         Raises the named error of the commit."""
-        named = await self._naming.find(given, work)
+        named = await self._naming.find(given, work, access)
         outcome = await self._cancellation.cancel(named.sequence, named.due_ms)
         again = np.flatnonzero(outcome == int(Outcome.ALREADY_CANCELLED))
         while len(again := await self._naming.replaced(named, again)):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.operations.access import EVERYTHING, Access
 from delayserver.operations.contents import Contents, ContentsPart
 from delayserver.operations.message_states import Found, MessageStates
 from delayserver.operations.named_messages import Given, NamedMessages, Naming
@@ -34,15 +35,18 @@ class Lookup:
         self._states = states
         self._contents = contents
 
-    async def by_number(self, sequence: I64, due_ms: I64, work: Work) -> list[Found]:
-        """The states of messages by sequence and due time, i64[n] each."""
+    async def by_number(self, sequence: I64, due_ms: I64, work: Work, access: Access = EVERYTHING) -> list[Found]:
+        """The states of messages by sequence and due time, i64[n] each. Raises Forbidden."""
+        await self._naming.require(sequence, due_ms, access)
         found = await self._states.find(sequence, due_ms, work)
         return await self._states.with_rows(found, due_ms.tolist(), work)
 
-    async def by_name(self, given: Given, work: Work, *, with_body: bool = False) -> LookedUp:
+    async def by_name(
+        self, given: Given, work: Work, access: Access = EVERYTHING, *, with_body: bool = False
+    ) -> LookedUp:
         """States by name, and what the messages say if `with_body`. If a reschedule gives the name to another message
         meanwhile, the state of that one."""
-        named = await self._naming.find(given, work)
+        named = await self._naming.find(given, work, access)
         found = await self._states.find(named.sequence, named.due_ms, work)
         again = _cancelled(found, np.arange(len(found)))
         while len(again := await self._naming.replaced(named, again)):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.operations.access import EVERYTHING, Access
 from delayserver.operations.cancellation import Cancellation
 from delayserver.protocol.arguments import shown
 from delayserver.protocol.errors import (
@@ -84,8 +85,33 @@ class Naming:
         self._cancellation = cancellation
         self._subjects = subjects
 
-    async def find(self, given: Given, work: Work) -> NamedMessages:
-        """Finds the messages that the client names."""
+    async def find(self, given: Given, work: Work, access: Access = EVERYTHING) -> NamedMessages:
+        """Finds the messages that the client names. One whose subject is closed to it is an error of its place."""
+        named = await self._find(given, work)
+        if not access.everything:
+            for place, subject in (await self._closed(named.sequence, named.due_ms, access)).items():
+                named.sequence[place] = 0
+                named.names.pop(place, None)
+                named.errors.setdefault(place, access.refusal(subject))
+        return named
+
+    async def require(self, sequence: I64, due_ms: I64, access: Access) -> None:
+        """Raises Forbidden if one of the messages, i64[n] each, has a subject that is closed to the client."""
+        if not access.everything:
+            for subject in (await self._closed(sequence, due_ms, access)).values():
+                raise access.refusal(subject)
+
+    async def _closed(self, sequence: I64, due_ms: I64, access: Access) -> dict[int, str]:
+        """The subjects that are closed to the client, by the places of their messages."""
+        located = await self._cancellation.locate(sequence, due_ms)
+        codes, index = np.unique(located.subject, return_inverse=True)
+        subjects = {code: self._subjects.name(code) for code in codes.tolist() if code}
+        closed = {code: subject for code, subject in subjects.items() if not access.may(subject)}
+        if not closed:
+            return {}
+        return {place: closed[code] for place, code in enumerate(codes[index].tolist()) if code in closed}
+
+    async def _find(self, given: Given, work: Work) -> NamedMessages:
         if isinstance(given, GivenReceipts):
             return await self._of_receipts(given.receipts, work)
         count = given.count

@@ -26,6 +26,7 @@ from delayserver.operations.send import Send
 from delayserver.operations.servers import Servers
 from delayserver.operations.status import Status
 from delayserver.operations.subjects import Subjects
+from delayserver.operations.tokens import TokenBook
 from delayserver.operations.transactions import Transactions
 
 
@@ -53,6 +54,7 @@ class Operations:
     metrics: Metrics
     routing: Routing
     servers: Servers
+    tokens: TokenBook
     consuming: Consuming
     subjects: Subjects
     publish: Publish

@@ -87,7 +87,7 @@ class Redispatch:
         """Redispatches one slice behind `after`; with `dry_run` only counts it. Skips, reports and counts damage.
 
         Raises ServerNotProven, InvalidArgument, and the errors of a send."""
-        self._servers.check(peer)
+        self._servers.check_redispatch(peer)
         self._admission.require()
         unread, wanted, after = Unread(), self._wanted(asked), after or _FIRST
         for key in self._files(wanted):

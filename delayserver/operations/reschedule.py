@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from delayserver.operations.access import EVERYTHING, Access
 from delayserver.operations.admission import Admission
 from delayserver.operations.named_messages import GivenItems, NamedMessages, Naming
 from delayserver.operations.rescheduling import Moved, Moves, Rescheduling
@@ -54,12 +55,12 @@ class Reschedule:
         self._intake = intake
         self._rescheduling = rescheduling
 
-    async def by_name(self, given: GivenMoves, work: Work) -> Rescheduled:
+    async def by_name(self, given: GivenMoves, work: Work, access: Access = EVERYTHING) -> Rescheduled:
         """Moves messages by name. If another reschedule gives a name to another message meanwhile, moves that one.
 
         Raises NotReady, ShuttingDown, DiskFull, and the named error of the commit."""
         self._admission.require()
-        named = await self._naming.find(given.messages, work)
+        named = await self._naming.find(given.messages, work, access)
         count = given.messages.count
         moves = Moves(named.sequence, named.due_ms, np.zeros(count, np.int64))
         for place, change in given.changes.items():
@@ -90,9 +91,12 @@ class Reschedule:
         if change.expires_ms is not None:
             moves.expires_ms[place] = self._intake.expires(change.expires_ms)
 
-    async def by_number(self, sequence: I64, due_ms: I64, due: DueColumn, work: Work) -> Rescheduled:
-        """Moves messages by sequence and due time, i64[n] each, to `due`. Raises the errors of `by_name`."""
+    async def by_number(
+        self, sequence: I64, due_ms: I64, due: DueColumn, work: Work, access: Access = EVERYTHING
+    ) -> Rescheduled:
+        """Moves messages by sequence and due time, i64[n] each, to `due`. Raises Forbidden, and the errors of `by_name`."""
         self._admission.require()
+        await self._naming.require(sequence, due_ms, access)
         count = len(sequence)
         errors: dict[int, DelayServerError] = {}
         new_due_ms = self._intake.due_column(due, errors)

@@ -35,6 +35,7 @@ class _Claim:
     server_id: str = ""
     challenge: bytes = b""
     proven: bool = False
+    operator: bool = False
 
     def say(self, instance: str, server_id: str) -> None:
         """Stores the identity. Raises InvalidArgument if the peer claimed another one before."""
@@ -50,6 +51,10 @@ class _Claim:
     def believe(self) -> None:
         """Marks the peer as a server."""
         self.proven = True
+
+    def permit(self) -> None:
+        """Marks the peer as an operator."""
+        self.operator = True
 
 
 class Servers:
@@ -90,10 +95,30 @@ class Servers:
         """Returns if a peer may call operations for the operator of this server: it is near, or has proven that it knows
         the secret. Raises ServerNotProven."""
         claim = self._claims.get(peer.number)
-        if not (claim is not None and claim.proven) and not self._is_near(peer.address):
+        known = claim is not None and (claim.proven or claim.operator)
+        if not known and not self._is_near(peer.address):
             raise ServerNotProven(
                 "this is for the operator of the server: call it from a host in listen.server_networks"
             )
+
+    def check_proven(self, peer: Peer) -> None:
+        """Returns if a peer has proven that it knows the secret. A network is not enough on a server that asks its clients
+        for tokens. Raises ServerNotProven."""
+        claim = self._claims.get(peer.number)
+        if claim is None or not claim.proven:
+            raise ServerNotProven(
+                "this server asks for tokens, so servers must prove themselves: set the same listen.server_secret on both"
+            )
+
+    def permit(self, peer: Peer) -> None:
+        """Takes a peer for an operator, because its token says so."""
+        self._claim(peer).permit()
+
+    def check_redispatch(self, peer: Peer) -> None:
+        """Returns if a peer may redispatch: it is an operator by its token, or `check` passes. Raises ServerNotProven."""
+        claim = self._claims.get(peer.number)
+        if claim is None or not claim.operator:
+            self.check(peer)
 
     def check(self, peer: Peer) -> None:
         """Returns if a peer may call operations for servers. Raises ServerNotProven."""

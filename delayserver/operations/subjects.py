@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 from typing import Final
 
+from delayserver.operations.access import EVERYTHING, Access
 from delayserver.runtime.fair_turns import Work
 from store.tables.names import SUBJECT, Names
 
@@ -37,8 +38,17 @@ class Subjects:
     def __init__(self, names: Names) -> None:
         self._names = names
 
-    async def page(self, prefix: str, pattern: str | None, after: int, count_max: int, work: Work) -> SubjectPage:
-        """The first subjects behind `after` that begin with `prefix` and match the shell-style `pattern`.
+    async def page(
+        self,
+        prefix: str,
+        pattern: str | None,
+        after: int,
+        count_max: int,
+        work: Work,
+        access: Access = EVERYTHING,
+    ) -> SubjectPage:
+        """The first subjects behind `after` that begin with `prefix`, match the shell-style `pattern`, and are open to the
+        client.
 
         An `after` that this node never gave, such as one of an older data directory, begins anew."""
         names, matches = self._names, _matcher(pattern)
@@ -50,7 +60,7 @@ class Subjects:
             for code in codes:
                 await work.items()
                 name = names.name(code)
-                if name.startswith(prefix) and matches(name):
+                if name.startswith(prefix) and matches(name) and access.may(name):
                     found.append(name)
                     if len(found) == count_max:
                         return SubjectPage(found, code, more=code < len(names))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.operations.access import EVERYTHING, Access
 from delayserver.operations.admission import Admission
 from delayserver.operations.cancellation import CANCELLED, Cancellation, Ends
 from delayserver.operations.message_states import MessageStates
@@ -73,12 +74,12 @@ class Transactions:
         self._states = states
         self._clock = runtime.clock
 
-    async def commit(self, given: GivenTransactions, work: Work) -> Ended:
+    async def commit(self, given: GivenTransactions, work: Work, access: Access = EVERYTHING) -> Ended:
         """Commits transactions; the answer is the same again for one that is committed. Durable on return.
 
         Raises NotReady, ShuttingDown, DiskFull."""
         self._admission.require()
-        named = await self._naming.find(given.messages, work)
+        named = await self._naming.find(given.messages, work, access)
         count = len(named.sequence)
         errors = dict(named.errors)
         moves = Moves(named.sequence, named.due_ms, np.maximum(named.due_ms, self._now_ms()))
@@ -104,11 +105,11 @@ class Transactions:
         await self._tell(result, np.array(told, np.intp), Outcome.COMMITTED, work)
         return result
 
-    async def rollback(self, given: GivenTransactions, work: Work) -> Ended:
+    async def rollback(self, given: GivenTransactions, work: Work, access: Access = EVERYTHING) -> Ended:
         """Rolls transactions back; the answer is the same again for one that is rolled back. Durable on return.
 
         Raises the named error of the commit of the control record."""
-        named = await self._naming.find(given.messages, work)
+        named = await self._naming.find(given.messages, work, access)
         result = Ended(named, {}, dict(named.errors))
         places = np.flatnonzero([place not in result.errors for place in range(len(named.sequence))])
         if len(places):

@@ -185,6 +185,22 @@ class ServerNotProven(Refused):
     error = "server_not_proven"
 
 
+class Unauthenticated(Refused):
+    """The caller gave no token although the server asks for one, or a token that is wrong, revoked or expired. Give the
+    client a valid token: the operator makes one with ``delayserver token create``.
+    """
+
+    error = "unauthenticated"
+
+
+class Forbidden(Refused):
+    """The caller's token does not allow this: the operation needs another role, or the subject is none of the token's.
+    Nothing of the item was done. The operator makes a token that allows it.
+    """
+
+    error = "forbidden"
+
+
 class TransactionUnknown(Refused):
     """The caller named a transaction that was never prepared here: a wrong receipt, or that of an ordinary message."""
 
@@ -301,6 +317,14 @@ class QueueFull(Unavailable):
     """The server cannot take more requests now. Wait ``retry_after_ms`` and send more slowly."""
 
     error = "queue_full"
+
+
+class RateLimited(Unavailable):
+    """The caller's token has used up what it may send now, in messages, in bytes, or in messages that wait. Nothing was
+    stored. Wait ``retry_after_ms``, or the operator gives the token a higher limit.
+    """
+
+    error = "rate_limited"
 
 
 class FilterInUse(Unavailable):

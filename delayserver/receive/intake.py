@@ -157,7 +157,7 @@ class Intake:
 
     def _row(self, message: object, now_us: int) -> Row:
         if type(message) is not dict:
-            raise InvalidArgument("a message must be a map")
+            raise _refused_row(message)
         get = message.get
         due_ms, delay_ms = get("due_ms"), get("delay_ms")
         if "delay_level" in message:
@@ -168,7 +168,7 @@ class Intake:
 
     def _row_due(self, message: object, due_ms: int) -> Row:
         if type(message) is not dict:
-            raise InvalidArgument("a message must be a map")
+            raise _refused_row(message)
         get = message.get
         body = get("body")
         if type(body) is not bytes or len(body) > self._settings.body_bytes_max:
@@ -296,6 +296,8 @@ class Intake:
 
     def check_subject(self, subject: object, what: str = "subject") -> str:
         """Checks a subject or the name of a consumer group (`what`). Raises SubjectInvalid."""
+        if isinstance(subject, DelayServerError):  # as for `_refused_row`
+            raise subject
         if type(subject) is not str or not subject:
             raise SubjectInvalid(f"a {what} is a text of at least one character, not {shown(subject)}")
         if len(subject.encode()) > self._settings.subject_bytes_max:
@@ -510,6 +512,11 @@ class Intake:
             if not valid:
                 bad.setdefault(index, PropertiesInvalid("properties of a row are one msgpack map from text to text"))
         return {"properties": properties.blob, "properties_length": properties.lengths}
+
+
+def _refused_row(message: object) -> DelayServerError:
+    """The error of a row that is no map. The front puts its refusal in place of a message that it does not let through."""
+    return message if isinstance(message, DelayServerError) else InvalidArgument("a message must be a map")
 
 
 def _each(messages: list[Any], row: Callable[[object], Row]) -> tuple[list[Row], list[Rejection]]:

@@ -88,6 +88,7 @@ from delayserver.operations.status_sections import (
     WindowsReader,
 )
 from delayserver.operations.subjects import Subjects
+from delayserver.operations.tokens import TokenBook
 from delayserver.operations.transactions import Transactions
 from delayserver.outcomes.outcome_recorder import OutcomeRecorder
 from delayserver.receive.group_commit import GroupCommit
@@ -160,8 +161,11 @@ class DelayServer:
         fs: FileSystem | None = None,
         connect: Connect = connect_socket,
         reread: Reread | None = None,
+        trusting: bool = False,
     ) -> None:
-        """`reread` reads the settings again, for `reload`."""
+        """`reread` reads the settings again, for `reload`. `trusting`: no client needs a token, since all of them belong to
+        this program."""
+        self._trusting = trusting
         self._given, self._reread = settings, reread
         if role == BROKER:
             # The delay pipeline of a lone broker carries its own redeliveries, to itself.
@@ -459,6 +463,7 @@ class DelayServer:
             settings.storage,
             self.runtime,
         )
+        self.tokens = TokenBook(self.fs, opened.directory.path, opened.directory.server_id, self.runtime)
         self.identity = Identity(f"{opened.directory.server_id:012x}", self.role)
         self.status = Status(
             ProcessReader(
@@ -501,6 +506,7 @@ class DelayServer:
             metrics=self.metrics,
             routing=routing,
             servers=self.servers,
+            tokens=self.tokens,
             consuming=self.consuming,
             subjects=Subjects(opened.names),
             publish=Publish(self.identity.server_id, self._admission(), self.intake, routing, self.publishing, names),
@@ -574,7 +580,10 @@ class DelayServer:
                 else:
                     self.operations = self._build_operations(self.opened)
                     self.front.opened(
-                        Steps((self.commit, self.publishing)), HandlerTable(self.operations, self.settings, self.clock)
+                        Steps((self.commit, self.publishing)),
+                        HandlerTable(self.operations, self.settings, self.clock),
+                        self.tokens,
+                        trusting=self._trusting,
                     )
                     if opened is not None:
                         opened()
@@ -609,8 +618,10 @@ class DelayServer:
         """Replay, then start all that serves."""
         self.commit.refuse(self.readiness.refusal())
         for task in (self.commit.run, self.replayer.run, self.recorder.run, self.local_broker.run, self.redelivery.run,
-                     self.publishing.run, self.targets.run, self.reload.run):  # fmt: skip
+                     self.publishing.run, self.targets.run, self.reload.run, self.tokens.run):  # fmt: skip
             nursery.start_soon(task)
+        if not self._trusting:
+            nursery.start_soon(self.front.guard)
         self._enter(Stage.REPLAYING)
         found, end = self.positions.accepted_sequence.value, self.positions.durable.value
         await self.replay_room.end_when_blocked(partial(self.positions.replayed.reached, end))

@@ -52,6 +52,11 @@ class HttpGateway:
             raise HttpAddressError(error.errno, error.strerror) from error
         return cls(listening, settings)
 
+    @property
+    def host(self) -> str:
+        """The address that it listens on."""
+        return str(self._socket.getsockname()[0])
+
     async def run(self, server: str) -> None:
         """Keep a child running until cancelled. ``server`` is the address of the server's own protocol."""
         pause_s = PAUSE_S

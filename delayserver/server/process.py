@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import ipaddress
 import resource
 import signal
 import sys
@@ -12,6 +13,7 @@ from dataclasses import replace
 import trio
 
 from delayserver.config.settings import Settings
+from delayserver.config.toml_file import ConfigError
 from delayserver.front.front import BROKER, SERVER
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import SocketListener
@@ -21,8 +23,9 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer, Ready
 from delayserver.server.http_gateway import HttpGateway
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
-from store.disk.filesystem import FileSystem
+from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import StoreError
+from store.tables.tokens import FILE_NAME as TOKENS
 
 # A worker thread that holds the interpreter gives it up after this long: the event loop waits no longer than that.
 SWITCH_INTERVAL_S = 0.001
@@ -52,15 +55,29 @@ async def serve(
     `signals`, SIGHUP take over what `reread` gives. `manager` learns how far the server is. With `http` the gateway of
     `settings.http` runs beside it.
 
-    Raises StoreError (data directory locked, damaged, disk), OSError (the address is taken), HttpAddressError.
+    Raises StoreError (data directory locked, damaged, disk), OSError (the address is taken), HttpAddressError, ConfigError (it
+    would listen beyond loopback, and any client could do everything).
     """
     settings = within_descriptors(settings)
+    fs = fs or RealFileSystem()
     listener = SocketListener(settings.listen.host, settings.listen.port)
+    try:
+        require_authentication("listen.host", listener.address[0], settings, fs)
+    except ConfigError:
+        listener.close()
+        raise
     try:
         gateway = HttpGateway.listen(settings) if http and settings.http.port else None
     except OSError:
         listener.close()
         raise
+    if gateway is not None:
+        try:
+            require_authentication("http.host", gateway.host, settings, fs)
+        except ConfigError:
+            listener.close()
+            gateway.close()
+            raise
     again = None if reread is None else lambda: within_descriptors(reread())
     server = DelayServer(settings, role=role, runtime=runtime, fs=fs, reread=again)
     failure: StoreError | OSError | None = None
@@ -93,6 +110,19 @@ def _dialled(host: str, port: int) -> str:
     """The address at which a process of this machine reaches the server that listens on a host."""
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def require_authentication(key: str, host: str, settings: Settings, fs: FileSystem) -> None:
+    """Raises ConfigError for an address beyond loopback if the data directory has no tokens, unless `listen.insecure`.
+    `key`: the setting with the address."""
+    if settings.listen.insecure or ipaddress.ip_address(host.partition("%")[0]).is_loopback:
+        return
+    if not fs.exists(f"{settings.storage.data_dir}/{TOKENS}"):
+        raise ConfigError(
+            f"{key}: {host} can be reached from other machines, and without tokens any client may do "
+            f"everything. Make a token first: delayserver token create --data-dir {settings.storage.data_dir} --role admin. "
+            "Or allow it with --insecure (listen.insecure = true)"
+        )
 
 
 def within_descriptors(settings: Settings) -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -94,14 +95,45 @@ LEVEL: Final = ParsedText("level", _level)
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
 
-server = click.option(
+_address = click.option(
     "--server",
     type=ADDRESS,
+    envvar="DELAYSERVER_SERVER",
     default=f"{DEFAULT_HOST}:{DEFAULT_PORT}",
     show_default=True,
     metavar="HOST:PORT",
-    help="Where the server listens.",
+    help="Where the server listens; or DELAYSERVER_SERVER says so.",
 )
+
+TOKEN_VARIABLE: Final = "DELAYSERVER_TOKEN"
+
+
+def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> None:
+    """Keeps the value of an option for `connect`, so that no command passes it on."""
+    if parameter.name is not None:
+        context.meta[f"delayserver.{parameter.name}"] = value
+
+
+def server(command: Command) -> Command:
+    """Adds ``--server``, and what a client of it needs besides: ``--token-file``."""
+    token_file = click.option(
+        "--token-file",
+        type=click.File(),
+        envvar="DELAYSERVER_TOKEN_FILE",
+        expose_value=False,
+        callback=_keep,
+        metavar="FILE",
+        help=f"A file with the access token; or {TOKEN_VARIABLE} has it.",
+    )
+    return _address(token_file(command))
+
+
+def client_arguments() -> dict[str, Any]:
+    """How the command that runs now makes its client, beside the address: the token, if one was given."""
+    context = click.get_current_context(silent=True)
+    file = None if context is None else context.meta.get("delayserver.token_file")
+    token = file.read().strip() if file is not None else os.environ.get(TOKEN_VARIABLE, "").strip()
+    return {"token": token} if token else {}
 
 
 def due_options(command: Command) -> Command:
@@ -130,7 +162,8 @@ def connect(address: str) -> Iterator[Client]:
     from delayserver.protocol.errors import ConnectionLost, RequestTimedOut, UnknownOperation
 
     # One attempt, so that the user sees at once that no server answers.
-    probe = Client(address, retries=0)
+    arguments = client_arguments()
+    probe = Client(address, retries=0, **arguments)
     try:
         probe.connect()
     except ConnectionLost as error:
@@ -144,7 +177,7 @@ def connect(address: str) -> Iterator[Client]:
         ) from None
     finally:
         probe.close()
-    with Client(address) as client:
+    with Client(address, **arguments) as client:
         try:
             yield client
         except UnknownOperation:

@@ -29,9 +29,10 @@ class CancelHandlers:
         form = one_form(arguments, ("receipts", "messages", "count"))
         if form == "count":
             numbers = self._reader.numbers(arguments, "due_ms")
-            return {"outcome": pack_column(await self._cancel.by_number(*numbers))}
+            return {"outcome": pack_column(await self._cancel.by_number(*numbers, connection.access))}
         work = connection.work()
-        cancelled = await self._cancel.by_name(await self._reader.given(arguments, form, work), work)
+        given = await self._reader.given(arguments, form, work)
+        cancelled = await self._cancel.by_name(given, work, connection.access)
         named, outcome = cancelled.named, cancelled.outcome
         if not named.errors and named.receipts is not None:
             connection.reply(encode_cancel_reply(request.id, named.receipts, outcome))

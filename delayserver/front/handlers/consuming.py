@@ -161,8 +161,8 @@ class ConsumingHandlers:
             return self._levels_ms[integer(arguments, "delay_level", 1, len(self._levels_ms)) - 1]
         return integer(arguments, "delay_ms", 0, DELAY_MS_MAX) if given else None
 
-    async def groups(self, _connection: Connection, request: Request) -> dict[str, Any]:
-        """A page of consumer groups with their backlogs."""
+    async def groups(self, connection: Connection, request: Request) -> dict[str, Any]:
+        """A page of consumer groups with their backlogs, of subjects that are open to the client."""
         arguments = request.arguments
         count_max = integer(arguments, "max", 1, GROUPS_AT_ONCE_MAX, GROUPS_AT_ONCE_MAX)
         page = await self._consuming.groups(arguments.get("subject"), _group_cursor(arguments.get("after")), count_max)
@@ -170,6 +170,7 @@ class ConsumingHandlers:
             "groups": [
                 asdict(each.row) | {"subject": each.subject, "group": each.group, "dead_letters": each.dead_letters}
                 for each in page.groups
+                if connection.access.may(each.subject)
             ],
             "next": None if page.next is None else list(page.next),
         }

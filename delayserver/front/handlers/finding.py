@@ -9,6 +9,7 @@ import numpy as np
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.consuming import put_rare
+from delayserver.operations.access import Access
 from delayserver.operations.finding import FOUND_AT_ONCE_MAX, START, Finding, FoundPage, Search
 from delayserver.protocol.arguments import integer, invalid
 from delayserver.protocol.errors import InvalidArgument
@@ -28,7 +29,7 @@ class FindingHandlers:
     def __init__(self, finding: Finding) -> None:
         self._finding = finding
 
-    async def find(self, _connection: Connection, request: Request) -> dict[str, Any]:
+    async def find(self, connection: Connection, request: Request) -> dict[str, Any]:
         """A page of the messages that are stored on this node."""
         arguments = request.arguments
         message_id, key, subject = (_text(arguments, name) for name in ("message_id", "key", "subject"))
@@ -47,7 +48,10 @@ class FindingHandlers:
         )
         count_max = integer(arguments, "max", 1, FOUND_AT_ONCE_MAX, FOUND_AT_ONCE_MAX)
         page = await self._finding.find(search, _cursor(arguments.get("after")), count_max)
-        return {"messages": _rows(page), "next": None if page.next is None else list(page.next)}
+        return {
+            "messages": _rows(_open_to(connection.access, page)),
+            "next": None if page.next is None else list(page.next),
+        }
 
 
 def _text(arguments: dict[str, Any], name: str) -> str | None:
@@ -69,6 +73,16 @@ def _cursor(after: object) -> tuple[int, int]:
     if type(after) is not list or len(after) != 2 or not all(type(part) is int for part in after):
         raise invalid("after", "the `next` of the reply before", after)
     return (after[0], after[1])
+
+
+def _open_to(access: Access, page: FoundPage) -> FoundPage:
+    """The page without messages of subjects that are closed to the client."""
+    codes = np.unique(page.messages.subject).tolist()
+    closed = [code for code in codes if not access.may(page.name_of(code))]
+    if not closed:
+        return page
+    kept = np.flatnonzero(~np.isin(page.messages.subject, closed))
+    return FoundPage(page.messages.take(kept), page.name_of, page.next)
 
 
 def _rows(page: FoundPage) -> list[dict[str, Any]]:

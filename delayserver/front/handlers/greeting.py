@@ -5,8 +5,9 @@ from __future__ import annotations
 from delayserver.front.connection import Connection
 from delayserver.operations.identity import Identity
 from delayserver.operations.servers import Servers
+from delayserver.operations.tokens import TokenBook
 from delayserver.protocol.arguments import shown
-from delayserver.protocol.errors import UnsupportedVersion
+from delayserver.protocol.errors import Unauthenticated, UnsupportedVersion
 from delayserver.protocol.frames import Request, encode_reply
 from delayserver.protocol.limits import Limits
 from delayserver.protocol.operations import PROTOCOL_VERSION, SUPPORTED_VERSIONS
@@ -17,17 +18,25 @@ class GreetingHandlers:
     """Requests at the beginning of a connection."""
 
     def __init__(
-        self, identity: Identity, limits: Limits, levels_ms: tuple[int, ...], servers: Servers, clock: Clock
+        self,
+        identity: Identity,
+        limits: Limits,
+        levels_ms: tuple[int, ...],
+        servers: Servers,
+        tokens: TokenBook,
+        clock: Clock,
     ) -> None:
         """`levels_ms`: the named delay levels."""
         self._identity = identity
         self._limits = limits
         self._levels_ms = list(levels_ms)
         self._servers = servers
+        self._tokens = tokens
         self._clock = clock
 
     def hello(self, connection: Connection, request: Request) -> None:
-        """Agrees on a protocol version. Replies with the server's identity, clock and limits."""
+        """Agrees on a protocol version, and gives the client the rights of its token. Replies with the server's identity,
+        clock and limits."""
         arguments = request.arguments
         versions = arguments.get("versions")
         if type(versions) is not list or not set(SUPPORTED_VERSIONS) & {v for v in versions if type(v) is int}:
@@ -37,6 +46,9 @@ class GreetingHandlers:
         instance, server_id = arguments.get("instance"), arguments.get("server_id")
         if instance is not None or server_id is not None:
             self._servers.hello(connection.peer, instance, server_id)
+        token = arguments.get("token")
+        if token is not None:
+            self._authenticate(connection, token)
         identity = self._identity
         reply = {
             "version": PROTOCOL_VERSION,
@@ -48,6 +60,18 @@ class GreetingHandlers:
             "delay_levels_ms": self._levels_ms,
         }
         connection.reply(encode_reply(request.id, reply))
+
+    def _authenticate(self, connection: Connection, token: object) -> None:
+        """Raises Unauthenticated. A server without tokens takes any: clients may be given theirs before it has one."""
+        try:
+            access, parsed = self._tokens.authenticate(token)
+        except Unauthenticated:
+            if self._tokens.enabled.is_set():
+                raise
+            return
+        connection.authorise(access)
+        ended = Unauthenticated("the token of this connection was revoked or has expired")
+        self._tokens.bind(connection.peer.number, parsed, lambda: connection.end(ended))
 
     def prove(self, connection: Connection, request: Request) -> None:
         """Replies with a challenge if `proof` is missing. A correct `proof` makes the peer count as a server."""

@@ -40,7 +40,8 @@ class LookupHandlers:
             await self._lookup_columns(connection, request, work)
             return
         given = await self._reader.given(request.arguments, form, work)
-        looked_up = await self._lookup.by_name(given, work, with_body=boolean(request.arguments, "body"))
+        with_body = boolean(request.arguments, "body")
+        looked_up = await self._lookup.by_name(given, work, connection.access, with_body=with_body)
         named = looked_up.named
         await connection.room()
         fields = []
@@ -52,7 +53,7 @@ class LookupHandlers:
 
     async def _lookup_columns(self, connection: Connection, request: Request, work: Work) -> None:
         numbers = self._reader.numbers(request.arguments, "due_ms")
-        found = await self._lookup.by_number(*numbers, work)
+        found = await self._lookup.by_number(*numbers, work, connection.access)
         await connection.room()
         rows = []
         for each, own in zip(found, numbers.sequence.tolist(), strict=True):

@@ -23,7 +23,7 @@ class RedispatchHandlers:
     async def redispatch(self, connection: Connection, request: Request) -> dict[str, Any]:
         """Redispatches one slice. Replies with the position where the next one begins."""
         arguments = request.arguments
-        self._servers.check(connection.peer)  # before anything of it is read
+        self._servers.check_redispatch(connection.peer)  # before anything of it is read
         asked, dry_run = _read_asked(arguments), boolean(arguments, "dry_run")
         done = await self._redispatch.slice(connection.peer, asked, _read_position(arguments.get("after")), dry_run)
         following = None if done.next is None else list(done.next)

@@ -6,6 +6,7 @@ from typing import Any
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.reading import MessageReader, put_name, read_due, rejected_rows
+from delayserver.operations.access import Access
 from delayserver.operations.named_messages import GivenItems
 from delayserver.operations.reschedule import Change, GivenMoves, Reschedule, Rescheduled
 from delayserver.protocol.arguments import one_form
@@ -29,9 +30,9 @@ class RescheduleHandlers:
         """Reschedules messages. The reply gives the new ones in the form in which the request names the old ones."""
         arguments, work = request.arguments, connection.work()
         if one_form(arguments, ("items", "count")) == "count":
-            return await self._columns(arguments, work)
+            return await self._columns(arguments, work, connection.access)
         items = self._reader.items(arguments, "items")
-        done = await self._reschedule.by_name(await _given_moves(items, work), work)
+        done = await self._reschedule.by_name(await _given_moves(items, work), work, connection.access)
         await connection.room()
         results = RowsReply(request.id)
         for place in range(len(items)):
@@ -41,10 +42,10 @@ class RescheduleHandlers:
         connection.when_room(lambda: connection.reply(results.frame()))
         return None
 
-    async def _columns(self, arguments: dict[str, Any], work: Work) -> dict[str, Any]:
+    async def _columns(self, arguments: dict[str, Any], work: Work, access: Access) -> dict[str, Any]:
         numbers = self._reader.numbers(arguments, "message_due_ms")
         due = read_due(arguments, len(numbers.sequence))
-        done = await self._reschedule.by_number(*numbers, due, work)
+        done = await self._reschedule.by_number(*numbers, due, work, access)
         return {
             "outcome": pack_column(done.moved.outcome),
             "new_sequence": pack_column(done.moved.new_sequence),

@@ -30,6 +30,7 @@ class SubjectsHandlers:
             integer(arguments, "after", 0, _CODE_MAX, 0),
             integer(arguments, "max", 1, SUBJECTS_AT_ONCE_MAX, SUBJECTS_AT_ONCE_MAX),
             connection.work(),
+            connection.access,
         )
         return {"subjects": page.subjects, "next": page.next, "more": page.more}
 

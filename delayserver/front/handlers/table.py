@@ -24,6 +24,7 @@ from delayserver.front.handlers.reload import ReloadHandlers
 from delayserver.front.handlers.reschedule import RescheduleHandlers
 from delayserver.front.handlers.send import SendHandlers
 from delayserver.front.handlers.subjects import SubjectsHandlers
+from delayserver.front.handlers.tokens import TokenHandlers
 from delayserver.front.handlers.transactions import TransactionHandlers
 from delayserver.operations.operations import DelayOperations, Operations
 from delayserver.protocol import operations as names_of
@@ -37,7 +38,9 @@ class HandlerTable:
     def __init__(self, operations: Operations, settings: Settings, clock: Clock) -> None:
         limits = limits_of(settings)
         levels_ms = parse_delay_levels(settings.message.delay_levels)
-        greeting = GreetingHandlers(operations.identity, limits, levels_ms, operations.servers, clock)
+        greeting = GreetingHandlers(
+            operations.identity, limits, levels_ms, operations.servers, operations.tokens, clock
+        )
         looking = LookingHandlers(operations.status, operations.routing)
         positions = PositionHandlers(operations.positions, settings.broker)
         consuming = ConsumingHandlers(operations.consuming, operations.broadcasting, settings.broker, levels_ms)
@@ -66,6 +69,7 @@ class HandlerTable:
             names_of.SEEK: positions.seek,
             names_of.REMOVE_GROUP: positions.remove_group,
             names_of.READ: positions.read,
+            names_of.TOKEN: TokenHandlers(operations.tokens, operations.servers).token,
         }
         if operations.delay is not None:
             self._add_delay(operations, operations.delay, limits)

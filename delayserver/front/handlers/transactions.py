@@ -45,13 +45,15 @@ class TransactionHandlers:
         """Commits transactions. A row of the reply has the receipt of the visible message."""
         work = connection.work()
         given = await self._given(request, work)
-        await self._reply(connection, request.id, await self._transactions.commit(given, work), work)
+        await self._reply(connection, request.id, await self._transactions.commit(given, work, connection.access), work)
 
     async def rollback(self, connection: Connection, request: Request) -> None:
         """Rolls transactions back."""
         work = connection.work()
         given = await self._given(request, work)
-        await self._reply(connection, request.id, await self._transactions.rollback(given, work), work)
+        await self._reply(
+            connection, request.id, await self._transactions.rollback(given, work, connection.access), work
+        )
 
     async def _given(self, request: Request, work: Work) -> GivenTransactions:
         """Raises InvalidArgument, BatchTooLarge."""

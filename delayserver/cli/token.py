@@ -1,0 +1,179 @@
+"""`delayserver token`: makes, lists, revokes and rotates access tokens, at a running server or in a data directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from delayserver.cli.terminal import options
+from delayserver.cli.terminal.output import print_json
+from delayserver.config.units import parse_size_bytes
+from delayserver.protocol.tokens import OVERLAP_MS_DEFAULT, ROLES
+
+if TYPE_CHECKING:
+    from delayserver.cli.token_directory import TokenDirectory
+    from delayserver.client.token_calls import MadeToken, Token
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def place(command: Command) -> Command:
+    """Adds ``--data-dir`` beside ``--server``."""
+    data_dir = click.option(
+        "--data-dir", metavar="DIR", help="Work on this data directory itself, while no server runs on it."
+    )
+    return data_dir(options.server(options.as_json(command)))
+
+
+@click.group
+def token() -> None:
+    """Access tokens: who may send, consume, look or administer, and which subjects.
+
+    As soon as a server has had one token, it asks every client for one. The first token is made with --data-dir before
+    the server starts, or at a server that listens on loopback. Clients give theirs in the environment variable
+    DELAYSERVER_TOKEN, or with --token-file.
+    """
+
+
+@token.command
+@click.option("--role", "roles", type=click.Choice(ROLES), multiple=True, required=True, help="May be repeated.")
+@click.option(
+    "--subject",
+    "subjects",
+    multiple=True,
+    default=("*",),
+    show_default=True,
+    metavar="PATTERN",
+    help="May be repeated.",
+)
+@click.option("--name", default="", help="Says in lists whose it is.")
+@click.option("--expires", "expires", type=options.EXPIRY, metavar="TIME", help="In 90d, or at 2027-03-03T09:00Z.")
+@click.option("--rate", type=click.IntRange(1), metavar="N", help="At most N messages a second.")
+@click.option("--bytes", "bytes_rate", type=options.ParsedText("size", parse_size_bytes), metavar="SIZE",
+              help="At most so many bytes of bodies a second, such as 10MiB.")  # fmt: skip
+@click.option("--pending", "pending_max", type=click.IntRange(1), metavar="N", help="At most N messages that wait.")
+@place
+def create(
+    roles: tuple[str, ...],
+    subjects: tuple[str, ...],
+    name: str,
+    expires: tuple[bool, int] | None,
+    rate: int | None,
+    bytes_rate: int | None,
+    pending_max: int | None,
+    data_dir: str | None,
+    server: str,
+    as_json: bool,
+) -> None:
+    """Make a token. It is printed once: the server keeps only a digest of it."""
+    limits = (rate or 0, bytes_rate or 0, pending_max or 0)
+    if data_dir is not None:
+        with _directory(data_dir) as directory:
+            made = directory.create(roles, subjects, name, _expires_ms(expires), limits)
+    else:
+        with options.connect(server) as client:
+            made = client.token(
+                roles,
+                subjects,
+                name=name,
+                expires=_expires_ms(expires),
+                rate=limits[0],
+                bytes_rate=limits[1],
+                pending_max=limits[2],
+            )
+    _tell_made(made, as_json)
+
+
+@token.command("list")
+@place
+def list_(data_dir: str | None, server: str, as_json: bool) -> None:
+    """List the tokens, without their secrets."""
+    if data_dir is not None:
+        with _directory(data_dir) as directory:
+            tokens = directory.tokens()
+    else:
+        with options.connect(server) as client:
+            tokens = client.tokens()
+    for each in tokens:
+        if as_json:
+            print_json(_fields(each))
+        else:
+            click.echo(_line(each))
+    if not tokens and not as_json:
+        click.echo("There are no tokens.")
+
+
+@token.command
+@click.argument("token_id", metavar="ID")
+@place
+def revoke(token_id: str, data_dir: str | None, server: str, as_json: bool) -> None:
+    """End a token. Connections that use it are closed at once."""
+    if data_dir is not None:
+        with _directory(data_dir) as directory:
+            revoked = directory.revoke(token_id)
+    else:
+        with options.connect(server) as client:
+            revoked = client.revoke_token(token_id)
+    if as_json:
+        print_json(_fields(revoked) | {"revoked": True})
+    else:
+        click.echo(f"Revoked {_line(revoked)}")
+
+
+@token.command
+@click.argument("token_id", metavar="ID")
+@click.option("--overlap", "overlap_ms", type=options.DURATION, default=OVERLAP_MS_DEFAULT, metavar="DURATION",
+              help="How long the old secret stays valid.  [default: 1h]")  # fmt: skip
+@place
+def rotate(token_id: str, overlap_ms: int, data_dir: str | None, server: str, as_json: bool) -> None:
+    """Give a token a new secret. The old one stays valid for the overlap, so that clients can be changed one by one."""
+    if data_dir is not None:
+        with _directory(data_dir) as directory:
+            made = directory.rotate(token_id, overlap_ms)
+    else:
+        with options.connect(server) as client:
+            made = client.rotate_token(token_id, overlap_ms / 1000)
+    _tell_made(made, as_json)
+
+
+def _directory(data_dir: str) -> TokenDirectory:
+    from delayserver.cli.token_directory import TokenDirectory
+
+    return TokenDirectory(data_dir)
+
+
+def _expires_ms(expires: tuple[bool, int] | None) -> int:
+    if expires is None:
+        return 0
+    relative, milliseconds = expires
+    from delayserver.runtime.clock import SystemClock
+
+    return milliseconds + (SystemClock().now_ms() if relative else 0)
+
+
+def _tell_made(made: MadeToken, as_json: bool) -> None:
+    if as_json:
+        print_json(_fields(made.token) | {"token": made.text})
+        return
+    click.echo(made.text)
+    click.echo(f"{_line(made.token)}. Keep the token: it is not shown again.", err=True)
+
+
+def _fields(each: Token) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(each) | {"roles": list(each.roles), "subjects": list(each.subjects)}
+
+
+def _line(each: Token) -> str:
+    parts = [each.id, "+".join(each.roles), " ".join(each.subjects)]
+    if each.name:
+        parts.append(f"({each.name})")
+    limits = ((each.rate, "messages/s"), (each.bytes_rate, "bytes/s"), (each.pending_max, "waiting"))
+    parts += [f"at most {limit} {unit}" for limit, unit in limits if limit]
+    if each.expires_ms:
+        parts.append(f"until {datetime.fromtimestamp(each.expires_ms / 1000, UTC).isoformat(timespec='seconds')}")
+    return "  ".join(parts)

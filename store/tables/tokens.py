@@ -1,0 +1,141 @@
+"""The table `tokens`: the access tokens of a data directory, by id, with the digests of their secrets.
+
+A secret itself is never stored. The file is small, checksummed and replaced atomically. Where it exists, the server asks
+every client for a token, also if the table is empty: the last token that is revoked opens nothing. FORMAT.md draws it.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import google_crc32c
+import msgpack
+
+from store.disk.filesystem import FileSystem, read_whole, write_atomically
+from store.errors import CorruptionError, FormatError
+
+FILE_NAME: Final = "tokens"
+FORMAT_VERSION: Final = 1
+TOKENS_MAX: Final = 10_000
+"""A token is some 300 bytes. The file is written whole at every change, and a start reads it whole: 3 MB."""
+DIGEST_BYTES: Final = 32
+
+_HEADER = struct.Struct("<8sHHIQII")
+_MAGIC = b"DELAYTOK"
+_CRC_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSecret:
+    """The SHA-256 of a secret, and until when it is valid, in milliseconds since 1970; 0: for as long as the token."""
+
+    digest: bytes
+    until_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredToken:
+    """A token. The newest secret comes first. `expires_ms` 0: never. A limit of 0 is none: `rate` in messages a second,
+    `bytes_rate` in bytes a second, `pending_max` in messages that wait at a time."""
+
+    token_id: str
+    name: str
+    roles: tuple[str, ...]
+    subjects: tuple[str, ...]
+    secrets: tuple[StoredSecret, ...]
+    created_ms: int
+    expires_ms: int = 0
+    rate: int = 0
+    bytes_rate: int = 0
+    pending_max: int = 0
+
+
+def read_tokens(fs: FileSystem, directory: str, server_id: int) -> tuple[StoredToken, ...] | None:
+    """The tokens of a data directory, without change; None if it has no table. Raises CorruptionError, FormatError (of
+    another server, newer)."""
+    path = f"{directory}/{FILE_NAME}"
+    if not fs.exists(path):
+        return None
+    data = read_whole(fs, path)
+    if len(data) < _HEADER.size or data[:8] != _MAGIC:
+        raise CorruptionError(path, 0, f"{len(data)} bytes that are no table of tokens")
+    _, version, _, count, owner, length, crc = _HEADER.unpack_from(data)
+    payload = data[_HEADER.size :]
+    if len(payload) != length or _checksum(data[: _HEADER.size - _CRC_BYTES], payload) != crc:
+        raise CorruptionError(path, 0, "checksum of the table of tokens")
+    if version > FORMAT_VERSION:
+        raise FormatError(path, f"format version {version} is newer than this program's {FORMAT_VERSION}; upgrade it")
+    if owner != server_id:
+        raise FormatError(path, f"belongs to server {owner:012x}, this data directory to {server_id:012x}")
+    try:
+        tokens = tuple(_unpacked(row) for row in msgpack.unpackb(payload))
+        if len(tokens) != count or len({token.token_id for token in tokens}) != count:
+            raise ValueError(f"{len(tokens)} rows, {count} announced, each with an id of its own")
+    except (ValueError, KeyError, TypeError, AttributeError, msgpack.UnpackException) as error:
+        raise CorruptionError(path, _HEADER.size, f"the table of tokens makes no sense: {error!r}") from error
+    return tokens
+
+
+def write_tokens(fs: FileSystem, directory: str, server_id: int, tokens: Iterable[StoredToken]) -> None:
+    """Replaces the table. Durable when this returns. Raises DiskFullError, SyncFailedError: the old one stands."""
+    rows = [_packed(token) for token in tokens]
+    payload: bytes = msgpack.packb(rows)
+    head = _HEADER.pack(_MAGIC, FORMAT_VERSION, 0, len(rows), server_id, len(payload), 0)[:-_CRC_BYTES]
+    crc = _checksum(head, payload)
+    write_atomically(fs, f"{directory}/{FILE_NAME}", head + crc.to_bytes(_CRC_BYTES, "little") + payload)
+
+
+def _checksum(head: bytes, payload: bytes) -> int:
+    value: int = google_crc32c.value(head + payload)
+    return value
+
+
+def _packed(token: StoredToken) -> dict[str, Any]:
+    return {
+        "id": token.token_id,
+        "name": token.name,
+        "roles": list(token.roles),
+        "subjects": list(token.subjects),
+        "secrets": [[secret.digest, secret.until_ms] for secret in token.secrets],
+        "created_ms": token.created_ms,
+        "expires_ms": token.expires_ms,
+        "rate": token.rate,
+        "bytes_rate": token.bytes_rate,
+        "pending_max": token.pending_max,
+    }
+
+
+def _unpacked(row: dict[str, Any]) -> StoredToken:
+    """Raises ValueError, KeyError, TypeError, AttributeError."""
+    token = StoredToken(
+        _text(row["id"]),
+        _text(row["name"]),
+        tuple(_text(role) for role in row["roles"]),
+        tuple(_text(subject) for subject in row["subjects"]),
+        tuple(StoredSecret(_digest(digest), _number(until_ms)) for digest, until_ms in row["secrets"]),
+        *[_number(row[name]) for name in ("created_ms", "expires_ms", "rate", "bytes_rate", "pending_max")],
+    )
+    if not token.token_id or not token.roles or not token.subjects or not token.secrets:
+        raise ValueError("a token has an id, a role, a pattern of subjects and a secret")
+    return token
+
+
+def _text(value: object) -> str:
+    if type(value) is not str:
+        raise ValueError(f"{value!r:.40} is no text")
+    return value
+
+
+def _number(value: object) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"{value!r:.40} is no number of 0 or more")
+    return value
+
+
+def _digest(value: object) -> bytes:
+    if type(value) is not bytes or len(value) != DIGEST_BYTES:
+        raise ValueError("a digest has 32 bytes")
+    return value

@@ -1,0 +1,356 @@
+"""Every operation with a token that does not allow it. An operation without a line in the table fails a test here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+
+from delayserver.front.guard import FREE, OF_SERVERS, RULES
+from delayserver.protocol.columns import I64, pack_column
+from delayserver.protocol.errors import DelayServerError, Unauthenticated
+from delayserver.protocol.operations import OPERATIONS
+from delayserver.protocol.receipts import format_receipt
+from tests.fakes.host import Client, Host
+
+Boot = Callable[..., Host]
+HELLO = {"versions": [1]}
+ROLES = ("send", "consume", "look", "admin")
+MINE, THEIRS = "mine.orders", "theirs.orders"
+NAMES = {"subject": THEIRS, "group": "g"}
+NUMBERS = pack_column(np.array([1], np.int64), I64)
+
+
+@dataclass
+class Case:
+    """A request for the other tenant's subject, and what a token without it gets: an error of the whole request (`whole`),
+    of each row (`rows`), or a reply that tells nothing of it (`told` gives what the reply tells)."""
+
+    arguments: dict[str, Any] = field(default_factory=dict)
+    whole: str = ""
+    rows: str = ""
+    told: Callable[[dict[str, Any]], list[str]] | None = None
+
+
+def message(subject: str) -> dict[str, Any]:
+    return {"subject": subject, "body": "m", "delay_ms": 3_600_000}
+
+
+def one_delivery() -> dict[str, Any]:
+    return NAMES | {"count": 1, "deliveries": NUMBERS}
+
+
+# `RECEIPT` stands for the receipt of a message of the other tenant.
+RECEIPT = "the receipt"
+CASES: dict[str, Case] = {
+    "hello": Case(HELLO, told=lambda _: []),
+    "ping": Case(told=lambda _: []),
+    "prove": Case(told=lambda _: []),
+    "send": Case({"messages": [message(THEIRS)]}, rows="forbidden"),
+    "publish": Case({"messages": [{"subject": THEIRS, "body": "m"}]}, rows="forbidden"),
+    "prepare": Case({"messages": [message(THEIRS)], "group": "mine"}, rows="forbidden"),
+    "commit": Case({"receipts": [RECEIPT]}, rows="forbidden"),
+    "rollback": Case({"receipts": [RECEIPT]}, rows="forbidden"),
+    "cancel": Case({"receipts": [RECEIPT]}, rows="forbidden"),
+    "reschedule": Case({"items": [{"receipt": RECEIPT, "delay_ms": 7_200_000}]}, rows="forbidden"),
+    "lookup": Case({"receipts": [RECEIPT], "body": True}, rows="forbidden"),
+    "route": Case({"subject": THEIRS}, whole="forbidden"),
+    "subjects": Case(told=lambda reply: reply["subjects"]),
+    "pull": Case(NAMES, whole="forbidden"),
+    "cancel_wait": Case({"id": 1}, told=lambda _: []),
+    "ack": Case(one_delivery(), whole="forbidden"),
+    "nack": Case(one_delivery(), whole="forbidden"),
+    "read": Case({"subject": THEIRS, "position": 0}, whole="forbidden"),
+    "group": Case(NAMES, whole="forbidden"),
+    "groups": Case(told=lambda reply: [each["subject"] for each in reply["groups"]]),
+    "find": Case({"message_id": "the-id"}, told=lambda reply: [each["subject"] for each in reply["messages"]]),
+    # Counts of the whole server name no subject.
+    "status": Case(told=lambda _: []),
+    "policy": Case(NAMES, whole="forbidden"),
+    "dead_letters": Case(NAMES | {"action": "list"}, whole="forbidden"),
+    "seek": Case(NAMES | {"to": "earliest"}, whole="forbidden"),
+    "remove_group": Case(NAMES, whole="forbidden"),
+    "redispatch": Case({"from_ms": 0, "to_ms": 1}, whole="forbidden"),
+    "reload": Case(whole="forbidden"),
+    "token": Case({"action": "list"}, whole="forbidden"),
+    "deliver": Case(whole="server_not_proven"),
+    "window_complete": Case(whole="server_not_proven"),
+}
+
+
+async def tokens(host: Host, *wanted: dict[str, Any]) -> list[Client]:
+    """Makes tokens, the first as a server without any, and connects with each."""
+    operator, clients = await host.client(), []
+    admin = await operator.request("token", {"action": "create", "roles": ["admin"]})
+    await operator.request("hello", HELLO | {"token": admin["token"]})
+    for each in wanted:
+        made = await operator.request("token", {"action": "create"} | each)
+        clients.append(await host.client())
+        await clients[-1].request("hello", HELLO | {"token": made["token"]})
+    return [operator, *clients]
+
+
+async def prepared(host: Host) -> tuple[Client, Client, str]:
+    """An operator, a client with all roles for its own subjects alone, and the receipt of a message of others, which has
+    consumers, a group and a delivery."""
+    operator, mine = await tokens(host, {"roles": list(ROLES), "subjects": ["mine*"]})
+    (sent,) = await operator.send(message(THEIRS))
+    due = {"subject": THEIRS, "body": "m", "delay_ms": 0, "message_id": "the-id"}
+    await operator.send(due, due | {"subject": MINE})
+    for subject in (THEIRS, MINE):
+        assert await operator.pull(subject, "g", wait_ms=5_000)
+    return operator, mine, sent["receipt"]
+
+
+def with_receipt(value: Any, receipt: str) -> Any:
+    if isinstance(value, dict):
+        return {name: with_receipt(inner, receipt) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [with_receipt(inner, receipt) for inner in value]
+    return receipt if value == RECEIPT else value
+
+
+def test_every_operation_has_its_rule_and_its_case() -> None:
+    assert {*RULES, *FREE, *OF_SERVERS} == OPERATIONS
+    assert CASES.keys() == OPERATIONS
+
+
+async def test_every_operation_keeps_the_subjects_of_others_closed(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    operator, mine, receipt = await prepared(host)
+    before = await operator.find(receipt)
+    for operation, case in CASES.items():
+        arguments = with_receipt(case.arguments, receipt)
+        if case.whole:
+            assert await mine.refused(operation, arguments) == case.whole, operation
+            continue
+        reply = await mine.request(operation, arguments)
+        if case.rows:
+            assert [each.get("error") for each in reply["results"]] == [case.rows], (operation, reply)
+        if case.told is not None:
+            told = case.told(reply)
+            assert all(subject.startswith("mine") for subject in told), (operation, told)
+    assert await operator.find(receipt) == before
+    assert before["outcome"] == "pending"
+
+
+async def test_lists_show_what_is_open_to_the_token(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    _, mine, _ = await prepared(host)
+    assert (await mine.request("subjects"))["subjects"] == [MINE]
+    assert [each["subject"] for each in (await mine.request("groups"))["groups"]] == [MINE]
+    assert [each["subject"] for each in (await mine.request("find", {"message_id": "the-id"}))["messages"]] == [MINE]
+
+
+async def test_without_a_token_nothing_is_served_but_what_tells_who_is_there(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    _, _, receipt = await prepared(host)
+    stranger = await host.client()
+    for operation, case in CASES.items():
+        if operation in FREE:
+            await stranger.request(operation, case.arguments)
+            continue
+        of_servers = operation in OF_SERVERS or (operation in RULES and RULES[operation].operator)
+        expected = "server_not_proven" if of_servers else "unauthenticated"
+        assert await stranger.refused(operation, with_receipt(case.arguments, receipt)) == expected, operation
+
+
+@pytest.mark.parametrize("role", ["send", "consume", "look"])
+async def test_a_role_opens_its_operations_and_no_others(boot: Boot, role: str) -> None:
+    host = boot()
+    await host.start()
+    _, client = await tokens(host, {"roles": [role]})
+    for operation, rule in RULES.items():
+        try:
+            await client.request(operation, with_receipt(CASES[operation].arguments, format_receipt("0" * 12, 1, 1)))
+            answer = ""
+        except DelayServerError as error:
+            answer = error.name
+        assert (answer == "forbidden") == (role not in rule.roles), (operation, answer)
+
+
+@pytest.mark.parametrize("operation", ["policy", "dead_letters"])
+async def test_only_an_administrator_changes_policies_and_drops_dead_letters(boot: Boot, operation: str) -> None:
+    host = boot()
+    await host.start()
+    _, client = await tokens(host, {"roles": ["send", "consume", "look"]})
+    change = {"set": {"attempts": 3}} if operation == "policy" else {"action": "drop"}
+    assert await client.refused(operation, NAMES | change) == "forbidden"
+
+
+async def columns_of(client: Client, host: Host, receipt: str, operation: str) -> str:
+    sequence = np.array([int(receipt.rpartition("-")[2], 16)], np.int64)
+    due_ms = pack_column(np.array([int(receipt.split("-")[1], 16)], np.int64), I64)
+    arguments: dict[str, Any] = {"count": 1, "sequence": pack_column(sequence, I64)}
+    if operation == "reschedule":
+        later = pack_column(np.array([7_200_000], np.int64), I64)
+        arguments |= {"message_due_ms": due_ms, "delay_ms": later}
+    else:
+        arguments["due_ms"] = due_ms
+    return await client.refused(operation, arguments)
+
+
+@pytest.mark.parametrize("operation", ["cancel", "reschedule", "lookup"])
+async def test_messages_of_others_are_closed_in_columns_and_by_name_as_well(boot: Boot, operation: str) -> None:
+    host = boot()
+    await host.start()
+    operator, mine, _ = await prepared(host)
+    named = message(THEIRS) | {"message_id": "named"}
+    (sent,) = await operator.send(named)
+    assert await columns_of(mine, host, sent["receipt"], operation) == "forbidden"
+    due = "message_due_ms" if operation == "reschedule" else "due_ms"
+    name = {"subject": THEIRS, "message_id": "named", due: sent["due_ms"], "delay_ms": 60_000}
+    if operation != "reschedule":
+        del name["delay_ms"]
+    form = "items" if operation == "reschedule" else "messages"
+    (row,) = (await mine.request(operation, {form: [name]}))["results"]
+    assert row.get("error") == "forbidden"
+    # The id that the server makes tells the sequence, whatever subject is put beside it.
+    name |= {"subject": MINE, "message_id": sent["receipt"].replace(sent["receipt"].split("-")[1] + "-", "", 1)}
+    (row,) = (await mine.request(operation, {form: [name]}))["results"]
+    assert row.get("outcome") == "unknown" or row.get("error"), row
+    assert await operator.lookup(sent["receipt"]) == ["pending"]
+
+
+async def test_a_forbidden_message_does_not_harm_its_neighbours(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    _, mine = await tokens(host, {"roles": ["send"], "subjects": ["mine*"]})
+    results = await mine.send(message(MINE), message(THEIRS), message(MINE))
+    assert [each.get("error") for each in results] == [None, "forbidden", None]
+    columns = {
+        "count": 3,
+        "subjects": [MINE, THEIRS],
+        "subject_index": pack_column(np.array([0, 1, 0], np.uint32), np.dtype("<u4")),
+        "delay_ms": pack_column(np.full(3, 3_600_000, np.int64), I64),
+        "bodies": b"abc",
+        "body_length": pack_column(np.ones(3, np.uint32), np.dtype("<u4")),
+    }
+    reply = await mine.request("send", columns)
+    assert (reply["accepted"], [row[:2] for row in reply["rejected"]]) == (2, [[1, "forbidden"]])
+    assert await mine.refused("send", {**columns, "subjects": None, "subject": THEIRS}) == "forbidden"
+
+
+async def test_the_check_subject_of_others_is_closed_to_a_transaction(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    _, mine = await tokens(host, {"roles": ["send"], "subjects": ["mine*"]})
+    assert await mine.refused("prepare", {"messages": [message(MINE)], "group": "theirs"}) == "forbidden"
+
+
+async def wrong(host: Host, text: object) -> str:
+    return await (await host.client()).refused("hello", HELLO | {"token": text})
+
+
+async def test_a_wrong_token_is_refused_at_hello_and_leaves_no_rights(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    operator, *_ = await tokens(host)
+    made = await operator.request("token", {"action": "create", "roles": ["send"]})
+    good = made["token"]
+    for text in ("", 7, "dst_", good[:-1] + ("A" if good[-1] != "A" else "B"), good[:-1], "x" * 60, good + " "):
+        assert await wrong(host, text) == "unauthenticated"
+    assert "token" not in (await operator.request("token", {"action": "list"}))["tokens"][0]
+
+
+async def test_a_revoked_token_ends_its_connections_at_once_and_a_pull_that_waits(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    operator, consumer, other = await tokens(host, {"roles": ["consume"]}, {"roles": ["consume"]})
+    await operator.send({"subject": "s", "body": "m", "delay_ms": 0})
+    assert await consumer.pull(wait_ms=5_000)
+    waiting = await consumer.ask("pull", {"subject": "s", "group": "g", "wait_ms": 20_000})
+    await host.sleep_ms(100)
+    listed = (await operator.request("token", {"action": "list"}))["tokens"]
+    await operator.request("token", {"action": "revoke", "id": listed[1]["id"]})
+    with pytest.raises(ConnectionResetError):
+        await consumer.reply(waiting)
+    assert consumer.replies[0].error is not None and consumer.replies[0].error.name == Unauthenticated.error
+    assert await other.pull(wait_ms=0) == []
+
+
+async def test_an_expired_token_ends_its_connections(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    (operator, *_) = await tokens(host)
+    made = await operator.request(
+        "token", {"action": "create", "roles": ["consume"], "expires_ms": host.now_ms + 10_000}
+    )
+    client = await host.client()
+    await client.request("hello", HELLO | {"token": made["token"]})
+    waiting = await client.ask("pull", {"subject": "s", "group": "g", "wait_ms": 20_000})
+    with pytest.raises(ConnectionResetError):
+        await client.reply(waiting)
+    assert await wrong(host, made["token"]) == "unauthenticated"
+
+
+async def test_a_rotated_token_ends_connections_of_the_old_secret_after_the_overlap(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    (operator, *_) = await tokens(host)
+    made = await operator.request("token", {"action": "create", "roles": ["consume"]})
+    client = await host.client()
+    await client.request("hello", HELLO | {"token": made["token"]})
+    rotated = await operator.request("token", {"action": "rotate", "id": made["id"], "overlap_ms": 5_000})
+    assert rotated["token"] != made["token"]
+    assert await client.pull() == []
+    with pytest.raises(ConnectionResetError):
+        await client.reply(await client.ask("pull", {"subject": "s", "group": "g", "wait_ms": 20_000}))
+    assert await wrong(host, made["token"]) == "unauthenticated"
+    await (await host.client()).request("hello", HELLO | {"token": rotated["token"]})
+
+
+async def test_tokens_survive_a_crash_and_the_last_one_that_is_revoked_opens_nothing(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    operator = await host.client()
+    made = await operator.request("token", {"action": "create", "roles": ["admin"]})
+    await host.lose_power()
+    await host.start()
+    stranger = await host.client()
+    assert await stranger.refused("status", {}) == "unauthenticated"
+    operator = await host.client()
+    await operator.request("hello", HELLO | {"token": made["token"]})
+    await operator.request("token", {"action": "revoke", "id": made["id"]})
+    assert await stranger.refused("status", {}) == "unauthenticated"
+    await host.kill()
+    await host.start()
+    assert await (await host.client()).refused("status", {}) == "unauthenticated"
+
+
+async def test_the_first_token_closes_connections_that_are_open_already(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    before = await host.client()
+    await before.request("status")
+    await tokens(host)
+    assert await before.refused("status", {}) == "unauthenticated"
+    assert await before.refused("send", {"messages": [message(MINE)]}) == "unauthenticated"
+
+
+async def test_limits_refuse_with_a_pause_and_slow_nobody_else(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    _, limited, bytewise, free = await tokens(
+        host,
+        {"roles": ["send"], "rate": 10},
+        {"roles": ["send"], "bytes_rate": 1_000},
+        {"roles": ["send"]},
+    )
+    assert all("receipt" in each for each in await limited.send(*[message("s")] * 10))
+    with pytest.raises(DelayServerError) as refused:
+        await limited.send(message("s"))
+    assert refused.value.name == "rate_limited" and 0 < (refused.value.retry_after_ms or 0) <= 101
+    await bytewise.send(message("s") | {"body": "x" * 5_000})  # more than a second's worth, at the first go
+    assert await bytewise.refused("send", {"messages": [message("s")]}) == "rate_limited"
+    assert all("receipt" in each for each in await free.send(*[message("s")] * 100))
+    await host.sleep_ms(refused.value.retry_after_ms or 0)
+    assert "receipt" in (await limited.send(message("s")))[0]
+    await host.sleep_ms(4_500)
+    assert "receipt" in (await bytewise.send(message("s")))[0]
