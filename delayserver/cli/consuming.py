@@ -17,6 +17,7 @@ import click
 import trio
 
 from delayserver.cli.terminal.deliveries import print_delivery
+from delayserver.cli.terminal.options import client_arguments
 from delayserver.cli.terminal.output import delivery_record, print_json, visible
 from delayserver.client import AsyncClient, Delivery, Listener, ListenerSettings, Retry
 from delayserver.client.listener_run import ListenerRun
@@ -155,7 +156,11 @@ def run(
 
 async def _listen(listener: Listener, server: str, consumption: Consumption, signals: Sequence[signal.Signals]) -> None:
     with trio.open_signal_receiver(*signals) as received:
-        async with AsyncClient(server) as client, listener.running(client) as running, trio.open_nursery() as nursery:
+        async with (
+            AsyncClient(server, **client_arguments()) as client,
+            listener.running(client) as running,
+            trio.open_nursery() as nursery,
+        ):
             nursery.start_soon(_obey, received, running)
             nursery.start_soon(_stop_at_failure, consumption, running)
             await running.stopped()

@@ -290,6 +290,11 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
     "reload request": (95, "reload", {}),
     "pending request": (96, "pending", {"by": "minute", "from_ms": DUE_MS, "to_ms": DUE_MS + 3_600_000}),
     "metrics request": (97, "metrics", {}),
+    "token request": (
+        140,
+        "token",
+        {"action": "create", "roles": ["send"], "subjects": ["orders*"], "name": "shop", "rate": 500},
+    ),
 }
 
 REPLIES: dict[str, tuple[Any, ...]] = {
@@ -703,6 +708,23 @@ REPLIES: dict[str, tuple[Any, ...]] = {
         95,
         True,
         {"changes": ["group east: the weight of 10.0.0.12:20811 is 0, was 2, so it is drained"]},
+    ),
+    "token reply": (
+        140,
+        True,
+        {
+            "id": "0123456789ab",
+            "name": "shop",
+            "roles": ["send"],
+            "subjects": ["orders*"],
+            "created_ms": 1799999940000,
+            "expires_ms": 0,
+            "rate": 500,
+            "bytes_rate": 0,
+            "pending_max": 0,
+            "old_until_ms": 0,
+            "token": "dst_0123456789ab_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8",
+        },
     ),
     "error reply": (28, False, {"error": "not_ready", "message": "recovering", "retry_after_ms": 200}),
     "connection error reply": (
