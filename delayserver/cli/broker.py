@@ -30,7 +30,7 @@ def broker(
     # A file that several servers and brokers of a machine share must not give all of them the same port.
     http_port = http_port or 0
     settings = running.settings_from(
-        data_dir, host, port, http_port, insecure, config, assignments, log_format, log_level
+        data_dir, host, port, http_port, config, assignments, log_format, log_level, insecure
     )
     settings, fs = running.disk_for(settings, memory=False)
     running.log_to_stderr(settings)

@@ -84,11 +84,11 @@ def settings_from(
     host: str | None,
     port: int | None,
     http_port: int | None,
-    insecure: bool,
     config: str | None,
     assignments: tuple[str, ...],
     log_format: str | None,
     log_level: str | None,
+    insecure: bool = False,
 ) -> Settings:
     """Settings from the file, then ``--set``, then the named flags. Raises `ConfigError`."""
     from delayserver.config.toml_file import load_settings, parse_assignment

@@ -42,7 +42,7 @@ def serve(
     """
     if memory and data_dir is not None:
         raise click.UsageError("--memory has no data directory: leave --data-dir out")
-    named = (data_dir, host, port, http_port, insecure, config, assignments, log_format, log_level)
+    named = (data_dir, host, port, http_port, config, assignments, log_format, log_level, insecure)
     reread = partial(_reread, memory, *named)
     settings = running.settings_from(*named)
     settings, fs = running.disk_for(settings, memory=memory)

@@ -7,7 +7,7 @@ import ipaddress
 import resource
 import signal
 import sys
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 
 import trio
@@ -55,29 +55,12 @@ async def serve(
     `signals`, SIGHUP take over what `reread` gives. `manager` learns how far the server is. With `http` the gateway of
     `settings.http` runs beside it.
 
-    Raises StoreError (data directory locked, damaged, disk), OSError (the address is taken), HttpAddressError, ConfigError (it
-    would listen beyond loopback, and any client could do everything).
+    Raises StoreError (data directory locked, damaged, disk), OSError (the address is taken), HttpAddressError, and ConfigError if
+    it would listen beyond loopback and any client could do everything.
     """
     settings = within_descriptors(settings)
     fs = fs or RealFileSystem()
-    listener = SocketListener(settings.listen.host, settings.listen.port)
-    try:
-        require_authentication("listen.host", listener.address[0], settings, fs)
-    except ConfigError:
-        listener.close()
-        raise
-    try:
-        gateway = HttpGateway.listen(settings) if http and settings.http.port else None
-    except OSError:
-        listener.close()
-        raise
-    if gateway is not None:
-        try:
-            require_authentication("http.host", gateway.host, settings, fs)
-        except ConfigError:
-            listener.close()
-            gateway.close()
-            raise
+    listener, gateway = _listen(settings, fs, http)
     again = None if reread is None else lambda: within_descriptors(reread())
     server = DelayServer(settings, role=role, runtime=runtime, fs=fs, reread=again)
     failure: StoreError | OSError | None = None
@@ -104,6 +87,20 @@ async def serve(
         if gateway is not None:
             gateway.close()
         server.close()
+
+
+def _listen(settings: Settings, fs: FileSystem, http: bool) -> tuple[SocketListener, HttpGateway | None]:
+    """Binds all addresses. Raises OSError, HttpAddressError, ConfigError."""
+    with ExitStack() as opened:
+        listener = SocketListener(settings.listen.host, settings.listen.port)
+        opened.callback(listener.close)
+        require_authentication("listen.host", listener.address[0], settings, fs)
+        gateway = HttpGateway.listen(settings) if http and settings.http.port else None
+        if gateway is not None:
+            opened.callback(gateway.close)
+            require_authentication("http.host", gateway.host, settings, fs)
+        opened.pop_all()
+    return listener, gateway
 
 
 def _dialled(host: str, port: int) -> str:
