@@ -86,6 +86,11 @@ def _dead_letters(access: Access, arguments: dict[str, Any]) -> None:
         _require_admin(access, "dead letters are sent again or dropped")
 
 
+def _pending(access: Access, arguments: dict[str, Any]) -> None:
+    if arguments.get("by") != "subject":
+        access.require_everything("the count of all subjects")
+
+
 def _redispatch(access: Access, arguments: dict[str, Any]) -> None:
     if arguments.get("subject") is None:
         access.require_everything("redispatch without a subject")
@@ -132,6 +137,8 @@ RULES: Final[Mapping[str, Rule]] = {
     names_of.GROUPS: Rule(frozenset({LOOK}), _subject),
     names_of.FIND: Rule(frozenset({LOOK}), _subject),
     names_of.STATUS: Rule(frozenset({LOOK})),
+    names_of.METRICS: Rule(frozenset({LOOK})),
+    names_of.PENDING: Rule(frozenset({LOOK}), _pending),
     names_of.POLICY: Rule(frozenset({CONSUME, LOOK}), _policy),
     names_of.DEAD_LETTERS: Rule(frozenset({CONSUME, LOOK}), _dead_letters),
     names_of.SEEK: Rule(frozenset({ADMIN}), _subject),

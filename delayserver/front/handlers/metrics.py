@@ -19,12 +19,14 @@ class MetricsHandlers:
         self._metrics = metrics
 
     async def metrics(self, connection: Connection, _request: Request) -> dict[str, Any]:
-        """All figures."""
+        """All figures. Of consumer groups those whose subjects are open to the client."""
         work = connection.work()
         figures = await self._metrics.read(work)
         groups = []
         for group in figures.consumer_groups:
             await work.items()
+            if not connection.access.may(group.subject):
+                continue
             groups.append({name: getattr(group, name) for name in group.__slots__})
         return {
             **status_map(figures.status),

@@ -69,6 +69,8 @@ CASES: dict[str, Case] = {
     "find": Case({"message_id": "the-id"}, told=lambda reply: [each["subject"] for each in reply["messages"]]),
     # Counts of the whole server name no subject.
     "status": Case(told=lambda _: []),
+    "metrics": Case(told=lambda reply: [each["subject"] for each in reply["consumer_groups"]]),
+    "pending": Case({"by": "hour"}, whole="forbidden"),
     "policy": Case(NAMES, whole="forbidden"),
     "dead_letters": Case(NAMES | {"action": "list"}, whole="forbidden"),
     "seek": Case(NAMES | {"to": "earliest"}, whole="forbidden"),
