@@ -55,8 +55,8 @@ async def serve(
     `signals`, SIGHUP take over what `reread` gives. `manager` learns how far the server is. With `http` the gateway of
     `settings.http` runs beside it.
 
-    Raises StoreError (data directory locked, damaged, disk), OSError (an address is taken), HttpAddressError, ConfigError (it
-    would listen beyond loopback, where any client could do everything).
+    Raises StoreError (data directory locked, damaged, disk), OSError (an address is taken), HttpAddressError, and
+    ConfigError (it would listen beyond loopback, where any client could do everything).
     """
     settings = within_descriptors(settings)
     fs = fs or RealFileSystem()
