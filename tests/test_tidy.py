@@ -480,6 +480,7 @@ def test_every_module_says_what_it_is() -> None:
 
 # Attributes of objects that are a library's: `rich`, `numpy`, `ctypes`, and exceptions.
 OF_LIBRARIES = {
+    "self.cycle.disconnected",
     "sys.excepthook",
     "column.justify",
     "column.flags.writeable",

@@ -65,7 +65,8 @@ class HttpSettings:
     idle_timeout_ms: int = 75_000
     """A connection without a request for this long is closed. Proxies and browsers keep theirs for about a minute."""
     body_timeout_ms: int = 30_000
-    """A request is refused if its body gets no bytes for this long, or fewer than 64 KiB a minute on average."""
+    """A request is refused if its body gets no bytes for this long, or fewer than 1 KiB a second on
+    average. Lines are spared the latter. An answer of which its client reads nothing for this long is cut."""
     streams_max: int = 1024
     """Streams of server-sent events at the same time. Each keeps a task and a connection."""
 

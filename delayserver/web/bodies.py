@@ -11,7 +11,7 @@ import msgspec
 from starlette.requests import ClientDisconnect
 
 from delayserver.protocol.errors import QueueFull
-from delayserver.web.problems import Problem, invalid, problem_of
+from delayserver.web.problems import Problem, invalid
 
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Scope: TypeAlias = Mapping[str, Any]
@@ -19,8 +19,15 @@ Scope: TypeAlias = Mapping[str, Any]
 BodyForm: TypeAlias = Literal["auto", "text", "json", "base64"]
 """How a reader wants bodies: `text` and `json` where the bytes allow it, otherwise base64. `auto` is text."""
 
+PullForm: TypeAlias = Literal["auto", "text", "json", "base64", "cloudevent"]
+"""The same for consumers, who may want the whole message as a CloudEvent."""
 Encoding: TypeAlias = Literal["text", "json", "base64"]
 """How a body is written."""
+PullEncoding: TypeAlias = Literal["text", "json", "base64", "cloudevent"]
+
+NDJSON: Final = "application/x-ndjson"
+LINES_TYPES: Final = (NDJSON, "application/ndjson", "application/jsonl", "application/x-jsonlines")
+"""Media types of newline-delimited JSON."""
 
 ROOM_BYTES: Final = 128 * 1024 * 1024
 """Bodies of all requests that are being read or answered, beyond `SMALL_BYTES` each."""
@@ -79,8 +86,7 @@ class BodyReader:
 
     def _take(self, size: int) -> None:
         if self._held_bytes + size > ROOM_BYTES:
-            full = problem_of(QueueFull("the bodies of other requests take all memory", retry_after_ms=1000))
-            raise Problem(full.status, full.error, full.detail, retry_after_ms=1000, close=True)
+            raise QueueFull("the bodies of other requests take all memory", retry_after_ms=1000)
         self._held_bytes += size
 
 
@@ -92,7 +98,7 @@ def _declared_length(scope: Scope) -> int | None:
 
 
 def _too_large(bytes_max: int) -> Problem:
-    return Problem(413, "body_too_large", f"the body of this request is above {bytes_max} bytes", close=True)
+    return Problem(413, "body_too_large", f"the body of this request is above {bytes_max} bytes")
 
 
 def content_type(scope: Scope) -> str:

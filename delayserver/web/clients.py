@@ -17,6 +17,7 @@ import anyio.abc
 from delayserver.client import AsyncClient
 from delayserver.client.async_batching import AsyncBatcher
 from delayserver.client.messages import SendResult
+from delayserver.web.idempotency import FirstTries
 
 TOKENS_MAX: Final = 256
 """Tokens with open connections, two connections each. The one that was used least recently is closed beyond it."""
@@ -29,7 +30,7 @@ PENDING_MESSAGES_MAX: Final = 20_000
 
 class TokenClient:
     """The connections of one token. ``calls`` is for short requests and ``pulls`` for those that wait. ``sends`` folds
-    single sends of concurrent requests into few requests of the server's protocol.
+    single sends of concurrent requests into few requests of the server's protocol. ``first_tries`` remembers keys.
     """
 
     def __init__(self, server: str) -> None:
@@ -39,6 +40,7 @@ class TokenClient:
         self.sends: AsyncBatcher[SendResult] = self.calls.batcher(
             batch_messages_max=BATCH_MESSAGES_MAX, linger_ms=0, pending_messages_max=PENDING_MESSAGES_MAX
         )
+        self.first_tries = FirstTries()
         self._scope = anyio.CancelScope()
 
     async def hold(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:

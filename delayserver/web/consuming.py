@@ -1,10 +1,10 @@
-"""Endpoints for consumers: pull, ack and nack."""
+"""Endpoints for consumers: pull, ack, nack and streams of deliveries; and publish, which has no delay."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import anyio
 import msgspec
@@ -13,30 +13,56 @@ from numpy.typing import NDArray
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from delayserver.client.messages import Delivery
+from delayserver.client.messages import ConsumerGroup, Delivery
 from delayserver.protocol.errors import DelayServerError
-from delayserver.web.answers import json_answer, read_json
-from delayserver.web.bodies import BodyForm, BodyReader, shown_body
+from delayserver.web.answers import PING, event, event_stream, json_answer, read_json, read_query
+from delayserver.web.bodies import BodyReader, PullEncoding, PullForm, message_body, shown_body
 from delayserver.web.clients import Clients, TokenClient
-from delayserver.web.problems import invalid
-from delayserver.web.schemas import AckReply, AckRequest, NackReply, NackRequest, Pulled, PullReply, PullRequest
+from delayserver.web.cloud_events import to_structured
+from delayserver.web.idempotency import idempotency_key
+from delayserver.web.problems import invalid, problem_of
+from delayserver.web.queries import DeliveriesQuery, GroupsQuery
+from delayserver.web.schemas import (
+    AckReply,
+    AckRequest,
+    Group,
+    Groups,
+    NackReply,
+    NackRequest,
+    Published,
+    PublishRequest,
+    Pulled,
+    PullReply,
+    PullRequest,
+)
+from delayserver.web.streams import Streams
 
 T = TypeVar("T")
 
 REQUEST_BYTES_MAX: Final = 1024 * 1024
 """A request of a consumer. The largest one names 16,384 deliveries of 19 digits each."""
 
+MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""A body of 1 MiB takes up to 6 MiB in JSON."""
+STREAM_WAIT_MS: Final = 15_000
+"""A stream without messages sends a comment as often, so that proxies keep it and a client that is gone is noticed."""
+
+_encode = msgspec.json.Encoder().encode
 _pull_decoder = msgspec.json.Decoder(PullRequest)
 _ack_decoder = msgspec.json.Decoder(AckRequest)
 _nack_decoder = msgspec.json.Decoder(NackRequest)
 
 
+_publish_decoder = msgspec.json.Decoder(PublishRequest)
+
+
 class Consuming:
     """Hands messages to consumers, and takes their acks."""
 
-    def __init__(self, clients: Clients, bodies: BodyReader) -> None:
+    def __init__(self, clients: Clients, bodies: BodyReader, streams: Streams) -> None:
         self._clients = clients
         self._bodies = bodies
+        self._streams = streams
 
     async def pull(self, request: Request, names: Mapping[str, str]) -> Response:
         """Messages that are due. The pull ends early if its client goes away."""
@@ -63,6 +89,51 @@ class Consuming:
         result = await client.calls.nack(names["subject"], names["group"], numbers_of(asked.deliveries), delay)
         return json_answer(NackReply(result.nacked, result.unknown, result.expired, result.dead_lettered))
 
+    async def publish(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Store one message for consumers now."""
+        body = await self._bodies.read(request.scope, request.receive, MESSAGE_BYTES_MAX)
+        asked = read_json(body, _publish_decoder)
+        client = await self._clients.of_request(request.scope)
+        published = await client.calls.publish(
+            names["subject"],
+            message_body(asked.body, asked.body_base64),
+            message_id=idempotency_key(request.scope) if asked.message_id is None else asked.message_id,
+            properties=asked.properties,
+            expires_ms=asked.expires_ms,
+            tag=asked.tag,
+            order_key=asked.order_key,
+        )
+        return json_answer(Published(*published), 201)
+
+    async def deliveries(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Messages as they become due."""
+        query = read_query(request.query_params, DeliveriesQuery)
+        client = await self._clients.of_request(request.scope)
+        asked = PullRequest(
+            max_messages=query.max_messages,
+            wait_ms=0,
+            ack=query.ack,
+            ack_timeout_ms=query.ack_timeout_ms,
+            start=query.start,
+            tags=query.tags,
+            where=query.where,
+            body_as=query.body_as,
+        )
+        # The first pull comes before the answer, so that its errors are a problem document.
+        first = await _pull(client, names, asked)
+        return event_stream(_deliveries(self._streams.begin(), client, names, asked, first))
+
+    async def groups(self, request: Request, names: Mapping[str, str]) -> Response:
+        """The consumer groups and their lag."""
+        query = read_query(request.query_params, GroupsQuery)
+        client = await self._clients.of_request(request.scope)
+        return _groups(await client.calls.groups(query.subject))
+
+    async def groups_of_subject(self, request: Request, names: Mapping[str, str]) -> Response:
+        """The consumer groups of a subject and their lag."""
+        client = await self._clients.of_request(request.scope)
+        return _groups(await client.calls.groups(names["subject"]))
+
     async def _read(self, request: Request) -> bytes:
         return await self._bodies.read(request.scope, request.receive, REQUEST_BYTES_MAX)
 
@@ -77,6 +148,54 @@ async def _pull(client: TokenClient, names: Mapping[str, str], asked: PullReques
         start=asked.start,
         tags=asked.tags,
         where=asked.where,
+    )
+
+
+async def _deliveries(
+    place: Streams.Place, client: TokenClient, names: Mapping[str, str], asked: PullRequest, first: list[Delivery]
+) -> AsyncIterator[bytes]:
+    """The events of a stream. It ends when its client goes away, or with an event `problem`."""
+    with place:
+        deliveries = first
+        waiting = msgspec.structs.replace(asked, wait_ms=STREAM_WAIT_MS)
+        while True:
+            try:
+                if asked.ack and deliveries:
+                    await client.calls.ack(names["subject"], names["group"], [each.delivery for each in deliveries])
+                events = [
+                    event(_encode(pulled(each, asked.body_as)), event_id=str(each.delivery)) for each in deliveries
+                ]
+                # A comment also begins a stream without messages, so that its client sees the answer.
+                yield b"".join(events) or PING
+                deliveries = await _pull(client, names, waiting)
+            except DelayServerError as error:
+                yield event(problem_of(error).encoded(), name="problem")
+                return
+
+
+def _groups(groups: Sequence[ConsumerGroup]) -> Response:
+    return json_answer(
+        Groups(
+            [
+                Group(
+                    subject=group.subject,
+                    group=group.group,
+                    lag=group.lag,
+                    leased=group.leased,
+                    retrying=group.retrying,
+                    position=group.position,
+                    end=group.end,
+                    expired=group.expired,
+                    oldest_ms=group.oldest_ms,
+                    waiting_in_place=group.waiting_in_place,
+                    dead_letters=group.dead_letters,
+                    filtered=group.filtered,
+                    tags=group.tags,
+                    where=group.where,
+                )
+                for group in groups
+            ]
+        )
     )
 
 
@@ -106,9 +225,14 @@ async def unless_gone(request: Request, call: Callable[[], Awaitable[T]]) -> T:
     return results[0]
 
 
-def pulled(delivery: Delivery, form: BodyForm) -> Pulled:
+def pulled(delivery: Delivery, form: PullForm) -> Pulled:
     """A delivery for its consumer."""
-    body, encoding = shown_body(delivery.body, form)
+    body: Any
+    encoding: PullEncoding
+    if form == "cloudevent":
+        body, encoding = to_structured(delivery), form
+    else:
+        body, encoding = shown_body(delivery.body, form)
     return Pulled(
         message_id=delivery.message_id,
         subject=delivery.subject,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -13,32 +13,42 @@ from starlette.staticfiles import StaticFiles
 
 from delayserver.config.settings import HttpSettings
 from delayserver.protocol.errors import DelayServerError
-from delayserver.web.answers import EVENTS, Send, json_answer, problem_answer
-from delayserver.web.bodies import BodyReader, Receive, Scope
+from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_answer
+from delayserver.web.bodies import NDJSON, BodyReader, Receive, Scope
 from delayserver.web.clients import Clients
+from delayserver.web.cloud_events import STRUCTURED
 from delayserver.web.consuming import Consuming
 from delayserver.web.health import Probes
 from delayserver.web.live import Live
 from delayserver.web.messages import Messages
 from delayserver.web.problems import Problem, problem_of
-from delayserver.web.queries import LookupQuery
+from delayserver.web.queries import DeliveriesQuery, GroupsQuery, KeyQuery, LookupQuery, SendQuery
 from delayserver.web.router import Answer, Endpoint, Router
 from delayserver.web.schemas import (
     AckReply,
     AckRequest,
     Ended,
     Fate,
+    Groups,
     Health,
+    Moved,
+    MoveRequest,
     NackReply,
     NackRequest,
+    Published,
+    PublishRequest,
     PullReply,
     PullRequest,
+    RowProblem,
+    SendRequest,
+    Sent,
 )
 from delayserver.web.sending import Sending
 from delayserver.web.streams import Streams
 
 CONSOLE: Final = Path(__file__).parent / "console"
 MESSAGES: Final = "/v1/messages"
+KEY_HEADER: Final = {"Idempotency-Key": "The message id. With a delay, a retry is due when the first try was."}
 GROUP: Final = "/v1/subjects/{subject}/groups/{group}"
 
 
@@ -51,39 +61,58 @@ class Gateway:
         self._sending = Sending(clients, bodies)
         self.live = Live(clients, streams)
         self._static = StaticFiles(directory=CONSOLE, html=True)
-        self.router = Router(self._endpoints(Messages(clients), Consuming(clients, bodies), Probes(clients)))
+        self.router = Router(
+            self._endpoints(Messages(clients, bodies), Consuming(clients, bodies, streams), Probes(clients))
+        )
 
     def _endpoints(self, messages: Messages, consuming: Consuming, probes: Probes) -> list[Endpoint]:
         receipt = f"{MESSAGES}/{{receipt}}"
+        fate, ended, moved = (
+            Answer("The fate of the message", Fate),
+            Answer("Cancelled, or why not", Ended),
+            Answer("Moved, or why not", Moved),
+        )
+        groups = Answer("The groups with their lag", Groups)
         return [
             Endpoint(
-                "GET", receipt, messages.get_message, "What became of a message",
-                {200: Answer("The fate of the message", Fate)}, query=LookupQuery, errors=(404, 421),
+                "POST", MESSAGES, None, "Send messages, due later",
+                {
+                    201: Answer("The message is on disk", Sent),
+                    200: Answer("A result or a problem for each row of a list or of lines", list[Sent | RowProblem]),
+                },
+                body=SendRequest | list[SendRequest], query=SendQuery, errors=(413, 421, 422, 507), headers=KEY_HEADER,
+                medias=(JSON, NDJSON, STRUCTURED), direct=self._sending.send_message,
             ),
-            Endpoint(
-                "DELETE", receipt, messages.cancel_message, "Cancel a message",
-                {200: Answer("Whether it was cancelled, or why not", Ended)}, errors=(404, 421),
-            ),
-            Endpoint(
-                "POST", f"{GROUP}/pull", consuming.pull, "Receive messages that are due",
-                {200: Answer("The messages", PullReply)}, body=PullRequest,
-            ),
-            Endpoint(
-                "POST", f"{GROUP}/ack", consuming.ack, "Say that deliveries are done",
-                {200: Answer("How many ended now", AckReply)}, body=AckRequest,
-            ),
-            Endpoint(
-                "POST", f"{GROUP}/nack", consuming.nack, "Give deliveries back",
-                {200: Answer("How many were given back", NackReply)}, body=NackRequest,
-            ),
-            Endpoint(
-                "GET", "/v1/status", self.status, "What the server holds and how late it is",
-                {200: Answer("The status map of the server", dict[str, object])},
-            ),
-            Endpoint(
-                "GET", "/v1/live", self.live.live, "The server's figures, once a second",
-                {200: Answer("A stream of events; the data of each is a JSON object", media=EVENTS)},
-            ),
+            Endpoint("GET", receipt, messages.get_message, "What became of a message", {200: fate}, query=LookupQuery,
+                     errors=(404, 421)),
+            Endpoint("DELETE", receipt, messages.cancel_message, "Cancel a message", {200: ended}, errors=(404, 421)),
+            Endpoint("PATCH", receipt, messages.move_message, "Give a message another due time", {200: moved},
+                     body=MoveRequest, errors=(404, 413, 421, 422, 507)),
+            Endpoint("GET", MESSAGES, messages.get_message_by_key, "What became of a message, by its id", {200: fate},
+                     query=KeyQuery, errors=(404,)),
+            Endpoint("DELETE", MESSAGES, messages.cancel_message_by_key, "Cancel a message, by its id", {200: ended},
+                     query=KeyQuery, errors=(404,)),
+            Endpoint("PATCH", MESSAGES, messages.move_message_by_key, "Give a message another due time, by its id",
+                     {200: moved}, body=MoveRequest, query=KeyQuery, errors=(404, 413, 422, 507)),
+            Endpoint("POST", "/v1/subjects/{subject}/publish", consuming.publish, "Store a message for consumers now",
+                     {201: Answer("The message is on disk", Published)}, body=PublishRequest,
+                     errors=(413, 421, 507), headers=KEY_HEADER),
+            Endpoint("POST", f"{GROUP}/pull", consuming.pull, "Receive messages that are due",
+                     {200: Answer("The messages", PullReply)}, body=PullRequest, errors=(409, 413, 507)),
+            Endpoint("POST", f"{GROUP}/ack", consuming.ack, "Say that deliveries are done",
+                     {200: Answer("How many ended now", AckReply)}, body=AckRequest, errors=(413,)),
+            Endpoint("POST", f"{GROUP}/nack", consuming.nack, "Give deliveries back",
+                     {200: Answer("How many were given back", NackReply)}, body=NackRequest, errors=(413,)),
+            Endpoint("GET", f"{GROUP}/deliveries", consuming.deliveries, "Receive messages as they become due",
+                     {200: Answer("A stream of events; the data of each is a message as a pull gives it", media=EVENTS)},
+                     query=DeliveriesQuery, errors=(409, 507)),
+            Endpoint("GET", "/v1/groups", consuming.groups, "Consumer groups", {200: groups}, query=GroupsQuery),
+            Endpoint("GET", "/v1/subjects/{subject}/groups", consuming.groups_of_subject, "Consumer groups of a subject",
+                     {200: groups}),
+            Endpoint("GET", "/v1/status", self.status, "What the server holds and how late it is",
+                     {200: Answer("The status map of the server", dict[str, object])}),
+            Endpoint("GET", "/v1/live", self.live.live, "The server's figures, once a second",
+                     {200: Answer("A stream of events; the data of each is a JSON object", media=EVENTS)}),
             Endpoint("GET", "/healthz", probes.healthz, "Does the server answer?", {200: Answer("It does", Health)}),
             Endpoint("GET", "/readyz", probes.readyz, "Does the server serve?", {200: Answer("It does", Health)}),
         ]  # fmt: skip
@@ -96,10 +125,14 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         try:
-            if scope["path"] == MESSAGES and scope["method"] == "POST":
-                await self._sending.send_message(scope, receive, send)
-            else:
-                await (await self._answer(scope, receive))(dict(scope), receive, send)
+            found = self.router.find(scope["method"], scope["raw_path"].decode("latin-1"))
+            if found is not None and found[0].direct is not None:
+                await found[0].direct(scope, receive, send)
+                return
+            # A copy: Starlette writes into it.
+            own = dict(scope)
+            response = await self._response(found, own, receive)
+            await response(own, receive, send)
         except Problem as problem:
             await problem_answer(problem)(dict(scope), receive, send)
         except DelayServerError as error:
@@ -107,14 +140,12 @@ class Gateway:
         except ClientDisconnect:
             pass  # There is nobody to answer.
 
-    async def _answer(self, scope: Scope, receive: Receive) -> Response:
-        """The response of every request but the hottest."""
-        found = self.router.find(scope["method"], scope["raw_path"].decode("latin-1"))
-        request = Request(dict(scope), receive)
-        if found is not None:
-            endpoint, names = found
-            return await endpoint.handler(request, names)
+    async def _response(
+        self, found: tuple[Endpoint, dict[str, str]] | None, scope: dict[str, Any], receive: Receive
+    ) -> Response:
+        if found is not None and found[0].handler is not None:
+            return await found[0].handler(Request(scope, receive), found[1])
         try:
-            return await self._static.get_response(self._static.get_path(request.scope), request.scope)
+            return await self._static.get_response(self._static.get_path(scope), scope)
         except HTTPException:
             raise Problem(404, "path_unknown", f"nothing is at {scope['path'][:200]}") from None

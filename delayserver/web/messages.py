@@ -1,44 +1,97 @@
-"""Endpoints about one message that was sent: what became of it, and its cancel."""
+"""Endpoints about one message that was sent: what became of it, its cancel, and another due time.
+
+A message is named by its receipt in the path, or by subject, message id and due time in the query.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from delayserver.client.messages import CancelResult, LookupResult
+from delayserver.client.message_calls import Target
+from delayserver.client.messages import CancelResult, LookupResult, MessageKey, RescheduleResult
 from delayserver.protocol.outcomes import Outcome
-from delayserver.web.answers import json_answer, problem_answer, read_query
-from delayserver.web.bodies import shown_body
+from delayserver.web.answers import json_answer, problem_answer, read_json, read_query
+from delayserver.web.bodies import BodyForm, BodyReader, message_body, shown_body
 from delayserver.web.clients import Clients
 from delayserver.web.problems import Problem
-from delayserver.web.queries import LookupQuery
-from delayserver.web.schemas import Ended, Fate
+from delayserver.web.queries import KeyQuery, LookupQuery
+from delayserver.web.schemas import Ended, Fate, Moved, MoveRequest
+from delayserver.web.timing import due_ms_of
+
+REQUEST_BYTES_MAX = 8 * 1024 * 1024
+"""A new body of 1 MiB takes up to 6 MiB in JSON."""
+
+_move_decoder = msgspec.json.Decoder(MoveRequest)
 
 
 class Messages:
-    """Looks messages up and cancels them, by receipt."""
+    """Looks messages up, cancels and moves them."""
 
-    def __init__(self, clients: Clients) -> None:
+    def __init__(self, clients: Clients, bodies: BodyReader) -> None:
         self._clients = clients
+        self._bodies = bodies
 
     async def get_message(self, request: Request, names: Mapping[str, str]) -> Response:
         """What became of a message, with its body."""
         query = read_query(request.query_params, LookupQuery)
-        client = await self._clients.of_request(request.scope)
-        return _fate(await client.calls.lookup(names["receipt"], body=True), query)
+        return await self._look_up(request, names["receipt"], query.body_as)
+
+    async def get_message_by_key(self, request: Request, names: Mapping[str, str]) -> Response:
+        """What became of a message, with its body."""
+        query = read_query(request.query_params, KeyQuery)
+        return await self._look_up(request, _key(query), query.body_as)
 
     async def cancel_message(self, request: Request, names: Mapping[str, str]) -> Response:
         """Cancel a message."""
+        return await self._cancel(request, names["receipt"])
+
+    async def cancel_message_by_key(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Cancel a message."""
+        return await self._cancel(request, _key(read_query(request.query_params, KeyQuery)))
+
+    async def move_message(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Give a message another due time."""
+        return await self._move(request, names["receipt"])
+
+    async def move_message_by_key(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Give a message another due time."""
+        return await self._move(request, _key(read_query(request.query_params, KeyQuery)))
+
+    async def _look_up(self, request: Request, target: Target, form: BodyForm) -> Response:
         client = await self._clients.of_request(request.scope)
-        return _ended(await client.calls.cancel(names["receipt"]))
+        return _fate(await client.calls.lookup(target, body=True), form)
+
+    async def _cancel(self, request: Request, target: Target) -> Response:
+        client = await self._clients.of_request(request.scope)
+        return _ended(await client.calls.cancel(target))
+
+    async def _move(self, request: Request, target: Target) -> Response:
+        body = await self._bodies.read(request.scope, request.receive, REQUEST_BYTES_MAX)
+        asked = read_json(body, _move_decoder)
+        client = await self._clients.of_request(request.scope)
+        has_body = bool(memoryview(asked.body)) or asked.body_base64 is not None
+        moved = await client.calls.reschedule(
+            target,
+            due_ms=await due_ms_of(asked, client.calls),
+            body=message_body(asked.body, asked.body_base64) if has_body else None,
+            properties=asked.properties,
+            expires_ms=asked.expires_ms,
+        )
+        return _moved(moved)
 
 
-def _fate(found: LookupResult, query: LookupQuery) -> Response:
+def _key(query: KeyQuery) -> MessageKey:
+    return MessageKey(query.subject, query.message_id, query.due_ms)
+
+
+def _fate(found: LookupResult, form: BodyForm) -> Response:
     if found.outcome is Outcome.UNKNOWN:
         return _unknown()
-    body, encoding = (None, None) if found.body is None else shown_body(found.body, query.body_as)
+    body, encoding = (None, None) if found.body is None else shown_body(found.body, form)
     return json_answer(
         Fate(
             outcome=found.outcome.label,
@@ -67,6 +120,14 @@ def _ended(cancelled: CancelResult) -> Response:
     if cancelled.outcome is Outcome.UNKNOWN:
         return _unknown()
     return json_answer(Ended(cancelled.outcome.label, cancelled.receipt))
+
+
+def _moved(moved: RescheduleResult) -> Response:
+    if moved.outcome is Outcome.UNKNOWN:
+        return _unknown()
+    # The server says of a message that was moved that it was cancelled, in favour of the new one.
+    outcome = "rescheduled" if moved.outcome is Outcome.CANCELLED else moved.outcome.label
+    return json_answer(Moved(outcome, moved.receipt, moved.new_receipt, moved.message_id, moved.due_ms, moved.sequence))
 
 
 def _unknown() -> Response:

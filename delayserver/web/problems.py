@@ -66,7 +66,7 @@ TITLES: Final[Mapping[int, str]] = {
 
 class Problem(Exception):
     """An answer that is an error. ``error`` is its name, ``detail`` a sentence for people. ``fields`` are further members
-    of the document. ``close``: the rest of the request is not read, so the connection ends behind the answer.
+    of the document.
     """
 
     def __init__(
@@ -77,7 +77,6 @@ class Problem(Exception):
         *,
         retry_after_ms: int | None = None,
         fields: Mapping[str, Any] | None = None,
-        close: bool = False,
     ) -> None:
         super().__init__(detail)
         self.status = status
@@ -85,7 +84,6 @@ class Problem(Exception):
         self.detail = detail
         self.retry_after_ms = retry_after_ms
         self.fields: Mapping[str, Any] = fields or {}
-        self.close = close
 
     def document(self) -> dict[str, Any]:
         """The members of the problem document."""
@@ -110,8 +108,6 @@ class Problem(Exception):
             headers["www-authenticate"] = 'Bearer realm="delayserver"'
         if "allowed" in self.fields:
             headers["allow"] = ", ".join(self.fields["allowed"])
-        if self.close:
-            headers["connection"] = "close"
         return headers
 
     def encoded(self) -> bytes:

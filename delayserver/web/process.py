@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import anyio
 import uvicorn
@@ -13,6 +15,7 @@ from delayserver.config.settings import HttpSettings
 from delayserver.logs.setup import silence
 from delayserver.web.clients import Clients
 from delayserver.web.gateway import Gateway
+from delayserver.web.http_protocol import Connections
 
 GRACE_S = 2
 """Requests that are still running so long after the end was asked for are cancelled."""
@@ -31,18 +34,32 @@ class GatewayServer(uvicorn.Server):
         self.should_exit = True
 
 
+DESCRIPTORS_KEPT = 64
+"""File descriptors beside connections: those to the server, the console's files, the libraries."""
+
+
+def within_descriptors(settings: HttpSettings) -> HttpSettings:
+    """Take the file descriptors that the system allows, and no more connections than they suffice for."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    room = settings.connections_max if hard == resource.RLIM_INFINITY else max(hard - DESCRIPTORS_KEPT, 16)
+    return replace(settings, connections_max=min(room, settings.connections_max))
+
+
 async def serve_http(
     server: str, listening: socket.socket, settings: HttpSettings, until: Callable[[], Awaitable[None]]
 ) -> None:
     """Serve HTTP on a listening socket as a client of ``server``, until ``until`` returns."""
+    settings = within_descriptors(settings)
     # The gateway has its own answers for bad requests. Nobody may fill the log by sending them.
     silence("uvicorn")
     async with Clients(server) as clients, anyio.create_task_group() as tasks:
-        gateway = Gateway(clients, settings)
+        gateway, connections = Gateway(clients, settings), Connections(settings)
         web = GatewayServer(
             uvicorn.Config(
                 gateway,
-                http="httptools",
+                http=connections.protocol,  # type: ignore[arg-type]
                 ws="none",
                 loop="asyncio",
                 lifespan="off",
@@ -50,7 +67,8 @@ async def serve_http(
                 log_config=None,
                 server_header=False,
                 proxy_headers=False,
-                timeout_keep_alive=max(settings.idle_timeout_ms // 1000, 1),
+                # `Connections` looks after idle ones.
+                timeout_keep_alive=settings.idle_timeout_ms // 1000 + 60,
                 timeout_graceful_shutdown=GRACE_S,
             )
         )
@@ -60,6 +78,7 @@ async def serve_http(
             web.stop()
 
         tasks.start_soon(gateway.live.run)
+        tasks.start_soon(connections.run)
         tasks.start_soon(stop)
         await web.serve(sockets=[listening])
         tasks.cancel_scope.cancel()

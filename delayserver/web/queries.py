@@ -2,12 +2,65 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated, Literal
 
-from delayserver.web.bodies import BodyForm
+import msgspec
+from msgspec import Meta, Struct
+
+from delayserver.web.bodies import BodyForm, PullForm
+from delayserver.web.schemas import I64, Due, Milliseconds
 
 
 class LookupQuery(Struct, forbid_unknown_fields=True):
     """`body_as`: how the body is written."""
 
     body_as: BodyForm = "auto"
+
+
+class KeyQuery(Struct, forbid_unknown_fields=True):
+    """A message by what its sender chose: subject, id and due time."""
+
+    subject: str
+    message_id: str
+    due_ms: I64
+    body_as: BodyForm = "auto"
+
+
+class SendQuery(Due, kw_only=True, forbid_unknown_fields=True):
+    """`results`: with `errors` only rows that were refused are answered, and a last line with the counts. The other
+    parameters are for a CloudEvent, which has no place of its own for them. `subject` is the type of the event by default.
+    """
+
+    results: Literal["all", "errors"] = "all"
+    subject: str | None = None
+    expires_ms: Milliseconds | None = None
+    tag: str | None = None
+    order_key: str | None = None
+
+
+class PendingQuery(Struct, forbid_unknown_fields=True):
+    """Due times from `from` to `to` (not included), in milliseconds since 1970, by minute or hour; or all by subject."""
+
+    by: Literal["minute", "hour", "subject"] = "minute"
+    from_ms: I64 | None = msgspec.field(default=None, name="from")
+    to_ms: I64 | None = msgspec.field(default=None, name="to")
+
+
+class DeliveriesQuery(Struct, forbid_unknown_fields=True):
+    """`ack`: the messages count as done when they are sent. Otherwise each of them needs an ack, by a request of its own.
+    At most `max_messages` are sent at a time.
+    """
+
+    ack: bool = False
+    max_messages: Annotated[int, Meta(ge=1, le=16_384)] = 100
+    ack_timeout_ms: Annotated[int, Meta(ge=1, le=2**63 - 1)] | None = None
+    start: Literal["earliest", "latest"] | None = None
+    tags: str | None = None
+    where: str | None = None
+    body_as: PullForm = "auto"
+
+
+class GroupsQuery(Struct, forbid_unknown_fields=True):
+    """`subject`: only the groups of this subject."""
+
+    subject: str | None = None

@@ -10,10 +10,16 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 from starlette.responses import Response
 
+from delayserver.web.answers import Send
+from delayserver.web.bodies import Receive, Scope
 from delayserver.web.problems import Problem, invalid
 
 Handler: TypeAlias = Callable[[Request, Mapping[str, str]], Awaitable[Response]]
 """Answers a request. The second argument has the decoded segments of the path by their names."""
+
+
+Direct: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+"""Answers a request without the cost of a request and a response object, or while the body still comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +34,13 @@ class Answer:
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     """One method of one path, and all that the API document says about it. ``path`` has segments such as ``{subject}``.
-    ``query`` and ``body`` are msgspec types; ``errors`` the status codes of its problem documents.
+    ``query`` and ``body`` are msgspec types; ``errors`` the status codes of its problem documents. It has a ``handler`` or
+    is ``direct``.
     """
 
     method: str
     path: str
-    handler: Handler
+    handler: Handler | None
     summary: str
     answers: Mapping[int, Answer]
     body: Any = None
@@ -41,11 +48,12 @@ class Endpoint:
     query: Any = None
     errors: tuple[int, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
+    direct: Direct | None = None
 
     @property
     def name(self) -> str:
         """The id of the operation in the API document."""
-        return getattr(self.handler, "__name__", "").strip("_")
+        return getattr(self.handler or self.direct, "__name__", "")
 
 
 @dataclass(slots=True)

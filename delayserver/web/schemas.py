@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
-from delayserver.web.bodies import BodyForm, Encoding
+from delayserver.web.bodies import Encoding, PullEncoding, PullForm
 
 I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Milliseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -80,6 +80,71 @@ class Ended(Struct, omit_defaults=True):
     receipt: str | None = None
 
 
+class MoveRequest(Due, kw_only=True, forbid_unknown_fields=True):
+    """Another due time for a message, and perhaps other content. Fields that are not given stay as they are."""
+
+    body: msgspec.Raw = NO_BODY
+    body_base64: str | None = None
+    properties: dict[str, str] | None = None
+    expires_ms: Milliseconds | None = None
+
+
+class Moved(Struct, omit_defaults=True):
+    """`outcome` is `rescheduled`, and the message has the new receipt; or it says why nothing was changed."""
+
+    outcome: str
+    receipt: str | None = None
+    new_receipt: str | None = None
+    message_id: str | None = None
+    due_ms: int | None = None
+    sequence: int | None = None
+
+
+class PublishRequest(Struct, forbid_unknown_fields=True):
+    """One message for now. It goes to consumers without the delay pipeline, and has no receipt."""
+
+    body: msgspec.Raw = NO_BODY
+    body_base64: str | None = None
+    message_id: str | None = None
+    properties: dict[str, str] | None = None
+    expires_ms: Milliseconds | None = None
+    tag: str | None = None
+    order_key: str | None = None
+
+
+class Published(Struct):
+    """A stored message. `position` is its place in the queue of its subject."""
+
+    message_id: str
+    subject: str
+    position: int
+
+
+class Group(Struct, omit_defaults=True):
+    """The progress of a consumer group. `lag` counts messages that are not acked; `oldest_ms` is when the oldest was due."""
+
+    subject: str
+    group: str
+    lag: int
+    leased: int
+    retrying: int
+    position: int
+    end: int
+    expired: int
+    oldest_ms: int | None = None
+    waiting_in_place: int = 0
+    dead_letters: int = 0
+    filtered: int = 0
+    tags: str | None = None
+    where: str | None = None
+
+
+class Groups(Struct):
+    """Consumer groups."""
+
+    groups: list[Group]
+
+
 class PullRequest(Struct, forbid_unknown_fields=True):
     """`ack`: the messages count as done when they are handed out. `body_as`: how bodies are written."""
 
@@ -90,7 +155,7 @@ class PullRequest(Struct, forbid_unknown_fields=True):
     start: Literal["earliest", "latest"] | Milliseconds | None = None
     tags: str | None = None
     where: str | None = None
-    body_as: BodyForm = "auto"
+    body_as: PullForm = "auto"
 
 
 class Pulled(Struct, omit_defaults=True):
@@ -99,7 +164,7 @@ class Pulled(Struct, omit_defaults=True):
     message_id: str
     subject: str
     body: Any
-    body_encoding: Encoding
+    body_encoding: PullEncoding
     due_ms: int
     dispatched_ms: int
     attempt: int
@@ -157,3 +222,22 @@ class Health(Struct):
     """Whether the server answers, or is ready."""
 
     status: Literal["ok", "ready"]
+
+
+class RowProblem(Struct, omit_defaults=True):
+    """Why a row of a request was refused. `row` counts the rows from 0."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    error: str
+    row: int
+    retry_after_ms: int | None = None
+
+
+class RowsDone(Struct):
+    """The last line of an answer to lines with `results=errors`: how many rows were accepted, and how many refused."""
+
+    accepted: int
+    refused: int

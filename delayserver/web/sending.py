@@ -1,14 +1,22 @@
-"""`POST /v1/messages`: one message."""
+"""`POST /v1/messages`: one message, a list, lines, or a CloudEvent."""
 
 from __future__ import annotations
 
 from typing import Final
+from urllib.parse import parse_qsl
 
 import msgspec
 
-from delayserver.web.answers import Send, read_json, send_json
-from delayserver.web.bodies import BodyReader, Receive, Scope, message_body
+from delayserver.protocol.errors import BatchTooLarge
+from delayserver.web.answers import Send, read_json, read_query, send_json
+from delayserver.web.bodies import LINES_TYPES, BodyReader, Receive, Scope, content_type, message_body
 from delayserver.web.clients import Clients, TokenClient
+from delayserver.web.cloud_events import STRUCTURED, from_binary, from_structured, is_binary
+from delayserver.web.idempotency import idempotency_key
+from delayserver.web.lines import LineAnswer, LineReader
+from delayserver.web.problems import Problem, problem_of
+from delayserver.web.queries import SendQuery
+from delayserver.web.rows import Rows, read_list
 from delayserver.web.schemas import SendRequest, Sent
 from delayserver.web.timing import due_ms_of
 
@@ -16,8 +24,11 @@ ESCAPED: Final = 6
 """JSON takes up to six bytes for a byte of a text."""
 FIELDS_BYTES: Final = 64 * 1024
 """Room for the other fields of a message in JSON, beside its body and properties."""
+LIST_BYTES_MAX: Final = 16 * 1024 * 1024
+"""The largest JSON list. Lines have no such bound."""
 
 _decoder = msgspec.json.Decoder(SendRequest)
+_NO_QUERY = SendQuery()
 
 
 class Sending:
@@ -31,19 +42,66 @@ class Sending:
         """The endpoint. An ASGI application, since it is called most."""
         client = await self._clients.of_request(scope)
         limits = client.calls.limits
-        bytes_max = ESCAPED * (limits.body_bytes_max + limits.properties_bytes_max) + FIELDS_BYTES
-        body = await self._bodies.read(scope, receive, bytes_max)
-        await send_json(send, 201, await self._send(client, read_json(body, _decoder)))
+        message_bytes_max = ESCAPED * (limits.body_bytes_max + limits.properties_bytes_max) + FIELDS_BYTES
+        query = _query(scope)
+        kind = content_type(scope)
+        if kind in LINES_TYPES:
+            await LineAnswer(client, LineReader(receive, message_bytes_max), query).run(send)
+            return
+        body = await self._bodies.read(scope, receive, max(message_bytes_max, LIST_BYTES_MAX))
+        if kind == STRUCTURED:
+            event, data = from_structured(body, query)
+            await send_json(send, 201, await self._send(client, scope, event, data))
+        elif is_binary(scope):
+            event, data = from_binary(scope, body, query)
+            await send_json(send, 201, await self._send(client, scope, event, data))
+        elif body.lstrip()[:1] == b"[":
+            await send_json(send, 200, await _send_list(client, body))
+        else:
+            request = read_json(body, _decoder)
+            data_or_text = message_body(request.body, request.body_base64)
+            await send_json(send, 201, await self._send(client, scope, request, data_or_text))
 
-    async def _send(self, client: TokenClient, request: SendRequest) -> Sent:
+    async def _send(self, client: TokenClient, scope: Scope, request: SendRequest, body: bytes | str) -> Sent:
+        due_ms = await due_ms_of(request, client.calls)
+        message_id = request.message_id
+        key = idempotency_key(scope)
+        if key is not None:
+            if message_id is None:
+                message_id = key
+            elif message_id != key and not is_event(scope):
+                raise Problem(400, "invalid_argument", "message_id and Idempotency-Key differ: give one of them")
+            due_ms = client.first_tries.due_ms(request.subject, key, request, due_ms)
         handle = await client.sends.send(
-            message_body(request.body, request.body_base64),
+            body,
             request.subject,
-            due_ms=await due_ms_of(request, client.calls),
-            message_id=request.message_id,
+            due_ms=due_ms,
+            message_id=message_id,
             properties=request.properties,
             expires_ms=request.expires_ms,
             tag=request.tag,
             order_key=request.order_key,
         )
         return Sent(*await handle)
+
+
+def is_event(scope: Scope) -> bool:
+    """Whether a request is a CloudEvent, whose id is its message id in any case."""
+    return content_type(scope) == STRUCTURED or is_binary(scope)
+
+
+def _query(scope: Scope) -> SendQuery:
+    text = scope["query_string"]
+    if not text:
+        return _NO_QUERY
+    return read_query(dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True)), SendQuery)
+
+
+async def _send_list(client: TokenClient, body: bytes) -> list[object]:
+    rows = read_list(body)
+    rows_max = client.calls.limits.batch_messages_max
+    if len(rows) > rows_max:
+        raise problem_of(BatchTooLarge(f"a list has at most {rows_max} messages, not {len(rows)}: send them as lines"))
+    sending = Rows(0)
+    await sending.prepare(client, rows)
+    return [*await sending.send(client)]

@@ -1,0 +1,306 @@
+"""One connection of HTTP, with the bounds that uvicorn's own protocol lacks.
+
+A head has a size and a time, a body has to go on coming, an answer has to be read, and pipelined requests are few. Bad
+requests get problem documents. A request whose body was not read ends its connection. `Connections` looks after all of
+them: it closes what is idle for too long, and makes room for new ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+import httptools
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from delayserver.config.settings import HttpSettings
+from delayserver.web.bodies import LINES_TYPES
+from delayserver.web.problems import PROBLEM_JSON, TITLES, Problem
+
+PIPELINED_MAX: Final = 32
+"""Requests of one connection that wait for the answers before them. A read may hold thousands of small ones."""
+SWEEP_S: Final = 1.0
+LINGER_S: Final = 2.0
+"""After an answer that did not wait for the body, so much longer the rest is read and dropped: a connection that is closed
+over unread bytes is reset, and the client may not see its answer."""
+BYTES_PER_S_MIN: Final = 1024
+"""Slower bodies are refused, unless they are lines: those may wait for the next row."""
+
+IDLE: Final = "idle"
+HEAD: Final = "head"
+BODY: Final = "body"
+ANSWER: Final = "answer"
+REFUSED: Final = "refused"
+LINGERING: Final = "lingering"
+
+
+class Connections:
+    """All connections of the gateway."""
+
+    def __init__(self, settings: HttpSettings) -> None:
+        self.head_bytes_max = settings.head_bytes_max
+        self._connections_max = settings.connections_max
+        self._head_s = settings.head_timeout_ms / 1000
+        self._idle_s = settings.idle_timeout_ms / 1000
+        self._body_s = settings.body_timeout_ms / 1000
+        # Those that wait for their client come first, in the order in which their waiting began.
+        self._open: dict[BoundedProtocol, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def protocol(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> BoundedProtocol:
+        """The protocol of a new connection, as uvicorn asks for it."""
+        return BoundedProtocol(self, config, server_state, app_state, _loop)
+
+    def add(self, connection: BoundedProtocol) -> bool:
+        """Take a connection. False if there is no room and none is idle."""
+        if len(self._open) >= self._connections_max:
+            oldest = next((each for each in self._open if each.phase == IDLE), None)
+            if oldest is None:
+                return False
+            self.remove(oldest)
+            oldest.end()
+        self._open[connection] = None
+        return True
+
+    def remove(self, connection: BoundedProtocol) -> None:
+        """Forget a connection that is closed."""
+        self._open.pop(connection, None)
+
+    def renew(self, connection: BoundedProtocol) -> None:
+        """The connection becomes the last one that gives way."""
+        if connection in self._open:
+            del self._open[connection]
+            self._open[connection] = None
+
+    async def run(self) -> None:
+        """End the connections whose client lets them wait for too long, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            now_s = loop.time()
+            for connection in [*self._open]:
+                self._look_at(connection, now_s)
+
+    def _look_at(self, connection: BoundedProtocol, now_s: float) -> None:
+        if connection.unread_since(now_s) > self._body_s:
+            connection.abort()
+        elif connection.phase == IDLE and now_s - connection.since_s > self._idle_s:
+            connection.end()
+        elif connection.phase == HEAD and now_s - connection.since_s > self._head_s:
+            connection.refuse(Problem(408, "request_timeout", "the head of the request did not come in time"))
+        elif connection.phase == BODY and connection.is_slow(now_s, self._body_s):
+            connection.refuse(Problem(408, "request_timeout", "the body of the request came too slowly"))
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    def __init__(
+        self,
+        connections: Connections,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        loop: asyncio.AbstractEventLoop | None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, loop)
+        self._connections = connections
+        self.phase = IDLE
+        self.since_s = self.loop.time()
+        self._head_bytes = 0
+        self._hosts = 0
+        self._body_bytes = 0
+        self._got_body = False
+        self._last_byte_s = 0.0
+        self._may_wait = False
+        self._upgrading = False
+        self._unanswered = 0
+        self._refusal: Problem | None = None
+        self._unsent_bytes = 0
+        self._unsent_since_s: float | None = None
+
+    # --- the stream
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if not self._connections.add(self):
+            self._write_problem(Problem(503, "too_many_connections", "no connection is idle", retry_after_ms=1000))
+            transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._connections.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.phase in (REFUSED, LINGERING) or self.transport.is_closing():
+            return
+        self._unset_keepalive_if_required()
+        self._last_byte_s = self.loop.time()
+        if self.phase == IDLE:
+            self.phase, self.since_s, self._head_bytes = HEAD, self._last_byte_s, 0
+        # What is not body is head, or an extension of a chunk, or a trailer: the parser keeps it, or reads it for nothing.
+        self._got_body = False
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            # The request is answered as if it asked for no upgrade. The parser reads nothing behind it.
+            self._upgrading = True
+        except httptools.HttpParserCallbackError as error:
+            cause = error.__context__ if error.__cause__ is None else error.__cause__
+            self.refuse(cause if isinstance(cause, Problem) else _malformed())
+            return
+        except httptools.HttpParserError:
+            self.refuse(_malformed())
+            return
+        if not self._got_body and self.phase in (HEAD, BODY):
+            self._head_bytes += len(data)
+            if self._head_bytes > self._connections.head_bytes_max:
+                self.refuse(_large_head(self._connections.head_bytes_max))
+
+    # --- the parser
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._hosts = 0
+        if self.phase != HEAD:
+            self.phase, self.since_s, self._head_bytes = HEAD, self._last_byte_s, 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self.phase != HEAD:
+            return  # A trailer. The application has the headers already.
+        if len(name) == 4 and name.lower() == b"host":
+            self._hosts += 1
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        if self._hosts != 1 and self.parser.get_http_version() == "1.1":
+            raise Problem(400, "malformed_request", "a request has exactly one Host")
+        if (
+            len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
+            > self._connections.head_bytes_max
+        ):
+            raise _large_head(self._connections.head_bytes_max)
+        if len(self.pipeline) >= PIPELINED_MAX:
+            raise Problem(429, "too_many_requests", f"at most {PIPELINED_MAX} requests may wait on a connection")
+        self.phase, self.since_s, self._head_bytes, self._body_bytes = BODY, self._last_byte_s, 0, 0
+        self._may_wait = any(name == b"content-type" and _is_lines(value) for name, value in self.headers)
+        self._unanswered += 1
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._got_body = True
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self.phase = ANSWER
+        super().on_message_complete()
+
+    # --- the answer
+
+    def on_response_complete(self) -> None:
+        self._unanswered -= 1
+        cut = self._unanswered == 0 and self.phase == BODY
+        super().on_response_complete()
+        if self.transport.is_closing() or self._unanswered:
+            return
+        if self._refusal is not None:
+            self._write_problem(self._refusal)
+            self._linger()
+        elif cut:
+            self._linger()
+        elif self._upgrading:
+            self.end()
+        elif self.phase == ANSWER:
+            self.phase, self.since_s = IDLE, self.loop.time()
+            self._connections.renew(self)
+
+    def refuse(self, problem: Problem) -> None:
+        """Answer the request that is being read with a problem, behind the answers of those before it, and end the
+        connection. If its answer has begun, it is cut.
+        """
+        if self.phase in (REFUSED, LINGERING) or self.transport.is_closing():
+            return
+        in_body, self.phase = self.phase == BODY, REFUSED
+        if self._unanswered > in_body:
+            if in_body:  # It stands in line, as the last one.
+                self.pipeline.popleft()
+                self._unanswered -= 1
+            self._refusal = problem
+            return
+        if not in_body or not self.cycle.response_started:
+            self._write_problem(problem)
+        if in_body:
+            # The application hears that its client is gone.
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            self.flow.resume_writing()
+        self._linger()
+
+    def _write_problem(self, problem: Problem) -> None:
+        body = problem.encoded()
+        headers = {**problem.headers(), "content-type": PROBLEM_JSON, "content-length": str(len(body))}
+        head = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+        self.transport.write(
+            f"HTTP/1.1 {problem.status} {TITLES[problem.status]}\r\n{head}connection: close\r\n\r\n".encode() + body
+        )
+
+    def _linger(self) -> None:
+        """Say that nothing more comes, and close once the client has had time to read that."""
+        self._unset_keepalive_if_required()
+        self.phase = LINGERING
+        self.flow.resume_reading()
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_S, self.abort)
+
+    def end(self) -> None:
+        """Close the connection behind what is written."""
+        self._connections.remove(self)
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Close the connection at once."""
+        self._connections.remove(self)
+        self.transport.abort()
+
+    # --- the clock
+
+    def is_slow(self, now_s: float, body_s: float) -> bool:
+        """Whether the client, and not the application, lets the body wait for too long."""
+        if self.flow.read_paused:
+            return False
+        if now_s - self._last_byte_s > body_s:
+            return True
+        return not self._may_wait and now_s - self.since_s > body_s + self._body_bytes / BYTES_PER_S_MIN
+
+    def unread_since(self, now_s: float) -> float:
+        """For how many seconds the client has read nothing of an answer that waits for it."""
+        unsent_bytes = self.transport.get_write_buffer_size()
+        if unsent_bytes == 0 or unsent_bytes != self._unsent_bytes:
+            self._unsent_bytes, self._unsent_since_s = unsent_bytes, None
+            return 0.0
+        if self._unsent_since_s is None:
+            self._unsent_since_s = now_s
+        return now_s - self._unsent_since_s
+
+
+def _malformed() -> Problem:
+    return Problem(400, "malformed_request", "this is not HTTP")
+
+
+def _large_head(bytes_max: int) -> Problem:
+    return Problem(431, "head_too_large", f"the head of a request has at most {bytes_max} bytes")
+
+
+def _is_lines(content_type: bytes) -> bool:
+    return content_type.partition(b";")[0].strip().lower().decode("latin-1") in LINES_TYPES

@@ -1,0 +1,132 @@
+"""`POST /v1/messages` with newline-delimited JSON: a stream of rows in, a stream of results out.
+
+While some rows are on their way to the server, the next ones are read. Memory is bounded by `CHUNKS_MAX` chunks of rows;
+a client that does not read its results is not read from either.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import anyio
+import anyio.abc
+import msgspec
+from anyio.streams.memory import MemoryObjectSendStream
+from starlette.requests import ClientDisconnect
+
+from delayserver.web.answers import Send
+from delayserver.web.bodies import NDJSON, Receive
+from delayserver.web.clients import TokenClient
+from delayserver.web.problems import Problem
+from delayserver.web.queries import SendQuery
+from delayserver.web.rows import Result, Row, Rows, read_lines
+from delayserver.web.schemas import RowProblem, RowsDone
+
+CHUNKS_MAX: Final = 4
+"""Chunks on their way at the same time: so many are enough that neither gateway nor server waits for the other."""
+
+_encoder = msgspec.json.Encoder()
+
+
+class LineReader:
+    """The rows of a body, as many at a time as have come."""
+
+    def __init__(self, receive: Receive, line_bytes_max: int) -> None:
+        self._receive = receive
+        self._line_bytes_max = line_bytes_max
+        self._rest = b""
+        self.more = True
+
+    async def next(self) -> list[Row]:
+        """The next rows, perhaps none. Sets ``more`` to False behind the last ones."""
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        data: bytes = message.get("body", b"")
+        self.more = message.get("more_body", False)
+        whole, newline, rest = data.rpartition(b"\n")
+        if not newline:
+            whole, rest = b"", data
+        lines = self._rest + whole + newline if newline else b""
+        self._rest = rest if newline else self._rest + rest
+        if not self.more:
+            lines, self._rest = lines + self._rest, b""
+        rows = read_lines(lines) if lines else []
+        if len(self._rest) > self._line_bytes_max:
+            self.more, self._rest = False, b""
+            rows.append(Problem(413, "body_too_large", f"a line is above {self._line_bytes_max} bytes"))
+        return rows
+
+
+class _Chunk:
+    """Some rows on their way."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+        self._done = anyio.Event()
+        self._results: list[Result] = []
+
+    async def send(self, client: TokenClient) -> None:
+        """Send the rows."""
+        self._results = await self._rows.send(client)
+        self._done.set()
+
+    async def results(self) -> list[Result]:
+        """The results, once they are there."""
+        await self._done.wait()
+        return self._results
+
+
+class LineAnswer:
+    """The answer to a body of lines, on its way."""
+
+    def __init__(self, client: TokenClient, reader: LineReader, query: SendQuery) -> None:
+        self._client = client
+        self._reader = reader
+        self._only_errors = query.results == "errors"
+        self._accepted = 0
+        self._refused = 0
+        self._gone = False
+
+    async def run(self, send: Send) -> None:
+        """Answer row by row until the body ends. Raises `ClientDisconnect`."""
+        filled, chunks = anyio.create_memory_object_stream[_Chunk](CHUNKS_MAX)
+        headers = [(b"content-type", NDJSON.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._read, tasks, filled)
+            async with chunks:
+                async for chunk in chunks:
+                    lines = self._lines(await chunk.results())
+                    if lines:
+                        await send({"type": "http.response.body", "body": lines, "more_body": True})
+        if self._gone:
+            raise ClientDisconnect
+        done = _encoder.encode_lines([RowsDone(self._accepted, self._refused)]) if self._only_errors else b""
+        await send({"type": "http.response.body", "body": done})
+
+    async def _read(self, tasks: anyio.abc.TaskGroup, filled: MemoryObjectSendStream[_Chunk]) -> None:
+        count = 0
+        async with filled:
+            while self._reader.more:
+                try:
+                    read = await self._reader.next()
+                except ClientDisconnect:
+                    self._gone = True
+                    tasks.cancel_scope.cancel()
+                    return
+                if not read:
+                    continue
+                rows = Rows(count)
+                await rows.prepare(self._client, read)
+                count += len(read)
+                chunk = _Chunk(rows)
+                tasks.start_soon(chunk.send, self._client)
+                await filled.send(chunk)
+
+    def _lines(self, results: list[Result]) -> bytes:
+        problems = [result for result in results if isinstance(result, RowProblem)]
+        self._refused += len(problems)
+        self._accepted += len(results) - len(problems)
+        shown = problems if self._only_errors else results
+        return _encoder.encode_lines(shown) if shown else b""

@@ -1,0 +1,93 @@
+"""Streams of deliveries, groups with their lag, and pulls whose client goes away."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any, BinaryIO
+
+from delayserver.client import Client
+from tests.delayserver.web.web_server import Web
+
+
+@contextmanager
+def stream(web: Web, path: str) -> Iterator[BinaryIO]:
+    """The body of a stream, read line by line."""
+    with closing(web.connect()) as connection, closing(connection.makefile("rb")) as answer:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        yield answer
+
+
+def events(answer: BinaryIO, count: int) -> list[tuple[str, dict[str, Any]]]:
+    """The next events: id and data."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    event_id = ""
+    while len(found) < count:
+        line = answer.readline().decode()
+        assert line, "the stream ended"
+        name, _, value = line.rstrip().partition(": ")
+        if name == "id":
+            event_id = value
+        elif name == "data":
+            found.append((event_id, json.loads(value)))
+    return found
+
+
+def test_deliveries_come_as_events_when_they_are_due(web: Web) -> None:
+    path = "/v1/subjects/streamed/groups/g"
+    with stream(web, f"{path}/deliveries?max_messages=2&body_as=json") as answer:
+        for number in range(3):
+            web.post("/v1/messages", {"subject": "streamed", "body": number, "delay_ms": 0})
+        found = events(answer, 3)
+    assert [data["body"] for _, data in found] == [0, 1, 2]
+    deliveries = [event_id for event_id, _ in found]
+    assert deliveries == [data["delivery"] for _, data in found]
+    assert web.post(f"{path}/ack", {"deliveries": deliveries}).json == {"acked": 3, "unknown": 0}
+
+
+def test_a_stream_can_ack_what_it_sends(web: Web) -> None:
+    path = "/v1/subjects/acked/groups/g"
+    with stream(web, f"{path}/deliveries?ack=true") as answer:
+        web.post("/v1/messages", {"subject": "acked", "body": "x", "delay_ms": 0})
+        ((delivery, _),) = events(answer, 1)
+        assert web.post(f"{path}/ack", {"deliveries": [delivery]}).json == {"acked": 0, "unknown": 1}
+
+
+def test_a_stream_that_cannot_begin_is_a_problem_document(web: Web) -> None:
+    for query, error in (
+        ("where=x+%3D+", "filter_invalid"),
+        ("max_messages=0", "invalid_argument"),
+        ("a=1", "invalid_argument"),
+    ):
+        reply = web.ask("GET", f"/v1/subjects/s/groups/g/deliveries?{query}")
+        assert (reply.status, reply.json["error"]) == (400, error)
+
+
+def test_groups_have_their_lag(web: Web) -> None:
+    path = "/v1/subjects/lagging/groups/slow"
+    web.post(f"{path}/pull", {})
+    for _ in range(3):
+        web.post("/v1/subjects/lagging/publish", {"body": "x"})
+    web.post(f"{path}/pull", {"max_messages": 1})
+    for place in ("/v1/subjects/lagging/groups", "/v1/groups?subject=lagging"):
+        (group,) = web.ask("GET", place).json["groups"]
+        assert (group["subject"], group["group"], group["lag"], group["leased"]) == ("lagging", "slow", 3, 1)
+    assert "lagging" in {group["subject"] for group in web.ask("GET", "/v1/groups").json["groups"]}
+
+
+def test_a_pull_ends_when_its_client_goes_away(web: Web) -> None:
+    with Client(web.address) as client:
+        before = client.status()["broker"]["waiting_pulls"]
+        with closing(web.connect()) as connection:
+            body = b'{"wait_ms": 60000}'
+            head = b"POST /v1/subjects/gone/groups/g/pull HTTP/1.1\r\nHost: x\r\n"
+            connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            while client.status()["broker"]["waiting_pulls"] == before:
+                pass
+        while client.status()["broker"]["waiting_pulls"] != before:
+            pass
+    # Nobody has the message that comes now.
+    web.post("/v1/subjects/gone/publish", {"body": "x"})
+    (message,) = web.post("/v1/subjects/gone/groups/g/pull", {"wait_ms": 30_000}).json["messages"]
+    assert message["attempt"] == 1
