@@ -35,6 +35,7 @@ COMMANDS: Final = {
     "find": "Find stored messages by id, by key, or by subject and time.",
     "dead": "List, resend and drop what consumer groups gave up.",
     "token": "Make, list, revoke and rotate access tokens.",
+    "pending": "Count pending messages by due time or subject.",
     "reload": "Have the server read its configuration again.",
     "status": "Show what the server holds and how late it is.",
     "demo": "Start a server, schedule messages, watch them arrive.",

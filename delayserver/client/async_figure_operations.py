@@ -10,7 +10,13 @@ from typing import TypeVar
 
 from delayserver.client import figure_calls
 from delayserver.client.core import Call
-from delayserver.client.figure_calls import Metrics, PendingBucket, PendingPage
+from delayserver.client.figure_calls import (
+    Metrics,
+    PendingBucket,
+    PendingPage,
+    PendingSubject,
+    PendingSubjectsPage,
+)
 
 T = TypeVar("T")
 
@@ -57,3 +63,19 @@ class AsyncFigureOperations(ABC):
     ) -> PendingPage:
         """A page of `pending`."""
         return await self._run(figure_calls.pending_call(by, from_ms, to_ms))
+
+    async def pending_by_subject(self) -> list[PendingSubject]:
+        """How many messages of each subject are pending. Subjects without any are left out. It asks for a page at a time.
+
+        After an upgrade the server may have to count them first: until then it raises `NotReady`.
+        """
+        page = await self.pending_by_subject_page()
+        found = page.subjects
+        while page.next is not None:
+            page = await self.pending_by_subject_page(page.next)
+            found += page.subjects
+        return found
+
+    async def pending_by_subject_page(self, after: int | None = None) -> PendingSubjectsPage:
+        """A page of `pending_by_subject`: the subjects behind ``after``."""
+        return await self._run(figure_calls.pending_subjects_call(after))

@@ -37,6 +37,22 @@ class PendingPage:
     unplaced: int
 
 
+@dataclass(frozen=True, slots=True)
+class PendingSubject:
+    """Messages of a subject without an outcome."""
+
+    subject: str
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingSubjectsPage:
+    """Some subjects, in the order in which the server met them. The next page comes behind ``next``; None: there is none."""
+
+    subjects: list[PendingSubject]
+    next: int | None
+
+
 def pending_call(by: str, from_ms: int | None, to_ms: int | None) -> Call[PendingPage]:
     """A page of the pending messages by due time."""
     if by not in UNITS:
@@ -47,6 +63,16 @@ def pending_call(by: str, from_ms: int | None, to_ms: int | None) -> Call[Pendin
         return PendingPage(buckets, result["next_ms"], result["unplaced"])
 
     return Call(PENDING, {"by": by, "from_ms": from_ms, "to_ms": to_ms}, read)
+
+
+def pending_subjects_call(after: int | None) -> Call[PendingSubjectsPage]:
+    """A page of the pending messages by subject."""
+
+    def read(result: dict[str, Any], _: ServerInfo) -> PendingSubjectsPage:
+        rows = [PendingSubject(row["subject"], row["pending"]) for row in result["subjects"]]
+        return PendingSubjectsPage(rows, result["next"])
+
+    return Call(PENDING, {"by": "subject", "after": after}, read)
 
 
 def metrics_call() -> Call[Metrics]:

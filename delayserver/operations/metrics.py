@@ -12,6 +12,7 @@ from typing import Final
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.reads import ReadNeeded
 from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.operations.pending import PendingSubjects, SubjectPending
 from delayserver.operations.queues import QueuesReader, QueueUse
 from delayserver.operations.status import ServerStatus, Status
 from delayserver.runtime.fair_turns import Work
@@ -22,6 +23,9 @@ from store.tables.names import Names
 
 GROUPS_MAX: Final = 1_000
 """Consumer groups of a reply, the first ones by their codes. `groups` lists all of them by pages."""
+
+SUBJECTS_MAX: Final = 1_000
+"""Subjects of a reply, those with the most pending messages. `pending` lists all of them by pages."""
 
 READS_MAX: Final = 64
 """Groups for whose `oldest_ms` one call reads the disk. What it has no reads for is read by a later call, and kept."""
@@ -67,6 +71,8 @@ class Figures:
     queues: list[QueueUse]
     consumer_groups: list[ConsumerGroupFigures]
     consumer_groups_all: int
+    subjects: list[SubjectPending]
+    subjects_counted: bool
 
 
 _Place = tuple[int, ...]
@@ -123,12 +129,19 @@ class Metrics:
     """Reads all figures."""
 
     def __init__(
-        self, status: Status, lateness: Lateness, queues: QueuesReader, groups: GroupsReader, runtime: Runtime
+        self,
+        status: Status,
+        lateness: Lateness,
+        queues: QueuesReader,
+        groups: GroupsReader,
+        subjects: PendingSubjects,
+        runtime: Runtime,
     ) -> None:
         self._status = status
         self._lateness = lateness
         self._queues = queues
         self._groups = groups
+        self._subjects = subjects
         self._stages = runtime.stages
 
     async def read(self, work: Work) -> Figures:
@@ -146,4 +159,6 @@ class Metrics:
         await work.items()
         queues = self._queues.read()
         groups = await self._groups.read(GROUPS_MAX, work)
-        return Figures(status, lateness, stages, queues, groups, self._groups.count())
+        counted = self._subjects.is_counted
+        subjects = await self._subjects.largest(SUBJECTS_MAX, work)
+        return Figures(status, lateness, stages, queues, groups, self._groups.count(), subjects, counted)

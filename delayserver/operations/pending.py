@@ -1,4 +1,5 @@
-"""The operation `pending`: how many messages wait, by the time at which they are due. It adds up counters and reads no file.
+"""The operation `pending`: how many messages wait, by the time at which they are due, or by subject. It adds up counters
+and reads no file.
 
 The files of a window count their rows. So the work grows with the windows that are not complete, never with the messages.
 """
@@ -9,6 +10,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
+
+from delayserver.protocol.errors import NotReady
 from delayserver.runtime.fair_turns import Work
 from delayserver.state.balance import Balance
 from delayserver.state.files import Files
@@ -16,12 +20,17 @@ from delayserver.state.windows import Windows
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import ScheduleKey, Source
 from store.logs.windows import DAY_MS, day_of
+from store.records.batches import I64
+from store.tables.names import Names
 
 MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 3_600_000
 
 BUCKETS_AT_ONCE_MAX: Final = 1_440
 """Buckets of a reply: the minutes of a day."""
+
+SUBJECTS_AT_ONCE_MAX: Final = 4_096
+"""Subjects of a reply. With names of 255 bytes that is a megabyte."""
 
 _WINDOWS_AT_ONCE: Final = 64
 """Windows added up between two slices: some 200 µs."""
@@ -46,6 +55,67 @@ class PendingPage:
     unplaced: int
 
 
+@dataclass(frozen=True, slots=True)
+class SubjectPending:
+    """Messages of a subject without a durable outcome."""
+
+    subject: str
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectsPage:
+    """Some subjects with pending messages. The next page comes behind `next`, None at the end."""
+
+    subjects: list[SubjectPending]
+    next: int | None
+
+
+class PendingSubjects:
+    """Reads the counters of subjects."""
+
+    def __init__(self, balance: Balance, names: Names) -> None:
+        self._counts = balance.subjects
+        self._names = names
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the counters are known. After an upgrade or a crash the server may have to count them first."""
+        return self._counts.is_counted
+
+    async def page(self, after: int, count_max: int, work: Work) -> SubjectsPage:
+        """The subjects behind the code `after` that have pending messages, in the order in which they became known.
+        Raises NotReady."""
+        pending = self._require()[after + 1 :]
+        codes = np.flatnonzero(pending)
+        chosen = codes[:count_max]
+        found = await self._told((chosen + after + 1).tolist(), pending[chosen].tolist(), work)
+        return SubjectsPage(found, int(chosen[-1]) + after + 1 if len(codes) > count_max else None)
+
+    async def largest(self, count_max: int, work: Work) -> list[SubjectPending]:
+        """The subjects with the most pending messages, the most first; none until they are counted."""
+        if not self.is_counted:
+            return []
+        pending = self._counts.pending()
+        codes = np.flatnonzero(pending)
+        if len(codes) > count_max:
+            codes = codes[np.argpartition(pending[codes], -count_max)[-count_max:]]
+        codes = codes[np.argsort(-pending[codes], kind="stable")]
+        return await self._told(codes.tolist(), pending[codes].tolist(), work)
+
+    def _require(self) -> I64:
+        if not self.is_counted:
+            raise NotReady("the pending messages of each subject are being counted", retry_after_ms=1000)
+        return self._counts.pending()
+
+    async def _told(self, codes: list[int], counts: list[int], work: Work) -> list[SubjectPending]:
+        found = []
+        for code, count in zip(codes, counts, strict=True):
+            await work.items()
+            found.append(SubjectPending(self._names.name(code), count))
+        return found
+
+
 class Pending:
     """Adds up the counters of windows and days."""
 
@@ -56,6 +126,7 @@ class Pending:
         self._book = windows.book
         self._drains = windows.drains
         self._balance = balance
+        self.subjects = PendingSubjects(balance, files.names)
 
     async def by_time(self, from_ms: int, to_ms: int, unit_ms: int, count_max: int, work: Work) -> PendingPage:
         """The first buckets of `unit_ms` with pending messages that begin in [from_ms, to_ms).

@@ -85,12 +85,10 @@ class OutcomeRecorder:
             await trio.sleep_forever()  # the server ends: a write must not suggest that the lost outcomes are durable
         if not self._decided.is_waiting:
             return
-        batches = self._decided.begin_write()
-        totals = self._decided.totals.copy()
         self._flushing, self._flushed = True, trio.Event()
         keys = None
         try:
-            keys = await self._write(batches)
+            keys = await self._write_all()
         except StoreError as error:
             self._failure = error
             raise
@@ -99,8 +97,22 @@ class OutcomeRecorder:
                 self._decided.give_up()
             self._flushed.set()
         self._flushing = False
-        self._decided.wrote(totals)
         self._book.outcomes_durable(keys)
+
+    async def _write_all(self) -> set[DispatchKey]:
+        """Make all that waits durable, and count it so. Returns the files."""
+        decided, writes = self._decided, self._decided.writes
+        if writes.locked():
+            await writes.acquire()
+        else:
+            writes.acquire_nowait()  # an event-loop iteration less
+        try:
+            batches, totals = decided.begin_write(), decided.totals.copy()
+            keys = await self._write(batches)
+            decided.wrote(totals)
+        finally:
+            writes.release()
+        return keys
 
     async def _write(self, batches: list[OutcomeBatch]) -> set[DispatchKey]:
         """Writes and syncs outcomes in a thread, as they are not urgent. Returns the files. Retries on a full disk."""

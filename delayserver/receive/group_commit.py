@@ -244,9 +244,11 @@ class GroupCommit:
             if type(written) is MessageRows:
                 self._positions.accepted_sequence.advance(written.last_sequence)
                 self._balance.commit(len(written))
+                self._balance.subjects.accept_rows(written.rows)
             elif isinstance(written, MessageBatch):
                 self._positions.accepted_sequence.advance(int(written.sequence[-1]))
                 self._balance.commit(len(written) - int(np.count_nonzero(written.origin_sequence)))
+                self._balance.subjects.accept(written)
         self._positions.durable.advance(entries[-1].end)
         self._queue.put(entries)
 

@@ -63,6 +63,8 @@ class Publisher:
     def publish(self, done: Round) -> None:
         """A round of the message_log."""
         self._balance.place(done.accepted, done.internal)
+        if done.messages is not None:
+            self._balance.subjects.place(done.messages)
         if done.messages is not None and self.recovered is None:  # what a start replays may have its outcome already
             self._decided.opened(done.messages)
             self._stages.replay_lag.add(self._clock.now_us() - int(done.messages.accepted_us[0]))

@@ -62,7 +62,7 @@ from delayserver.operations.message_states import MessageStates
 from delayserver.operations.metrics import GroupsReader, Metrics
 from delayserver.operations.named_messages import Naming
 from delayserver.operations.operations import DelayOperations, Operations
-from delayserver.operations.pending import Pending
+from delayserver.operations.pending import Pending, PendingSubjects
 from delayserver.operations.policies import Policies
 from delayserver.operations.positions import QueuePositions
 from delayserver.operations.prepare import Prepare
@@ -135,6 +135,7 @@ from delayserver.upkeep.log_retention import LogRetention
 from delayserver.upkeep.on_their_way import OnTheirWay
 from delayserver.upkeep.retention import Retention
 from delayserver.upkeep.segments_ahead import SegmentsAhead
+from delayserver.upkeep.subject_counting import SubjectCounting
 from store.disk.filesystem import FileSystem, RealFileSystem
 from store.errors import DiskFullError, StoreError
 from store.records.transaction_timer import TIMER
@@ -246,6 +247,7 @@ class DelayServer:
             files.dispatch,
             files.days,
             self.positions,
+            self.balance.subjects,
             settings.dispatch.outcome_rows_max,
             storage.window_ms,
             self.runtime,
@@ -327,6 +329,9 @@ class DelayServer:
             opened.sequences,
             opened.horizon,
             None if opened.checkpoint_lost else opened.checkpoint,
+        )
+        self.subject_counting = SubjectCounting(
+            files, self.windows, self.decided, self.positions, self.balance.subjects, self.runtime
         )
         self.checkpointing = Checkpointing(checkpoint, files, self.progress, opened.horizon, storage, self.runtime)
 
@@ -491,6 +496,7 @@ class DelayServer:
                 Serving(self.broker, self.consuming),
             ),
             GroupsReader(self.local_broker, opened.names),
+            PendingSubjects(self.balance, opened.names),
             self.runtime,
         )
 
@@ -635,7 +641,7 @@ class DelayServer:
             await self._recover(found)
             self._start_delivering(nursery)
         for task in (self.commit.warm, self.tier.run, self.checkpointing.run, self.retention.run, self.log_retention.run,
-                     self.complete_windows.run, self.segments_ahead.run):  # fmt: skip
+                     self.complete_windows.run, self.segments_ahead.run, self.subject_counting.run):  # fmt: skip
             nursery.start_soon(task)
         self.commit.accept()
         self._enter(Stage.READY)
@@ -685,6 +691,7 @@ class DelayServer:
         self.decided.leave_out(uncounted.outcomes)
         self.balance.place(uncounted.accepted, uncounted.internal)
         self.balance.found(self.balance.placed)
+        self.balance.subjects.replayed()
         self.decided.holds.release_start()
         self.book.open()
         self.residency.loadable.ring()

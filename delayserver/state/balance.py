@@ -6,11 +6,13 @@ next start counts on from there.
 
 from __future__ import annotations
 
+from delayserver.state.subject_counts import SubjectCounts
+
 
 class Balance:
     """Counts of accepted messages; internal records (redeliveries) are counted apart."""
 
-    __slots__ = ("_before", "_committed", "internal", "placed")
+    __slots__ = ("_before", "_committed", "internal", "placed", "subjects")
 
     def __init__(self) -> None:
         # Found by the start, and committed since.
@@ -18,6 +20,8 @@ class Balance:
         self._committed = 0
         self.placed = 0
         self.internal = 0
+        # The same, for each subject.
+        self.subjects = SubjectCounts()
 
     @property
     def accepted(self) -> int:
@@ -39,4 +43,5 @@ class Balance:
 
     def check_invariants(self) -> None:
         """No count is negative."""
+        self.subjects.check_invariants()
         assert min(self._before, self._committed, self.placed, self.internal) >= 0

@@ -27,6 +27,7 @@ from delayserver.state.membership import is_member
 from delayserver.state.open_messages import OpenMessages
 from delayserver.state.outcome_rows import suppressed_outcomes
 from delayserver.state.positions import Positions
+from delayserver.state.subject_counts import SubjectCounts
 from store.errors import CorruptionError, FormatError
 from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import ScheduleIndex
@@ -46,12 +47,20 @@ class Decided:
     """Outcomes on their way to dispatch_log, and the questions that are asked of them. For the event loop."""
 
     def __init__(
-        self, log: DispatchLog, days: DayTable, positions: Positions, rows_max: int, window_ms: int, runtime: Runtime
+        self,
+        log: DispatchLog,
+        days: DayTable,
+        positions: Positions,
+        subjects: SubjectCounts,
+        rows_max: int,
+        window_ms: int,
+        runtime: Runtime,
     ) -> None:
         """`rows_max`: past so many unwritten rows `wait_for_room` waits."""
         self._log = log
         self._days = days
         self._positions = positions
+        self._subjects = subjects
         self._workers = runtime.workers
         self._rows_max = rows_max
         self._window_ms = window_ms
@@ -66,6 +75,12 @@ class Decided:
         self._waiting_since_us = 0
         self._writing_since_us = 0
         self._writing: list[OutcomeBatch] = []
+        # Those of both that count as ends of messages: moved outcomes were counted before.
+        self._buffer_counted: list[OutcomeBatch] = []
+        self._writing_counted: list[OutcomeBatch] = []
+        # Held while outcomes are written, until they are counted as durable. A part that needs files and counts that belong
+        # together holds it meanwhile.
+        self.writes = trio.Lock()
         self._hot = False
         # Rows that were added since the start, and how many of them are durable. Writer of the mark: the recorder.
         self._added = 0
@@ -100,6 +115,7 @@ class Decided:
         self._added += len(batch)
         self._hot |= len(batch) >= HOT_ROWS
         if not moved:
+            self._buffer_counted.append(batch)
             balance = (batch.origin_sequence == 0) | (batch.outcome == int(Outcome.DEDUPLICATED))
             if batch.outcome.strides == (0,):
                 self.totals[batch.outcome[0]] += np.count_nonzero(balance)
@@ -195,13 +211,15 @@ class Decided:
         """All that waits; `wrote` or `give_up` must follow before the next call."""
         assert not self._writing
         self._writing, self._buffer = self._buffer, []
+        self._writing_counted, self._buffer_counted = self._buffer_counted, []
         self._writing_since_us = self._waiting_since_us
         return self._writing
 
     def wrote(self, totals: I64) -> None:
         """What was begun is durable; `totals` are the counts of that moment."""
         rows = sum([len(batch) for batch in self._writing])
-        self._writing = []
+        self._subjects.end(self._writing_counted)
+        self._writing, self._writing_counted = [], []
         self.durable_totals = totals
         self.written.advance(self.written.value + rows)
         self._settle.add(self._clock.monotonic_us() - self._writing_since_us)

@@ -28,6 +28,10 @@ class MetricsHandlers:
             if not connection.access.may(group.subject):
                 continue
             groups.append({name: getattr(group, name) for name in group.__slots__})
+        subjects = []
+        for subject in figures.subjects:
+            await work.items()
+            subjects.append({"subject": subject.subject, "pending": subject.pending})
         return {
             **status_map(figures.status),
             "lateness": {
@@ -37,6 +41,8 @@ class MetricsHandlers:
             "queues": [_queue(each) for each in figures.queues],
             "consumer_groups": groups,
             "consumer_groups_all": figures.consumer_groups_all,
+            "subjects": subjects,
+            "subjects_counted": figures.subjects_counted,
         }
 
 

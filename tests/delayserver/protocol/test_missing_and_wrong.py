@@ -70,6 +70,8 @@ OPTIONAL: list[tuple[str, Arguments, str, list[Any]]] = [
     ("pending", {"by": "hour"}, "from_ms", [True, -1, "1"]),
     ("pending", {"by": "hour"}, "to_ms", [True, -1, 1 << 54]),
     ("pending", {"by": "hour"}, "max", [True, 0, 1441]),
+    ("pending", {"by": "subject"}, "max", [True, 0, 4097]),
+    ("pending", {"by": "subject"}, "after", [True, -1, [1]]),
     ("subjects", {}, "pattern", [5, b"a*", "*" * 1025]),
     ("subjects", {}, "prefix", [5, True]),
     ("subjects", {}, "after", [True, -1, [1]]),

@@ -257,6 +257,7 @@ async def test_a_server_answers_in_the_shape_of_the_vectors(boot: Any) -> None:
     same_shape("find reply", await ask("find request"))
     same_shape("subjects reply", await ask("subjects request", after=0))
     same_shape("pending reply", await ask("pending request", from_ms=0, to_ms=None))
+    same_shape("pending subjects reply", await ask("pending subjects request", after=0))
     await client.request("policy", {"subject": "orders", "group": "billing", "reset": True})
     same_shape("policy reply", await ask("policy request"))
     paid = {"subject": "orders", "due_ms": host.now_ms + 3_600_000, "body": "paid"}

@@ -289,6 +289,7 @@ REQUESTS: dict[str, tuple[Any, ...]] = {
     ),
     "reload request": (95, "reload", {}),
     "pending request": (96, "pending", {"by": "minute", "from_ms": DUE_MS, "to_ms": DUE_MS + 3_600_000}),
+    "pending subjects request": (98, "pending", {"by": "subject", "after": 12}),
     "metrics request": (97, "metrics", {}),
     "token request": (
         140,
@@ -369,6 +370,7 @@ REPLIES: dict[str, tuple[Any, ...]] = {
         True,
         {"buckets": [{"start_ms": DUE_MS, "width_ms": 60_000, "pending": 3}], "next_ms": None, "unplaced": 0},
     ),
+    "pending subjects reply": (98, True, {"subjects": [{"subject": "orders", "pending": 3}], "next": None}),
     "metrics reply": (
         97,
         True,
@@ -391,6 +393,8 @@ REPLIES: dict[str, tuple[Any, ...]] = {
                 }
             ],
             "consumer_groups_all": 1,
+            "subjects": [{"subject": "orders", "pending": 2}],
+            "subjects_counted": True,
         },
     ),
     "route reply": (

@@ -1,0 +1,169 @@
+"""How many messages of each subject are pending, by rule 3: accepted, without a durable outcome.
+
+Three counters go with each subject: messages accepted, messages placed in schedule_log, and messages that ended durably, all
+since the start. `base` is what was pending before. Batches are counted where they pass anyway, one numpy call each; the rows
+of single sends by plain integers, since numpy calls would cost more.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from store.records.batches import I64, U32, MessageBatch, OutcomeBatch
+from store.records.columns import has_any
+from store.records.message_rows import Row
+
+OUTCOME_DEDUPLICATED = 7
+_SUBJECTS_FIRST = 1024
+
+
+class Tally:
+    """One number for each subject code. It grows with the codes."""
+
+    __slots__ = ("_counts", "_quick")
+
+    def __init__(self) -> None:
+        # Two views of the same numbers: plain integers of one are quick to change, the other takes whole batches.
+        self._quick = array("q", bytes(8 * _SUBJECTS_FIRST))
+        self._counts: I64 = np.frombuffer(self._quick, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+    def add_rows(self, rows: Sequence[Row]) -> None:
+        """Count a few messages."""
+        quick = self._quick
+        for row in rows:
+            code = row[1]
+            if code >= len(quick):
+                self._grow(code)
+                quick = self._quick
+            quick[code] += 1
+
+    def add(self, subjects: U32) -> None:
+        """Count messages by their subject codes, u32[n]."""
+        if not len(subjects):
+            return
+        if subjects.strides == (0,):
+            self._require(int(subjects[0]))
+            self._counts[subjects[0]] += len(subjects)
+            return
+        self._require(int(subjects.max()))
+        np.add.at(self._counts, subjects.astype(np.intp), 1)
+
+    def add_counts(self, counts: I64) -> None:
+        """Add a number for each code from 0 on, i64[n]."""
+        if len(counts):
+            self._require(len(counts) - 1)
+            self._counts[: len(counts)] += counts
+
+    def copy(self) -> I64:
+        """The numbers by code."""
+        return self._counts.copy()
+
+    def view(self, length: int) -> I64:
+        """The numbers of the first `length` codes, for reading."""
+        if length > len(self._counts):
+            self._grow(length - 1)
+        return self._counts[:length]
+
+    def _require(self, code: int) -> None:
+        if code >= len(self._counts):
+            self._grow(code)
+
+    def _grow(self, code: int) -> None:
+        quick = array("q", bytes(8 * max(code + 1, 2 * len(self._counts))))
+        grown: I64 = np.frombuffer(quick, np.int64)
+        grown[: len(self._counts)] = self._counts
+        self._quick, self._counts = quick, grown
+
+
+class SubjectCounts:
+    """The counters of all subjects. For the event loop."""
+
+    __slots__ = ("_accepted", "_base", "_ended", "_placed", "is_counted")
+
+    def __init__(self) -> None:
+        self._base = Tally()
+        self._accepted = Tally()
+        self._placed = Tally()
+        self._ended = Tally()
+        # Whether `_base` is known. Until then nothing can be told.
+        self.is_counted = False
+
+    # -- writers
+
+    def accept_rows(self, rows: Sequence[Row]) -> None:
+        """Single messages were committed. Writer: the group commit."""
+        self._accepted.add_rows(rows)
+
+    def accept(self, batch: MessageBatch) -> None:
+        """Messages were committed. Writer: the group commit."""
+        self._accepted.add(_of_balance(batch))
+
+    def place(self, batch: MessageBatch) -> None:
+        """Messages are in their schedule files, and published. Writer: the publisher."""
+        self._placed.add(_of_balance(batch))
+
+    def end(self, batches: Sequence[OutcomeBatch]) -> None:
+        """Outcomes are durable, none of which was counted before. Writer: `Decided`."""
+        if len(batches) == 1:
+            self._ended.add(ended_subjects(batches[0]))
+        elif batches:
+            self._ended.add(np.concatenate([ended_subjects(batch) for batch in batches]))
+
+    def replayed(self) -> None:
+        """The start has replayed all that was accepted before it. Writer: the start."""
+        self._accepted = Tally()
+        self._accepted.add_counts(self._placed.copy())
+
+    def counted(self, pending: I64, placed: I64, ended: I64) -> None:
+        """So many messages were placed and had no durable outcome, i64[n] by code, when `placed` and `ended` were copied."""
+        base = Tally()
+        base.add_counts(pending)
+        base.add_counts(-placed)
+        base.add_counts(ended)
+        self._base, self.is_counted = base, True
+
+    # -- readers
+
+    def placed_and_ended(self) -> tuple[I64, I64]:
+        """Copies of two counters, for `counted`."""
+        return self._placed.copy(), self._ended.copy()
+
+    def pending(self) -> I64:
+        """Pending messages by subject code. Only if `is_counted`."""
+        assert self.is_counted
+        length = max(len(self._base), len(self._accepted), len(self._ended))
+        pending: I64 = self._base.view(length) + self._accepted.view(length)
+        pending -= self._ended.view(length)
+        return pending
+
+    def check_invariants(self) -> None:
+        """Nothing is placed that was not accepted, and no message ends twice."""
+        length = max(map(len, (self._base, self._accepted, self._placed, self._ended)))
+        assert self.is_counted or not self._base.view(length).any()
+        if self.is_counted:
+            assert (self._placed.view(length) <= self._accepted.view(length)).all()
+            assert (self.pending() >= 0).all()
+
+
+def _of_balance(batch: MessageBatch) -> U32:
+    """Subjects of the messages that count: internal records do not."""
+    if not has_any(batch.origin_sequence):
+        return batch.subject
+    subjects: U32 = batch.subject[batch.origin_sequence == 0]
+    return subjects
+
+
+def ended_subjects(batch: OutcomeBatch) -> U32:
+    """Subjects of the outcomes that count: those of internal records do not."""
+    if not has_any(batch.origin_sequence):
+        return batch.subject
+    counts: NDArray[np.bool_] = (batch.origin_sequence == 0) | (batch.outcome == OUTCOME_DEDUPLICATED)
+    subjects: U32 = batch.subject[counts]
+    return subjects

@@ -1,0 +1,158 @@
+"""Counts the pending messages of each subject once, in the files, where no checkpoint tells them.
+
+It runs beside the server, in slices in worker threads. What is placed and what ends meanwhile is counted as it happens
+(`SubjectCounts`): the files are read as they were in one step of the event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import trio
+
+from delayserver.logs.events import EventLogger
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.decided import Decided
+from delayserver.state.files import Files
+from delayserver.state.positions import Positions
+from delayserver.state.subject_counts import SubjectCounts, Tally
+from delayserver.state.windows import Windows
+from store.errors import CorruptionError, FormatError, StoreError
+from store.logs.dispatch_log import DispatchKey
+from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.windows import day_of
+from store.records.batches import I64, U32
+
+# Rows read in one hop to a thread: some 10 ms. A stop waits no longer.
+ROWS_AT_ONCE = 1 << 16
+# Pause before a count that another part interrupted, such as the removal of a file, begins anew.
+AGAIN_MS = 1_000
+
+_NAMES = ("sequence", "subject", "origin_sequence")
+
+T = TypeVar("T")
+events = EventLogger()
+
+
+@dataclass(slots=True)
+class _Unit:
+    """Files in which the messages and the outcomes of a window or a day lie, with the ends of what counts."""
+
+    schedule: list[tuple[ScheduleKey, int]] = field(default_factory=list)
+    dispatch: list[tuple[DispatchKey, int]] = field(default_factory=list)
+
+
+class SubjectCounting:
+    """Counts until it has succeeded once."""
+
+    def __init__(
+        self,
+        files: Files,
+        windows: Windows,
+        decided: Decided,
+        positions: Positions,
+        counts: SubjectCounts,
+        runtime: Runtime,
+    ) -> None:
+        self._schedule = files.schedule
+        self._dispatch = files.dispatch
+        self._days = files.days
+        self._book = windows.book
+        self._decided = decided
+        self._positions = positions
+        self._counts = counts
+        self._clock = runtime.clock
+        self._workers = runtime.workers
+
+    async def run(self) -> None:
+        """Count, unless all is counted; then return."""
+        while not self._counts.is_counted:
+            try:
+                await self._count()
+            except (FileNotFoundError, KeyError):  # retention removed a file that was to be read
+                await self._clock.sleep_ms(AGAIN_MS)
+            except StoreError as error:
+                events.warning(
+                    "subjects_not_counted",
+                    "pending messages by subject are not counted yet: {reason}",
+                    reason=str(error),
+                )
+                await self._clock.sleep_ms(AGAIN_MS)
+
+    async def _count(self) -> None:
+        async with self._decided.writes:  # the ends of outcome files are those of what is counted
+            highest = self._positions.replayed_sequence.value
+            placed, ended = self._counts.placed_and_ended()
+            draining = frozenset(day.start_ms for day in self._days.draining())
+            units = await self._run(partial(self._units, draining))
+        pending = Tally()
+        for some in units:
+            began_us = self._clock.monotonic_us()
+            pending.add(await self._run(partial(self._pending_in, some, highest)))
+            # As much time again is for the others: reading columns holds the interpreter.
+            await self._clock.sleep_ms((self._clock.monotonic_us() - began_us) / 1000)
+        self._counts.counted(pending.copy(), placed, ended)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        scope = trio.CancelScope(shield=True)
+        with scope:
+            result = await self._workers.run(work)
+        return result
+
+    def _units(self, draining: frozenset[int]) -> list[list[_Unit]]:
+        """What is to be read, in units that share no message, some units for each hop."""
+        found: dict[tuple[int, bool], _Unit] = {}
+
+        def unit_of(start_ms: int, *, of_day: bool) -> _Unit:
+            day = day_of(start_ms)
+            # The rows and outcomes of a draining day lie in two tiers.
+            place = (day, True) if of_day or day in draining else (start_ms, False)
+            return found.setdefault(place, _Unit())
+
+        for key in self._schedule.keys():
+            unit_of(key.start_ms, of_day=key.source == Source.DAY).schedule.append((key, self._schedule.end(key)))
+        for outcome_key in self._dispatch.keys():
+            unit = unit_of(outcome_key.start_ms, of_day=outcome_key.coarse)
+            unit.dispatch.append((outcome_key, self._dispatch.end(outcome_key)))
+        parts: list[list[_Unit]] = []
+        room = 0
+        for (start_ms, _), unit in found.items():
+            rows = sum([self._schedule.rows(key) for key, _ in unit.schedule])
+            ended = sum([self._dispatch.rows(key) for key, _ in unit.dispatch])
+            if not rows or (rows == ended and start_ms not in self._book.orphans and start_ms not in draining):
+                continue
+            if room <= 0:
+                parts.append([])
+                room = ROWS_AT_ONCE
+            parts[-1].append(unit)
+            room -= rows
+        return parts
+
+    def _pending_in(self, units: list[_Unit], highest: int) -> U32:
+        """Subjects of the messages in some units up to the sequence `highest` that have no outcome, u32[n]."""
+        return np.concatenate([self._pending_of(unit, highest) for unit in units])
+
+    def _pending_of(self, unit: _Unit, highest: int) -> U32:
+        sequences: list[I64] = []
+        subjects: list[U32] = []
+        for key, end in unit.schedule:
+            columns = self._schedule.read_columns(key, _NAMES, None, end, damages=[])
+            counts = (columns["origin_sequence"] == 0) & (columns["sequence"] <= highest)
+            sequences.append(columns["sequence"][counts])
+            subjects.append(columns["subject"][counts])
+        sequence, first = np.unique(np.concatenate(sequences), return_index=True)
+        ended = [self._ended_in(key, end) for key, end in unit.dispatch]
+        open_rows = ~np.isin(sequence, np.concatenate([np.zeros(0, np.int64), *ended]))
+        pending: U32 = np.concatenate(subjects)[first[open_rows]]
+        return pending
+
+    def _ended_in(self, key: DispatchKey, end: int) -> I64:
+        try:
+            sequences: I64 = self._dispatch.outcomes_left(key, end, damages=[]).sequence
+        except (CorruptionError, FormatError):  # who needs the file reports it
+            return np.zeros(0, np.int64)
+        return sequences

@@ -1,0 +1,61 @@
+"""The figures of a real server, with each kind of client and from the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from delayserver.client.figure_calls import PendingBucket, PendingSubject
+from delayserver.protocol.errors import InvalidArgument
+from tests.delayserver.cli.conftest import Server, serving
+from tests.delayserver.client.both import Connect
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture(scope="module")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("figures") / "data") as running:
+        yield running
+
+
+def test_pending_messages_are_counted_by_time_and_by_subject(real_server: Server, connect: Connect) -> None:
+    with connect(real_server.address) as client:
+        before = {each.subject: each.pending for each in client.pending_by_subject()}.get("figures", 0)
+        sent = client.send("figures", "", delay_ms=2 * HOUR_MS)
+        assert PendingSubject("figures", before + 1) in client.pending_by_subject()
+        client.lookup(sent.receipt)  # waits until it is placed
+        hour = sent.due_ms - sent.due_ms % HOUR_MS
+        found = client.pending("hour", from_ms=hour, to_ms=hour + HOUR_MS)
+        assert [(each.start_ms, each.width_ms) for each in found] == [(hour, HOUR_MS)]
+        assert found[0].pending >= 1
+        minute = sent.due_ms - sent.due_ms % 60_000
+        assert isinstance(client.pending(from_ms=minute)[0], PendingBucket)
+        with pytest.raises(InvalidArgument, match="by must be one of"):
+            client.pending("week")
+
+
+def test_metrics_have_all_of_status_and_more(real_server: Server, connect: Connect) -> None:
+    with connect(real_server.address) as client:
+        figures = client.metrics()
+        assert figures.keys() >= client.status().keys() | {
+            "lateness",
+            "stages",
+            "queues",
+            "subjects",
+            "consumer_groups",
+        }
+
+
+def test_the_command_counts_by_hour_minute_and_subject(real_server: Server) -> None:
+    real_server.run("send", "cli.figures", "body", "--delay", "3h")
+    rows = real_server.run("pending", "--by", "subject", "--json").rows
+    assert {"subject": "cli.figures", "pending": 1} in rows
+    assert "cli.figures" in real_server.run("pending", "--by", "subject").out
+    for by, width in (("hour", HOUR_MS), ("minute", 60_000)):
+        rows = real_server.run("pending", "--by", by, "--json").rows
+        assert {row["width_ms"] for row in rows} == {width}
+        assert len(real_server.run("pending", "--by", by).out.splitlines()) >= 1
+    assert real_server.run("pending", "--from", "2100-01-01T00:00Z").out == "nothing is pending\n"
+    assert real_server.run("pending", "--by", "subject", "--to", "2100-01-01T00:00Z").code == 2
