@@ -25,6 +25,9 @@ Result = TypeVar("Result")
 Say = Callable[[str], None]
 # Retention removes at most one window per minute. An audit that meets it this often in a row is slower than that.
 ATTEMPTS_MAX = 4
+# Up to this size of dispatch_log, some two million messages, a latency report is made without Spark. It takes a second or
+# two a million then, and the start of Spark with its passes half a minute.
+SMALL_BYTES = 128 << 20
 _WINDOW_MS = 60_000
 
 
@@ -34,12 +37,19 @@ class AuditDisturbedError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """The directories to audit, and the tools for it. `say` gets a line for people at each step."""
+    """The directories to audit, and the tools for it. `session` starts Spark, or returns the running session. `say` gets a
+    line for people at each step. A latency report over at most `small_bytes` is made without Spark."""
 
-    spark: SparkSession
+    session: Callable[[], SparkSession]
     fs: FileSystem
     paths: tuple[str, ...]
     say: Say
+    small_bytes: int = 0
+
+    @property
+    def spark(self) -> SparkSession:
+        """The session; it is started when it is needed."""
+        return self.session()
 
     def directories(self) -> list[ServerDirectory]:
         """The directories of all paths. Raises FormatError for a path that is no data directory."""
@@ -51,7 +61,12 @@ class Audit:
 
         def attempt() -> tuple[Result, list[str]]:
             captured = self._capture(found, [DISPATCH_LOG])[DISPATCH_LOG]
-            report = LatencyReport(self.spark, captured, question)
+            small = sum([part.size_bytes for part in captured.parts]) <= self.small_bytes
+            report = (
+                LatencyReport.in_process(captured, question)
+                if small
+                else LatencyReport.by_spark(self.spark, captured, question)
+            )
             try:
                 return use(report), captured.vanished(self.fs)
             finally:

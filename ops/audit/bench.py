@@ -66,7 +66,7 @@ def measure_completeness(messages: int) -> Callable[[Options], Run]:
 def _measure(options: Options, messages: int, use: Callable[[Audit, BenchDirectory], None], *, bodies: bool) -> Run:
     with fresh_directory(options.data_dir) as folder:
         written = write_directory(RealFileSystem(), f"{folder}/data", messages, bodies=bodies)
-        audit = Audit(_session(), RealFileSystem(), (written.path,), lambda _line: None)
+        audit = Audit(_session, RealFileSystem(), (written.path,), lambda _line: None)
         with watched_memory() as memory:
             begin = time.perf_counter()
             use(audit, written)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -19,6 +19,9 @@ from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
 from delayserver.config.units import parse_duration_ms
 from ops.audit.request import HTML, JSON, PARQUET, Request
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 DIMENSIONS = ("subject", "broker_group", "minute", "hour", "server_id")
@@ -124,28 +127,39 @@ def _check_packages() -> None:
 
 
 def _run(request: Request, name: str) -> int:
-    """Starts Spark, makes the report and prints it. Returns the exit code."""
-    from ops.audit.session import check_java, start_session
+    """Makes the report and prints it; starts Spark if the report needs it. Returns the exit code."""
+    from ops.audit.session import check_java, is_named, quiet, start_session
 
-    check_java()
+    # A latency report over small logs is made in this process. Only Spark writes tables, and joins logs.
+    small = name == "latency" and request.format != PARQUET and not is_named(request.master)
+    if not small or request.format == HTML:
+        check_java()
     _check_packages()
-    from ops.audit.audit import Audit
+    from ops.audit.audit import SMALL_BYTES, Audit
     from ops.audit.failures import one_line
+    from ops.audit.progress import Progress
     from ops.audit.run import run_completeness, run_latency
     from store.disk.filesystem import RealFileSystem
 
     work = run_latency if name == "latency" else run_completeness
-    started_s = time.monotonic()
+    progress = Progress(terminal=sys.stderr.isatty())
 
-    def say(line: str) -> None:
-        click.echo(f"[{time.monotonic() - started_s:6.1f} s] {line}", err=True)
+    @cache
+    def session() -> SparkSession:
+        progress.say("starting Spark")
+        with quiet():
+            spark = start_session(request.master)
+        progress.watch(spark)
+        return spark
 
-    say("starting Spark")
-    with one_line():
-        spark = start_session(request.master, progress=sys.stderr.isatty())
-        figures, clean = work(Audit(spark, RealFileSystem(), request.directories, say), request)
+    audit = Audit(session, RealFileSystem(), request.directories, progress.say, SMALL_BYTES if small else 0)
+    with one_line(), progress.shown():
+        done = work(audit, request)
     if request.out:
-        say(f"wrote {request.out}")
+        click.echo(f"wrote {request.out}", err=True)
     elif request.as_json:
-        print_json(figures)
-    return 0 if clean else 1
+        print_json(done.figures)
+    else:
+        for line in done.lines:
+            click.echo(line)
+    return 0 if done.clean else 1

@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 from ops.audit.capture import Captured
-from ops.audit.histogram import ERROR, POINTS, percentiles
-from ops.audit.latency_cells import BY, HOUR_MS, KEYS, MINUTE, SUBJECT
-from ops.audit.latency_source import read_cells
-from ops.audit.latency_totals import LatencyTotals, read_totals
+from ops.audit.histogram import ERROR, POINTS
+from ops.audit.latency_cells import BY, KEYS, MINUTE, SUBJECT
+from ops.audit.latency_store import Cells, Groups, LocalCells, SparkCells, SparkGroups
+from ops.audit.latency_totals import LatencyTotals
 from ops.audit.log_frames import Range
 from ops.audit.outages import find_outages
 
@@ -40,26 +38,37 @@ class LatencyQuestion:
     slo_ms: float = 100.0
     share: float = 0.999
 
+    def counted(self) -> tuple[Range, int, tuple[str, ...]]:
+        """The range, the allowed lateness in microseconds, and the dimensions that need cells of their own."""
+        return self.chosen, round(self.slo_ms * 1000), () if self.by in _KINDS else self.by
+
 
 class LatencyReport:
-    """The cells of one audit, which Spark keeps until `close`, and the figures computed from them."""
+    """The cells of one audit, which are kept until `close`, and the figures computed from them."""
 
-    def __init__(self, spark: SparkSession, dispatch: Captured, question: LatencyQuestion) -> None:
+    def __init__(self, cells: Cells, question: LatencyQuestion) -> None:
+        self._cells = cells
         self._question = question
-        by = () if question.by in _KINDS else question.by
-        cells = read_cells(spark, dispatch, question.chosen, round(question.slo_ms * 1000), by)
-        self._cells = cells.persist(StorageLevel.MEMORY_AND_DISK)
-        self._groups: dict[tuple[str, ...], DataFrame] = {}
+        self._groups: dict[tuple[str, ...], Groups] = {}
+
+    @classmethod
+    def by_spark(cls, spark: SparkSession, dispatch: Captured, question: LatencyQuestion) -> Self:
+        """A report that Spark computes."""
+        return cls(SparkCells(spark, dispatch, *question.counted()), question)
+
+    @classmethod
+    def in_process(cls, dispatch: Captured, question: LatencyQuestion) -> Self:
+        """The same report without Spark, for small logs."""
+        return cls(LocalCells(dispatch, *question.counted()), question)
 
     def close(self) -> None:
         """Releases the cells."""
-        for frame in (self._cells, *self._groups.values()):
-            frame.unpersist()
+        self._cells.close()
 
     @cached_property
     def _totals(self) -> LatencyTotals:
         """The totals, summed up on the driver after one query."""
-        return read_totals(self._cells)
+        return self._cells.totals()
 
     def to_map(self, *, listed: bool = True) -> dict[str, Any]:
         """The JSON report. Without `listed` it omits the groups of `by`, which may be too many."""
@@ -95,41 +104,37 @@ class LatencyReport:
         }
 
     def by_frame(self, dimensions: Sequence[str]) -> DataFrame:
-        """One row for each combination of the dimensions, with the figures in microseconds. `dimensions` must be those
-        of the question, or one of subject, minute and hour."""
-        keys = [KEYS.get(name, name) for name in dimensions]
-        return self._grouped(dimensions).orderBy(*keys)
+        """One row for each combination of the dimensions, with the figures in microseconds, of a report by Spark.
+        `dimensions` must be those of the question, or one of subject, minute and hour."""
+        groups = self._grouped(dimensions)
+        assert isinstance(groups, SparkGroups), "only Spark writes a table"
+        return groups.frame.orderBy(*[KEYS.get(name, name) for name in dimensions])
 
-    def _grouped(self, dimensions: Sequence[str]) -> DataFrame:
+    def _grouped(self, dimensions: Sequence[str]) -> Groups:
         """Figures by group, kept because most are used more than once."""
         wanted = tuple(dimensions)
         if wanted not in self._groups:
             kind = _KINDS.get(wanted, BY)
             assert kind != BY or wanted == self._question.by, f"{wanted} were not counted"
-            cells = self._cells.where(F.col("kind") == kind)
-            if wanted == ("hour",) and kind == MINUTE:
-                cells = cells.withColumn("hour_ms", F.col("minute_ms") - F.pmod(F.col("minute_ms"), F.lit(HOUR_MS)))
-            frame = percentiles(cells, [KEYS.get(name, name) for name in wanted])
-            self._groups[wanted] = frame.persist(StorageLevel.MEMORY_AND_DISK)
+            self._groups[wanted] = self._cells.groups(kind, tuple([KEYS.get(name, name) for name in wanted]))
         return self._groups[wanted]
 
     def by(self, dimensions: Sequence[str]) -> list[dict[str, Any]]:
-        """The rows of `by_frame` for JSON. Raises ValueError for more than BY_ROWS_MAX rows."""
+        """The groups for JSON, in order of their keys. Raises ValueError for more than BY_ROWS_MAX rows."""
         if not dimensions:
             return []
-        rows = self.by_frame(dimensions).limit(BY_ROWS_MAX + 1).collect()
+        rows = self._grouped(dimensions).first(BY_ROWS_MAX + 1)
         if len(rows) > BY_ROWS_MAX:
             raise ValueError(
                 f"--by {','.join(dimensions)} gives more than {BY_ROWS_MAX} groups: write a table with --out "
                 "report.parquet, or choose fewer dimensions"
             )
-        return [_group(row.asDict(), dimensions) | _figures(row.asDict()) for row in rows]
+        return [_group(row, dimensions) | _figures(row) for row in rows]
 
     def _first(self, dimension: str, order: tuple[str, ...]) -> list[dict[str, Any]]:
         """The minutes or subjects with the largest values in these columns, largest first."""
-        ordered = self._grouped((dimension,)).orderBy(*[F.desc(name) for name in order], KEYS[dimension])
-        rows = ordered.limit(WORST_ROWS).collect()
-        return [_group(row.asDict(), [dimension]) | _figures(row.asDict()) for row in rows]
+        rows = self._grouped((dimension,)).largest(order, WORST_ROWS)
+        return [_group(row, [dimension]) | _figures(row) for row in rows]
 
     def over_time(self) -> tuple[str, list[dict[str, Any]]]:
         """("minute" or "hour", figures by it). Minutes, unless there are more than POINTS_MAX."""

@@ -56,10 +56,26 @@ _SCHEMA = pa.schema(list(_TYPES.items()))
 
 def read_cells(spark: SparkSession, dispatch: Captured, chosen: Range, slo_us: int, by: Sequence[str]) -> DataFrame:
     """The cells of the files of a captured dispatch_log that overlap the range, each cell once."""
-    options = chosen.options() | {"slo_us": str(slo_us), "by": ",".join(by)}
+    options = cell_options(chosen, slo_us, by)
     values = [F.sum(name).alias(name) for name in _SUMS]
     values += [F.max(name).alias(name) for name in _MAXIMA] + [F.min(name).alias(name) for name in _MINIMA]
     return read_captured(spark, FORMAT, dispatch, options).groupBy(*_KEYS).agg(*values)
+
+
+def cell_options(chosen: Range, slo_us: int, by: Sequence[str]) -> dict[str, str]:
+    """The question as options of the format."""
+    return chosen.options() | {"slo_us": str(slo_us), "by": ",".join(by)}
+
+
+def gathered(batches: Sequence[pa.RecordBatch]) -> pa.Table:
+    """What `read_cells` makes of these batches, without Spark: each cell once."""
+    table = pa.Table.from_batches(batches, schema=_SCHEMA)
+    values = [*[(name, "sum") for name in _SUMS], *[(name, "max") for name in _MAXIMA]]
+    values += [(name, "min") for name in _MINIMA]
+    found = table.group_by(list(_KEYS), use_threads=False).aggregate(values)
+    names = {f"{name}_{how}": name for name, how in values}
+    renamed = found.rename_columns([names.get(name, name) for name in found.column_names])
+    return renamed.select(list(_TYPES)).cast(_SCHEMA)
 
 
 class LatencyCellSource(DataSource):  # type: ignore[misc,unused-ignore]  # Any where pyspark is not installed

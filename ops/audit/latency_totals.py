@@ -16,7 +16,9 @@ from ops.audit.histogram import Bucket, bound_us, points_of
 from ops.audit.latency_cells import OUTCOME, STAGE, STAGES, TROUBLE, WHOLE
 from ops.audit.latency_source import CORRUPT
 
-_KINDS = (WHOLE, OUTCOME, STAGE, TROUBLE, CORRUPT)
+TOTALS = (WHOLE, OUTCOME, STAGE, TROUBLE, CORRUPT)
+"""The kinds of cells whose number does not grow with the number of rows."""
+
 _ENDS = (
     Outcome.DELIVERED,
     Outcome.CANCELLED,
@@ -30,8 +32,12 @@ Rows = Sequence[Mapping[str, Any]]
 
 def read_totals(cells: DataFrame) -> LatencyTotals:
     """Collects the cells of all kinds with one query."""
-    rows = [row.asDict() for row in cells.where(F.col("kind").isin(*_KINDS)).collect()]
-    return LatencyTotals(*[[row for row in rows if row["kind"] == kind] for kind in _KINDS])
+    return totals_of([row.asDict() for row in cells.where(F.col("kind").isin(*TOTALS)).collect()])
+
+
+def totals_of(rows: Rows) -> LatencyTotals:
+    """The cells of the kinds `TOTALS`, by kind."""
+    return LatencyTotals(*[[row for row in rows if row["kind"] == kind] for kind in TOTALS])
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
-
-import click
 
 from delayserver.config.units import format_duration
 from ops.audit.audit import Audit, as_plain
@@ -19,8 +18,17 @@ from ops.audit.latency import LatencyQuestion, LatencyReport
 from ops.audit.request import HTML, JSON, PARQUET, Request
 
 
-def run_latency(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
-    """The latency figures, and True if nothing is early or corrupt."""
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A report that was made. `clean`: nothing in it is wrong. `lines`: its summary for people."""
+
+    figures: dict[str, Any]
+    clean: bool
+    lines: list[str]
+
+
+def run_latency(audit: Audit, request: Request) -> Done:
+    """The latency figures; clean if nothing is early or corrupt."""
     if request.format == HTML:
         return _run_both(audit, request)
 
@@ -31,12 +39,12 @@ def run_latency(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
         return report.to_map(listed=request.format != PARQUET)
 
     figures = audit.latency(_latency_question(request), use)
-    _deliver(request, figures, _latency_lines(figures))
-    return figures, not figures["early"] and not figures["corrupt"]
+    _write_json(request, figures)
+    return Done(figures, not figures["early"] and not figures["corrupt"], _latency_lines(figures))
 
 
-def run_completeness(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
-    """The balance, and True if it is whole."""
+def run_completeness(audit: Audit, request: Request) -> Done:
+    """The balance; clean if it is whole."""
     if request.format == HTML:
         return _run_both(audit, request)
 
@@ -48,11 +56,11 @@ def run_completeness(audit: Audit, request: Request) -> tuple[dict[str, Any], bo
 
     audit.say("joining the logs by sequence")
     figures = audit.completeness(_completeness_question(request), broker_log=request.broker_log, use=use)
-    _deliver(request, figures, _completeness_lines(figures))
-    return figures, is_whole(figures)
+    _write_json(request, figures)
+    return Done(figures, is_whole(figures), _completeness_lines(figures))
 
 
-def _run_both(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
+def _run_both(audit: Audit, request: Request) -> Done:
     from ops.audit.page import Pictured, draw_page
 
     def picture(report: LatencyReport) -> Pictured:
@@ -67,7 +75,7 @@ def _run_both(audit: Audit, request: Request) -> tuple[dict[str, Any], bool]:
     )
     Path(str(request.out)).write_text(draw_page(pictured, balance, _about(request)), encoding="utf-8")
     figures = {"latency": pictured.latency, "completeness": balance}
-    return figures, not pictured.latency["early"] and is_whole(balance)
+    return Done(figures, not pictured.latency["early"] and is_whole(balance), [])
 
 
 def _about(request: Request) -> str:
@@ -96,14 +104,11 @@ def _completeness_question(request: Request) -> CompletenessQuestion:
     return CompletenessQuestion(request.chosen(), int(time.time() * 1000))
 
 
-def _deliver(request: Request, figures: Mapping[str, Any], lines: list[str]) -> None:
-    """Writes the figures to a .json file, or a summary to the terminal. The caller handles `--json`."""
+def _write_json(request: Request, figures: Mapping[str, Any]) -> None:
+    """Writes the figures to a .json file, if the request names one."""
     if request.format == JSON:
         text = json.dumps(figures, indent=2, ensure_ascii=False, default=as_plain)
         Path(str(request.out)).write_text(text + "\n", encoding="utf-8")
-    elif not request.out and not request.as_json:
-        for line in lines:
-            click.echo(line)
 
 
 def _ms(value: float | None) -> str:

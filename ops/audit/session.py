@@ -7,7 +7,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +23,8 @@ JAVA_MIN = 17
 LOCAL = "local[*]"
 # Driver memory of a local session, which does all the work. The target is a report over ten million messages in 4 GB.
 LOCAL_MEMORY = "2g"
+# Of the log of Spark when it does not start.
+LOG_SHOWN_BYTES = 4096
 
 
 def check_java() -> None:
@@ -41,7 +46,7 @@ def check_java() -> None:
         )
 
 
-def start_session(master: str | None = None, *, progress: bool = False) -> SparkSession:
+def start_session(master: str | None = None) -> SparkSession:
     """A new session with our formats registered, or the running one.
 
     `master` None: the setting of spark-submit or SPARK_MASTER, else this machine. Raises `click.ClickException` without
@@ -64,12 +69,37 @@ def start_session(master: str | None = None, *, progress: bool = False) -> Spark
         builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
         builder = builder.config("spark.driver.memory", os.environ.get("SPARK_DRIVER_MEMORY", LOCAL_MEMORY))
         builder = builder.config("spark.sql.shuffle.partitions", "8")
-    builder = builder.config("spark.ui.showConsoleProgress", str(progress).lower())
+    builder = builder.config("spark.ui.showConsoleProgress", "false")
     builder = builder.config("spark.sql.session.timeZone", "UTC")
     session: SparkSession = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
     register(session)
     return session
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Lets what Java, Spark and its workers write to stderr go into a file, if they are started in the block. If the block
+    fails, the end of the file is shown."""
+    with tempfile.TemporaryFile() as log:
+        sys.stderr.flush()
+        ours = os.dup(2)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(ours, 2)
+            log.seek(max(log.seek(0, os.SEEK_END) - LOG_SHOWN_BYTES, 0))
+            click.echo(log.read().decode(errors="replace"), err=True)
+            raise
+        finally:
+            os.dup2(ours, 2)
+            os.close(ours)
+
+
+def is_named(master: str | None) -> bool:
+    """Whether the caller says where Spark runs: by the option, by SPARK_MASTER, or by spark-submit."""
+    return bool(master or os.environ.get("SPARK_MASTER") or _submitted())
 
 
 def _submitted() -> bool:

@@ -52,7 +52,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def balance(spark: Any, seen: Seen) -> dict[str, Any]:
-    audit = Audit(spark, RealFileSystem(), seen.directories, lambda _line: None)
+    audit = Audit(lambda: spark, RealFileSystem(), seen.directories, lambda _line: None)
     # An hour later, so that all that is pending and due would be overdue: prepared transactions are not.
     question = CompletenessQuestion(Range(), int(time.time() * 1000) + HOUR_MS)
     return audit.completeness(question, broker_log=True, use=lambda made: made.to_map())
@@ -64,13 +64,36 @@ def lateness(spark: Any, seen: Seen) -> dict[str, Any]:
 
 
 def _lateness(spark: Any, seen: Seen, chosen: Range) -> dict[str, Any]:
-    audit = Audit(spark, RealFileSystem(), seen.directories[:1], lambda _line: None)
+    audit = Audit(lambda: spark, RealFileSystem(), seen.directories[:1], lambda _line: None)
     question = LatencyQuestion(chosen, by=("subject", "hour"), slo_ms=100)
 
     def use(made: LatencyReport) -> dict[str, Any]:
         return made.to_map() | {"series": made.over_time(), "buckets": made.distribution()}
 
     return audit.latency(question, use)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two reports say the same; sums of doubles may differ in their last digits."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(_same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other or (isinstance(one, float) and one == pytest.approx(other, rel=1e-9)))
+
+
+@pytest.mark.parametrize("by", [("subject", "hour"), ("server_id", "broker_group", "minute"), ("hour",), ()])
+def test_a_report_without_spark_has_the_same_figures(spark: Any, seen: Seen, by: tuple[str, ...]) -> None:
+    def use(made: LatencyReport) -> dict[str, Any]:
+        return made.to_map() | {"series": made.over_time(), "buckets": made.distribution()}
+
+    question = LatencyQuestion(Range(), by=by, slo_ms=2)
+    audits = [
+        Audit(lambda: spark, RealFileSystem(), seen.directories, lambda _line: None, size) for size in (0, 1 << 40)
+    ]
+    with_spark, without = [audit.latency(question, use) for audit in audits]
+    assert with_spark["count"] > 0 and with_spark["worst_minutes"]
+    assert _same(without, with_spark)
 
 
 def test_the_balance_is_what_clients_counted(seen: Seen, balance: dict[str, Any]) -> None:
@@ -259,7 +282,7 @@ def _copies(seen: Seen, folder: Path) -> tuple[str, ...]:
 
 
 def _broker_balance(spark: Any, directories: tuple[str, ...]) -> dict[str, Any]:
-    audit = Audit(spark, RealFileSystem(), directories, lambda _line: None)
+    audit = Audit(lambda: spark, RealFileSystem(), directories, lambda _line: None)
     # An hour later, so that all that is pending and due would be overdue: prepared transactions are not.
     question = CompletenessQuestion(Range(), int(time.time() * 1000) + HOUR_MS)
     return audit.completeness(question, broker_log=True, use=lambda made: made.to_map())

@@ -44,7 +44,7 @@ class Listed(RealFileSystem):
 
 def evidence_of(path: str) -> Evidence:
     no_session: Any = None  # only files are read
-    audit = Audit(no_session, RealFileSystem(), (path,), lambda _line: None)
+    audit = Audit(lambda: no_session, RealFileSystem(), (path,), lambda _line: None)
     found = audit.directories()
     captured = audit._capture(found, [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG])
     return audit._evidence(found, captured, Range(None, None))

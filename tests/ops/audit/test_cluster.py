@@ -45,7 +45,7 @@ def where(_rows):
 
 spark = start_session()
 (file,) = spark.sparkContext.parallelize([1], 1).mapPartitions(where).collect()
-audit = Audit(spark, RealFileSystem(), (sys.argv[1],), lambda line: None)
+audit = Audit(lambda: spark, RealFileSystem(), (sys.argv[1],), lambda line: None)
 found = audit.latency(LatencyQuestion(Range()), lambda report: report.to_map())
 print("FOUND", json.dumps([spark.sparkContext.master, file, found["outcomes"]]))
 """

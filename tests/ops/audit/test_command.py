@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from ops.audit.bench_data import write_directory
 from ops.audit.boundaries import cut_points
 from ops.audit.command import report
 from ops.audit.failures import reason_of
@@ -33,9 +38,44 @@ def test_the_help_says_what_each_report_is_in_a_whole_line() -> None:
 def test_without_java_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    code, lines = _run("latency", str(tmp_path))
+    code, lines = _run("completeness", str(tmp_path))
     assert code == 1
     assert len(lines) == 1 and "Java 17 or newer" in lines[0] and "apt install openjdk-17" in lines[0]
+
+
+def test_a_latency_report_over_small_logs_needs_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    written = write_directory(RealFileSystem(), str(tmp_path / "data"), 1000, bodies=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.delenv("SPARK_MASTER", raising=False)
+    out = tmp_path / "report.json"
+    code, lines = _run("latency", written.path, "--out", str(out))
+    assert code == 0, lines
+    figures = json.loads(out.read_text())
+    assert sum(figures["outcomes"].values()) == 1000
+    assert [row["subject"] for row in figures["by"]] == sorted(written.subjects)
+    assert not [line for line in lines if "Spark" in line]
+    for more in (["--out", str(tmp_path / "report.parquet")], ["--master", "local[1]"]):
+        code, lines = _run("latency", written.path, *more)
+        assert (code, "Java 17 or newer" in lines[-1]) == (1, True)
+
+
+def test_on_a_terminal_a_small_report_has_one_bar_and_no_other_lines(tmp_path: Path) -> None:
+    written = write_directory(RealFileSystem(), str(tmp_path / "data"), 1000, bodies=False)
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "delayserver", "report", "latency", written.path]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=theirs)
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the end of a terminal
+        while data := os.read(ours, 65_536):
+            shown += data
+    os.close(ours)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, shown
+    assert out.startswith(b"delivered ")
+    lines = [line for line in shown.replace(b"\r", b"\n").split(b"\n") if re.search(rb"[A-Za-z]{3}", line)]
+    assert lines and all(b"\xe2\x94\x81" in line for line in lines), lines
 
 
 def test_an_old_java_is_told_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

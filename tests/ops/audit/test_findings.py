@@ -39,13 +39,13 @@ def spark() -> Iterator[Any]:
 
 
 def _balance(spark: Any, *paths: str, chosen: Range | None = None) -> dict[str, Any]:
-    audit = Audit(spark, RealFileSystem(), paths, lambda _line: None)
+    audit = Audit(lambda: spark, RealFileSystem(), paths, lambda _line: None)
     question = CompletenessQuestion(chosen or Range(), NOW_MS)
     return audit.completeness(question, broker_log=False, use=lambda made: made.to_map())
 
 
 def _latency(spark: Any, *paths: str, chosen: Range | None = None) -> dict[str, Any]:
-    audit = Audit(spark, RealFileSystem(), paths, lambda _line: None)
+    audit = Audit(lambda: spark, RealFileSystem(), paths, lambda _line: None)
     return audit.latency(LatencyQuestion(chosen or Range()), lambda made: made.to_map())
 
 
@@ -183,7 +183,7 @@ def test_groups_are_by_any_of_the_dimensions(
         ).write()
         for server, name, count in ((7, "east", 2), (8, "west", 3))
     ]  # fmt: skip
-    audit = Audit(spark, RealFileSystem(), tuple(paths), lambda _line: None)
+    audit = Audit(lambda: spark, RealFileSystem(), tuple(paths), lambda _line: None)
     found = audit.latency(LatencyQuestion(Range(), by=by), lambda made: made.to_map())
     assert {tuple([row[name] for name in by]): row["count"] for row in found["by"]} == groups
     assert (found["count"], len(found["worst_subjects"]), len(found["worst_minutes"])) == (5, 2, 1)
@@ -300,7 +300,7 @@ def test_a_record_of_a_newer_version_is_told_in_one_line(spark: Any, tmp_path: P
 def test_files_that_vanish_under_the_audit_make_it_begin_again(spark: Any, tmp_path: Path) -> None:
     path = HandMade(tmp_path / "data", messages=[1], scheduled=[1], outcomes=[(1, Outcome.DELIVERED, 1)]).write()
     said: list[str] = []
-    audit = Audit(spark, RealFileSystem(), (path,), said.append)
+    audit = Audit(lambda: spark, RealFileSystem(), (path,), said.append)
     counts: list[int] = []
 
     def use(made: Any) -> int:

@@ -27,7 +27,7 @@ def test_each_server_has_windows_of_its_own_length(tmp_path: Path) -> None:
     schedule.sync()
     schedule.close()
     no_session: Any = None  # only files are read
-    audit = Audit(no_session, RealFileSystem(), paths, lambda _line: None)
+    audit = Audit(lambda: no_session, RealFileSystem(), paths, lambda _line: None)
     found = audit.directories()
     captured = audit._capture(found, [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG])
     assert audit._evidence(found, captured, Range(None, None)).window_ms == {7: 60_000, 8: 1_000}
@@ -39,7 +39,7 @@ def test_a_server_whose_windows_are_all_retired_tells_their_length_by_its_checkp
     ).write()
     checkpoint_file.write(RealFileSystem(), f"{path}/checkpoint", Checkpoint(7, window_ms=1_000))
     no_session: Any = None
-    audit = Audit(no_session, RealFileSystem(), (path,), lambda _line: None)
+    audit = Audit(lambda: no_session, RealFileSystem(), (path,), lambda _line: None)
     found = audit.directories()
     captured = audit._capture(found, [DISPATCH_LOG, SCHEDULE_LOG, MESSAGE_LOG])
     assert (captured[SCHEDULE_LOG].parts, captured[DISPATCH_LOG].parts) == ((), ())
