@@ -19,17 +19,20 @@ if TYPE_CHECKING:
 @click.command
 @by_receipt.argument
 @click.option("--body", is_flag=True, help="Also print what the message says, as long as the server has it.")
+@click.option("--times", is_flag=True, help="Also print when each message was accepted, loaded, due and handed off.")
 @options.server
 @options.as_json
 @click.pass_context
-def lookup(context: click.Context, receipts: tuple[str, ...], body: bool, server: str, as_json: bool) -> None:
+def lookup(
+    context: click.Context, receipts: tuple[str, ...], body: bool, times: bool, server: str, as_json: bool
+) -> None:
     """Say what became of the messages with these receipts; `-` reads receipts from stdin, one a line.
 
     The outcome is one of pending, in_flight, retrying, delivered, cancelled, expired, deduplicated, dead_lettered,
     retired (by retention) and unknown; of a transaction prepared, committed or rolled_back.
     """
     with options.connect(server) as client:
-        ask = partial(client.lookup_many, body=body)
+        ask = partial(client.lookup_many, body=body, times=times)
         code = by_receipt.answer_each(client, receipts, ask, _record, _line, as_json)
     context.exit(code)
 
@@ -52,6 +55,7 @@ def _record(receipt: str, result: LookupResult) -> dict[str, Any]:
             "tag": result.tag,
             "order_key": result.order_key,
             "properties": result.properties or None,
+            "times": result.times,
             **({} if result.body is None else body_fields(result.body)),
         }
     )
@@ -69,7 +73,11 @@ def _line(record: dict[str, Any]) -> str:
         words.append(f"copy of {record['original_receipt']}")
     if "rescheduled_to" in record:
         words.append(f"rescheduled to {record['rescheduled_to']}")
-    line = "  ".join(words)
+    times = [
+        f"{name.removesuffix('_us').replace('_', ' '):<10}  {format_instant(time_us // 1000)}"
+        for name, time_us in record.get("times", {}).items()
+    ]
+    line = "\n    ".join(["  ".join(words), *times])
     if "body" not in record:
         return line
     named = [f"{visible(name)}={visible(value)}" for name, value in record.get("properties", {}).items()]

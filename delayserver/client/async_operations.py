@@ -360,15 +360,21 @@ class AsyncOperations(
         new_due_ms = await self.resolve_due_ms(due_ms, delay_ms, at, delay)
         return await self._run(message_calls.reschedule_call(target, new_due_ms, body, properties, expires_ms))
 
-    async def lookup(self, target: Target, *, body: bool = False) -> LookupResult:
-        """The fate of one message, by receipt or `MessageKey`; with ``body`` also what it says."""
-        return message_calls.only_row(await self.lookup_many([target], body=body))
+    async def lookup(self, target: Target, *, body: bool = False, times: bool = False) -> LookupResult:
+        """The fate of one message, by receipt or `MessageKey`; with ``body`` also what it says, with ``times`` also when it
+        passed each stage.
+        """
+        return message_calls.only_row(await self.lookup_many([target], body=body, times=times))
 
     async def lookup_many(
-        self, targets: Sequence[Target], *, body: bool = False
+        self,
+        targets: Sequence[Target],
+        *,
+        body: bool = False,
+        times: bool = False,
     ) -> list[LookupResult | DelayServerError]:
-        """The fate of many messages: a result or an error for each, in order; with ``body`` also what they say."""
-        return await self._run(message_calls.lookup_call(targets, body=body)) if targets else []
+        """The fate of many messages: a result or an error for each, in order; ``body`` and ``times`` as for `lookup`."""
+        return await self._run(message_calls.lookup_call(targets, body=body, times=times)) if targets else []
 
     # --- consume
 

@@ -31,7 +31,7 @@ from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 T = TypeVar("T")
 
 # The fields of a looked up row that say what the message says.
-_CONTENT = ("message_id", "body", "properties", "expires_ms", "tag", "order_key", "body_left_out")
+_CONTENT = ("message_id", "body", "properties", "expires_ms", "tag", "order_key", "body_left_out", "times")
 
 Target: TypeAlias = str | MessageKey
 """A message that was sent: its receipt, or its key."""
@@ -97,8 +97,10 @@ def reschedule_call(
     return Call(RESCHEDULE, {"items": [item]}, lambda result, _: only_row(_rows(result, 1, read_row)), repeatable=False)
 
 
-def lookup_call(targets: Sequence[Target], *, body: bool = False) -> Call[list[LookupResult | DelayServerError]]:
-    """Ask what became of many messages, and with ``body`` what they say."""
+def lookup_call(
+    targets: Sequence[Target], *, body: bool = False, times: bool = False
+) -> Call[list[LookupResult | DelayServerError]]:
+    """Ask what became of many messages, with ``body`` what they say, and with ``times`` when they passed each stage."""
 
     def read_row(row: dict[str, Any]) -> LookupResult:
         return LookupResult(
@@ -115,7 +117,7 @@ def lookup_call(targets: Sequence[Target], *, body: bool = False) -> Call[list[L
             **{name: row[name] for name in _CONTENT if name in row},
         )
 
-    arguments = _target_arguments(targets) | ({"body": True} if body else {})
+    arguments = _target_arguments(targets) | ({"body": True} if body else {}) | ({"times": True} if times else {})
     return Call(LOOKUP, arguments, lambda result, _: _rows(result, len(targets), read_row))
 
 

@@ -168,7 +168,9 @@ class LookupResult:
     A duplicate has the ``original_receipt``. A message that a reschedule replaced has ``rescheduled_to``.
     ``unanswered_elsewhere`` counts deliveries to another node that had no answer: that node may have the message too.
     ``body`` and the fields beside it are known if they were asked for and the server still has them. ``body_left_out``: the
-    reply had no room; look that message up again.
+    reply had no room; look that message up again. ``times`` has microseconds by stage, if they were asked for:
+    ``accepted_us``, ``loaded_us``, ``due_us``, ``queued_us``, ``handed_off_us`` and ``delivered_us`` (``settled_us`` with
+    another outcome).
     """
 
     receipt: str | None
@@ -188,6 +190,7 @@ class LookupResult:
     tag: str | None = None
     order_key: str | None = None
     body_left_out: bool = False
+    times: dict[str, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

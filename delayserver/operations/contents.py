@@ -32,6 +32,7 @@ class Content:
     order_key: bytes
     properties: bytes
     body: bytes
+    accepted_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,15 @@ class Contents:
             )
         )
         columns = zip(
-            ids, batch.sequence.tolist(), batch.expires_ms.tolist(), tags, order_keys, properties, bodies, strict=True
+            ids,
+            batch.sequence.tolist(),
+            batch.expires_ms.tolist(),
+            tags,
+            order_keys,
+            properties,
+            bodies,
+            batch.accepted_us.tolist(),
+            strict=True,
         )
         return [
             Content(own.decode() if own else derived_message_id(self._server_id, sequence), *rest)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from delayserver.operations.access import EVERYTHING, Access
-from delayserver.operations.contents import Contents, ContentsPart
+from delayserver.operations.contents import Content, Contents, ContentsPart
 from delayserver.operations.message_states import Found, MessageStates
 from delayserver.operations.named_messages import Given, NamedMessages, Naming
 from delayserver.protocol.outcomes import Outcome
@@ -42,10 +42,16 @@ class Lookup:
         return await self._states.with_rows(found, due_ms.tolist(), work)
 
     async def by_name(
-        self, given: Given, work: Work, access: Access = EVERYTHING, *, with_body: bool = False
+        self,
+        given: Given,
+        work: Work,
+        access: Access = EVERYTHING,
+        *,
+        with_body: bool = False,
+        with_times: bool = False,
     ) -> LookedUp:
         """States by name, and what the messages say if `with_body`. If a reschedule gives the name to another message
-        meanwhile, the state of that one."""
+        meanwhile, the state of that one. `with_times`: also when messages without an outcome were accepted."""
         named = await self._naming.find(given, work, access)
         found = await self._states.find(named.sequence, named.due_ms, work)
         again = _cancelled(found, np.arange(len(found)))
@@ -55,8 +61,18 @@ class Lookup:
                 found[place] = other
             again = _cancelled(found, again)
         due_ms = named.due_ms.tolist()
-        contents = await self._contents.read(found, due_ms, work) if with_body else None
-        return LookedUp(named, await self._states.with_rows(found, due_ms, work), contents)
+        contents = await self._contents.read(found, due_ms, work) if with_body or with_times else None
+        found = await self._states.with_rows(found, due_ms, work)
+        if with_times and contents is not None:
+            found = [_with_acceptance(each, contents.contents.get(place)) for place, each in enumerate(found)]
+        return LookedUp(named, found, contents if with_body else None)
+
+
+def _with_acceptance(found: Found, content: Content | None) -> Found:
+    """Outcomes of cancels do not know when their messages were accepted; the messages do."""
+    if content is None or found.times.accepted_us:
+        return found
+    return replace(found, times=replace(found.times, accepted_us=content.accepted_us))
 
 
 def _cancelled(found: list[Found], places: NDArray[np.intp]) -> NDArray[np.intp]:

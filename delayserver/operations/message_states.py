@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 
 import numpy as np
@@ -39,6 +39,19 @@ INLINE_READ_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
+class Times:
+    """When a message passed each stage, in microseconds; 0 where it is not known. `released_us`: due by the wheel.
+    `settled_us`: its outcome was known; of a delivered message, when its node had it."""
+
+    accepted_us: int = 0
+    loaded_us: int = 0
+    released_us: int = 0
+    queued_us: int = 0
+    dispatched_us: int = 0
+    settled_us: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Found:
     """One answer. `message` is the sequence of the original; 0 if nothing was found. `error`: damage may hide it."""
 
@@ -51,6 +64,7 @@ class Found:
     broker_group: str = ""
     replaced_by: tuple[int, int] = (0, 0)
     """Sequence and due time of the message that replaced it by a reschedule, or zeros."""
+    times: Times = Times()
     has_row: bool = False
     prepared: bool = False
     """Whether `message` is a transaction."""
@@ -190,6 +204,7 @@ class MessageStates:
             unanswered_elsewhere=int(ATTEMPTS.unanswered(attempts)[0]),
             broker_group=self._names.name(group) if group else "",
             replaced_by=(replaced, int(batch.replaced_by_due_ms[row])),
+            times=Times(**{field.name: int(getattr(batch, field.name)[row]) for field in fields(Times)}),
         )
 
     async def _written(self, key: DispatchKey, messages: I64) -> OutcomeBatch:

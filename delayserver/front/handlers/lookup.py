@@ -41,14 +41,18 @@ class LookupHandlers:
             return
         given = await self._reader.given(request.arguments, form, work)
         with_body = boolean(request.arguments, "body")
-        looked_up = await self._lookup.by_name(given, work, connection.access, with_body=with_body)
+        with_times = boolean(request.arguments, "times")
+        looked_up = await self._lookup.by_name(
+            given, work, connection.access, with_body=with_body, with_times=with_times
+        )
         named = looked_up.named
         await connection.room()
         fields = []
         for place, found in enumerate(looked_up.found):
             await work.items()
             known = self._fields(found, int(named.sequence[place]), int(named.due_ms[place]))
-            fields.append(known | _content(looked_up.contents, place))
+            times = {"times": _times(found)} if with_times and found.message else {}
+            fields.append(known | _content(looked_up.contents, place) | times)
         await reply_results(connection, request.id, self._server_id, named, fields, work)
 
     async def _lookup_columns(self, connection: Connection, request: Request, work: Work) -> None:
@@ -88,6 +92,21 @@ class LookupHandlers:
         if new_sequence:
             fields["rescheduled_to"] = format_receipt(self._server_id, new_due_ms, new_sequence)
         return fields
+
+
+def _times(found: Found) -> dict[str, int]:
+    """When the message passed each stage, as far as it is known."""
+    times = found.times
+    delivered = found.outcome == Outcome.DELIVERED
+    known = {
+        "accepted_us": times.accepted_us,
+        "loaded_us": times.loaded_us,
+        "due_us": times.released_us,
+        "queued_us": times.queued_us,
+        "handed_off_us": times.dispatched_us,
+        "delivered_us" if delivered else "settled_us": times.settled_us,
+    }
+    return {name: value for name, value in known.items() if value}
 
 
 def _content(part: ContentsPart | None, place: int) -> dict[str, Any]:

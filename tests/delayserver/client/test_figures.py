@@ -59,3 +59,29 @@ def test_the_command_counts_by_hour_minute_and_subject(real_server: Server) -> N
         assert len(real_server.run("pending", "--by", by).out.splitlines()) >= 1
     assert real_server.run("pending", "--from", "2100-01-01T00:00Z").out == "nothing is pending\n"
     assert real_server.run("pending", "--by", "subject", "--to", "2100-01-01T00:00Z").code == 2
+
+
+def test_lookup_tells_the_times_of_a_message(real_server: Server, connect: Connect) -> None:
+    with connect(real_server.address) as client:
+        waiting = client.send("times", "", delay_ms=HOUR_MS)
+        found = client.lookup(waiting.receipt, times=True)
+        assert found.times is not None and list(found.times) == ["accepted_us"] and found.body is None
+        sent = client.send("times.now", "", delay_ms=0)
+        assert client.pull("times.now", "g", wait_s=30)
+        while (found := client.lookup(sent.receipt, times=True)).outcome.label != "delivered":
+            pass
+        assert found.times is not None
+        names = ["accepted_us", "loaded_us", "due_us", "queued_us", "handed_off_us", "delivered_us"]
+        assert list(found.times) == names
+        assert found.times["accepted_us"] <= found.times["loaded_us"] <= found.times["handed_off_us"]
+        assert found.times["handed_off_us"] == found.dispatched_us
+        client.cancel(waiting.receipt)
+        found = client.lookup(waiting.receipt, times=True)
+        assert found.times is not None and list(found.times) == ["accepted_us", "settled_us"]
+        assert client.lookup(waiting.receipt).times is None
+
+
+def test_the_command_prints_times(real_server: Server) -> None:
+    receipt = real_server.run("send", "cli.times", "body", "--delay", "3h", "--json").row["receipt"]
+    assert "accepted" in real_server.run("lookup", receipt, "--times").out
+    assert list(real_server.run("lookup", receipt, "--times", "--json").row["times"]) == ["accepted_us"]
