@@ -88,7 +88,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "delayserver.front.handlers": STORE | GROUND | {"delayserver.state", "delayserver.operations", "delayserver.front"},
     "delayserver.server": BELOW_OPERATIONS
     | {"delayserver.startup", "delayserver.operations", "delayserver.front", "delayserver.front.handlers"},
-    "delayserver.web": {"delayserver.logs", "delayserver.protocol", "delayserver.config", "delayserver.client"},
+    "delayserver.web": {f"delayserver.{room}" for room in ("logs", "protocol", "config", "client", "net", "runtime")},
     "delayserver.embedded": STORE
     | {"delayserver.protocol", "delayserver.config", "delayserver.net", "delayserver.client", "delayserver.server"},
     "delayserver.cli.terminal": STORE | {"delayserver.protocol", "delayserver.config", "delayserver.client"},

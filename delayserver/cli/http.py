@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -42,11 +42,14 @@ def http(
     everything = running.settings_from(None, None, None, port, config, (*assignments, *named), None, None)
     running.log_to_stderr(everything)
     settings = everything.http
-    asyncio.run(_serve(server, running.listen_for_http(settings.host, settings.port), settings, as_json))
+    arguments = options.client_arguments()
+    asyncio.run(_serve(server, arguments, running.listen_for_http(settings.host, settings.port), settings, as_json))
 
 
-async def _serve(server: str, listening: socket.socket, settings: HttpSettings, as_json: bool) -> None:
-    from delayserver.web.process import serve_http
+async def _serve(
+    server: str, arguments: dict[str, Any], listening: socket.socket, settings: HttpSettings, as_json: bool
+) -> None:
+    from delayserver.web.process import Upstream, serve_http
 
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -60,4 +63,5 @@ async def _serve(server: str, listening: socket.socket, settings: HttpSettings, 
             click.echo(f"delayserver http ready on http://{running.place_of(host, port)}/, for the server at {server}")
         await stopping.wait()
 
-    await serve_http(server, listening, settings, until_signal)
+    upstream = Upstream(server, arguments.get("token", ""), arguments.get("tls"))
+    await serve_http(upstream, listening, settings, until_signal)

@@ -21,6 +21,7 @@ from delayserver.client.core import DEFAULT_ADDRESS, Call
 from delayserver.client.messages import ConsumerGroup
 from delayserver.client.retries import Attempts
 from delayserver.client.stream_connection import StreamConnection
+from delayserver.client.tls import TLS, context_of
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, copied
 from delayserver.protocol.frames import Reply
 from delayserver.protocol.keepalive import keep_alive
@@ -49,9 +50,11 @@ class AsyncClient(AsyncOperations):
         connect_timeout_s: float = 5.0,
         retries: int = 3,
         token: str | None = None,
+        tls: TLS = None,
     ) -> None:
         super().__init__(address, CLIENT_NAME, retries, token)
         self._token = token
+        self._tls = context_of(tls)
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
         self._connection: StreamConnection | None = None
@@ -141,6 +144,7 @@ class AsyncClient(AsyncOperations):
             connect_timeout_s=self._connect_timeout_s,
             retries=self._retries.retries,
             token=self._token,
+            tls=self._tls,
         )
 
     def end_waits(self) -> None:
@@ -219,7 +223,7 @@ class AsyncClient(AsyncOperations):
         host, port = self._host_and_port
         try:
             with anyio.fail_after(self._connect_timeout_s):
-                stream = await anyio.connect_tcp(host, port)
+                stream = await self._connect(host, port)
         # Python refuses a host such as `a..b` before it looks it up.
         except (OSError, UnicodeError) as exc:
             raise ConnectionLost(f"cannot connect to {host}:{port}: {exc}") from exc
@@ -227,6 +231,11 @@ class AsyncClient(AsyncOperations):
         raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(raw_socket)
         return stream
+
+    async def _connect(self, host: str, port: int) -> anyio.abc.ByteStream:
+        if self._tls is None:
+            return await anyio.connect_tcp(host, port)
+        return await anyio.connect_tcp(host, port, ssl_context=self._tls, tls_standard_compatible=False)
 
     async def _open(self) -> StreamConnection:
         tasks = self._tasks

@@ -17,6 +17,8 @@ from delayserver.client.core import DEFAULT_ADDRESS, Call
 from delayserver.client.messages import ConsumerGroup
 from delayserver.client.retries import Attempts
 from delayserver.client.socket_connection import SocketConnection
+from delayserver.client.tls import TLS, context_of
+from delayserver.client.tls_connection import TlsConnection
 from delayserver.client.turns import Turns
 from delayserver.protocol.errors import ConnectionLost, DelayServerError
 from delayserver.protocol.frames import Reply
@@ -61,9 +63,11 @@ class Client(BlockingOperations):
         connect_timeout_s: float = 5.0,
         retries: int = 3,
         token: str | None = None,
+        tls: TLS = None,
     ) -> None:
         super().__init__(address, CLIENT_NAME, retries, token)
         self._token = token
+        self._tls = context_of(tls)
         self._address = address
         self._timeout_s = timeout_s
         self._connect_timeout_s = connect_timeout_s
@@ -112,6 +116,7 @@ class Client(BlockingOperations):
             connect_timeout_s=self._connect_timeout_s,
             retries=self._retries.retries,
             token=self._token,
+            tls=self._tls,
         )
 
     def asynchronous(self) -> AsyncClient:
@@ -122,6 +127,7 @@ class Client(BlockingOperations):
             connect_timeout_s=self._connect_timeout_s,
             retries=self._retries.retries,
             token=self._token,
+            tls=self._tls,
         )
 
     def _publishing_client(self) -> Client:
@@ -141,6 +147,7 @@ class Client(BlockingOperations):
             connect_timeout_s=self._connect_timeout_s,
             retries=self._retries.retries,
             token=self._token,
+            tls=self._tls,
         )
 
     def groups(self, subject: str | None = None) -> Iterator[ConsumerGroup]:
@@ -201,6 +208,8 @@ class Client(BlockingOperations):
 
     def _new_connection(self) -> Connection:
         """A new connection to the server. Raises `ConnectionLost`."""
+        if self._tls is not None:
+            return TlsConnection(self._host_and_port, self._connect_timeout_s, self._tls)
         return SocketConnection(self._host_and_port, self._connect_timeout_s)
 
     def _reconnect(self, close_count: int) -> Connection:

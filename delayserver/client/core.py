@@ -87,6 +87,10 @@ class ClientCore:
                 software=str(result["software"]),
                 limits=Limits.from_map(result["limits"]),
                 delay_levels_ms=tuple(result.get("delay_levels_ms", ())),
+                needs_token=result.get("needs_token") is True,
+                token_id=str(result.get("token_id", "")),
+                roles=tuple(result.get("roles", ())),
+                subjects=tuple(result.get("subjects", ())),
             )
             self._frame_bytes_max = self.server.limits.frame_bytes_max
             return self.server

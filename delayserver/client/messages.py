@@ -54,7 +54,9 @@ class MessageKey:
 @dataclass(frozen=True, slots=True)
 class ServerInfo:
     """The server's answer to hello. ``role`` is ``server`` or ``broker``; ``server_id`` is 12 hex digits.
-    ``delay_levels_ms``: its named delays, counted from 1; an older server has none."""
+    ``delay_levels_ms``: its named delays, counted from 1; an older server has none. ``needs_token``: it asks every client
+    for a token. ``token_id``, ``roles`` and ``subjects`` are those of the token that this client gave.
+    """
 
     server_id: str
     version: int
@@ -62,6 +64,10 @@ class ServerInfo:
     software: str
     limits: Limits
     delay_levels_ms: tuple[int, ...] = ()
+    needs_token: bool = False
+    token_id: str = ""
+    roles: tuple[str, ...] = ()
+    subjects: tuple[str, ...] = ()
 
 
 class SendResult(NamedTuple):

@@ -35,6 +35,7 @@ class SocketConnection:
             raise ConnectionLost(f"cannot connect to {host_and_port[0]}:{host_and_port[1]}: {exc}") from exc
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         keep_alive(self._socket)
+        self._secure(host_and_port[0])
         # Polls before each receive keep the time. A timeout of the Python socket would also poll before each send. A timeout
         # of the kernel would start anew with every signal, because Python repeats an interrupted system call.
         self._socket.setblocking(False)
@@ -44,6 +45,9 @@ class SocketConnection:
         self._replies = ReplyStream()
         self._process = os.getpid()
         self._closed = False
+
+    def _secure(self, host: str) -> None:
+        """Agrees on a secret with the server, if the connection is encrypted. Raises `ConnectionLost`."""
 
     def usable(self, *, repeatable: bool) -> bool:
         """Whether a call may be sent over this connection. False if it is closed. False in a forked process, which would
@@ -78,13 +82,14 @@ class SocketConnection:
         deadline_s = started_s + remaining_s
         size = _RECEIVE_BYTES
         try:
-            sent = self._socket.send(frame)
+            sent = self._send(frame)
             if sent < len(frame):
                 self._send_rest(memoryview(frame)[sent:], deadline_s)
             while True:
-                if not self._readable.poll(remaining_s * 1000):
+                if not self._wait_readable(remaining_s):
                     raise TimeoutError
-                for reply in self._replies.feed(self._socket.recv(size)):
+                data = self._receive(size)
+                for reply in self._replies.feed(data) if data is not None else ():
                     if reply.id == request_id:
                         self._exchanged_s = started_s
                         if self._replies.failure is not None:
@@ -109,7 +114,7 @@ class SocketConnection:
         deadline_s = time.monotonic() + min(timeout_s, _TIMEOUT_S_MAX)
         try:
             try:
-                sent = self._socket.send(frame)
+                sent = self._send(frame)
             except BlockingIOError:
                 sent = 0
             if sent < len(frame):
@@ -130,7 +135,19 @@ class SocketConnection:
         while unsent:
             if not writable.poll(_remaining_s(deadline_s) * 1000):
                 raise TimeoutError
-            unsent = unsent[self._socket.send(unsent) :]
+            unsent = unsent[self._send(unsent) :]
+
+    def _wait_readable(self, timeout_s: float) -> bool:
+        """Whether bytes, or the end, came within the time."""
+        return bool(self._readable.poll(timeout_s * 1000))
+
+    def _receive(self, size: int) -> bytes | None:
+        """Bytes of the stream, empty at its end; None if what came is no byte of it."""
+        return self._socket.recv(size)
+
+    def _send(self, data: bytes | memoryview) -> int:
+        """Sends what the kernel takes; returns how many bytes."""
+        return self._socket.send(data)
 
 
 def _remaining_s(deadline_s: float) -> float:

@@ -67,6 +67,9 @@ class HttpSettings:
     body_timeout_ms: int = 30_000
     """A request is refused if its body gets no bytes for this long, or fewer than 1 KiB a second on
     average. Lines are spared the latter. An answer of which its client reads nothing for this long is cut."""
+    allowed_hosts: str = ""
+    """Names, with spaces between, under which clients without a token reach a gateway that listens on loopback, such as
+    that of a proxy. Another name may belong to a page that wants to read the answers (DNS rebinding)."""
     streams_max: int = 1024
     """Streams of server-sent events at the same time. Each keeps a task and a connection."""
 

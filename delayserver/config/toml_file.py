@@ -58,7 +58,7 @@ ZERO_ALLOWED: Final = frozenset(
 SECRETS: Final = frozenset({"listen.server_secret"})
 """Keys whose values are shown to nobody."""
 
-EMPTY_ALLOWED: Final = frozenset({"listen.server_secret"})  # no secret
+EMPTY_ALLOWED: Final = frozenset({"listen.server_secret", "http.allowed_hosts"})
 
 SERVER_SECRET_LENGTH_MIN: Final = 16
 

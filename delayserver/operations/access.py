@@ -21,7 +21,7 @@ SUBJECTS_KNOWN_MAX: Final = 4096
 class Access:
     """The rights of a token, shared by all connections that use it. `everything`: no subject is closed to it."""
 
-    __slots__ = ("_known", "_matches", "everything", "limits", "roles", "token_id")
+    __slots__ = ("_known", "_matches", "everything", "limits", "roles", "subjects", "token_id")
 
     def __init__(
         self, token_id: str, roles: frozenset[str], subjects: tuple[str, ...], limits: Limits | None = None
@@ -29,6 +29,7 @@ class Access:
         """`token_id` is empty for a client without a token. `limits`: None if it may send what it likes."""
         self.token_id = token_id
         self.roles = roles
+        self.subjects = subjects
         self.everything = "*" in subjects
         self.limits = limits
         self._matches: Callable[[str], object] = re.compile("|".join([translate(each) for each in subjects])).match

@@ -39,18 +39,37 @@ class _Bound:
     end: Callable[[], None]
 
 
+class OwnTokens:
+    """Tokens of this process alone, which no table has. They open all subjects for one role, and end with the process."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._chance = runtime.chance
+        self._clock = runtime.clock
+        self._tokens: dict[str, StoredToken] = {}
+
+    def make(self, role: str = LOOK) -> str:
+        """A new token; its text."""
+        token_id, text, digest = new_secret(self._chance)
+        created_ms = self._clock.now_us() // 1000
+        self._tokens[token_id] = StoredToken(token_id, "", (role,), ("*",), (StoredSecret(digest),), created_ms)
+        return text
+
+    def get(self, token_id: str) -> StoredToken | None:
+        """The token with this id."""
+        return self._tokens.get(token_id)
+
+
 class TokenBook:
     """The tokens in force, and the connections that use them."""
 
-    def __init__(self, fs: FileSystem, directory: str, server_id: int, runtime: Runtime) -> None:
+    def __init__(self, fs: FileSystem, directory: str, server_id: int, own: OwnTokens, runtime: Runtime) -> None:
         """Reads the table of the data directory. Raises CorruptionError, FormatError."""
         self._write = partial(write_tokens, fs, directory, server_id)
         self._clock = runtime.clock
         self._chance = runtime.chance
         self._workers = runtime.workers
         self._changing = trio.Lock()
-        # Tokens of this process alone, which no table has: the gateway reads with one.
-        self._own: dict[str, StoredToken] = {}
+        self._own = own
         self._stored: dict[str, StoredToken] = {}
         self._accesses: dict[str, Access] = {}
         self._bound: dict[int, _Bound] = {}
@@ -81,12 +100,6 @@ class TokenBook:
     def closed(self, number: int) -> None:
         """Forgets a connection."""
         self._bound.pop(number, None)
-
-    def own(self, role: str = LOOK) -> str:
-        """A token of this process, for all subjects. It ends with the process."""
-        token_id, text, digest = new_secret(self._chance)
-        self._own[token_id] = StoredToken(token_id, "", (role,), ("*",), (StoredSecret(digest),), self._now_ms())
-        return text
 
     def _token(self, token_id: str) -> StoredToken | None:
         return self._stored.get(token_id) or self._own.get(token_id)

@@ -15,7 +15,8 @@ PREFIX: Final = "dst_"
 SECRET_BYTES: Final = 32
 ID_BITS: Final = 48
 
-ROLES: Final = ("send", "consume", "look", "admin")
+SEND, CONSUME, LOOK, ADMIN = "send", "consume", "look", "admin"
+ROLES: Final = (SEND, CONSUME, LOOK, ADMIN)
 """What a token may do. `admin` includes the others."""
 
 NAME_CHARACTERS_MAX: Final = 100

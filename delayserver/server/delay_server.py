@@ -88,7 +88,7 @@ from delayserver.operations.status_sections import (
     WindowsReader,
 )
 from delayserver.operations.subjects import Subjects
-from delayserver.operations.tokens import TokenBook
+from delayserver.operations.tokens import OwnTokens, TokenBook
 from delayserver.operations.transactions import Transactions
 from delayserver.outcomes.outcome_recorder import OutcomeRecorder
 from delayserver.receive.group_commit import GroupCommit
@@ -185,6 +185,7 @@ class DelayServer:
         # One for each process. A node uses it to tell two processes with one server id apart.
         self._instance = f"{self.runtime.chance.getrandbits(64):016x}"
         self.servers = Servers(self.settings.listen, self.runtime)
+        self.own_tokens = OwnTokens(self.runtime)
         self.stopping = self.readiness.stopping
         self._starting = trio.CancelScope()
         self.is_open = False
@@ -468,7 +469,9 @@ class DelayServer:
             settings.storage,
             self.runtime,
         )
-        self.tokens = TokenBook(self.fs, opened.directory.path, opened.directory.server_id, self.runtime)
+        self.tokens = TokenBook(
+            self.fs, opened.directory.path, opened.directory.server_id, self.own_tokens, self.runtime
+        )
         self.identity = Identity(f"{opened.directory.server_id:012x}", self.role)
         self.status = Status(
             ProcessReader(

@@ -57,12 +57,13 @@ class HttpGateway:
         """The address that it listens on."""
         return str(self._socket.getsockname()[0])
 
-    async def run(self, server: str) -> None:
-        """Keep a child running until cancelled. ``server`` is the address of the server's own protocol."""
+    async def run(self, server: str, token: str) -> None:
+        """Keep a child running until cancelled. ``server`` is the address of the server's own protocol. With ``token`` the
+        child reads for itself."""
         pause_s = PAUSE_S
         while True:
             begin_s = trio.current_time()
-            code = await self._run_child(server)
+            code = await self._run_child(server, token)
             if trio.current_time() - begin_s > STEADY_S:
                 pause_s = PAUSE_S
             events.error(
@@ -74,7 +75,7 @@ class HttpGateway:
             await trio.sleep(pause_s)
             pause_s = min(pause_s * 2, PAUSE_S_MAX)
 
-    async def _run_child(self, server: str) -> int:
+    async def _run_child(self, server: str, token: str) -> int:
         """Run one child to its end, and return its exit code. When cancelled, end it."""
         descriptor = self._socket.fileno()
         child = await trio.lowlevel.open_process(
@@ -86,7 +87,7 @@ class HttpGateway:
         assert child.stdin is not None
         try:
             http, log = dataclasses.asdict(self._settings.http), self._settings.log
-            orders = {"server": server, "http": http, "log": [log.format, log.level]}
+            orders = {"server": server, "token": token, "http": http, "log": [log.format, log.level]}
             try:
                 await child.stdin.send_all(json.dumps(orders).encode() + b"\n")
             except trio.BrokenResourceError:

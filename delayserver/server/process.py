@@ -74,7 +74,7 @@ async def serve(
                 await nursery.start(_reload_on_signal, server, manager)
             if gateway is not None:
                 # From the start on, so that a client of HTTP hears that the server is not ready yet.
-                nursery.start_soon(gateway.run, _dialled(*listener.address))
+                nursery.start_soon(gateway.run, _dialled(*listener.address), server.own_tokens.make())
             try:
                 await server.run(listener, _telling(ready, server, manager))
             except (StoreError, OSError) as error:  # for the caller as it is, not in a group

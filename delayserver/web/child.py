@@ -14,7 +14,7 @@ import sys
 
 from delayserver.config.settings import HttpSettings
 from delayserver.logs.setup import set_up
-from delayserver.web.process import serve_http
+from delayserver.web.process import Upstream, serve_http
 
 
 async def _until_parent_ends() -> None:
@@ -36,7 +36,8 @@ def main() -> None:
     set_up(*orders["log"])
     listening = socket.socket(fileno=int(sys.argv[1]))
     listening.setblocking(False)
-    asyncio.run(serve_http(orders["server"], listening, HttpSettings(**orders["http"]), _until_parent_ends))
+    settings = HttpSettings(**orders["http"])
+    asyncio.run(serve_http(Upstream(orders["server"], orders["token"]), listening, settings, _until_parent_ends))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,17 @@ import anyio.abc
 
 from delayserver.client import AsyncClient
 from delayserver.client.async_batching import AsyncBatcher
-from delayserver.client.messages import SendResult
+from delayserver.client.messages import SendResult, ServerInfo
+from delayserver.client.tls import TLS
+from delayserver.protocol.errors import Forbidden, Unauthenticated
+from delayserver.protocol.tokens import ADMIN, LOOK
 from delayserver.web.idempotency import FirstTries
 
+TOKEN: Final = "delayserver.token"
+"""The entry of an ASGI scope that has the token of the request; empty for none."""
+CHECKS_AT_ONCE_MAX: Final = 16
+"""Tokens that are shown to the server for the first time, at the same time. More wait, so that guesses open no flood of
+connections."""
 TOKENS_MAX: Final = 256
 """Tokens with open connections, two connections each. The one that was used least recently is closed beyond it."""
 RETRIES: Final = 2
@@ -33,9 +41,9 @@ class TokenClient:
     single sends of concurrent requests into few requests of the server's protocol. ``first_tries`` remembers keys.
     """
 
-    def __init__(self, server: str) -> None:
-        self.calls = AsyncClient(server, retries=RETRIES)
-        self.pulls = AsyncClient(server, retries=0)
+    def __init__(self, server: str, token: str, tls: TLS) -> None:
+        self.calls = AsyncClient(server, retries=RETRIES, token=token or None, tls=tls)
+        self.pulls = AsyncClient(server, retries=0, token=token or None, tls=tls)
         # Without a pause: while one batch is on its way, the next one gathers.
         self.sends: AsyncBatcher[SendResult] = self.calls.batcher(
             batch_messages_max=BATCH_MESSAGES_MAX, linger_ms=0, pending_messages_max=PENDING_MESSAGES_MAX
@@ -61,8 +69,13 @@ class TokenClient:
 class Clients:
     """The clients of all tokens. Use it as ``async with``."""
 
-    def __init__(self, server: str) -> None:
+    def __init__(self, server: str, own_token: str = "", tls: TLS = None) -> None:
+        """`own_token`: what the gateway reads with itself. `tls`: how it reaches the server."""
         self.server = server
+        self._own_token = own_token
+        self._tls = tls
+        self._own: TokenClient | None = None
+        self._checks = anyio.Semaphore(CHECKS_AT_ONCE_MAX)
         self._by_token: OrderedDict[str, TokenClient] = OrderedDict()
         self._opening = anyio.Lock()
         self._tasks = anyio.create_task_group()
@@ -76,22 +89,59 @@ class Clients:
         await self._tasks.__aexit__(None, None, None)
 
     async def of_request(self, scope: Mapping[str, Any]) -> TokenClient:
-        """The client of a request, by its ASGI scope."""
-        client = self._by_token.get("")
-        return client if client is not None else await self._open("")
+        """The client of a request, by its ASGI scope. Raises Unauthenticated for a token that the server does not take."""
+        token = scope.get(TOKEN, "")
+        client = self._by_token.get(token)
+        return client if client is not None else await self._open(token)
+
+    async def who_is(self, token: str) -> ServerInfo:
+        """What the server says to a client with this token, now. Raises Unauthenticated."""
+        client = await self.of_request({TOKEN: token})
+        return await client.calls.hello()
+
+    async def require_look(self, scope: Mapping[str, Any]) -> None:
+        """Raises Unauthenticated or Forbidden if the request may not see the figures of all subjects."""
+        client = await self.of_request(scope)
+        # A ping meets the end of a revoked token; what the server said to it at `hello` is then out of date.
+        await client.calls.ping()
+        info = await client.calls.connect()
+        if not info.needs_token:
+            return
+        if not info.roles:
+            raise Unauthenticated("this server asks for a token: give one with the role look")
+        if not {LOOK, ADMIN} & set(info.roles) or "*" not in info.subjects:
+            raise Forbidden("the figures of all subjects are for tokens with the role look and the pattern *")
 
     async def own(self) -> TokenClient:
         """The gateway's own client, for what it reads itself."""
-        client = self._by_token.get("")
-        return client if client is not None else await self._open("")
+        if self._own is None:
+            async with self._opening:
+                if self._own is None:
+                    client = TokenClient(self.server, self._own_token, self._tls)
+                    await self._tasks.start(client.hold)
+                    self._own = client
+        return self._own
 
     async def _open(self, token: str) -> TokenClient:
+        client = TokenClient(self.server, token, self._tls)
+        if token:
+            async with self._checks:
+                if token not in self._by_token:
+                    await self._check(token)
         async with self._opening:
-            client = self._by_token.get(token)
-            if client is None:
-                client = TokenClient(self.server)
-                await self._tasks.start(client.hold)
-                self._by_token[token] = client
-                if len(self._by_token) > TOKENS_MAX:
-                    self._by_token.popitem(last=False)[1].close()
-            return client
+            before = self._by_token.get(token)
+            if before is not None:
+                return before
+            await self._tasks.start(client.hold)
+            self._by_token[token] = client
+            if len(self._by_token) > TOKENS_MAX:
+                self._by_token.popitem(last=False)[1].close()
+        return client
+
+    async def _check(self, token: str) -> None:
+        """Shows a new token to the server on a connection of its own. So a guess takes no place of a token in use. Raises
+        Unauthenticated."""
+        async with AsyncClient(self.server, retries=0, token=token, tls=self._tls) as client:
+            info = await client.connect()
+        if info.needs_token and not info.roles:
+            raise Unauthenticated("this token is none that is valid here")

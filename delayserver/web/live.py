@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from delayserver.protocol.errors import DelayServerError
 from delayserver.web.answers import event, event_stream
-from delayserver.web.clients import Clients
+from delayserver.web.clients import TOKEN, Clients
 from delayserver.web.problems import problem_of
 from delayserver.web.streams import Streams
 
@@ -45,9 +45,10 @@ class Live:
 
     async def live(self, request: Request, names: Mapping[str, str]) -> Response:
         """The stream of a listener."""
-        return event_stream(self._events(self._streams.begin()))
+        await self._clients.require_look(request.scope)
+        return event_stream(self._events(self._streams.begin(), request.scope))
 
-    async def _events(self, place: Streams.Place) -> AsyncIterator[bytes]:
+    async def _events(self, place: Streams.Place, scope: Mapping[str, Any]) -> AsyncIterator[bytes]:
         with place:
             self._listeners += 1
             self._wanted.set()
@@ -55,6 +56,8 @@ class Live:
                 while True:
                     arrived = self._arrived
                     await arrived.wait()
+                    if scope.get(TOKEN):
+                        await self._clients.require_look(scope)  # the token may have ended
                     yield self._latest
             finally:
                 self._listeners -= 1

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from delayserver.protocol.errors import DelayServerError, ProtocolError, Refused, Unavailable
+from delayserver.protocol.errors import DelayServerError, ProtocolError, Refused, Unauthenticated, Unavailable
 
 PROBLEM_JSON: Final = "application/problem+json"
 
@@ -127,6 +127,8 @@ def status_of(error: DelayServerError) -> int:
 
 def problem_of(error: DelayServerError) -> Problem:
     """The problem document of a named error."""
+    if isinstance(error.__cause__, Unauthenticated):  # the token ended while the request was under way
+        error = error.__cause__
     return Problem(
         status_of(error), error.name, error.message, retry_after_ms=error.retry_after_ms, fields=dict(error.details)
     )

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import ipaddress
 import resource
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import anyio
 import uvicorn
 
+from delayserver.client.tls import TLS
 from delayserver.config.settings import HttpSettings
 from delayserver.logs.setup import silence
+from delayserver.runtime.chance import system_chance
 from delayserver.web.clients import Clients
+from delayserver.web.door import Door
 from delayserver.web.gateway import Gateway
 from delayserver.web.http_protocol import Connections
+from delayserver.web.sessions import Sessions
 
 GRACE_S = 2
 """Requests that are still running so long after the end was asked for are cancelled."""
@@ -45,20 +51,30 @@ def within_descriptors(settings: HttpSettings) -> HttpSettings:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     room = settings.connections_max if hard == resource.RLIM_INFINITY else max(hard - DESCRIPTORS_KEPT, 16)
     return replace(settings, connections_max=min(room, settings.connections_max))
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """The server that the gateway is a client of: its address, the token that the gateway reads with itself, and TLS."""
+
+    server: str
+    token: str = ""
+    tls: TLS = None
 
 
 async def serve_http(
-    server: str, listening: socket.socket, settings: HttpSettings, until: Callable[[], Awaitable[None]]
+    upstream: Upstream, listening: socket.socket, settings: HttpSettings, until: Callable[[], Awaitable[None]]
 ) -> None:
-    """Serve HTTP on a listening socket as a client of ``server``, until ``until`` returns."""
+    """Serve HTTP on a listening socket as a client of ``upstream``, until ``until`` returns."""
     settings = within_descriptors(settings)
     # The gateway has its own answers for bad requests. Nobody may fill the log by sending them.
     silence("uvicorn")
-    async with Clients(server) as clients, anyio.create_task_group() as tasks:
+    host = str(listening.getsockname()[0]).partition("%")[0]
+    async with Clients(upstream.server, upstream.token, upstream.tls) as clients, anyio.create_task_group() as tasks:
         gateway, connections = Gateway(clients, settings), Connections(settings)
+        sessions = Sessions(time.monotonic, system_chance().randbytes)
+        door = Door(gateway, clients, sessions, settings, loopback=ipaddress.ip_address(host).is_loopback)
         web = GatewayServer(
             uvicorn.Config(
-                gateway,
+                door,
                 http=connections.protocol,  # type: ignore[arg-type]
                 ws="none",
                 loop="asyncio",

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from delayserver.front.connection import Connection
+from delayserver.operations.access import EVERYTHING
 from delayserver.operations.identity import Identity
 from delayserver.operations.servers import Servers
 from delayserver.operations.tokens import TokenBook
@@ -50,7 +53,7 @@ class GreetingHandlers:
         if token is not None:
             self._authenticate(connection, token)
         identity = self._identity
-        reply = {
+        reply: dict[str, Any] = {
             "version": PROTOCOL_VERSION,
             "server_id": identity.server_id,
             "server_us": self._clock.now_us(),
@@ -59,6 +62,11 @@ class GreetingHandlers:
             "limits": self._limits.to_map(),
             "delay_levels_ms": self._levels_ms,
         }
+        if self._tokens.enabled.is_set():
+            reply["needs_token"] = True
+        access = connection.access
+        if access is not EVERYTHING:
+            reply |= {"token_id": access.token_id, "roles": sorted(access.roles), "subjects": list(access.subjects)}
         connection.reply(encode_reply(request.id, reply))
 
     def _authenticate(self, connection: Connection, token: object) -> None:

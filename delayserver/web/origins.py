@@ -1,0 +1,54 @@
+"""Which requests come from a page of another site. Pure: headers in, a problem or nothing out.
+
+A browser sends requests that any page makes, with the cookies of this site, and to servers on the person's machine. It says
+where the page is from, in `Sec-Fetch-Site` or `Origin`. Programs that are no browsers send neither.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from typing import Final
+from urllib.parse import urlsplit
+
+from delayserver.web.problems import Problem
+
+_OURS: Final = frozenset({b"same-origin", b"none"})
+_CROSS_SITE: Final = "the request comes from a page of another site; open the console, or call the API from a program"
+
+
+def check_site(headers: Iterable[tuple[bytes, bytes]]) -> None:
+    """Raises `Problem` for a request that a page of another site makes, whatever its method."""
+    site = origin = host = None
+    for name, value in headers:
+        if name == b"sec-fetch-site":
+            site = value
+        elif name == b"origin":
+            origin = value
+        elif name == b"host":
+            host = value
+    if site is not None and site not in _OURS:
+        raise Problem(403, "cross_site", _CROSS_SITE)
+    if origin is not None and _place(origin) != (host or b"").lower():
+        raise Problem(403, "cross_site", _CROSS_SITE)
+
+
+def _place(origin: bytes) -> bytes:
+    """Host and port of an origin, as `Host` has them; nothing for `null`."""
+    scheme, separator, place = origin.lower().partition(b"://")
+    return place if separator and scheme in (b"http", b"https") else b"?"
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether a `Host` header names this machine itself. Another name that leads here may belong to anybody, who then reads
+    what a browser gets from the server under that name (DNS rebinding)."""
+    try:
+        name = urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return False
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,228 @@
+"""Who may do what over HTTP: tokens, sessions of the console, pages of other sites, and the headers of every answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from delayserver.client import Client
+from tests.delayserver.web.web_server import ROOT, SECONDS_MAX, Reply, Web, serve, stop
+
+MESSAGE = {"subject": "orders.a", "body": "x", "delay": "1h"}
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {token}"}
+
+
+class Guarded:
+    """A server with tokens, and one token of each kind."""
+
+    def __init__(self, web: Web, admin: str) -> None:
+        self.web, self.admin = web, admin
+        with Client(web.address, token=admin) as client:
+            self.shop = client.token(["send", "consume"], "orders*").text
+            self.other = client.token(["send", "consume", "look"], "bills*").text
+            self.look = client.token("look").text
+            self.slow = client.token("send", "orders*", rate=1).text
+            self.gone = client.token("send").text
+            client.revoke_token(self.gone[4:16])
+
+    def ask(self, token: str, method: str, path: str, document: object = None, **headers: str) -> Reply:
+        return self.web.ask(method, path, document, headers=bearer(token) | headers)
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    data = tmp_path_factory.mktemp("guarded") / "data"
+    create = ["token", "create", "--role", "admin", "--json", "--data-dir", str(data)]
+    made = subprocess.run(
+        [sys.executable, "-m", "delayserver", *create], cwd=ROOT, capture_output=True, check=True, timeout=SECONDS_MAX
+    )
+    web = serve("--data-dir", str(data))
+    yield Guarded(web, json.loads(made.stdout)["token"])
+    assert stop(web) == ""
+
+
+def problem(reply: Reply, status: int, error: str) -> dict[str, Any]:
+    assert (reply.status, reply.json["error"]) == (status, error), reply
+    assert reply.headers["content-type"] == "application/problem+json"
+    assert ("www-authenticate" in reply.headers) == (status == 401)
+    document: dict[str, Any] = reply.json
+    return document
+
+
+def test_a_token_opens_its_subjects_and_a_message_comes_back(guarded: Guarded) -> None:
+    sent = guarded.ask(guarded.shop, "POST", "/v1/messages", MESSAGE | {"delay": "0s"})
+    assert sent.status == 201
+    path = "/v1/subjects/orders.a/groups/g/pull"
+    (message,) = guarded.ask(guarded.shop, "POST", path, {"wait_ms": 20_000, "ack": True}).json["messages"]
+    assert message["body"] == "x"
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["", "Bearer", "Bearer x", "Basic dXNlcjpwYXNz", "Bearer dst_0123456789ab_" + "A" * 43, "Bearer " + "x" * 8_000],
+)
+def test_a_wrong_token_is_unauthenticated_everywhere(guarded: Guarded, header: str) -> None:
+    for method, path, document in (
+        ("POST", "/v1/messages", MESSAGE),
+        ("GET", "/v1/status", None),
+        ("GET", "/v1/live", None),
+        ("DELETE", "/v1/messages/whatever", None),
+        ("POST", "/v1/subjects/orders.a/groups/g/pull", {}),
+    ):
+        headers = {"authorization": header} if header else {}
+        problem(guarded.web.ask(method, path, document, headers=headers), 401, "unauthenticated")
+
+
+def test_a_revoked_token_is_unauthenticated(guarded: Guarded) -> None:
+    problem(guarded.ask(guarded.gone, "POST", "/v1/messages", MESSAGE), 401, "unauthenticated")
+
+
+def test_a_token_that_is_revoked_while_it_is_in_use_ends_at_once(guarded: Guarded) -> None:
+    with Client(guarded.web.address, token=guarded.admin) as client:
+        made = client.token("send", "orders*")
+        assert guarded.ask(made.text, "POST", "/v1/messages", MESSAGE).status == 201
+        client.revoke_token(made.token.id)
+    problem(guarded.ask(made.text, "POST", "/v1/messages", MESSAGE), 401, "unauthenticated")
+
+
+def test_another_tenants_messages_are_forbidden(guarded: Guarded) -> None:
+    receipt = guarded.ask(guarded.shop, "POST", "/v1/messages", MESSAGE).json["receipt"]
+    problem(guarded.ask(guarded.other, "POST", "/v1/messages", MESSAGE), 403, "forbidden")
+    for method, path, document in (
+        ("GET", f"/v1/messages/{receipt}", None),
+        ("DELETE", f"/v1/messages/{receipt}", None),
+        ("POST", "/v1/subjects/orders.a/groups/g/pull", {}),
+        ("POST", "/v1/subjects/orders.a/groups/g/ack", {"deliveries": ["1"]}),
+        ("POST", "/v1/subjects/orders.a/groups/g/nack", {"deliveries": ["1"]}),
+    ):
+        problem(guarded.ask(guarded.other, method, path, document), 403, "forbidden")
+    problem(guarded.ask(guarded.other, "GET", "/v1/live"), 403, "forbidden")
+    assert guarded.ask(guarded.admin, "GET", f"/v1/messages/{receipt}").json["outcome"] == "pending"
+
+
+def test_a_limit_is_429_with_the_time_to_wait(guarded: Guarded) -> None:
+    replies = [guarded.ask(guarded.slow, "POST", "/v1/messages", MESSAGE) for _ in range(2)]
+    refused = [reply for reply in replies if reply.status != 201] or [
+        guarded.ask(guarded.slow, "POST", "/v1/messages", MESSAGE)
+    ]
+    assert refused[0].status in (201, 429)
+    if refused[0].status == 429:
+        document = problem(refused[0], 429, "rate_limited")
+        assert 0 < document["retry_after_ms"] <= 1_001 and refused[0].headers["retry-after"] in ("1", "2")
+    assert guarded.ask(guarded.shop, "POST", "/v1/messages", MESSAGE).status == 201
+
+
+def test_probes_need_no_token(guarded: Guarded) -> None:
+    assert guarded.web.ask("GET", "/healthz").status == 200
+    assert guarded.web.ask("GET", "/readyz").status == 200
+
+
+# -- sessions
+
+
+def sign_in(guarded: Guarded, token: str, **headers: str) -> Reply:
+    return guarded.web.ask("POST", "/login", {"token": token}, headers=headers)
+
+
+def test_a_person_signs_in_with_a_token_and_out_again(guarded: Guarded) -> None:
+    assert guarded.web.ask("GET", "/v1/session").json["needs_token"] is True
+    reply = sign_in(guarded, guarded.look)
+    assert reply.status == 200 and reply.json["roles"] == ["look"] and guarded.look not in reply.body.decode()
+    cookie = reply.headers["set-cookie"]
+    for part in ("HttpOnly", "SameSite=Strict", "Path=/"):
+        assert part in cookie
+    assert guarded.look not in cookie
+    signed = {"cookie": "theme=dark; " + cookie.partition(";")[0], "sec-fetch-site": "same-origin"}
+    assert guarded.web.ask("GET", "/v1/status", headers=signed).status == 200
+    state = guarded.web.ask("GET", "/v1/session", headers=signed).json
+    assert (state["needs_token"], state["subjects"]) == (False, ["*"])
+    problem(guarded.web.ask("POST", "/v1/messages", MESSAGE, headers=signed), 403, "forbidden")
+    out = guarded.web.ask("POST", "/logout", headers=signed)
+    assert out.status == 204 and "Max-Age=0" in out.headers["set-cookie"]
+    problem(guarded.web.ask("GET", "/v1/status", headers=signed), 401, "unauthenticated")
+
+
+@pytest.mark.parametrize(
+    ("document", "status"),
+    [
+        ({"token": "x"}, 401),
+        ({"token": "dst_0123456789ab_" + "A" * 43}, 401),
+        ({}, 400),
+        (b"{", 400),
+        (b"x" * 5000, 413),
+    ],
+)
+def test_a_login_without_a_valid_token_begins_no_session(guarded: Guarded, document: object, status: int) -> None:
+    reply = guarded.web.ask("POST", "/login", document)
+    assert reply.status == status and "set-cookie" not in reply.headers
+
+
+def test_an_unknown_cookie_is_no_session(guarded: Guarded) -> None:
+    signed = {"cookie": "delayserver_session=" + "0" * 64}
+    problem(guarded.web.ask("GET", "/v1/status", headers=signed), 401, "unauthenticated")
+
+
+CROSS = [
+    {"sec-fetch-site": "cross-site"},
+    {"sec-fetch-site": "same-site"},
+    {"origin": "https://evil.example"},
+    {"origin": "null"},
+    {"origin": "http://127.0.0.1:1"},
+    {"sec-fetch-site": "same-origin", "origin": "https://evil.example"},
+]
+
+
+@pytest.mark.parametrize("headers", CROSS)
+def test_no_page_of_another_site_can_act_or_read(guarded: Guarded, web: Web, headers: dict[str, str]) -> None:
+    cookie = sign_in(guarded, guarded.admin).headers["set-cookie"].partition(";")[0]
+    signed = headers | {"cookie": cookie}
+    for method, path, document in (
+        ("POST", "/v1/messages", MESSAGE),
+        ("GET", "/v1/status", None),
+        ("GET", "/v1/subjects/s/groups/g/deliveries", None),
+        ("DELETE", "/v1/messages/x", None),
+        ("POST", "/login", {"token": guarded.admin}),
+        ("POST", "/logout", None),
+    ):
+        problem(guarded.web.ask(method, path, document, headers=signed), 403, "cross_site")
+        # Nor at a server without tokens, which listens on the person's own machine.
+        problem(web.ask(method, path, document, headers=headers), 403, "cross_site")
+    own = {"cookie": cookie, "origin": f"http://{guarded.web.host}:{guarded.web.port}", "sec-fetch-site": "same-origin"}
+    assert guarded.web.ask("GET", "/v1/status", headers=own).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:20880", "127.0.0.1.evil.example", "localhost.evil.example"]
+)
+def test_a_name_that_leads_to_loopback_reads_nothing(web: Web, host: str) -> None:
+    problem(web.ask("GET", "/v1/status", headers={"host": host}), 403, "host_unknown")
+    assert web.ask("GET", "/v1/status", headers={"host": "localhost:20880"}).status == 200
+    assert web.ask("GET", "/v1/status", headers={"host": "[::1]:20880"}).status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/status", "/v1/unknown", "/nothing", "/healthz"])
+def test_every_answer_has_the_headers_that_protect_a_browser(web: Web, path: str) -> None:
+    headers = web.ask("GET", path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["referrer-policy"] == "no-referrer"
+    assert headers["x-frame-options"] == "DENY"
+    policy = headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy and "*" not in policy
+    if path.startswith("/v1/"):
+        assert headers["cache-control"] == "no-store"
+
+
+def test_the_token_of_a_request_is_in_no_answer_and_no_log(guarded: Guarded, tmp_path: Path) -> None:
+    wrong = "dst_0123456789ab_" + "B" * 43
+    reply = guarded.ask(wrong, "GET", "/v1/status")
+    assert wrong not in reply.body.decode() and wrong[17:] not in str(reply.headers)

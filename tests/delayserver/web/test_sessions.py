@@ -1,0 +1,61 @@
+"""Sessions end by themselves, and their number has a bound."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from delayserver.web.origins import is_loopback_name
+from delayserver.web.sessions import AGE_S_MAX, IDLE_S, SESSIONS_MAX, Sessions
+
+
+class Now:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.s = 0.0
+
+    def __call__(self) -> float:
+        return self.s
+
+
+def test_a_session_ends_when_it_is_idle_or_old() -> None:
+    now = Now()
+    sessions = Sessions(now, os.urandom)
+    idle, used = sessions.begin("one"), sessions.begin("two")
+    while now.s < AGE_S_MAX - IDLE_S / 2:
+        now.s += IDLE_S / 2
+        assert sessions.token_of(used) == "two"
+    assert sessions.token_of(idle) is None
+    now.s += IDLE_S / 2 + 1
+    assert sessions.token_of(used) is None and len(sessions) == 0
+
+
+def test_the_session_that_was_used_least_recently_gives_way() -> None:
+    sessions = Sessions(Now(), os.urandom)
+    first, second = sessions.begin("first"), sessions.begin("second")
+    for _ in range(SESSIONS_MAX - 2):
+        sessions.begin("other")
+    assert sessions.token_of(first) == "first"
+    sessions.begin("one more")
+    assert sessions.token_of(second) is None and sessions.token_of(first) == "first"
+    assert len(sessions) == SESSIONS_MAX
+
+
+def test_ids_are_not_guessed_and_an_ended_session_is_gone() -> None:
+    sessions = Sessions(Now(), os.urandom)
+    one, two = sessions.begin("t"), sessions.begin("t")
+    assert one != two and len(one) == 64
+    sessions.end(one)
+    assert sessions.token_of(one) is None and sessions.token_of(two) == "t"
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1", "127.1.2.3:80", "[::1]:80", "a.localhost"])
+def test_names_of_this_machine(host: str) -> None:
+    assert is_loopback_name(host)
+
+
+@pytest.mark.parametrize("host", ["", "evil", "localhost.evil", "127.0.0.1.evil", "0.0.0.0", "10.0.0.1", "[::2]", "["])
+def test_other_names(host: str) -> None:
+    assert not is_loopback_name(host)
