@@ -169,7 +169,7 @@ class Door:
         async for chunk in request.stream():
             body += chunk
             if len(body) > _LOGIN_BYTES_MAX:
-                raise Problem(413, "message_too_large", "a login is a token and nothing else", close=True)
+                raise Problem(413, "message_too_large", "a login is a token and nothing else")
         return read_json(body, _LOGIN)
 
     async def _state(self, token: str) -> SessionState:

@@ -56,11 +56,19 @@ class Live:
                 while True:
                     arrived = self._arrived
                     await arrived.wait()
-                    if scope.get(TOKEN):
-                        await self._clients.require_look(scope)  # the token may have ended
+                    if scope.get(TOKEN) and not await self._may_look(scope):
+                        return
                     yield self._latest
             finally:
                 self._listeners -= 1
+
+    async def _may_look(self, scope: Mapping[str, Any]) -> bool:
+        """False from the end of its token on."""
+        try:
+            await self._clients.require_look(scope)
+        except DelayServerError:
+            return False
+        return True
 
     async def _figures(self) -> dict[str, Any]:
         client = await self._clients.own()

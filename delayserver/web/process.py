@@ -51,6 +51,8 @@ def within_descriptors(settings: HttpSettings) -> HttpSettings:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     room = settings.connections_max if hard == resource.RLIM_INFINITY else max(hard - DESCRIPTORS_KEPT, 16)
     return replace(settings, connections_max=min(room, settings.connections_max))
+
+
 @dataclass(frozen=True, slots=True)
 class Upstream:
     """The server that the gateway is a client of: its address, the token that the gateway reads with itself, and TLS."""

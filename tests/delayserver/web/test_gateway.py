@@ -136,7 +136,7 @@ def test_the_console_is_at_the_root(web: Web) -> None:
 
 def test_live_figures_come_as_events(web: Web) -> None:
     with closing(web.connect()) as listener, closing(listener.makefile("rb")) as lines:
-        listener.sendall(b"GET /v1/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        listener.sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         data: list[dict[str, Any]] = []
         while len(data) < 2:
             line = lines.readline()

@@ -78,7 +78,7 @@ def test_lines_can_be_answered_by_errors_and_a_count_alone(web: Web) -> None:
 
 def test_the_first_lines_are_answered_while_the_next_ones_are_not_there_yet(web: Web) -> None:
     with closing(web.connect()) as stream, closing(stream.makefile("rb")) as answer:
-        head = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+        head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
         stream.sendall(head + b"Transfer-Encoding: chunked\r\n\r\n")
         for number in range(3):
             row = lines({"subject": "talk", "body": str(number), "delay_ms": 0})
@@ -111,7 +111,7 @@ def test_a_large_body_of_lines_comes_through_and_nobody_else_waits_for_it(web: W
 def test_a_line_above_the_bound_ends_the_answer(web: Web) -> None:
     body = lines({"subject": "s", "body": "x", "delay": "1h"}) + b" " * 8_000_000
     with closing(web.connect()) as stream, closing(stream.makefile("rb")) as answer:
-        head = b"POST /v1/messages HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-ndjson\r\n"
+        head = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/x-ndjson\r\n"
         stream.sendall(head + b"Content-Length: %d\r\n\r\n" % (2 * len(body)) + body)
         found = [line for line in answer.read().splitlines() if line.startswith(b"{")]
     assert json.loads(found[0])["subject"] == "s"

@@ -15,7 +15,7 @@ from tests.delayserver.web.web_server import Web
 def stream(web: Web, path: str) -> Iterator[BinaryIO]:
     """The body of a stream, read line by line."""
     with closing(web.connect()) as connection, closing(connection.makefile("rb")) as answer:
-        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         yield answer
 
 
@@ -81,7 +81,7 @@ def test_a_pull_ends_when_its_client_goes_away(web: Web) -> None:
         before = client.status()["broker"]["waiting_pulls"]
         with closing(web.connect()) as connection:
             body = b'{"wait_ms": 60000}'
-            head = b"POST /v1/subjects/gone/groups/g/pull HTTP/1.1\r\nHost: x\r\n"
+            head = b"POST /v1/subjects/gone/groups/g/pull HTTP/1.1\r\nHost: localhost\r\n"
             connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             while client.status()["broker"]["waiting_pulls"] == before:
                 pass
