@@ -3,22 +3,27 @@
 Rows leave the queue in batches by count and bytes. A row whose attempt failed goes back to the front; retries never give
 up by themselves (dead-lettering is an explicit setting). When every node is down the rows go to the next group of their
 route if there is one, otherwise they wait; past the bound of the queue they leave memory and are read again later.
+
+Rows with an order key take another way: one task hands out batches of them, each to the node of its keys. The rows of a key
+are in one batch at a time, and go to the node in their order.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import trio
 
 from delayserver.config.settings import DispatchSettings
 from delayserver.dispatch.broker_node import DeliveryError, Node, choose
-from delayserver.dispatch.delivery import ChangedRowsError, Shipment, by_file, shipments
-from delayserver.dispatch.message_reader import MessageReader
+from delayserver.dispatch.delivery import ChangedRowsError, Shipment, by_file, keyed_shipments, shipments
+from delayserver.dispatch.key_nodes import KeyNodes
+from delayserver.dispatch.message_reader import AHEAD_MS, MessageReader
 from delayserver.dispatch.verdicts import Verdicts
 from delayserver.protocol.outcomes import DeliverOutcome
 from delayserver.runtime.clock import LOOK_AGAIN_MS
@@ -26,7 +31,9 @@ from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from delayserver.state.group_rows import GroupRows
+from delayserver.state.keyed_lane import Buckets, buckets_of
 from delayserver.state.residency import Residency, again_us
+from delayserver.state.rows import has_order_key
 from store.errors import CorruptionError, DiskError
 from store.records.batches import U8, U32
 from store.records.redelivery import REDELIVERY
@@ -36,6 +43,11 @@ from wheel.due_rows import DueRows
 PROBE_LOOK_MS = 5
 # So many rows that a node refuses, and not their neighbours, wait in memory.
 REFUSED_ROWS_MAX = 8_192
+# So many rows with an order key show whether a node that counts as down is back. They wait for it, so these are few.
+KEYED_PROBE_ROWS = 64
+# So many batches of rows with an order key a node has at once, of different keys: the next ones are read while the first is
+# synced, and a slow node does not get all.
+KEYED_BATCHES_MAX = 4
 
 
 class BrokerGroup:
@@ -68,6 +80,9 @@ class BrokerGroup:
         self._stopping = False
         self._put_aside = Bell()
         self._pausing = False
+        self._key_nodes = KeyNodes()
+        # Batches with order keys in flight, by the numbers of their nodes.
+        self._keyed_batches: Counter[int] = Counter()
 
     @property
     def name(self) -> str:
@@ -83,6 +98,7 @@ class BrokerGroup:
         """These nodes take the messages from now on. A node that leaves settles the batches that it has."""
         self.nodes = tuple(nodes)
         self.rows.change_nodes([node.health for node in nodes])
+        self._queue.keyed.changed.ring()
 
     def stop(self) -> None:
         """Begin no further attempt; those in flight go on."""
@@ -93,6 +109,7 @@ class BrokerGroup:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._take_back)
             nursery.start_soon(self.reader.run)
+            nursery.start_soon(self._hand_out_keyed, nursery)
             for _ in range(self._settings.workers):
                 nursery.start_soon(self._worker)
 
@@ -112,17 +129,17 @@ class BrokerGroup:
         while True:
             if self._stopping:
                 await trio.sleep_forever()
-            if not len(self._queue):
+            if not self._queue.keyless_rows:
                 self._residency.queue_emptied()
                 await self.rows.idle.park()
                 continue
-            if self._leaves_backlog and self._queue.backlog_rows == len(self._queue):
+            if self._leaves_backlog and self._queue.backlog_rows == self._queue.keyless_rows:
                 await (
                     self.rows.idle.park()
                 )  # for what is fresh: the workers with batches of the backlog take the next ones
                 continue
             await self._verdicts.wait_for_room()
-            if len(self._queue) > LARGE_ROWS:
+            if self._queue.keyless_rows > LARGE_ROWS:
                 await self._turns.take()
             node = choose(self.nodes, self._clock.monotonic_us())
             if node is None:
@@ -130,7 +147,7 @@ class BrokerGroup:
                 continue
             before = self._queue.backlog_rows
             rows = self._take()
-            if len(self._queue):
+            if self._queue.keyless_rows:
                 self.rows.idle.unpark()  # one was woken for all that came; the next one takes what is left
             if rows is None:
                 continue
@@ -180,23 +197,99 @@ class BrokerGroup:
         pause_ms = (soonest_us - self._clock.monotonic_us()) / 1000
         await self._clock.sleep_ms(min(max(pause_ms, PROBE_LOOK_MS), LOOK_AGAIN_MS))
 
+    # -- rows with an order key
+
+    async def _hand_out_keyed(self, nursery: trio.Nursery) -> None:
+        lane = self._queue.keyed
+        while True:
+            if self._stopping:
+                await trio.sleep_forever()
+            lane.changed.hush()
+            if not self._queue.keyless_rows:
+                self._residency.queue_emptied()
+            if not len(lane):
+                await lane.changed.rung()
+                continue
+            await self._verdicts.wait_for_room()
+            now_us = self._clock.monotonic_us()
+            lane.resume(now_us)
+            if self._begin_keyed(nursery, now_us):
+                await trio.lowlevel.checkpoint()
+                continue
+            if self.rows.failing:
+                self.stuck.ring()
+            with trio.move_on_after(self._keyed_pause_ms(now_us) / 1000):
+                await lane.changed.rung()
+
+    def _keyed_pause_ms(self, now_us: int) -> float:
+        """Until a node may be tried again, or keys of rows that were refused. At most LOOK_AGAIN_MS."""
+        until_us = [node.health.closed_until_us for node in self.nodes if node.health.closed_until_us > now_us]
+        if any(node.health.failures and not node.health.ready(now_us) for node in self.nodes):
+            until_us.append(now_us + PROBE_LOOK_MS * 1000)
+        resume_us = self._queue.keyed.next_resume_us
+        soonest_us = min(
+            until_us if resume_us is None else [*until_us, resume_us], default=now_us + LOOK_AGAIN_MS * 1000
+        )
+        return min(max((soonest_us - now_us) / 1000, 1), LOOK_AGAIN_MS)
+
+    def _begin_keyed(self, nursery: trio.Nursery, now_us: int) -> bool:
+        """Give a node the first rows of its keys. False if there is no node that may be tried, or no such rows."""
+        lane, settings = self._queue.keyed, self._settings
+        places = self._key_nodes.places([node.health for node in self.nodes], now_us)
+        for place, node in enumerate(self.nodes):
+            health = node.health
+            if not health.weight or not health.ready(now_us) or self._keyed_batches[health.number] >= KEYED_BATCHES_MAX:
+                continue
+            rows_max = KEYED_PROBE_ROWS if health.open_circuit else settings.batch_messages_max
+            rows = lane.take(rows_max, settings.batch_bytes_max, places == place)
+            if rows is None:
+                continue
+            later = rows.due_ms > self._clock.now_ms() + AHEAD_MS
+            if later.any():  # the clock went back since they left the wheel
+                self._residency.put_back(rows.take(np.flatnonzero(later)))
+                rows = rows.take(np.flatnonzero(~later))
+            if len(rows):
+                buckets = np.unique(buckets_of(rows))
+                lane.hold(buckets)
+                self._keyed_batches[health.number] += 1
+                health.take()
+                # They are in flight from this step on.
+                nursery.start_soon(partial(self._deliver_keyed, node, self._begin(keyed_shipments(rows)), buckets))
+            return True
+        return False
+
+    async def _deliver_keyed(self, node: Node, parts: dict[int, Shipment], buckets: Buckets) -> None:
+        try:
+            await self._deliver_parts(node, parts, in_order=True)
+        finally:
+            node.health.give()
+            self._keyed_batches[node.health.number] -= 1
+            self._queue.keyed.release(buckets)
+
+    # -- hand-overs
+
     async def _deliver(self, node: Node, rows: DueRows) -> None:
         node.health.take()
         try:
-            await self._deliver_to(node, rows)
+            await self._deliver_parts(node, self._begin(shipments(rows)))
         finally:
             node.health.give()
 
-    async def _deliver_to(self, node: Node, rows: DueRows) -> None:
-        # Every row is in flight from the step in which it left the queue: a cancel must find it somewhere.
-        parts = {self.rows.begin(shipment.rows.sequence): shipment for shipment in shipments(rows)}
+    def _begin(self, parts: list[Shipment]) -> dict[int, Shipment]:
+        """Every row is in flight from the step in which it left the queue: a cancel must find it somewhere."""
+        return {self.rows.begin(shipment.rows.sequence): shipment for shipment in parts}
+
+    async def _deliver_parts(self, node: Node, parts: dict[int, Shipment], *, in_order: bool = False) -> None:
+        """`in_order`: no part goes before an earlier one."""
         failed = self.rows.counters.attempts_failed
         try:
             waiting = deque(parts.items())
             while waiting:
                 attempt, shipment = waiting.popleft()
                 # A node that answers, and refuses one message again and again, must not keep it before all others.
-                if self.rows.counters.attempts_failed != failed and not node.health.ready(self._clock.monotonic_us()):
+                if self.rows.counters.attempts_failed != failed and (
+                    in_order or not node.health.ready(self._clock.monotonic_us())
+                ):
                     break
                 rows, now_us = shipment.rows, self._clock.now_us()
                 # Overdue rows that have expired are not worth a read. All others are judged at their hand-off.
@@ -206,10 +299,13 @@ class BrokerGroup:
                 self.rows.narrow(attempt, rows.sequence)
                 rest = await self._attempt(node, replace(shipment, rows=rows)) if len(rows) else []
                 self.rows.end(attempt)
-                for part in rest:
-                    attempt = self.rows.begin(part.rows.sequence)
-                    parts[attempt] = part
-                    waiting.append((attempt, part))
+                if rest is None:
+                    if in_order:
+                        break
+                    continue
+                begun = self._begin(rest)
+                parts |= begun
+                waiting.extendleft(reversed(begun.items()))
             # The node failed meanwhile: what it was not tried with is free for another one, a stand-in or a cancel.
             left = [shipment.rows for attempt, shipment in parts.items() if self.rows.is_running(attempt)]
             for rows in reversed(left):
@@ -218,8 +314,9 @@ class BrokerGroup:
             for attempt in parts:
                 self.rows.end(attempt)
 
-    async def _attempt(self, node: Node, shipment: Shipment) -> list[Shipment]:
-        """Hand a shipment over. Returns what is to be tried in its place: of several files one cannot be read."""
+    async def _attempt(self, node: Node, shipment: Shipment) -> list[Shipment] | None:
+        """Hand a shipment over. Returns what is to be tried in its place: of several files one cannot be read. None: its
+        rows went back to the wheel."""
         rows = shipment.rows
         due_us = int(rows.due_ms.max()) * 1000
         queued_us = self._left_queue(rows, due_us)
@@ -248,7 +345,7 @@ class BrokerGroup:
             dispatched_us = self._clock.now_us()
         if self._stopping or dispatched_us < due_us:  # the clock stepped back since the wheel released them
             self._residency.put_back(rows)
-            return []
+            return None
         kept = self._verdicts.expired(rows, batch.expires_ms, dispatched_us)
         if kept is not None:
             if not len(kept):
@@ -297,13 +394,23 @@ class BrokerGroup:
     def _refused(self, rows: DueRows) -> None:
         """Rows that a node has no room for, while it takes others: they wait behind those, each longer every time."""
         settings, rows = self._settings, self._verdicts.dead(rows)
+        if not len(rows):
+            return
+        if has_order_key(rows.payload[:1]).any():
+            self._queue.keyed.pause(buckets_of(rows), self._clock.monotonic_us() + self._refused_pause_ms(rows) * 1000)
+            self._residency.push_front(self.rows, rows)
+            return
         if self._queue.rows_aside + len(rows) > min(REFUSED_ROWS_MAX, self._residency.share // 4):
             self._residency.leave(rows, settings.backoff_ms_max * 1000)
             return
-        attempts = int(rows.payload["attempts"].min(initial=1 << 30))
-        pause_ms = min(settings.backoff_ms_min * 2 ** min(attempts - 1, 30), settings.backoff_ms_max)
-        self._residency.put_aside(self.rows, rows, self._clock.monotonic_us() + pause_ms * 1000)
+        until_us = self._clock.monotonic_us() + self._refused_pause_ms(rows) * 1000
+        self._residency.put_aside(self.rows, rows, until_us)
         self._put_aside.ring()
+
+    def _refused_pause_ms(self, rows: DueRows) -> int:
+        settings, attempts = self._settings, int(rows.payload["attempts"].min())
+        pause_ms: int = min(settings.backoff_ms_min * 2 ** min(attempts - 1, 30), settings.backoff_ms_max)
+        return pause_ms
 
     def _answered(
         self, node: Node, rows: DueRows, answer: U8, elsewhere: U32 | None, times_us: tuple[int, int]

@@ -58,6 +58,23 @@ def shipments(rows: DueRows) -> list[Shipment]:
     ]
 
 
+def keyed_shipments(rows: DueRows) -> list[Shipment]:
+    """Split rows with order keys, which are in order, into hand-overs that are made one after the other. Each has the next
+    rows in their order; within one file, subjects lie together, since a key is one of a subject."""
+    payload = rows.payload
+    uncertain = payload["uncertain"] != 0
+    file = payload["window_ms"] * 4 + payload["source"]
+    # Uncertain rows go file by file, as in `shipments`.
+    cut = (uncertain[1:] != uncertain[:-1]) | (uncertain[1:] & (file[1:] != file[:-1]))
+    cuts = [0, *(np.flatnonzero(cut) + 1).tolist(), len(rows)]
+    parts = []
+    for start, stop in pairwise(cuts):
+        mixed = bool((file[start:stop] != file[start]).any())
+        part = rows.slice(start, stop)
+        parts.append(_shipment(part if mixed else _by_subject(part), mixed=mixed))
+    return parts
+
+
 def by_file(shipment: Shipment) -> list[Shipment]:
     """The same rows as one shipment for each file."""
     return [

@@ -10,15 +10,15 @@ from __future__ import annotations
 import trio
 
 from delayserver.dispatch.broker_groups import BrokerGroups
-from delayserver.dispatch.message_reader import LOOK_AHEAD_MS, LOOK_MS
+from delayserver.dispatch.message_reader import AHEAD_MS, LOOK_AHEAD_MS, LOOK_MS
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from delayserver.state.attempt_horizon import AttemptHorizon
+from delayserver.state.order_gate import OrderGate
 from delayserver.state.residency import Residency
 
-# How long before its due time a row leaves the wheel. A batch of each of the next milliseconds may be made ready by a
-# worker of its group: fewer than the workers, so that what is due now finds one.
-AHEAD_MS = 4
+# While due rows with an order key wait for a load or for the replay, they are looked at this often.
+KEYED_LOOK_MS = 5
 
 
 class Dispatcher:
@@ -29,6 +29,7 @@ class Dispatcher:
         groups: BrokerGroups,
         residency: Residency,
         horizon: AttemptHorizon,
+        gate: OrderGate,
         slice_rows: int,
         runtime: Runtime,
     ) -> None:
@@ -37,6 +38,7 @@ class Dispatcher:
         self._residency = residency
         self._wheel = residency.wheel
         self._horizon = horizon
+        self._gate = gate
         self._earlier = horizon.earlier
         self._slice_rows = slice_rows
         self._clock = runtime.clock
@@ -53,17 +55,45 @@ class Dispatcher:
                 released = True
                 if len(rows) > LARGE_ROWS:
                     await trio.lowlevel.checkpoint()
+            released |= self._release_keyed(to_ms)
             if released:
                 await trio.lowlevel.checkpoint()
                 continue
             self._residency.freed()
             next_due_ms = self._wheel.next_due_ms()
+            keyed_s = self._keyed_wait_s(to_ms)
             if next_due_ms is None or next_due_ms > self._horizon.due_ms:
-                await self._earlier.rung()
+                with trio.move_on_after(keyed_s):
+                    await self._earlier.rung()
                 continue
             ahead_ms = LOOK_AHEAD_MS if self._look_ahead(next_due_ms) else AHEAD_MS
-            with trio.move_on_after(self._clock.wait_s((next_due_ms - ahead_ms) * 1000)):
+            with trio.move_on_after(min(self._clock.wait_s((next_due_ms - ahead_ms) * 1000), keyed_s)):
                 await self._earlier.rung()
+
+    def _release_keyed(self, to_ms: int) -> bool:
+        """Rows with an order key go to the queues, if no earlier row of their keys can be missing in memory."""
+        next_due_ms = self._wheel.next_keyed_ms()
+        if next_due_ms is None or next_due_ms > to_ms:
+            return False
+        limit_ms = self._gate.limit_ms(to_ms)
+        released = False
+        for code in self._wheel.keyed_codes:
+            spilled_ms = self._residency.groups[code].spilled.first_ms
+            group_ms = limit_ms if spilled_ms is None else min(limit_ms, spilled_ms - 1)
+            rows = self._wheel.advance_keyed(code, group_ms, self._slice_rows)
+            if len(rows):
+                self._residency.release(code, rows)
+                released = True
+        return released
+
+    def _keyed_wait_s(self, to_ms: int) -> float:
+        """How long to wait before rows with an order key are looked at again."""
+        next_due_ms = self._wheel.next_keyed_ms()
+        if next_due_ms is None or next_due_ms > self._horizon.due_ms:
+            return float("inf")
+        if next_due_ms <= to_ms:
+            return KEYED_LOOK_MS / 1000
+        return self._clock.wait_s((next_due_ms - AHEAD_MS) * 1000)
 
     def _look_ahead(self, next_due_ms: int) -> bool:
         """Let groups read the messages of a hot moment that is near; True while the next row is farther away."""

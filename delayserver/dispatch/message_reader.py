@@ -30,6 +30,9 @@ from wheel.keys import ascending
 INLINE_READ_BYTES_MAX = 256 * 1024
 # And of so many files: each may have to be opened.
 INLINE_FILES_MAX = 8
+# How long before its due time a row leaves the wheel. A batch of each of the next milliseconds may be made ready by a
+# worker of its group: fewer than the workers, so that what is due now finds one.
+AHEAD_MS = 4
 # How long before its due time a hot moment is looked for, and how often.
 LOOK_AHEAD_MS = 300
 LOOK_MS = 100

@@ -88,7 +88,6 @@ class Loader:
         self._stages = runtime.stages
         # Windows whose files could not be read, and until when they are left alone, monotonic.
         self._damaged: dict[int, int] = {}
-        self._unreadable: set[int] = set()
         self.loads = 0
 
     async def run(self) -> None:
@@ -106,7 +105,7 @@ class Loader:
             windows = overdue if near is None or near_waits else [near]
             rows_max = self._settings.rows_max
             wanted = overdue_room(rows_max) if windows is overdue else low_room(rows_max)
-            short = bool(windows) and windows[0] not in self._unreadable and residency.lacks(wanted)
+            short = bool(windows) and not self._book.is_unreadable(windows[0]) and residency.lacks(wanted)
             short_since_us = None if not short else now_us if short_since_us is None else short_since_us
             if short_since_us is not None and now_us >= short_since_us + NEAR_LOOK_MS * 1000 * near_waits:
                 self._put_before_later(windows[-1])
@@ -188,7 +187,7 @@ class Loader:
             self._cursors.abandon_load(ticket)
             raise
         self._cursors.finish_load(ticket)
-        self._unreadable.discard(window_ms)
+        self._book.was_read(window_ms)
         self._reader.was_read(window_ms)
         self._stages.load.add(self._clock.monotonic_us() - began_us)
         self.loads += 1
@@ -198,7 +197,7 @@ class Loader:
         self._damage.report(error)
         self._cursors.abandon_load(ticket)
         self._damaged[window_ms] = self._clock.monotonic_us() + again_us(error)
-        self._unreadable.add(window_ms)
+        self._book.could_not_be_read(window_ms)
 
     async def _load_many(self, windows: list[int], turn: LoadTurn) -> None:
         """Load small windows together: one step takes their ends, one read in a thread, and one step adds their rows."""
@@ -231,7 +230,7 @@ class Loader:
             raise
         for window, ticket in tickets.items():
             self._cursors.finish_load(ticket)
-            self._unreadable.discard(window)
+            self._book.was_read(window)
             self._reader.was_read(window)
         self._stages.load.add(self._clock.monotonic_us() - began_us)
         self.loads += len(tickets)

@@ -56,6 +56,12 @@ class Refill:
             return
         # Before the ends are captured: rows that are dropped while the window is read may lie behind them.
         window, places = group.spilled.take(place)
+        try:
+            await self._read(group, place, window, places)
+        finally:
+            group.spilled.was_read()
+
+    async def _read(self, group: GroupRows, place: int | None, window: int, places: list[int]) -> None:
         ends = self._reader.ends(window)
         if not any(ends.values()):
             return  # all of it was decided meanwhile, and retention took the files

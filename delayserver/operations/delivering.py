@@ -21,7 +21,7 @@ from delayserver.receive.group_commit import GroupCommit
 from delayserver.receive.intake import Intake, is_tag
 from delayserver.runtime.clock import Clock
 from store.errors import DiskFullError, StoreError
-from store.records.batches import I64, U8, U32, StoredBatch
+from store.records.batches import I64, U8, U32, U64, StoredBatch
 from store.records.message_rows import order_key_columns
 from store.tables.names import CONSUMER_GROUP, SUBJECT, TAG
 
@@ -111,7 +111,11 @@ class Delivering:
         contested = self._servers.admit(peer, delivery.server_id)
         outcome = np.full(len(batch), int(DeliverOutcome.REFUSED), np.uint8)
         mask = (batch.subject != NOT_TAKEN) & (batch.target_group != NOT_TAKEN)
-        taken = np.flatnonzero(mask if delivery.tags is None else mask & (batch.tag != NOT_TAKEN))
+        if delivery.tags is not None:
+            mask &= batch.tag != NOT_TAKEN
+        if delivery.order_keys is not None and not mask.all():
+            mask &= ~_behind_refused(batch.order_hash, mask)
+        taken = np.flatnonzero(mask)
         if not len(taken):
             return self._durable(Stored(outcome, contested), self._broker.core.synced_offset)
         if len(taken) < len(outcome):
@@ -224,6 +228,16 @@ class Delivering:
         codes = np.full(len(names), NOT_TAKEN, np.uint32)
         codes[valid] = np.where(found == 0, np.uint32(NOT_TAKEN), found)
         return codes
+
+
+def _behind_refused(order_hash: U64, taken: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """True for the rows that stand behind a row of their order key which is not taken, bool[n]."""
+    behind = np.zeros(len(taken), bool)
+    refused = np.flatnonzero(~taken & (order_hash != 0))
+    hashes, firsts = np.unique(order_hash[refused], return_index=True)
+    for key, first in zip(hashes.tolist(), refused[firsts].tolist(), strict=True):
+        behind[first:] |= order_hash[first:] == key
+    return behind
 
 
 def _check_sequences(delivery: Delivery) -> None:

@@ -119,6 +119,7 @@ from delayserver.state.gathering import Gathering
 from delayserver.state.group_wheels import GroupWheels
 from delayserver.state.latency import LatencyHistogram
 from delayserver.state.log_queue import LogQueue
+from delayserver.state.order_gate import OrderGate
 from delayserver.state.positions import Positions
 from delayserver.state.progress import Progress
 from delayserver.state.readiness import Readiness, Stage
@@ -263,7 +264,7 @@ class DelayServer:
         codes = memory.codes(settings.groups)
         self.routes = Routes(settings.routes, codes, opened.names)
         wheels, backlog = ({code: memory.wheel() for code in (*codes.values(), TIMERS_GROUP)} for _ in range(2))
-        self.wheel = GroupWheels(wheels, backlog, self.routes, memory.start_ms, opened.horizon.earlier)
+        self.wheel = GroupWheels(wheels, backlog, self.routes, memory.start_ms, opened.horizon.earlier, memory.wheel)
         rows = {
             codes[group.name]: memory.rows(
                 group, codes[group.name], alone=has_one_node(group, settings.groups, settings.routes)
@@ -272,7 +273,7 @@ class DelayServer:
         }
         rows[TIMERS_GROUP] = memory.timer_rows()
         self.residency = Residency(
-            self.wheel, rows, self.cursors, self.decided, opened.attempted, settings.wheel, self.runtime
+            self.wheel, rows, self.windows, self.decided, opened.attempted, settings.wheel, self.runtime
         )
 
     def _build_pipeline(self, opened: Opened) -> None:
@@ -396,7 +397,10 @@ class DelayServer:
         self.groups = BrokerGroups(groups, self._build_timers(opened), fail_over)
         self.topology = Topology(self.group_memory, self.residency, self.groups, builder, self.targets, self.runtime)
         self.reload = Reload(self.topology, self.servers, self._given, self._reread, self.runtime)
-        self.dispatcher = Dispatcher(self.groups, self.residency, opened.horizon, self.pacing.slice_rows, self.runtime)
+        gate = OrderGate(self.windows, self.positions)
+        self.dispatcher = Dispatcher(
+            self.groups, self.residency, opened.horizon, gate, self.pacing.slice_rows, self.runtime
+        )
         self.complete_windows = CompleteWindows(self.book, opened.days, self.groups, self.runtime)
 
     def _build_timers(self, opened: Opened) -> BrokerGroup:

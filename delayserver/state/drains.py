@@ -9,7 +9,7 @@ from store.tables.days import DayTable, SealedDay
 class Drains:
     """By day, the offset in its file up to which its rows are in their minutes; and the days that are held back."""
 
-    __slots__ = ("_days", "_held", "_schedule", "moved", "positions")
+    __slots__ = ("_days", "_draining", "_held", "_schedule", "_version", "moved", "positions")
 
     def __init__(self, days: DayTable, schedule: ScheduleLog, positions: dict[int, int]) -> None:
         """`positions`: those of the checkpoint. A crash may have come between the end of a day and the next checkpoint."""
@@ -21,6 +21,8 @@ class Drains:
         self._held: set[int] = set()
         # Outcomes of a day that lie in its file and in those of its minutes, since a crash or the end of the day moved them.
         self.moved: dict[int, int] = {}
+        # The days that drain, at a version of the table.
+        self._version, self._draining = days.version, days.draining()
 
     def hold(self, start_ms: int) -> None:
         """Drain no more of this day: something of it is damaged."""
@@ -33,6 +35,13 @@ class Drains:
     def drainable(self) -> list[SealedDay]:
         """The sealed days that still have to be drained, and can be, the earliest first."""
         return [day for day in self._days.draining() if day.start_ms not in self._held]
+
+    def first_ms(self) -> int:
+        """All messages that are due before this time lie in files of windows, except for days that are held back."""
+        if self._version != self._days.version:
+            self._version, self._draining = self._days.version, self._days.draining()
+        starts = [day.start_ms for day in self._draining if day.start_ms not in self._held]
+        return min(starts, default=self._days.fine_until_ms)
 
     @property
     def needed_bytes(self) -> int:

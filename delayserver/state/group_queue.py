@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from sortedcontainers import SortedSet
 
 from delayserver.state.group_wheels import BACKLOG_MS
+from delayserver.state.keyed_lane import KeyedLane
 from delayserver.state.membership import is_member
-from delayserver.state.rows import message_bytes
+from delayserver.state.queue_chunk import Chunk, fitting
+from delayserver.state.rows import has_order_key
 from wheel.due_rows import DueRows
 from wheel.keys import KEY_LOWEST, Key
 
@@ -23,34 +25,6 @@ JOINED_ROWS_MAX = 1024
 LONG_QUEUE_ROWS = 4096
 
 
-class _Chunk:
-    """Rows that stand side by side. It looks for their first and last due time at the first question: a healthy group takes
-    its rows before anybody asks."""
-
-    __slots__ = ("_due_range", "rows")
-
-    def __init__(self, rows: DueRows, due_range: tuple[int, int] | None = None) -> None:
-        """`due_range`: all rows are due within it, inclusive, if that is known already."""
-        self.rows = rows
-        self._due_range = due_range
-
-    @property
-    def due_range(self) -> tuple[int, int]:
-        """All rows are due within it, inclusive."""
-        if self._due_range is None:
-            self._due_range = int(self.rows.due_ms.min()), int(self.rows.due_ms.max())
-        return self._due_range
-
-    def may_hold(self, first_ms: int, last_ms: int) -> bool:
-        """Whether some row can be due between two times."""
-        first, last = self.due_range
-        return first <= last_ms and last >= first_ms
-
-    def part(self, rows: DueRows) -> _Chunk:
-        """Some of the rows."""
-        return _Chunk(rows, self._due_range)
-
-
 class GroupQueue:
     """A queue of chunks of rows, taken from the front by count and bytes.
 
@@ -59,18 +33,26 @@ class GroupQueue:
 
     Rows that were released long after their due time wait in a lane of their own, and `take` serves both lanes in turn:
     after a downtime fresh messages do not wait behind the backlog.
+
+    Rows with an order key wait in `keyed`, and are taken from there.
     """
 
     def __init__(self) -> None:
-        self._chunks: deque[_Chunk] = deque()
-        self._backlog: deque[_Chunk] = deque()
+        self._chunks: deque[Chunk] = deque()
+        self._backlog: deque[Chunk] = deque()
         self._rows = 0
         self._backlog_rows = 0
         self._backlog_next = False
         # Refused rows, and until when they are left alone: they would hold up the others.
-        self._aside: list[tuple[int, _Chunk]] = []
+        self._aside: list[tuple[int, Chunk]] = []
+        self.keyed = KeyedLane()
 
     def __len__(self) -> int:
+        return self._rows + len(self.keyed)
+
+    @property
+    def keyless_rows(self) -> int:
+        """Of `len`, the rows without an order key, which `take` gives."""
         return self._rows
 
     @property
@@ -91,7 +73,7 @@ class GroupQueue:
     def put_aside(self, rows: DueRows, until_us: int) -> None:
         """Leave rows alone for a while."""
         if len(rows):
-            self._aside.append((until_us, _Chunk(rows)))
+            self._aside.append((until_us, Chunk(rows)))
 
     def take_back(self, now_us: int) -> None:
         """Append the rows that were left alone for long enough."""
@@ -102,19 +84,32 @@ class GroupQueue:
 
     def push(self, rows: DueRows) -> None:
         """Append rows."""
+        rows = self._keyless(rows)
         if len(rows):
             lane = self._lane_for(rows)
             if self._rows > LONG_QUEUE_ROWS and lane and len(lane[-1].rows) + len(rows) <= JOINED_ROWS_MAX:
-                lane.append(_Chunk(DueRows.concatenate([lane.pop().rows, rows])))
+                lane.append(Chunk(DueRows.concatenate([lane.pop().rows, rows])))
             else:
-                lane.append(_Chunk(rows))
+                lane.append(Chunk(rows))
 
     def push_front(self, rows: DueRows) -> None:
         """Put rows back to be taken first."""
+        rows = self._keyless(rows)
         if len(rows):
-            self._lane_for(rows).appendleft(_Chunk(rows))
+            self._lane_for(rows).appendleft(Chunk(rows))
 
-    def _lane_for(self, rows: DueRows) -> deque[_Chunk]:
+    def _keyless(self, rows: DueRows) -> DueRows:
+        """Put the rows with an order key in their lane; returns the others."""
+        keyed = has_order_key(rows.payload)
+        if not keyed.any():
+            return rows
+        if keyed.all():
+            self.keyed.push(rows)
+            return rows.slice(0, 0)
+        self.keyed.push(rows.take(np.flatnonzero(keyed)))
+        return rows.take(np.flatnonzero(~keyed))
+
+    def _lane_for(self, rows: DueRows) -> deque[Chunk]:
         """The lane of some rows, which come to stay."""
         self._rows += len(rows)
         # One row says it for all: they left their wheel together.
@@ -136,7 +131,7 @@ class GroupQueue:
         rows, size = 0, 0
         while lane and rows < rows_max and size < bytes_max:
             chunk = lane.popleft()
-            stop, part_bytes = _fitting(chunk.rows, rows_max - rows, bytes_max - size, at_least_one=not taken)
+            stop, part_bytes = fitting(chunk.rows, rows_max - rows, bytes_max - size, at_least_one=not taken)
             if stop < len(chunk.rows):
                 rest = chunk.rows.slice(stop, len(chunk.rows))
                 lane.appendleft(chunk.part(rest))
@@ -151,21 +146,26 @@ class GroupQueue:
         return taken[0] if len(taken) == 1 else DueRows.concatenate(taken)
 
     def drop_behind(self, rows_max: int) -> list[DueRows]:
-        """Drop the last rows past a bound, those of the backlog first, and return them."""
+        """Drop the last rows past a bound, those of the backlog first, then those with an order key, and return them."""
+        dropped = self._drop_from(self._backlog, rows_max)
+        if len(self) > rows_max:
+            dropped += self.keyed.drop_last(len(self) - rows_max)
+        return dropped + self._drop_from(self._chunks, rows_max)
+
+    def _drop_from(self, lane: deque[Chunk], rows_max: int) -> list[DueRows]:
         dropped: list[DueRows] = []
-        for lane in (self._backlog, self._chunks):
-            while lane and self._rows > rows_max:
-                chunk = lane.pop()
-                count = len(chunk.rows)
-                keep = max(count - (self._rows - rows_max), 0)
-                dropped.append(chunk.rows.slice(keep, count))
-                self._rows -= count - keep
-                if lane is self._backlog:
-                    self._backlog_rows -= count - keep
-                if keep:
-                    # Copied, so that the dropped rows do not stay in memory behind a view.
-                    kept = DueRows.concatenate([chunk.rows.slice(0, keep)])
-                    lane.append(chunk.part(kept))
+        while lane and len(self) > rows_max:
+            chunk = lane.pop()
+            count = len(chunk.rows)
+            keep = max(count - (len(self) - rows_max), 0)
+            dropped.append(chunk.rows.slice(keep, count))
+            self._rows -= count - keep
+            if lane is self._backlog:
+                self._backlog_rows -= count - keep
+            if keep:
+                # Copied, so that the dropped rows do not stay in memory behind a view.
+                kept = DueRows.concatenate([chunk.rows.slice(0, keep)])
+                lane.append(chunk.part(kept))
         return dropped
 
     def clear(self) -> None:
@@ -173,6 +173,7 @@ class GroupQueue:
         self._chunks.clear()
         self._backlog.clear()
         self._aside.clear()
+        self.keyed.clear()
         self._rows = self._backlog_rows = 0
 
     def remove(self, due_ms: I64, sequence: I64) -> NDArray[np.bool_]:
@@ -183,7 +184,7 @@ class GroupQueue:
             return removed
         first_ms, last_ms = int(due_ms.min()), int(due_ms.max())
 
-        def kept(chunk: _Chunk) -> _Chunk:
+        def kept(chunk: Chunk) -> Chunk:
             if not chunk.may_hold(first_ms, last_ms):
                 return chunk
             rows = chunk.rows
@@ -198,7 +199,9 @@ class GroupQueue:
             return chunk.part(rows)
 
         chunks, backlog = [kept(chunk) for chunk in self._chunks], [kept(chunk) for chunk in self._backlog]
+        keyed = [kept(chunk) for chunk in self.keyed.chunks]
         if removed.any():
+            self.keyed.keep(keyed)
             self._chunks = deque([chunk for chunk in chunks if len(chunk.rows)])
             self._backlog = deque([chunk for chunk in backlog if len(chunk.rows)])
             self._backlog_rows = sum([len(chunk.rows) for chunk in self._backlog])
@@ -207,8 +210,8 @@ class GroupQueue:
         self._aside = [(until_us, chunk) for until_us, chunk in aside if len(chunk.rows)]
         return removed
 
-    def _all(self) -> list[_Chunk]:
-        return [*self._chunks, *self._backlog, *[chunk for _until_us, chunk in self._aside]]
+    def _all(self) -> list[Chunk]:
+        return [*self._chunks, *self._backlog, *self.keyed.chunks, *[chunk for _until_us, chunk in self._aside]]
 
     def keys(self) -> tuple[I64, I64]:
         """Due times and sequences of all rows that wait here: for checks."""
@@ -256,6 +259,7 @@ class GroupQueue:
         """The count is right, no chunk is empty, and each knows its due times."""
         assert self._rows == sum([len(chunk.rows) for chunk in (*self._chunks, *self._backlog)])
         assert self._backlog_rows == sum([len(chunk.rows) for chunk in self._backlog])
+        self.keyed.check_invariants()
         for chunk in self._all():
             assert len(chunk.rows)
             first_ms, last_ms = chunk.due_range
@@ -268,6 +272,7 @@ class Spilled:
 
     def __init__(self) -> None:
         self._windows: dict[int, SortedSet[int]] = {}  # none of them empty
+        self._reading_ms: int | None = None
 
     def __len__(self) -> int:
         return len(set().union(*self._windows.values()))
@@ -280,6 +285,12 @@ class Spilled:
         """The routes that have any."""
         return list(self._windows)
 
+    @property
+    def first_ms(self) -> int | None:
+        """The start of the first window, one that is being read included; None if there is none."""
+        starts = [windows[0] for windows in self._windows.values()]
+        return min(starts if self._reading_ms is None else [*starts, self._reading_ms], default=None)
+
     def clear(self) -> None:
         """Know no window any more."""
         self._windows.clear()
@@ -289,7 +300,7 @@ class Spilled:
         self._windows.setdefault(place, SortedSet()).add(window_ms)
 
     def take(self, place: int | None = None) -> tuple[int, list[int]]:
-        """Know the first window (None: of all routes) no more; its start, and the routes that had it."""
+        """Begin to read the first window (None: of all routes); its start, and the routes that had it."""
         wanted = {route: self._windows[route] for route in (self.places if place is None else [place])}
         window_ms = min([windows[0] for windows in wanted.values()])
         had = [route for route, windows in wanted.items() if windows[0] == window_ms]
@@ -297,17 +308,9 @@ class Spilled:
             wanted[route].discard(window_ms)
             if not wanted[route]:
                 del self._windows[route]
+        self._reading_ms = window_ms
         return window_ms, had
 
-
-def _fitting(chunk: DueRows, rows_max: int, bytes_max: int, *, at_least_one: bool) -> tuple[int, int]:
-    """How many rows from the front of a chunk fit, and their bytes."""
-    sizes = message_bytes(chunk.payload[:rows_max])
-    whole = int(sizes.sum())
-    if whole <= bytes_max:
-        return len(sizes), whole
-    total = np.cumsum(sizes)
-    stop = int(np.searchsorted(total, bytes_max, side="right"))
-    if stop == 0 and at_least_one:
-        stop = 1
-    return stop, int(total[stop - 1]) if stop else 0
+    def was_read(self) -> None:
+        """The rows of the window that was taken are back, or cannot be read."""
+        self._reading_ms = None

@@ -21,12 +21,14 @@ from delayserver.state.decided import Decided
 from delayserver.state.group_rows import GroupRows
 from delayserver.state.group_wheels import GroupWheels
 from delayserver.state.loaded_rows import LoadedRows
+from delayserver.state.order_gate import loaded_ms
 from delayserver.state.routes import TIMERS_GROUP
+from delayserver.state.rows import has_order_key
+from delayserver.state.windows import Windows
 from store.errors import DiskError, UnreadableError
 from store.logs.schedule_log import Source
 from store.logs.windows import day_starts
 from store.records.batches import I64
-from wheel.cursors import LoadCursors
 from wheel.due_rows import DueRows
 from wheel.keys import KEY_LOWEST, Key
 
@@ -36,6 +38,8 @@ Mask = NDArray[np.bool_]
 LOW_ROOM_SHARE = 0.25
 # `bound` keeps this share of memory, so that the next few rows do not evict again.
 KEEP_SHARE = 0.75
+# A queue in which so many rows wait for keys that pause counts as empty.
+PAUSING_ROWS_MAX = 16_384
 # A damaged file is read again after this long: an operator may repair it.
 DAMAGED_AGAIN_US = 60_000_000
 # And after this long where the disk refused to open or read the file: that may be over soon.
@@ -49,7 +53,7 @@ class Residency:
         self,
         wheel: GroupWheels,
         groups: Mapping[int, GroupRows],
-        cursors: LoadCursors,
+        windows: Windows,
         decided: Decided,
         attempted: Attempted,
         settings: WheelSettings,
@@ -59,7 +63,8 @@ class Residency:
         self.wheel = wheel
         self.groups = dict(groups)
         self._by_name = {group.name: group for group in groups.values()}
-        self._cursors = cursors
+        self._windows_known = windows
+        self._cursors = windows.cursors
         self._routes = wheel.routes
         self._decided = decided
         self._attempted = attempted
@@ -130,6 +135,7 @@ class Residency:
         """Whether there is no more room than `wanted`, also after the queues have given up what is beyond their shares."""
         if self.room <= wanted and self.is_short:
             self._make_room()
+            self._shed_keyed(wanted + 1)
         return self.room <= wanted
 
     def want_room(self, rows: int | None) -> None:
@@ -152,6 +158,25 @@ class Residency:
         if len(self.groups) > 1:
             for group in self.groups.values():
                 self._keep(group, self.share)
+
+    def _shed_keyed(self, room: int) -> None:
+        """Until there is so much room: due rows with an order key leave memory, the last ones first, if they wait in the
+        wheel for rows that are not loaded, or were dropped from a queue. These need the room. The others are read back
+        later."""
+        if self.room >= room or not self.wheel.keyed_codes:
+            return
+        now_ms = self._clock.now_ms()
+        to_ms = loaded_ms(self._windows_known, now_ms)
+        for code in self.wheel.keyed_codes:
+            group = self.groups[code]
+            spilled_ms = group.spilled.first_ms
+            from_ms = to_ms if spilled_ms is None else min(to_ms, spilled_ms - 1)
+            rows = self.wheel.drop_keyed(code, from_ms, now_ms, room - self.room)
+            if len(rows):
+                group.released(_last_key(rows.due_ms, rows.sequence))
+                group.counters.were_dropped(len(rows))
+                for _code, place, window in self._windows([rows]):
+                    group.spilled.add(window, place)
 
     # -- into the wheel
 
@@ -198,6 +223,8 @@ class Residency:
         if self.room < 0:
             self._make_room()
         if self.room < 0:
+            self._shed_keyed(0)
+        if self.room < 0:
             self.evict_beyond(KEEP_SHARE, self._clock.now_ms())
 
     def evict_beyond(self, share: float, low_ms: int) -> None:
@@ -227,14 +254,15 @@ class Residency:
     # -- into the queues
 
     def release(self, code: int, rows: DueRows) -> None:
-        """Rows that left the wheel of a group go to its queue, or to the queue of a fallback group while it is down."""
+        """Rows that left a wheel of a group go to its queue, or to the queue of a fallback group while it is down. Rows with
+        an order key go there behind those that are in the queue (`fail_over`)."""
         group = self.groups[code]
         now_us = self._clock.now_us()
         rows.payload["released_us"] = np.maximum(rows.due_ms * 1000, now_us)
         self._stages.wheel.add(now_us - int(rows.due_ms[0]) * 1000)
         group.released(Key(int(rows.due_ms[-1]), int(rows.sequence[-1])))
         # At once: the queue of a group that is down may be full of rows that have no fallback, and would drop these.
-        rest = self._fail_over(group, rows) if group.down else rows
+        rest = self._fail_over(group, rows) if group.down and not has_order_key(rows.payload[:1]).any() else rows
         if len(rest):
             self.push(group, rest)
 
@@ -305,15 +333,21 @@ class Residency:
         """Move rows of a group that fails to the fallback groups of their routes. The queue is gone through once, so that
         rows without a fallback do not hold back those behind them. A step for each `rows_max` rows; gives how many went."""
         others = [self._by_name[name] for name in self._routes.partners(group.name)]
-        waiting, looked = len(group.queue), 0
+        waiting, looked = group.queue.keyless_rows, 0
         while looked < waiting and any(self._may_take(other) for other in others):
             rows = group.queue.take(rows_max, 1 << 62)
             if rows is None:
-                return
+                break
             looked += len(rows)
             rest = self._fail_over(group, rows)
             group.queue.push(rest)
             yield len(rows) - len(rest)
+        # One step for all of these: they go in their order, and those without a fallback keep theirs.
+        keyed = group.queue.keyed.take(len(group.queue), 1 << 62)
+        if keyed is not None:
+            rest = self._fail_over(group, keyed)
+            group.queue.push_front(rest)
+            yield len(keyed) - len(rest)
 
     def _fail_over(self, group: GroupRows, rows: DueRows) -> DueRows:
         """Returns the rows that have no group that works."""
@@ -341,7 +375,14 @@ class Residency:
     def _idle_fallback(self, group: GroupRows, place: int) -> GroupRows | None:
         """The group for which rows may be read back while others of `group`, which is down, wait in its queue."""
         other = self._fallback(group, place) if group.down else None
-        return other if other is not None and not len(other.queue) else None
+        return other if other is not None and self._is_idle(other) else None
+
+    def _is_idle(self, group: GroupRows) -> bool:
+        """Whether rows may be read back: none waits. While keys pause, their rows may wait; they hold up no others."""
+        queue = group.queue
+        if not len(queue):
+            return True
+        return not queue.keyless_rows and queue.keyed.pauses and len(queue) <= min(PAUSING_ROWS_MAX, self.share // 2)
 
     def _may_take(self, other: GroupRows) -> bool:
         """Not a group that works, but slower than rows come: it would drop them. They would be read again at once, and come
@@ -386,7 +427,7 @@ class Residency:
         """Whether a spilled window may be read back now: all of it where the queue of the group is empty, the rows of one
         route where an idle fallback group takes them."""
         if place is None:
-            return bool(group.spilled) and not len(group.queue)
+            return bool(group.spilled) and self._is_idle(group)
         return place in group.spilled.places and self._idle_fallback(group, place) is not None
 
     def routed(self, group: GroupRows, place: int | None, loaded: LoadedRows) -> Mask:

@@ -31,6 +31,7 @@ ROW = np.dtype(
         ("properties_length", "<u4"),
         ("bodies_length", "<u4"),
         ("order_keys_length", "<u4"),
+        ("order_hash", "<u4"),
         ("tag", "<u4"),
         ("subject", "<u4"),
         ("target_group", "<u4"),
@@ -62,7 +63,7 @@ _FROM_INDEX = (
     "redelivery",
 )
 # Few messages have these.
-_RARE_FROM_INDEX = ("order_keys_offset", "order_keys_length", "tag")
+_RARE_FROM_INDEX = ("order_keys_offset", "order_keys_length", "order_hash", "tag")
 
 
 def make_rows(
@@ -75,12 +76,18 @@ def make_rows(
     for name in _RARE_FROM_INDEX:
         column = getattr(index, name)
         if has_any(column):
-            rows[name] = column
+            rows[name] = column  # of the hash of the order key its low half
     rows["window_ms"] = window_ms
     rows["source"] = int(source)
     rows["loaded_us"] = loaded_us
     rows["uncertain"] = uncertain
     return rows
+
+
+def has_order_key(rows: NDArray[Any]) -> NDArray[np.bool_]:
+    """True for the index rows of messages with an order key, bool[n]."""
+    keyed: NDArray[np.bool_] = rows["order_keys_length"] != 0
+    return keyed
 
 
 def message_bytes(rows: NDArray[Any]) -> NDArray[np.int64]:

@@ -30,6 +30,8 @@ class WindowBook:
         self.window_ms = window_ms
         self._incomplete: SortedSet[int] = SortedSet()
         self._completed: set[int] = set()
+        # Windows whose last load could not read them.
+        self._unreadable: set[int] = set()
         # Outcomes of messages that no schedule file holds, by window (`orphans.py`); also while they lie in a day's file.
         self.orphans: dict[int, int] = {}
 
@@ -163,6 +165,21 @@ class WindowBook:
     def forget(self, start_ms: int) -> None:
         """The window is retired."""
         self._incomplete.discard(start_ms)
+        self._unreadable.discard(start_ms)
+
+    # -- windows that cannot be read; the loader is the only writer
+
+    def could_not_be_read(self, start_ms: int) -> None:
+        """A load could not read a window."""
+        self._unreadable.add(start_ms)
+
+    def was_read(self, start_ms: int) -> None:
+        """A load has read a window."""
+        self._unreadable.discard(start_ms)
+
+    def is_unreadable(self, start_ms: int) -> bool:
+        """Whether the last load of a window could not read it."""
+        return start_ms in self._unreadable
 
     @property
     def oldest_incomplete_ms(self) -> int | None:

@@ -37,6 +37,7 @@ class ScheduleIndex:
     properties_length: U32
     bodies_length: U32
     order_keys_length: U32
+    order_hash: U64
     tag: U32
     flags: U32
     ids_offset: I64
@@ -48,8 +49,8 @@ class ScheduleIndex:
 
     FROM_BATCH: ClassVar[tuple[str, ...]] = (
         "sequence", "due_ms", "accepted_us", "expires_ms", "origin_sequence", "duplicate_of", "subject",
-        "target_group", "redelivery", "ids_length", "properties_length", "bodies_length", "order_keys_length", "tag",
-        "flags",
+        "target_group", "redelivery", "ids_length", "properties_length", "bodies_length", "order_keys_length", "order_hash",
+        "tag", "flags",
     )  # fmt: skip
 
     def __len__(self) -> int:

@@ -293,7 +293,8 @@ class RemoteNode:
         self._problem, self._problem_at_s = error.name, trio.current_time()
 
     async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
-        """Send one `deliver` for each window of the batch. Raises DeliveryError."""
+        """Send one `deliver` for each window of the batch, one after the other if there are order keys. Raises
+        DeliveryError."""
         parts = by_window(batch.server_id, batch.window_ms)
         if len(parts) == 1:
             return await self._deliver(batch, uncertain)
@@ -306,15 +307,22 @@ class RemoteNode:
             except DeliveryError as error:
                 failures.append(error)
 
-        for start in range(0, len(parts), WINDOWS_AT_ONCE):
+        at_once = 1 if has_any(batch.order_keys_length) else WINDOWS_AT_ONCE
+        for start in range(0, len(parts), at_once):
             async with trio.open_nursery() as nursery:
-                for _window, rows in parts[start : start + WINDOWS_AT_ONCE]:
+                for _window, rows in parts[start : start + at_once]:
                     assert rows is not None
                     nursery.start_soon(deliver, rows)
             if failures:
                 # Those of other windows may be stored, and the batch has one result.
-                known = start == 0 and len(failures) == len(parts) and all(failure.known for failure in failures)
+                tried = parts[:at_once]
+                known = start == 0 and len(failures) == len(tried) and all(failure.known for failure in failures)
                 raise DeliveryError(str(failures[0]), known=known)
+            if at_once == 1 and bool((outcome == int(DeliverOutcome.REFUSED)).any()):
+                outcome[outcome == 0] = int(
+                    DeliverOutcome.REFUSED
+                )  # no later message of a key goes before an earlier one
+                break
         return outcome
 
     async def _deliver(self, batch: StoredBatch, uncertain: bool) -> NDArray[np.uint8]:

@@ -1,0 +1,223 @@
+"""Messages of one order key reach their node in the order of (due time, sequence), whatever happens on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import numpy as np
+import pytest
+import trio
+
+from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
+from tests.fakes.broker import FakeBroker
+from tests.fakes.host import Client, Host, faked_settings, small_settings
+
+Boot = Callable[..., Host]
+QUICK = {"backoff_ms_min": 10, "backoff_ms_max": 200, "breaker_failures": 3}
+
+
+async def put_keyed(client: Client, due_ms: list[int], key: Callable[[int], str], subject: str = "s") -> None:
+    """One message for each due time, in columns. The body is the key."""
+    keys = [key(place).encode() for place in range(len(due_ms))]
+    lengths = np.array([len(each) for each in keys], "<u4").tobytes()
+    for start in range(0, len(due_ms), 10_000):
+        stop = min(start + 10_000, len(due_ms))
+        arguments: dict[str, Any] = {
+            "count": stop - start,
+            "subject": subject,
+            "due_ms": np.array(due_ms[start:stop], "<i8").tobytes(),
+            "bodies": b"".join(keys[start:stop]),
+            "body_length": lengths[4 * start : 4 * stop],
+            "order_keys": b"".join(keys[start:stop]),
+            "order_key_length": lengths[4 * start : 4 * stop],
+        }
+        assert (await client.request("send", arguments))["accepted"] == stop - start
+
+
+def inversions(broker: FakeBroker) -> list[tuple[int, int]]:
+    """Pairs of sequences of a key that were stored first in the wrong order."""
+    last: dict[bytes, tuple[int, int]] = {}
+    wrong = []
+    for sequence in dict.fromkeys(broker.stored):
+        key, mine = broker.bodies[sequence], (broker.due_ms[sequence], sequence)
+        if mine[0] != -1 and mine < last.get(key, (0, 0)) and key:
+            wrong.append((last[key][1], sequence))
+        last[key] = max(mine, last.get(key, (0, 0)))
+    return wrong
+
+
+async def test_single_sends_ahead_of_time_arrive_in_the_order_in_which_they_are_due(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client, node, chance = await host.client(), host.fake(), Random(1)
+    node.delay_ms = 3  # batches of eight workers would overtake each other
+    for number in range(600):
+        key = chance.choice(["a", "b", ""])
+        rest = {"order_key": key} if key else {}
+        await client.put(key, host.now_ms + 300 + chance.randrange(60), **rest)
+        if number % 3 == 0:
+            await host.sleep_ms(1)
+    await host.until(lambda: len(node.stored) == 600, within_ms=30_000)
+    assert inversions(node) == []
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("rows_max", [4_000, 1 << 20])
+async def test_after_a_downtime_fresh_messages_of_a_key_wait_for_its_overdue_ones(boot: Boot, rows_max: int) -> None:
+    """Also where memory cannot hold the overdue ones, while messages without a key pass them."""
+    wheel = {"rows_max": rows_max, "load_ahead_ms": 5_000}
+    host = boot(faked_settings(storage={"window_ms": 1_000}, wheel=wheel, dispatch={"batch_messages_max": 200}))
+    await host.start()
+    client, node, chance = await host.client(), host.fake(), Random(2)
+    start_ms = host.now_ms
+    await put_keyed(client, [start_ms + 10_000 + chance.randrange(60_000) for _ in range(20_000)], lambda _: "a")
+    await host.stop()
+    host.clock.step(120_000_000)
+    node.delay_ms = 5
+    await host.start()
+    client = await host.client()
+    for number in range(50):
+        await client.put("a", host.now_ms + chance.randrange(100), order_key="a")
+        await client.put("", host.now_ms, subject=f"free{number}")
+        await host.sleep_ms(5)
+    free = sum(not body for body in node.bodies.values())
+    assert len(node.stored) - free < 20_000  # it still works at the backlog
+    await host.until(lambda: len(node.stored) == 20_100, within_ms=120_000)
+    assert inversions(node) == []
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("trouble", ["fails", "stores and fails", "refuses"])
+async def test_a_node_in_trouble_gets_the_messages_of_a_key_in_order(boot: Boot, trouble: str) -> None:
+    host = boot(faked_settings(dispatch=QUICK | {"batch_messages_max": 16}))
+    await host.start()
+    client, node, chance = await host.client(), host.fake(), Random(3)
+    node.delay_ms = 1
+    if trouble == "refuses":
+        bad = {bytes([letter]) for letter in b"ab"}
+
+        def refuse(batch: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
+            keys = [bytes(batch.order_keys[place : place + 1]) for place in range(len(batch))]
+            refused = np.zeros(len(batch), bool)
+            for key in bad:  # none of a key behind one that is refused
+                places = [place for place, mine in enumerate(keys) if mine == key]
+                if places and chance.random() < 0.5:
+                    refused[places[chance.randrange(len(places)) :]] = True
+            return refused
+
+        node.refuse = lambda batch: refuse(batch) & np.isin(batch.sequence, batch.sequence[batch.order_keys_length > 0])
+    else:
+        node.known_failures = trouble == "fails"
+        node.stores_before_failing = not node.known_failures
+    start_ms = host.now_ms
+    await put_keyed(client, [start_ms + 50 + 2 * place for place in range(600)], lambda place: "abc"[place % 3])
+    for _ in range(30):
+        await host.sleep_ms(chance.choice([5, 20, 60]))
+        if trouble != "refuses":
+            node.up = not node.up
+    node.up, node.refuse = True, None
+    await host.until(lambda: len(set(node.stored)) == 600, within_ms=30_000)
+    assert host.server.groups.first.rows.counters.attempts_failed > 3
+    assert inversions(node) == []
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_a_queue_that_is_too_short_keeps_the_order_of_keys(boot: Boot) -> None:
+    dispatch = QUICK | {"queue_rows_max": 40, "batch_messages_max": 5}
+    host = boot(faked_settings(dispatch=dispatch, storage={"window_ms": 1_000}))
+    await host.start()
+    client, node = await host.client(), host.fake()
+    node.delay_ms = 60
+    start_ms = host.now_ms
+    await put_keyed(client, [start_ms + 200 + place * 7 % 2_000 for place in range(800)], lambda place: "ab"[place % 2])
+    await host.until(lambda: len(node.stored) == 800, within_ms=60_000)
+    assert host.server.groups.first.rows.counters.dropped_from_memory > 0
+    assert inversions(node) == []
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+async def test_a_key_that_waits_holds_up_no_other_key(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client, node = await host.client(), host.fake()
+    node.gate = gate = trio.Event()
+    await client.put("a", host.now_ms, order_key="a")
+    await host.until(lambda: len(node.attempts) == 1)
+    await client.put("a", host.now_ms, order_key="a")
+    node.gate = None
+    await client.put("b", host.now_ms, order_key="b")
+    await host.until(lambda: node.texts == ["b"])
+    await host.sleep_ms(100)
+    assert node.texts == ["b"]
+    gate.set()
+    await host.until(lambda: node.texts == ["b", "a", "a"])
+    assert inversions(node) == []
+
+
+async def test_a_message_that_waits_for_its_key_can_be_cancelled(boot: Boot) -> None:
+    host = boot(faked_settings())
+    await host.start()
+    client, node = await host.client(), host.fake()
+    node.gate = trio.Event()
+    await client.put("a", host.now_ms, order_key="a")
+    await host.until(lambda: len(node.attempts) == 1)
+    sent = [await client.put("a", host.now_ms, order_key="a") for _ in range(2)]
+    await host.sleep_ms(50)
+    assert (await client.cancel(sent[0]["receipt"])) == ["cancelled"]
+    node.gate.set()
+    await host.until(lambda: len(node.stored) == 2)
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+def keys_at(node: FakeBroker) -> set[bytes]:
+    return set(node.bodies.values())
+
+
+async def test_a_key_has_one_node_until_that_counts_as_down_and_comes_back_to_it(boot: Boot) -> None:
+    nodes = tuple(NodeSettings(f"fake{number}:1", weight) for number, weight in ((1, 1), (2, 1), (3, 2), (4, 0)))
+    group = GroupSettings("g", nodes)
+    host = boot(small_settings(groups=(group,), routes=(RouteSettings("*", ("g",)),), dispatch=QUICK))
+    await host.start()
+    client = await host.client()
+    fakes = [host.fake(f"fake{number}") for number in (1, 2, 3)]
+    health = host.server.groups.first.nodes[0].health
+
+    async def round_of_messages() -> dict[bytes, int]:
+        await host.settled()
+        before = sum(len(set(fake.stored)) for fake in fakes)
+        places = [len(fake.stored) for fake in fakes]
+        await put_keyed(client, [host.now_ms + 20 + place for place in range(400)], lambda place: f"key{place % 200}")
+        await host.until(lambda: sum(len(set(fake.stored)) for fake in fakes) == before + 400, within_ms=20_000)
+        found: dict[bytes, int] = {}
+        for number, (fake, place) in enumerate(zip(fakes, places, strict=True)):
+            for sequence in fake.stored[place:]:
+                assert found.setdefault(fake.bodies[sequence], number) == number, "a key at two nodes"
+        return found
+
+    first = await round_of_messages()
+    assert await round_of_messages() == first
+    shares = [sum(number == place for place in first.values()) for number in range(3)]
+    assert all(share > 20 for share in shares) and shares[2] > max(shares[:2]) and not host.fake("fake4").stored
+    fakes[0].up = False
+    own = next(key for key, place in first.items() if not place).decode()
+    await client.put("probe", host.now_ms, order_key=own)
+    await host.until(lambda: health.open_circuit)
+    await host.until(lambda: sum(b"probe" in keys_at(fake) for fake in fakes) == 1)
+    second = await round_of_messages()
+    assert all(second[key] == place for key, place in first.items() if place)
+    assert not any(place == 0 for place in second.values())
+    fakes[0].up = True
+    for _ in range(100):
+        if not health.failures:
+            break
+        await client.put("probe", host.now_ms, order_key=own)
+        await host.sleep_ms(50)
+    assert await round_of_messages() == first
+    assert all(inversions(fake) == [] for fake in fakes)
