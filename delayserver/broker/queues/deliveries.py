@@ -1,12 +1,13 @@
 """Delivery ids: the names of handed-out messages. Opaque to clients; i64 so that a column of them is cheap.
 
-    bit 62: of the retry queue | 48 to 61: the broker's epoch (its count of starts) | 44 to 47: moves | 0 to 43: position
+    bit 62: of the retry queue | 48 to 61: epoch and lease | 44 to 47: moves | 0 to 43: position
 
-After a crash, positions that were handed out but not synced can get other messages. The epoch distinguishes them.
+After a crash, positions that were handed out but not synced can get other messages. The broker's epoch (its count of starts)
+distinguishes them.
 A seek hands out positions again. `moves` distinguishes the leases before it from those behind it.
 `lease` counts how often a message with an order key went out from its place, so that an ack for an ended lease is not taken
-for one of the present lease. It is 0 for all other messages. It is mixed into the four highest bits of the epoch: the ten
-others tell the epoch from the one before.
+for one of the present lease. It is 0 for all other messages. Epoch and lease share a field: epoch * 5121 + lease, modulo
+2^14. So a lease has 1,024 numbers, and those of 16 epochs in a row hardly overlap. Without a lease 2^14 epochs differ.
 2^44 positions are those of a subject with a million messages a second for half a year.
 """
 
@@ -23,16 +24,17 @@ POSITION_BITS = 44
 _MOVES_BITS = 4
 MOVES = 1 << _MOVES_BITS
 EPOCHS = 1 << 14
-_LEASE_SHIFT = 10
-LEASES = EPOCHS >> _LEASE_SHIFT
+LEASES = 1024
+# Odd, so that all epochs differ; and 5 times LEASES and 1, so that each of 16 epochs has its own numbers.
+_EPOCH_STEP = 5 * LEASES + 1
 _RETRY = 1 << 62 - POSITION_BITS
 _POSITION_MASK = (1 << POSITION_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class DeliveryRanges:
-    """Deliveries of one queue, epoch, lease and count of moves as ranges of positions. `epoch` has the lease in it; it is
-    -1 for ids that no broker gave."""
+    """Deliveries of one queue, epoch, lease and count of moves as ranges of positions. `epoch` is the field that epoch and
+    lease share; it is -1 for ids that no broker gave."""
 
     retry: bool
     epoch: int
@@ -41,13 +43,13 @@ class DeliveryRanges:
 
     def lease_in(self, epoch: int) -> int | None:
         """The number of the lease if they were handed out in this epoch, otherwise None."""
-        mixed = self.epoch ^ epoch % EPOCHS
-        return None if self.epoch < 0 or mixed & (1 << _LEASE_SHIFT) - 1 else mixed >> _LEASE_SHIFT
+        lease = (self.epoch - epoch * _EPOCH_STEP) % EPOCHS
+        return None if self.epoch < 0 or lease >= LEASES else lease
 
 
 def delivery_ids(start: int, count: int, epoch: int, moves: int, retry: bool) -> I64:
     """The ids of `count` consecutive positions, i64[count]."""
-    code = (epoch % EPOCHS) << _MOVES_BITS | moves % MOVES | _RETRY * retry
+    code = (epoch * _EPOCH_STEP % EPOCHS) << _MOVES_BITS | moves % MOVES | _RETRY * retry
     first = start | code << POSITION_BITS
     return np.arange(first, first + count, dtype=np.int64)
 
@@ -60,7 +62,9 @@ def scattered_ids(positions: I64, epoch: int, moves: int, retry: bool) -> I64:
 
 def with_leases(deliveries: I64, leases: I64) -> I64:
     """Ids of `delivery_ids`, i64[n], as those of leases with these numbers, i64[n]."""
-    marked: I64 = deliveries ^ leases % LEASES << POSITION_BITS + _MOVES_BITS + _LEASE_SHIFT
+    shift = POSITION_BITS + _MOVES_BITS
+    field = deliveries >> shift & EPOCHS - 1
+    marked: I64 = deliveries + (((field + leases % LEASES) % EPOCHS - field) << shift)
     return marked
 
 

@@ -275,6 +275,8 @@ class Cursor:
     def of_lease(self, ranges: list[Range], lease: int | None) -> list[Range]:
         """The parts of delivered ranges without messages with an order key that are blocked, or that have another lease
         now. `lease` is None for deliveries of an earlier process."""
+        if lease:  # of a message with an order key, and of no other
+            return [] if self._order is None else self._order.of_lease(ranges, lease)
         if self._order is None:
             return ranges
         refused = self._order.refused(ranges, lease)

@@ -314,6 +314,14 @@ class KeyOrder:
         positions: I64 = columns.position[rows]
         return positions
 
+    def of_lease(self, ranges: list[Range], lease: int) -> list[Range]:
+        """The ranges of the messages in these ranges whose present lease has this number."""
+        self.settle()
+        rows = self._rows_of(ranges)
+        columns = self._columns
+        rows = rows[(columns.state[rows] != BLOCKED) & (columns.lease[rows] % LEASES == lease)]
+        return ranges_of(columns.position[rows])
+
     def not_leased(self, start: int, stop: int) -> I64:
         """The positions in [start, stop) of unfinished messages without a lease."""
         rows = self._within(start, stop)

@@ -158,6 +158,23 @@ def test_the_key_waits_behind_a_nacked_message() -> None:
     assert rest.attempt.tolist()[0] == 1, "it did not fail"
 
 
+def test_an_ack_of_one_of_a_thousand_leases_before_is_unknown() -> None:
+    scene = Scene(["a", ""])
+    old: list[PulledBatch] = []
+    for number in range(70):
+        pulled = scene.pull(1)
+        assert pulled is not None and pulled.batch.sequence.tolist() == [1], number
+        assert all(scene.ack(each) == 0 for each in old)
+        old.append(pulled)
+        scene.nack(pulled)
+    last = scene.pull(2)
+    assert last is not None and last.batch.sequence.tolist() == [1, 2]
+    assert len({int(each.delivery[0]) for each in [*old, last]}) == 71
+    assert [scene.ack(each) for each in old] == [0] * 70
+    assert scene.ack(last) == 2
+    scene.check()
+
+
 def test_an_ended_lease_passes_the_key_to_another_consumer_and_refuses_the_old_one() -> None:
     scene = Scene(["a", "a"])
     dead = scene.pull()
