@@ -29,7 +29,7 @@ def rare(messages: Iterable[dict[str, Any]]) -> list[tuple[str, str | None, str 
     return [(message["body"].decode(), message.get("tag"), message.get("order_key")) for message in messages]
 
 
-async def send_columns(client: Client, due_ms: int, **more: Any) -> dict[str, Any]:
+async def send_columns(client: Client, due_ms: int | bytes, **more: Any) -> dict[str, Any]:
     arguments = {"count": 3, "subject": "s", "due_ms": due_ms, "bodies": b"abc", "body_length": 1}
     return await client.request("send", arguments | more)
 
@@ -39,10 +39,12 @@ async def test_what_rows_and_columns_give_comes_back_in_rows_and_columns(boot: B
     server = await host.start()
     client = await host.client()
     await client.put("plain", host.now_ms + 100)
-    await client.put("rare", host.now_ms + 100, **GIVEN)
+    await client.put("rare", host.now_ms + 110, **GIVEN)
     columns = {"tags": ["paid", "new"], "tag_index": np.array([0, 2, 1], "<u4").tobytes()}
     keys = {"order_keys": b"kkl", "order_key_length": np.array([2, 0, 1], "<u4").tobytes()}
-    assert (await send_columns(client, host.now_ms + 200, **columns, **keys))["rejected"] == []
+    # Messages with a key and those without stand in no order where they are due at one time.
+    due_ms = np.array([200, 210, 220], "<i8") + host.now_ms
+    assert (await send_columns(client, due_ms.tobytes(), **columns, **keys))["rejected"] == []
     await send_columns(client, host.now_ms + 300, tag="all")
     await host.sleep_ms(500)
     expected: list[tuple[str, str | None, str | None]] = [
