@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "store.tables": {"store", "store.disk", "store.records", "store.indexes", "store.logs"},
     "delayserver.protocol": set(),
     "delayserver.logs": set(),
-    "delayserver.metrics": set(),
+    "delayserver.metrics": {"delayserver.protocol"},
     "delayserver.config": STORE,
     "delayserver.net": {"delayserver.protocol"},
     "delayserver.tokens": STORE | {"delayserver.protocol"},
@@ -88,7 +88,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "delayserver.front.handlers": STORE | GROUND | {"delayserver.state", "delayserver.operations", "delayserver.front"},
     "delayserver.server": BELOW_OPERATIONS
     | {"delayserver.startup", "delayserver.operations", "delayserver.front", "delayserver.front.handlers"},
-    "delayserver.web": {f"delayserver.{room}" for room in ("logs", "protocol", "config", "client", "net", "runtime")},
+    "delayserver.web": {
+        f"delayserver.{room}" for room in ("logs", "metrics", "protocol", "config", "client", "net", "runtime")
+    },
     "delayserver.embedded": STORE
     | {"delayserver.protocol", "delayserver.config", "delayserver.net", "delayserver.client", "delayserver.server"},
     "delayserver.cli.terminal": STORE | {"delayserver.protocol", "delayserver.config", "delayserver.client"},
@@ -103,6 +105,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {"delayserver.cli.terminal", "delayserver.cli.demo", "delayserver.cli.recover"},
     "delayserver.__main__": {"delayserver.cli"},
     "ops": set(),
+    "ops.deploy": set(),
     "ops.bench": {"delayserver", "delayserver.protocol", "delayserver.config", "delayserver.runtime"}
     | {"delayserver.client", "delayserver.server", "delayserver.cli.terminal", "store.disk"},
     "ops.audit": STORE
@@ -158,7 +161,7 @@ DISK_MODULES = {"shutil", "tempfile", "mmap", "fcntl", "io"}
 # `fcntl` there asks a socket how much of it the peer has received.
 ASKS_SOCKETS = ("delayserver/net/transport.py", "fcntl")
 # What `os` is good for besides files.
-OS_CALLS = {"os.getpid", "os.register_at_fork"}
+OS_CALLS = {"os.getpid", "os.getppid", "os.register_at_fork"}
 DISK_METHODS = {"read_bytes", "read_text", "write_bytes", "write_text", "unlink", "mkdir", "rmdir", "touch", "rglob"}
 # Calls, not imports: a parameter may have the type random.Random.
 CHANCE_CALLS = ("random.", "secrets.", "uuid.")

@@ -15,6 +15,8 @@ from typing import Any, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
 
+from delayserver.protocol.errors import ERRORS
+
 ROWS_MAX: Final = 1000
 """Subjects and consumer groups, each: those with the most pending messages or the largest lag. Prometheus keeps each label
 value in memory, and a server may have a million subjects."""
@@ -172,7 +174,7 @@ def server_families(reply: Reply) -> Iterator[Metric]:
     yield from _queues(reply.get("queues") or [])
     yield from _broker_groups(reply.get("groups") or {})
     yield from _subjects(reply.get("subjects") or [])
-    yield from _consumer_groups(reply.get("consumer_groups") or [])
+    yield from _consumer_groups(reply.get("consumer_groups") or [], reply.get("consumer_groups_all"))
 
 
 def _info(reply: Reply) -> Metric:
@@ -192,7 +194,8 @@ def _balance(reply: Reply) -> Iterator[Metric]:
             ended.add_metric([outcome], reply[outcome])
     yield ended
     errors = CounterMetricFamily("delayserver_errors", "Error replies since the start.", labels=["error"])
-    for name, count in (reply.get("errors") or {}).items():
+    # A series that began with its first error would hide that one from `increase`.
+    for name, count in (dict.fromkeys(ERRORS, 0) | dict(reply.get("errors") or {})).items():
         errors.add_metric([name], count)
     yield errors
 
@@ -228,18 +231,22 @@ def _lateness(lateness: Mapping[str, Reply]) -> Iterator[Metric]:
 
 
 def _stages(stages: Mapping[str, Reply]) -> Iterator[Metric]:
-    family = HistogramMetricFamily("delayserver_stage_seconds", "Time of a stage of the journey.", labels=["stage"])
+    family = HistogramMetricFamily(
+        "delayserver_stage_seconds", "Time of the batches of a stage of the journey.", labels=["stage"]
+    )
     for stage, histogram in stages.items():
         _add_histogram(family, stage, histogram)
     yield family
 
 
 def _queues(queues: Sequence[Reply]) -> Iterator[Metric]:
-    used = GaugeMetricFamily("delayserver_queue_used", "Fill of a bounded queue, in its own unit.", labels=["queue"])
-    bound = GaugeMetricFamily("delayserver_queue_bound", "The bound of the queue, in the same unit.", labels=["queue"])
+    names = ["queue", "broker_group"]
+    used = GaugeMetricFamily("delayserver_queue_used", "Fill of a bounded queue, in its own unit.", labels=names)
+    bound = GaugeMetricFamily("delayserver_queue_bound", "The bound of the queue, in the same unit.", labels=names)
     for queue in queues:
-        used.add_metric([queue["name"]], queue["used"])
-        bound.add_metric([queue["name"]], queue["bound"])
+        labels = [queue["name"], str(queue.get("group", ""))]
+        used.add_metric(labels, queue["used"])
+        bound.add_metric(labels, queue["bound"])
     yield used
     yield bound
 
@@ -269,20 +276,15 @@ def _subjects(subjects: Sequence[Reply]) -> Iterator[Metric]:
     for row in shown:
         pending.add_metric([row["subject"]], row["pending"])
     yield pending
-    yield GaugeMetricFamily(
-        "delayserver_subjects_not_shown",
-        "Subjects left out of delayserver_subject_pending.",
-        len(subjects) - len(shown),
-    )
 
 
-def _consumer_groups(groups: Sequence[Reply]) -> Iterator[Metric]:
+def _consumer_groups(groups: Sequence[Reply], count: int | None) -> Iterator[Metric]:
     shown = _largest(groups, "lag")
     rows = [({"subject": row["subject"], "consumer_group": row["group"]}, row) for row in shown]
     yield from _table(CONSUMERS, rows)
     yield GaugeMetricFamily(
         "delayserver_consumer_groups_not_shown", "Consumer groups left out of delayserver_consumer_group_lag.",
-        len(groups) - len(shown),
+        (len(groups) if count is None else count) - len(shown),
     )  # fmt: skip
 
 
@@ -304,7 +306,7 @@ def _table(columns: Sequence[Plain], rows: Sequence[tuple[Mapping[str, str], Rep
 
 def _add_histogram(family: HistogramMetricFamily, label: str, histogram: Reply) -> None:
     """Adds counts for each bucket as cumulative ones. The counts may have one more than the bounds: what lies beyond."""
-    bounds = [*[floatToGoString(bound_us * US) for bound_us in histogram["bounds_us"]], "+Inf"]
+    bounds = [*[floatToGoString(bound_us / 1_000_000) for bound_us in histogram["bounds_us"]], "+Inf"]
     counts = [*histogram["counts"], 0][: len(bounds)]
     family.add_metric([label], list(zip(bounds, accumulate(counts), strict=True)), histogram["sum_us"] * US)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -14,7 +14,7 @@ from delayserver.protocol.errors import QueueFull
 from delayserver.web.problems import Problem, invalid
 
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Scope: TypeAlias = Mapping[str, Any]
+Scope: TypeAlias = MutableMapping[str, Any]
 
 BodyForm: TypeAlias = Literal["auto", "text", "json", "base64"]
 """How a reader wants bodies: `text` and `json` where the bytes allow it, otherwise base64. `auto` is text."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import sys
@@ -37,7 +38,8 @@ def main() -> None:
     listening = socket.socket(fileno=int(sys.argv[1]))
     listening.setblocking(False)
     settings = HttpSettings(**orders["http"])
-    asyncio.run(serve_http(Upstream(orders["server"], orders["token"]), listening, settings, _until_parent_ends))
+    upstream = Upstream(orders["server"], orders["token"], pid=os.getppid())
+    asyncio.run(serve_http(upstream, listening, settings, _until_parent_ends))
 
 
 if __name__ == "__main__":

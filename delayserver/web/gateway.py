@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 
 from delayserver.config.settings import HttpSettings
+from delayserver.metrics.http_figures import HttpFigures
 from delayserver.protocol.errors import DelayServerError
 from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_answer
 from delayserver.web.bodies import NDJSON, BodyReader, Receive, Scope
@@ -43,6 +44,7 @@ from delayserver.web.schemas import (
     SendRequest,
     Sent,
 )
+from delayserver.web.scraping import ROUTE, Scraping
 from delayserver.web.sending import Sending
 from delayserver.web.streams import Streams
 
@@ -55,11 +57,12 @@ GROUP: Final = "/v1/subjects/{subject}/groups/{group}"
 class Gateway:
     """The application. It answers every request, with a problem document if need be."""
 
-    def __init__(self, clients: Clients, settings: HttpSettings) -> None:
+    def __init__(self, clients: Clients, settings: HttpSettings, figures: HttpFigures) -> None:
         bodies, streams = BodyReader(), Streams(settings.streams_max)
         self._clients = clients
         self._sending = Sending(clients, bodies)
         self.live = Live(clients, streams)
+        self._scraping = Scraping(clients, figures)
         self._static = StaticFiles(directory=CONSOLE, html=True)
         self.router = Router(
             self._endpoints(Messages(clients, bodies), Consuming(clients, bodies, streams), Probes(clients))
@@ -113,6 +116,8 @@ class Gateway:
                      {200: Answer("The status map of the server", dict[str, object])}),
             Endpoint("GET", "/v1/live", self.live.live, "The server's figures, once a second",
                      {200: Answer("A stream of events; the data of each is a JSON object", media=EVENTS)}),
+            Endpoint("GET", "/metrics", self._scraping.metrics, "The figures of server and gateway for Prometheus",
+                     {200: Answer("The text format of Prometheus, or OpenMetrics if Accept names it", media="text/plain")}),
             Endpoint("GET", "/healthz", probes.healthz, "Does the server answer?", {200: Answer("It does", Health)}),
             Endpoint("GET", "/readyz", probes.readyz, "Does the server serve?", {200: Answer("It does", Health)}),
         ]  # fmt: skip
@@ -126,6 +131,8 @@ class Gateway:
         """Answer a request."""
         try:
             found = self.router.find(scope["method"], scope["raw_path"].decode("latin-1"))
+            if found is not None:
+                scope[ROUTE](found[0].path)
             if found is not None and found[0].direct is not None:
                 await found[0].direct(scope, receive, send)
                 return

@@ -16,11 +16,13 @@ import uvicorn
 from delayserver.client.tls import TLS
 from delayserver.config.settings import HttpSettings
 from delayserver.logs.setup import silence
+from delayserver.metrics.http_figures import HttpFigures
 from delayserver.runtime.chance import system_chance
 from delayserver.web.clients import Clients
 from delayserver.web.door import Door
 from delayserver.web.gateway import Gateway
 from delayserver.web.http_protocol import Connections
+from delayserver.web.scraping import measured
 from delayserver.web.sessions import Sessions
 
 GRACE_S = 2
@@ -55,11 +57,13 @@ def within_descriptors(settings: HttpSettings) -> HttpSettings:
 
 @dataclass(frozen=True, slots=True)
 class Upstream:
-    """The server that the gateway is a client of: its address, the token that the gateway reads with itself, and TLS."""
+    """The server that the gateway is a client of: its address, the token that the gateway reads with itself, and TLS.
+    `pid` is its process, if it runs on this machine."""
 
     server: str
     token: str = ""
     tls: TLS = None
+    pid: int | None = None
 
 
 async def serve_http(
@@ -71,12 +75,13 @@ async def serve_http(
     silence("uvicorn")
     host = str(listening.getsockname()[0]).partition("%")[0]
     async with Clients(upstream.server, upstream.token, upstream.tls) as clients, anyio.create_task_group() as tasks:
-        gateway, connections = Gateway(clients, settings), Connections(settings)
+        figures = HttpFigures(upstream.pid)
+        gateway, connections = Gateway(clients, settings, figures), Connections(settings)
         sessions = Sessions(time.monotonic, system_chance().randbytes)
         door = Door(gateway, clients, sessions, settings, loopback=ipaddress.ip_address(host).is_loopback)
         web = GatewayServer(
             uvicorn.Config(
-                door,
+                measured(door, figures),
                 http=connections.protocol,  # type: ignore[arg-type]
                 ws="none",
                 loop="asyncio",

@@ -113,5 +113,9 @@ def reply(subjects: int = 2) -> dict[str, Any]:
             }
             for number in range(subjects)
         ],
-        "queues": [{"name": "gather", "used": 3, "bound": 64}],
+        "consumer_groups_all": subjects,
+        "queues": [
+            {"name": "gathered_bytes", "used": 3, "bound": 64},
+            {"name": "group_rows", "used": 0, "bound": 8, "group": "default"},
+        ],
     }

@@ -43,7 +43,6 @@ def test_times_are_seconds_and_counts_are_counters() -> None:
         "delayserver_next_due_timestamp_seconds": 1_795_562_520.5,
         "delayserver_disk_low": 0,
         "delayserver_corruptions": 1,
-        "delayserver_subjects_not_shown": 0,
     }.items():
         assert found[name, ()] == pytest.approx(value), name
 
@@ -76,6 +75,22 @@ def test_a_node_that_counts_as_down_has_an_open_circuit() -> None:
     assert found["delayserver_node_failures_total", labels] == 9
 
 
+def test_a_queue_stands_beside_its_bound() -> None:
+    found = samples(reply())
+    of_all, of_group = (
+        (("broker_group", ""), ("queue", "gathered_bytes")),
+        (("broker_group", "default"), ("queue", "group_rows")),
+    )
+    assert (found["delayserver_queue_used", of_all], found["delayserver_queue_bound", of_all]) == (3, 64)
+    assert (found["delayserver_queue_used", of_group], found["delayserver_queue_bound", of_group]) == (0, 8)
+
+
+def test_an_error_that_never_came_is_counted_as_zero() -> None:
+    found = samples(reply())
+    assert found["delayserver_errors_total", (("error", "queue_full"),)] == 2
+    assert found["delayserver_errors_total", (("error", "internal_error"),)] == 0
+
+
 def test_what_is_not_there_has_no_sample() -> None:
     names = {name for name, _ in samples(reply())}
     assert "delayserver_oldest_incomplete_window_timestamp_seconds" not in names
@@ -97,7 +112,6 @@ def test_labels_are_bounded_and_the_largest_are_shown() -> None:
     found = samples(reply(subjects=ROWS_MAX + 500))
     pending = {value for (name, _), value in found.items() if name == "delayserver_subject_pending"}
     assert pending == set(range(500, ROWS_MAX + 500))
-    assert found["delayserver_subjects_not_shown", ()] == 500
     assert sum(name == "delayserver_consumer_group_lag" for name, _ in found) == ROWS_MAX
     assert found["delayserver_consumer_groups_not_shown", ()] == 500
 
