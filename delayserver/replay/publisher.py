@@ -27,7 +27,8 @@ from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import batch_sums, index_rows
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import Source
-from store.records.batches import FLAG_PREPARED, U8, CancelBatch, OutcomeBatch
+from store.logs.windows import window_starts
+from store.records.batches import FLAG_PREPARED, U8, CancelBatch, MessageBatch, OutcomeBatch
 from store.records.columns import has_any
 from wheel.keys import Key
 
@@ -65,6 +66,8 @@ class Publisher:
         self._balance.place(done.accepted, done.internal)
         if done.messages is not None:
             self._balance.subjects.place(done.messages)
+            if self.recovered is not None and self._balance.subjects.is_found and self._has_retired(done.messages):
+                self._balance.subjects.doubt()
         if done.messages is not None and self.recovered is None:  # what a start replays may have its outcome already
             self._decided.opened(done.messages)
             self._stages.replay_lag.add(self._clock.now_us() - int(done.messages.accepted_us[0]))
@@ -74,6 +77,11 @@ class Publisher:
             self._decided.holds.release(batch.sequence)
         self._positions.replayed_sequence.advance(done.last_sequence)
         self._positions.replayed.advance(done.end)
+
+    def _has_retired(self, messages: MessageBatch) -> bool:
+        """Whether a window of these messages is retired: its outcomes are not in its files any more."""
+        starts = np.unique(window_starts(messages.due_ms, self._book.window_ms)).tolist()
+        return any(self._retired.has(start) for start in starts)
 
     def publish_drained(self, done: Round, decided: dict[int, OutcomeIndex | None]) -> None:
         """A round of a sealed day: its rows were counted, and most of its copies recorded, when the day got them.

@@ -109,6 +109,7 @@ from delayserver.server.topology import Topology
 from delayserver.startup.lost_outcomes import LostOutcomes, cancels_in
 from delayserver.startup.opening import Opened, count_accepted, count_placed, find_lost_broker, open_directory
 from delayserver.startup.orphans import OrphanSearch
+from delayserver.startup.pending_subjects import pending_before
 from delayserver.startup.replay_ahead import read_ahead
 from delayserver.state.balance import Balance
 from delayserver.state.connection_memory import ConnectionMemory
@@ -342,6 +343,9 @@ class DelayServer:
         for key in opened.dispatch.keys():
             totals += opened.dispatch.counts(key)
         self.decided.count_durable(totals)
+        pending = pending_before(opened)
+        if pending is not None:
+            self.balance.subjects.found(pending)
         if opened.checkpoint_lost:
             self.balance.place(*count_accepted(opened))
         else:
@@ -487,7 +491,7 @@ class DelayServer:
                 ProgressReader(self.commit, self.positions, self.decided, self.checkpointing),
                 WindowsReader(self.book, self.retention, self.clock),
             ),
-            DeliveryReader(self.residency, self.loader, self.groups, self.clock),
+            DeliveryReader(self.residency, self.loader, self.groups),
             BrokerReader(self.broker, self.consuming, self.servers),
             self.connections,
         )
@@ -688,7 +692,10 @@ class DelayServer:
         among it must count. `found`: the highest sequence at the start."""
         await self.positions.replayed.reached(self.positions.durable.value)
         if not self.opened.checkpoint_lost:
-            self.balance.place(*count_placed(self.opened, self.positions.replayed_sequence.value))
+            behind = count_placed(self.opened, self.positions.replayed_sequence.value)
+            self.balance.place(*behind)
+            if any(behind):
+                self.balance.subjects.doubt()
         self.positions.skip_unused(found)
         await self._restore_outcomes()
         await self.publisher.finish_recovery()
@@ -696,6 +703,8 @@ class DelayServer:
         search = OrphanSearch(self.opened, self.book, self.settings.storage.window_ms, self.runtime)
         uncounted = await search.find(self.retired.has, everywhere=self.replayer.met_damage)
         self.decided.leave_out(uncounted.outcomes)
+        if len(uncounted.outcomes) or uncounted.accepted:
+            self.balance.subjects.doubt()
         self.balance.place(uncounted.accepted, uncounted.internal)
         self.balance.found(self.balance.placed)
         self.balance.subjects.replayed()

@@ -9,6 +9,7 @@ from delayserver.state.balance import Balance
 from delayserver.state.decided import Decided
 from delayserver.state.positions import Positions
 from delayserver.state.windows import Windows
+from store.records.batches import I64
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,8 @@ class Captured:
     believable_us: int
     outcomes: int
     """Outcomes that were decided."""
+    subjects: I64 | None
+    """Placed messages by subject, see `SubjectCounts.placed_pending`."""
 
 
 class Progress:
@@ -53,7 +56,12 @@ class Progress:
             orphans=dict(self._windows.book.orphans),
             believable_us=self._believable.now_us(),
             outcomes=self.outcomes,
+            subjects=self._balance.subjects.placed_pending(),
         )
+
+    def ended_subjects(self) -> I64:
+        """Messages by subject whose outcomes have become durable since the start."""
+        return self._balance.subjects.ended()
 
     @property
     def outcomes(self) -> int:

@@ -85,7 +85,7 @@ class Tally:
 class SubjectCounts:
     """The counters of all subjects. For the event loop."""
 
-    __slots__ = ("_accepted", "_base", "_ended", "_placed", "is_counted")
+    __slots__ = ("_accepted", "_base", "_ended", "_is_found", "_placed", "is_counted")
 
     def __init__(self) -> None:
         self._base = Tally()
@@ -94,6 +94,8 @@ class SubjectCounts:
         self._ended = Tally()
         # Whether `_base` is known. Until then nothing can be told.
         self.is_counted = False
+        # Whether the start knows it, as far as it came.
+        self._is_found = False
 
     # -- writers
 
@@ -116,10 +118,25 @@ class SubjectCounts:
         elif batches:
             self._ended.add(np.concatenate([ended_subjects(batch) for batch in batches]))
 
+    def found(self, pending: I64) -> None:
+        """So many messages were pending before the first round of the replay, i64[n] by code. Writer: the start."""
+        self._base.add_counts(pending)
+        self._is_found = True
+
+    def doubt(self) -> None:
+        """The start has met something that makes its counts inexact: the files have to be counted. Writer: the start."""
+        self._base, self._is_found = Tally(), False
+
+    @property
+    def is_found(self) -> bool:
+        """Whether the counts of the start are exact so far."""
+        return self._is_found
+
     def replayed(self) -> None:
         """The start has replayed all that was accepted before it. Writer: the start."""
         self._accepted = Tally()
         self._accepted.add_counts(self._placed.copy())
+        self.is_counted = self._is_found
 
     def counted(self, pending: I64, placed: I64, ended: I64) -> None:
         """So many messages were placed and had no durable outcome, i64[n] by code, when `placed` and `ended` were copied."""
@@ -135,6 +152,18 @@ class SubjectCounts:
         """Copies of two counters, for `counted`."""
         return self._placed.copy(), self._ended.copy()
 
+    def placed_pending(self) -> I64 | None:
+        """Messages by subject code that are placed, without those that had ended before the start; None until counted."""
+        if not self.is_counted:
+            return None
+        length = max(len(self._base), len(self._placed))
+        pending: I64 = self._base.view(length) + self._placed.view(length)
+        return pending
+
+    def ended(self) -> I64:
+        """A copy of the messages that ended since the start."""
+        return self._ended.copy()
+
     def pending(self) -> I64:
         """Pending messages by subject code. Only if `is_counted`."""
         assert self.is_counted
@@ -146,7 +175,7 @@ class SubjectCounts:
     def check_invariants(self) -> None:
         """Nothing is placed that was not accepted, and no message ends twice."""
         length = max(map(len, (self._base, self._accepted, self._placed, self._ended)))
-        assert self.is_counted or not self._base.view(length).any()
+        assert self.is_counted or self._is_found or not self._base.view(length).any()
         if self.is_counted:
             assert (self._placed.view(length) <= self._accepted.view(length)).all()
             assert (self.pending() >= 0).all()

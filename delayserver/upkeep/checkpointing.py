@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import trio
@@ -15,10 +16,14 @@ from delayserver.state.files import Files
 from delayserver.state.progress import Captured, Progress
 from delayserver.upkeep.checkpoint_file import CheckpointFile
 from store.errors import DiskFullError
-from store.tables.checkpoint import Checkpoint, CoarseDays, OrphanedOutcomes
+from store.logs.dispatch_log import DispatchKey, DispatchMark
+from store.records.batches import I64
+from store.tables.checkpoint import Checkpoint, CoarseDays, OrphanedOutcomes, PendingSubjects
 from store.tables.checkpoint_marks import dispatch_table, lost_table, schedule_table
 
 POLL_MS = 250
+
+T = TypeVar("T")
 
 
 class Checkpointing:
@@ -104,15 +109,21 @@ class Checkpointing:
         captured, peak_us = self._progress.capture(), self._clock.now_us()
         self._begun_position = captured.position
         await self._decided.all_written()
-        await self._run(partial(self._save, captured, peak_us, clean))
+        async with self._decided.writes:  # so that marks and counts are of the same outcomes
+            ended = self._progress.ended_subjects()
+            marks = await self._run(self._files.dispatch.marks)
+        pending = None if captured.subjects is None else _difference(captured.subjects, ended)
+        await self._run(partial(self._save, captured, marks, pending, peak_us, clean))
         self._written_position, self._written_outcomes = captured.position, captured.outcomes
         self._positions.checkpointed.advance(captured.position)
         self._horizon.move(peak_us)
         self.written += 1
 
-    async def _run(self, work: Callable[[], None]) -> None:
-        with trio.CancelScope(shield=True):
-            await self._workers.run(work)
+    async def _run(self, work: Callable[[], T]) -> T:
+        scope = trio.CancelScope(shield=True)
+        with scope:
+            result = await self._workers.run(work)
+        return result
 
     async def _move_horizon(self) -> None:
         """Writes the last checkpoint again with a new horizon, so that deliveries go on while the disk is full. Uses
@@ -122,11 +133,18 @@ class Checkpointing:
             await self._run(partial(self._file.move_horizon, peak_us))
             self._horizon.move(peak_us)
 
-    def _save(self, captured: Captured, peak_us: int, clean: bool) -> None:
-        # Before the syncs, which then make the message of each of these outcomes durable. Of outcomes that come meanwhile
-        # the messages may be lost with the power, and a start looks only behind the marks for such.
+    def _save(
+        self,
+        captured: Captured,
+        dispatch_marks: dict[DispatchKey, DispatchMark],
+        pending: I64 | None,
+        peak_us: int,
+        clean: bool,
+    ) -> None:
+        # The marks of outcomes were taken before the syncs, which then make the message of each of these outcomes durable.
+        # Of outcomes that come meanwhile the messages may be lost with the power, and a start looks only behind the marks
+        # for such.
         schedule, dispatch = self._files.schedule, self._files.dispatch
-        dispatch_marks = dispatch.marks()
         self._files.log.sync_assumed()  # nothing may point behind what a loss of power takes (durability `os`)
         schedule.sync()
         drains, orphans = captured.drains, captured.orphans
@@ -152,6 +170,14 @@ class Checkpointing:
                 window_ms=self._settings.window_ms,
                 lost=lost_table(schedule.lost, dispatch.lost),
                 believable_us=captured.believable_us,
+                pending=None if pending is None else PendingSubjects.of(pending),
             ),
             peak_us,
         )
+
+
+def _difference(placed: I64, ended: I64) -> I64:
+    difference = np.zeros(max(len(placed), len(ended)), np.int64)
+    difference[: len(placed)] += placed
+    difference[: len(ended)] -= ended
+    return difference

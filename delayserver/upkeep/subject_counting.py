@@ -120,10 +120,12 @@ class SubjectCounting:
             unit.dispatch.append((outcome_key, self._dispatch.end(outcome_key)))
         parts: list[list[_Unit]] = []
         room = 0
+        # There equal counts prove nothing. Orphans of a day are noted by the windows to which they will move.
+        orphaned = {place for start_ms in self._book.orphans for place in (start_ms, day_of(start_ms))}
         for (start_ms, _), unit in found.items():
             rows = sum([self._schedule.rows(key) for key, _ in unit.schedule])
             ended = sum([self._dispatch.rows(key) for key, _ in unit.dispatch])
-            if not rows or (rows == ended and start_ms not in self._book.orphans and start_ms not in draining):
+            if not rows or (rows == ended and start_ms not in orphaned and start_ms not in draining):
                 continue
             if room <= 0:
                 parts.append([])

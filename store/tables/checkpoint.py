@@ -19,7 +19,7 @@ import numpy as np
 from store.disk.filesystem import FileSystem, read_whole, write_atomically
 from store.errors import CorruptionError, FormatError
 from store.logs.windows import TIME_MS_MAX
-from store.records.batches import I64, U8
+from store.records.batches import I64, U8, U32
 
 FILE_NAME = "checkpoint"
 FORMAT_VERSION = 2  # only where files lost rows; without them version 1, which programs of before read
@@ -176,13 +176,40 @@ class LostFiles(Table):
 
 
 @dataclass(frozen=True, slots=True)
+class PendingSubjects(Table):
+    """Subjects by their codes, and how many of their messages were placed below `replay_offset` and have no outcome below
+    the marks of `dispatch`. Negative where outcomes of later messages are below the marks. Subjects with 0 are left out."""
+
+    subject: U32
+    rows: I64
+
+    columns: ClassVar[tuple[tuple[str, str, int], ...]] = (
+        ("subject", "<u4", 1),
+        ("rows", "<i8", 1),
+    )
+
+    @classmethod
+    def of(cls, counts: I64) -> Self:
+        """From a number for each code, i64[n]."""
+        codes = np.flatnonzero(counts)
+        return cls.filled(len(codes), subject=codes, rows=counts[codes])
+
+    def by_subject(self) -> I64:
+        """A number for each code up to the highest one, i64[n]."""
+        counts = np.zeros(int(self.subject.max(initial=0)) + 1, np.int64)
+        counts[self.subject] = self.rows
+        return counts
+
+
+@dataclass(frozen=True, slots=True)
 class Checkpoint:
     """`replay_offset`: logical offset of message_log below which everything is in synced schedule files;
     `replayed_sequence`: the highest sequence below it. `totals`: global counters by name. `clean`: written by an
     orderly shutdown, after which nothing was written. `written_us`: by the server's clock. `orphans`: None if they
     were not counted since the files were written anew. `window_ms`: the length of the windows, 0 if it is not known. `lost`:
     files that lost rows, carried from checkpoint to checkpoint until `recover rebuild` writes one without them.
-    `believable_us`: the time that removals may go by, 0 if it is not known; never later than the clock showed."""
+    `believable_us`: the time that removals may go by, 0 if it is not known; never later than the clock showed.
+    `pending`: None if it was not counted; the next start then counts the files."""
 
     server_id: int
     replay_offset: int = 0
@@ -197,8 +224,13 @@ class Checkpoint:
     window_ms: int = 0
     lost: LostFiles = field(default_factory=LostFiles.empty)
     believable_us: int = 0
+    pending: PendingSubjects | None = None
 
 
+# The key of the counts by subject.
+_PENDING = "pending"
+# Codes of names are below it, and so are arrays that are made of them.
+_SUBJECT_MAX = (1 << 24) - 1
 # Direct, from a day, day: schedule_key.Source.
 _SOURCE_MAX = 2
 
@@ -217,7 +249,11 @@ def encode(checkpoint: Checkpoint) -> bytes:
     for entry in fields(checkpoint):
         value = getattr(checkpoint, entry.name)
         values[entry.name] = value._pack() if isinstance(value, Table) else value
+    # In `totals`, where programs of before pass over what they do not know. As a key of its own it would be damage to them.
+    del values["pending"]
     values["totals"] = dict(checkpoint.totals)
+    if checkpoint.pending is not None:
+        values["totals"][_PENDING] = checkpoint.pending._pack()
     version = FORMAT_VERSION if len(checkpoint.lost) else _VERSION_WITHOUT_LOST
     if version == _VERSION_WITHOUT_LOST:
         del values["lost"]
@@ -253,6 +289,11 @@ def _build(values: dict[str, Any], server_id: int) -> Checkpoint:
         absent = (name == "orphans" and values.get(name) is None) or (name == "lost" and name not in values)
         if not absent:
             values[name] = table._unpack(values[name])
+    values["totals"] = dict(values["totals"])
+    pending = values["totals"].pop(_PENDING, None)
+    values["pending"] = None if pending is None else PendingSubjects._unpack(pending)
+    if pending is not None and int(values["pending"].subject.max(initial=0)) > _SUBJECT_MAX:
+        raise ValueError("a subject that is none")
     if values["server_id"] != server_id:
         raise ValueError("two server ids")
     checkpoint = Checkpoint(**values)

@@ -13,6 +13,8 @@ from store.tables.ledger import Ledger
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 
+# Before the code of a subject, in the counts: its pending messages.
+SUBJECT = "subject "
 OUTCOMES = {4: "delivered", 5: "cancelled", 6: "expired", 7: "deduplicated", 8: "dead_lettered", 12: "rolled_back"}
 
 
@@ -46,8 +48,11 @@ def count_files(host: Host) -> Counter[str]:
         counts[OUTCOMES[outcome]] += 1
     sequences = _scheduled(host, server_id, window_ms, ledger)
     counts["accepted"] = len(sequences)
-    counts["pending"] = len(sequences - set(outcome_of))
-    strangers = set(outcome_of) - sequences
+    pending = sequences.keys() - outcome_of.keys()
+    counts["pending"] = len(pending)
+    for sequence in pending:
+        counts[f"{SUBJECT}{sequences[sequence]}"] += 1
+    strangers = outcome_of.keys() - sequences.keys()
     if strangers:
         raise SimulationFailure(f"outcomes of sequences {sorted(strangers)[:5]} that no schedule file has")
     totals = ledger.totals()
@@ -63,14 +68,16 @@ def _retired_to(ledger: Ledger, start_ms: int, *, coarse: bool) -> int:
     return ledger.last_sequence(start_ms) if not coarse else 0
 
 
-def _scheduled(host: Host, server_id: int, window_ms: int, ledger: Ledger) -> set[int]:
+def _scheduled(host: Host, server_id: int, window_ms: int, ledger: Ledger) -> dict[int, int]:
+    """The subject codes of all messages, by their sequences."""
     schedule = ScheduleLog(host.disk, "/data/schedule_log", server_id, window_ms, write=False)
     schedule.recover_all({})
     seen: dict[int, Source] = {}
+    subjects: dict[int, int] = {}
     for key in schedule.keys():
-        columns = schedule.read_columns(key, ("sequence", "origin_sequence"))
+        columns = schedule.read_columns(key, ("sequence", "origin_sequence", "subject"))
         retired_to = _retired_to(ledger, key.start_ms, coarse=key.source == Source.DAY)
-        for sequence, origin in zip(columns["sequence"].tolist(), columns["origin_sequence"].tolist(), strict=True):
+        for sequence, origin, subject in zip(*[column.tolist() for column in columns.values()], strict=True):
             if origin or sequence <= retired_to:
                 continue
             before = seen.get(sequence)
@@ -78,13 +85,27 @@ def _scheduled(host: Host, server_id: int, window_ms: int, ledger: Ledger) -> se
             if before is not None and {before, key.source} != {Source.DAY, Source.FROM_DAY}:
                 raise SimulationFailure(f"sequence {sequence} lies in {before} and in {key}")
             seen[sequence] = key.source
+            subjects[sequence] = subject
     schedule.close()
-    return set(seen)
+    return subjects
 
 
 def check_files(host: Host, status: dict[str, Any]) -> None:
     """The files and the status must say the same, to the message."""
     counts = count_files(host)
+    _check_subjects(host, counts)
     for name in ("accepted", "pending", *OUTCOMES.values()):
         if counts[name] != status[name]:
             raise SimulationFailure(f"{name}: the files say {counts[name]}, status says {status[name]}; {dict(counts)}")
+
+
+def _check_subjects(host: Host, counts: Counter[str]) -> None:
+    """The counters of the subjects say what the files say, as soon as they are known."""
+    assert host.server is not None
+    told = host.server.balance.subjects
+    if not told.is_counted:
+        return
+    pending = {code: count for code, count in enumerate(told.pending().tolist()) if count}
+    found = {int(name.removeprefix(SUBJECT)): count for name, count in counts.items() if name.startswith(SUBJECT)}
+    if pending != found:
+        raise SimulationFailure(f"pending by subject: the files say {found}, the counters {pending}")

@@ -43,6 +43,7 @@ from delayserver.replay import publisher
 from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.placing import Placing
 from delayserver.runtime.believable_clock import BelievableClock
+from delayserver.startup import pending_subjects
 from delayserver.state.decided import Decided
 from delayserver.state.residency import Residency
 from delayserver.upkeep.retention import Retention
@@ -278,6 +279,11 @@ def forgotten_in_its_place() -> list[Change]:
         return wait_in_place
 
     return [(Cursor, "wait_in_place", mistaken)]
+
+
+def ends_behind_a_checkpoint_forgotten() -> list[Change]:
+    """A start that does not count, for its subject, what ended behind the last checkpoint."""
+    return [(pending_subjects, "_not_moved", lambda _: lambda _opened, _key, outcomes: outcomes.slice(0, 0))]
 
 
 def index_without_ids_of_clients() -> list[Change]:
@@ -557,6 +563,7 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     forgotten_in_its_place,
     filter_forgotten_by_a_restart,
     match_passed_over,
+    ends_behind_a_checkpoint_forgotten,
     prepared_is_seen,
     every_end_is_as_wanted,
     policy_decides_at_once,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -116,7 +115,7 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 
 def server(command: Command) -> Command:
-    """Adds ``--server``, and what a client of it needs besides: ``--token-file`` and ``--tls-ca``."""
+    """Adds ``--server``, and what a client of it needs besides: ``--token-file``."""
     token_file = click.option(
         "--token-file",
         type=click.File(),
@@ -126,15 +125,7 @@ def server(command: Command) -> Command:
         metavar="FILE",
         help=f"A file with the access token; or {TOKEN_VARIABLE} has it.",
     )
-    tls_ca = click.option(
-        "--tls-ca",
-        envvar="DELAYSERVER_TLS_CA",
-        expose_value=False,
-        callback=_keep,
-        metavar="FILE",
-        help="Encrypt, and trust the authorities in this file; `system` for those of the system.",
-    )
-    return _address(token_file(tls_ca(command)))
+    return _address(token_file(command))
 
 
 def client_arguments() -> dict[str, Any]:
@@ -142,16 +133,7 @@ def client_arguments() -> dict[str, Any]:
     context = click.get_current_context(silent=True)
     file = None if context is None else context.meta.get("delayserver.token_file")
     token = file.read().strip() if file is not None else os.environ.get(TOKEN_VARIABLE, "").strip()
-    authority = None if context is None else context.meta.get("delayserver.tls_ca")
-    return ({"token": token} if token else {}) | ({"tls": _context(authority)} if authority else {})
-
-
-def _context(authority: str) -> ssl.SSLContext:
-    """Raises `click.ClickException`."""
-    try:
-        return ssl.create_default_context(cafile=None if authority == "system" else authority)
-    except OSError as error:
-        raise click.ClickException(f"--tls-ca {authority}: {error.strerror or error}") from None
+    return {"token": token} if token else {}
 
 
 def due_options(command: Command) -> Command:

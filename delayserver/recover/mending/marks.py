@@ -70,7 +70,7 @@ class Marks:
         try:
             found, accepted = after.checkpoint, 0 if after.checkpoint_lost else count_accepted(after)
             if not after.checkpoint_lost and found.totals.get("accepted", accepted) != accepted:
-                self._write(replace(found, totals={**found.totals, "accepted": accepted}, clean=False))
+                self._write(replace(found, totals={**found.totals, "accepted": accepted}, clean=False, pending=None))
         finally:
             after.close()
 

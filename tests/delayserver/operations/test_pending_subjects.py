@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
+import trio
 
-from delayserver.protocol.errors import InvalidArgument
-from tests.fakes.host import Client, Host, faked_settings, small_settings
+from delayserver.protocol.errors import InvalidArgument, NotReady
+from delayserver.server.delay_server import DelayServer
+from store.tables import checkpoint
+from tests.fakes.host import DATA_DIR, Client, Host, faked_settings, small_settings
 
 Boot = Callable[..., Host]
 MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
@@ -89,6 +93,7 @@ async def test_the_counters_go_on_over_restarts(boot: Boot, end: str) -> None:
             await host.sleep_ms(1_000)
         await getattr(host, end)()
         await host.start()
+        assert host.server.balance.subjects.is_counted, "the checkpoint tells it, and what came behind is counted on"
         client = await host.client()
         await host.sleep_ms(500)
         await host.settled()
@@ -153,3 +158,39 @@ async def test_metrics_tell_the_subjects_with_the_most_pending_messages(
     figures = await client.request("metrics")
     assert figures["subjects_counted"] is True
     assert figures["subjects"] == [{"subject": f"s{size}", "pending": size} for size in (8, 7, 6)]
+
+
+async def test_a_directory_of_an_older_program_is_counted_once(boot: Boot) -> None:
+    """Its checkpoint has no counts."""
+    host, client = await started(boot)
+    await client.send(*[{"subject": name, "body": "", "due_ms": host.now_ms + HOUR_MS} for name in ("a", "b", "b")])
+    await host.stop()
+    path = f"{DATA_DIR}/checkpoint"
+    found = checkpoint.read(host.disk, path)
+    assert found is not None and found.pending is not None
+    checkpoint.write(host.disk, path, replace(found, pending=None))
+    gate = trio.Event()
+
+    def held(server: DelayServer) -> None:
+        run = server.subject_counting.run
+
+        async def later() -> None:
+            await gate.wait()
+            await run()
+
+        server.subject_counting.run = later  # type: ignore[method-assign]
+
+    host.before_run = held
+    await host.start()
+    client = await host.client()
+    with pytest.raises(NotReady, match="being counted"):
+        await ask(client)
+    assert (await client.request("metrics"))["subjects_counted"] is False
+    gate.set()
+    client = await host.client()
+    await client.put("", host.now_ms + HOUR_MS, "c")
+    assert await counts(host, client) == {"a": 1, "b": 2, "c": 1}
+    await host.stop()
+    after = checkpoint.read(host.disk, path)
+    assert after is not None and after.pending is not None
+    assert after.pending.rows.tolist() == [1, 2, 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import msgpack
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -13,7 +14,16 @@ from hypothesis import strategies as st
 from store.errors import CorruptionError, FormatError
 from store.logs.windows import TIME_MS_MAX
 from store.tables import checkpoint as checkpoints
-from store.tables.checkpoint import OUTCOMES, Checkpoint, CoarseDays, DispatchFiles, LostFiles, ScheduleFiles, Table
+from store.tables.checkpoint import (
+    OUTCOMES,
+    Checkpoint,
+    CoarseDays,
+    DispatchFiles,
+    LostFiles,
+    PendingSubjects,
+    ScheduleFiles,
+    Table,
+)
 from tests.fakes.disk import FakeDisk, SimulatedCrash
 
 PATH = "/d/checkpoint"
@@ -138,6 +148,27 @@ def test_programs_of_before_read_it_unless_files_lost_rows() -> None:
         for written in (sample(), replace(sample(), lost=LostFiles.filled(1)))
     ]
     assert versions == [1, 2]
+
+
+def test_programs_of_before_pass_over_the_counts_of_the_subjects() -> None:
+    """They know no other key of the map, and read of `totals` what they know."""
+    counts = np.array([0, 3, 0, -1, 5], np.int64)
+    written = replace(sample(), pending=PendingSubjects.of(counts))
+    data = checkpoints.encode(written)
+    assert int.from_bytes(data[8:10], "little") == 1
+    values, before = msgpack.unpackb(data[64:]), msgpack.unpackb(checkpoints.encode(sample())[64:])
+    assert values.keys() == before.keys()
+    assert values["totals"].pop("pending")["count"] == 3
+    assert values == before
+    read = checkpoints.decode(data, PATH)
+    assert read.pending is not None and read.pending.by_subject().tolist() == counts.tolist()
+    assert read.totals == sample().totals
+
+
+def test_a_subject_that_is_none_is_corruption() -> None:
+    wrong = PendingSubjects.filled(1, subject=1 << 24, rows=1)
+    with pytest.raises(CorruptionError, match="a subject that is none"):
+        checkpoints.decode(checkpoints.encode(replace(sample(), pending=wrong)), PATH)
 
 
 def test_ten_thousand_files_stay_small() -> None:
