@@ -80,9 +80,10 @@ class ServerProcess:
             "0",
             "--http-port",
             "0",
+            "--json",
         ]
         self.process = subprocess.Popen(
-            [*command, "--http-port", "0", *arguments],
+            [*command, *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
