@@ -114,7 +114,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops.docs": {"delayserver.protocol", "delayserver.cli"},
     "ops.fuzz": STORE
     | BROKER
-    | {"delayserver.protocol", "delayserver.config"}
+    | {"delayserver.protocol", "delayserver.config", "delayserver.web"}
     | {f"delayserver.recover.{room}" for room in ("reading", "checking", "telling")},
     "ops.torture": {"delayserver.protocol", "delayserver.client"},
 }

@@ -8,6 +8,7 @@ from typing import Protocol
 import trio
 
 from delayserver.config.settings import ListenSettings
+from delayserver.front.audit import audited
 from delayserver.front.connection import Connection, Handlers, QuickHandler, SlowHandler
 from delayserver.front.guard import Guard
 from delayserver.logs.events import EventLogger
@@ -115,7 +116,7 @@ class Front:
         slow = {name: handler for name, handler in self._slow.items() if name not in refused}
         if self._guarded:
             quick, slow = self._guard.quick(quick), self._guard.slow(slow)
-        self.handlers.serve(quick | refused, slow)
+        self.handlers.serve(quick | refused, audited(slow))
 
     async def guard(self) -> None:
         """Asks every client for a token, from the moment on at which the server has any."""

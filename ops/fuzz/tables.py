@@ -16,6 +16,9 @@ from delayserver.broker.queues.queue import ConsumeQueue, SpilledBlock
 from delayserver.broker.queues.queue_columns import QueueColumns
 from delayserver.broker.queues.windows import Extent
 from delayserver.config.toml_file import ConfigError, load_settings
+from delayserver.protocol.tokens import make_token, parse_token
+from delayserver.web.origins import check_site, is_loopback_name
+from delayserver.web.problems import Problem
 from ops.fuzz.memory_disk import MemoryDisk
 from ops.fuzz.records import crc_bytes
 from ops.fuzz.target import Target, ensure
@@ -24,6 +27,7 @@ from store.tables import checkpoint as checkpoint_file
 from store.tables.checkpoint import Checkpoint, CoarseDays, DispatchFiles, ScheduleFiles
 from store.tables.days import DayTable, SealedDay
 from store.tables.identity import DataDirectory, read_identity, read_reservation, rebuild_identity
+from store.tables.tokens import StoredSecret, StoredToken, read_tokens, write_tokens
 
 SERVER = 5
 _DAY_MS = 86_400_000
@@ -132,6 +136,56 @@ def _check_days(data: bytes) -> bool:
     return True
 
 
+_TOKENS = (
+    StoredToken("0123456789ab", "shop", ("send",), ("orders*",), (StoredSecret(bytes(32)),), 1, 2, 3, 4, 5),
+    StoredToken(
+        "ba9876543210", "", ("look", "admin"), ("*",), (StoredSecret(bytes(32)), StoredSecret(b"x" * 32, 9)), 7
+    ),
+)
+
+
+def tokens_file() -> bytes:
+    """A table with two tokens, one of which was rotated."""
+    return _written("/d/tokens", lambda disk: write_tokens(disk, "/d", SERVER, _TOKENS))
+
+
+def _mend_tokens(data: bytes) -> bytes:
+    if len(data) < 32:
+        return data
+    head = data[:24] + (len(data) - 32).to_bytes(4, "little")
+    return head + crc_bytes(head + data[32:]) + data[32:]
+
+
+def _check_tokens(data: bytes) -> bool:
+    try:
+        tokens = read_tokens(MemoryDisk({"/d/tokens": data}), "/d", SERVER)
+    except StoreError:
+        return False
+    ensure(tokens is not None, "a table of tokens that is there is taken for none")
+    assert tokens is not None
+    again = _written("/d/tokens", lambda disk: write_tokens(disk, "/d", SERVER, tokens))
+    ensure(read_tokens(MemoryDisk({"/d/tokens": again}), "/d", SERVER) == tokens, "a table that does not come back")
+    return True
+
+
+def _check_token(data: bytes) -> bool:
+    text = data.decode("latin-1")
+    parsed = parse_token(text)
+    ensure(parsed is None or (text.startswith("dst_") and len(parsed.digest) == 32), "a token that is none")
+    return parsed is not None
+
+
+def _check_headers(data: bytes) -> bool:
+    """The headers of a request: name, colon and value a line."""
+    lines = [line.partition(b":") for line in data.split(b"\n")]
+    try:
+        check_site([(name.lower(), value) for name, _, value in lines])
+    except Problem:
+        return False
+    is_loopback_name(data.decode("latin-1"))
+    return True
+
+
 def broker_checkpoint_bytes() -> bytes:
     """A checkpoint with a queue that has a spilled block, a window and a segment."""
     queue = ConsumeQueue(0, 5)
@@ -212,6 +266,9 @@ TARGETS = (
     Target("sequences", lambda: [sequences_file()], _check_sequences, _mend_fixed),
     Target("checkpoint", lambda: [checkpoint_bytes()], _check_checkpoint, _mend_checkpoint),
     Target("days", lambda: [days_file()], _check_days, _mend_days),
+    Target("tokens", lambda: [tokens_file()], _check_tokens, _mend_tokens),
+    Target("token", lambda: [make_token("0123456789ab", bytes(32)).encode()], _check_token),
+    Target("request-headers", lambda: [b"Origin:http://a:1\nHost:a:1\nSec-Fetch-Site:same-origin"], _check_headers),
     Target("broker-checkpoint", lambda: [broker_checkpoint_bytes()], _check_broker_checkpoint, _mend_broker_checkpoint),
     Target("broker-groups", lambda: [policies_bytes()], _check_policies, _mend_policies),
     Target("settings", lambda: list(_SETTINGS_SEEDS), _check_settings),

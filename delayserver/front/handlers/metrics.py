@@ -31,7 +31,8 @@ class MetricsHandlers:
         subjects = []
         for subject in figures.subjects:
             await work.items()
-            subjects.append({"subject": subject.subject, "pending": subject.pending})
+            if connection.access.may(subject.subject):
+                subjects.append({"subject": subject.subject, "pending": subject.pending})
         return {
             **status_map(figures.status),
             "lateness": {

@@ -53,5 +53,6 @@ class PendingHandlers:
         rows = []
         for row in page.subjects:
             await work.items()
-            rows.append({"subject": row.subject, "pending": row.pending})
+            if connection.access.may(row.subject):
+                rows.append({"subject": row.subject, "pending": row.pending})
         return {"subjects": rows, "next": page.next}

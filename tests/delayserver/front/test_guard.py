@@ -326,6 +326,42 @@ async def test_tokens_survive_a_crash_and_the_last_one_that_is_revoked_opens_not
     assert await (await host.client()).refused("status", {}) == "unauthenticated"
 
 
+async def test_figures_show_the_subjects_of_the_token(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    operator, mine, _ = await prepared(host)
+    await operator.send(message(MINE))
+    await host.settled()
+    assert [each["subject"] for each in (await mine.request("pending", {"by": "subject"}))["subjects"]] == [MINE]
+    assert {each["subject"] for each in (await mine.request("metrics"))["subjects"]} <= {MINE}
+    assert len((await operator.request("pending", {"by": "subject"}))["subjects"]) == 2
+
+
+async def test_administrative_acts_are_told_with_who_and_what_and_without_secrets(
+    boot: Boot, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "delayserver.audit")
+    host = boot()
+    await host.start()
+    operator, mine = await tokens(host, {"roles": ["consume"], "subjects": ["mine*"], "name": "shop"})
+    assert await mine.refused("seek", {"subject": MINE, "group": "g", "to": "earliest"}) == "forbidden"
+    assert await operator.refused("seek", {"subject": MINE, "group": "g", "to": "earliest"}) == "group_unknown"
+    await operator.request("token", {"action": "list"})
+    await operator.request("status")
+    admin, shop = (row["id"] for row in (await operator.request("token", {"action": "list"}))["tokens"])
+    told = [record.getMessage() for record in caplog.records if record.name == "delayserver.audit"]
+    assert [line.partition(" at ")[0] for line in told] == [
+        "no token",
+        f"token {admin}",
+        f"token {shop}",
+        f"token {admin}",
+    ]
+    assert "create" in told[0] and "done" in told[0] and "shop" in told[1] and shop in told[1]
+    assert told[2].endswith("seek subject='mine.orders' group='g': forbidden")
+    assert told[3].endswith("group_unknown")
+    assert "dst_" not in "".join(told)
+
+
 async def test_the_first_token_closes_connections_that_are_open_already(boot: Boot) -> None:
     host = boot()
     await host.start()

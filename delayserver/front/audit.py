@@ -1,0 +1,85 @@
+"""The audit log `delayserver.audit`: an event for each administrative act, with who asked for what, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Any, Final
+
+from delayserver.front.connection import Connection, SlowHandler
+from delayserver.logs.events import EventLogger
+from delayserver.protocol import operations as names_of
+from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.frames import Request
+
+events = EventLogger("delayserver.audit")
+
+# Operations that change what others rely on. Of some, only certain requests do.
+AUDITED: Final = frozenset(
+    {
+        names_of.TOKEN,
+        names_of.SEEK,
+        names_of.REMOVE_GROUP,
+        names_of.POLICY,
+        names_of.DEAD_LETTERS,
+        names_of.REDISPATCH,
+        names_of.RELOAD,
+    }
+)
+# Arguments that say what was asked for. None of them is a secret or a body.
+_TOLD: Final = ("action", "id", "name", "subject", "group")
+_TEXT_CHARACTERS_MAX: Final = 255
+
+
+def audited(handlers: Mapping[str, SlowHandler]) -> dict[str, SlowHandler]:
+    """The handlers, of which those of administrative acts are told in the log."""
+    return {name: _told(handler) if name in AUDITED else handler for name, handler in handlers.items()}
+
+
+def _told(handler: SlowHandler) -> SlowHandler:
+    def telling(connection: Connection, request: Request) -> Awaitable[dict[str, Any] | None]:
+        if not _is_act(request):
+            return handler(connection, request)
+        try:
+            answer = handler(connection, request)
+        except DelayServerError as error:
+            _tell(connection, request, error.name)
+            raise
+        return _answered(answer, connection, request)
+
+    return telling
+
+
+async def _answered(
+    answer: Awaitable[dict[str, Any] | None], connection: Connection, request: Request
+) -> dict[str, Any] | None:
+    try:
+        result = await answer
+    except DelayServerError as error:
+        _tell(connection, request, error.name)
+        raise
+    _tell(connection, request, "done", result)
+    return result
+
+
+def _is_act(request: Request) -> bool:
+    """False for requests of these operations that only look."""
+    arguments = request.arguments
+    if request.operation == names_of.POLICY:
+        return arguments.get("set") is not None or bool(arguments.get("reset"))
+    return not (request.operation in (names_of.TOKEN, names_of.DEAD_LETTERS) and arguments.get("action") == "list")
+
+
+def _tell(connection: Connection, request: Request, result: str, reply: dict[str, Any] | None = None) -> None:
+    arguments = request.arguments
+    what = {name: arguments[name][:_TEXT_CHARACTERS_MAX] for name in _TOLD if type(arguments.get(name)) is str}
+    if request.operation == names_of.TOKEN and reply is not None and "id" not in what:
+        what["id"] = str(reply.get("id", ""))
+    events.info(
+        "administrative_act",
+        "{who} at {address}: {operation} {asked}: {result}",
+        who=f"token {connection.access.token_id}" if connection.access.token_id else "no token",
+        address=connection.peer.address,
+        operation=request.operation,
+        asked=" ".join([f"{name}={value!r}" for name, value in what.items()]),
+        result=result,
+    )
