@@ -148,6 +148,22 @@ def test_the_compose_file_opens_ports_on_loopback_alone_and_takes_privileges(com
         assert "mem_limit" in service
 
 
+def test_the_compose_file_mounts_the_rules_and_the_dashboard(compose: dict[str, Any]) -> None:
+    mounted = {}
+    for name in ("prometheus", "grafana"):
+        for volume in compose["services"][name]["volumes"]:
+            source, target, *_ = volume.split(":")
+            if source.startswith("."):
+                assert (FOLDER / source).is_file(), source
+                mounted[target] = name
+    rules = yaml.safe_load(compose["configs"]["prometheus"]["content"])["rule_files"]
+    assert {f"/etc/prometheus/{rule}" for rule in rules} == {
+        path for path, name in mounted.items() if name == "prometheus"
+    }
+    (provider,) = yaml.safe_load(compose["configs"]["dashboards"]["content"])["providers"]
+    assert f"{provider['options']['path']}/delayserver.json" in mounted
+
+
 def test_prometheus_of_the_compose_file_reads_every_server(compose: dict[str, Any]) -> None:
     scraped = yaml.safe_load(compose["configs"]["prometheus"]["content"])
     (job,) = scraped["scrape_configs"]
