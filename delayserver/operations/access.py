@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from fnmatch import translate
-from typing import Final
+from typing import Final, Protocol
 
 from delayserver.protocol.errors import Forbidden, RateLimited
 
@@ -18,22 +18,29 @@ SUBJECTS_KNOWN_MAX: Final = 4096
 """Subjects whose permission a token remembers. With more of them it forgets all, and compares each again once."""
 
 
+PENDING_AGAIN_MS: Final = 1_000
+"""When waiting messages leave is not known. A second later some may have left."""
+
+
 class Access:
     """The rights of a token, shared by all connections that use it. `everything`: no subject is closed to it."""
 
     __slots__ = ("_known", "_matches", "everything", "limits", "roles", "subjects", "token_id")
 
-    def __init__(
-        self, token_id: str, roles: frozenset[str], subjects: tuple[str, ...], limits: Limits | None = None
-    ) -> None:
-        """`token_id` is empty for a client without a token. `limits`: None if it may send what it likes."""
+    def __init__(self, token_id: str, roles: frozenset[str], subjects: tuple[str, ...]) -> None:
+        """`token_id` is empty for a client without a token."""
         self.token_id = token_id
         self.roles = roles
         self.subjects = subjects
         self.everything = "*" in subjects
-        self.limits = limits
+        # None: it may send what it likes.
+        self.limits: Limits | None = None
         self._matches: Callable[[str], object] = re.compile("|".join([translate(each) for each in subjects])).match
         self._known: dict[str, bool] = {}
+
+    def limit(self, limits: Limits) -> None:
+        """From now on it has these limits."""
+        self.limits = limits
 
     def may(self, subject: str) -> bool:
         """Whether this subject is open to it."""
@@ -85,17 +92,30 @@ class Bucket:
         self._left -= units
 
 
+class Counted(Protocol):
+    """The messages of a token that wait."""
+
+    def now(self) -> int:
+        """How many."""
+
+    def add(self, messages: int) -> None:
+        """So many more."""
+
+
 class Limits:
     """How much the clients of a token may send together. `monotonic_us` is the clock."""
 
-    __slots__ = ("_bytes", "_messages", "_monotonic_us", "pending_max")
+    __slots__ = ("_bytes", "_messages", "_monotonic_us", "_pending_max", "_waiting")
 
-    def __init__(self, rate: int, bytes_rate: int, pending_max: int, monotonic_us: Callable[[], int]) -> None:
+    def __init__(
+        self, rate: int, bytes_rate: int, pending_max: int, waiting: Counted, monotonic_us: Callable[[], int]
+    ) -> None:
         """A limit of 0 is none."""
         now_us = monotonic_us()
         self._messages = Bucket(rate, now_us) if rate else None
         self._bytes = Bucket(bytes_rate, now_us) if bytes_rate else None
-        self.pending_max = pending_max
+        self._pending_max = pending_max
+        self._waiting = waiting
         self._monotonic_us = monotonic_us
 
     def take(self, messages: int, size_bytes: int) -> None:
@@ -107,6 +127,14 @@ class Limits:
             wait_ms = bucket.wait_ms(units, now_us)
             if wait_ms:
                 raise RateLimited(f"the token has used up its {unit} of this second", retry_after_ms=wait_ms)
+        if self._pending_max:
+            waiting = self._waiting.now()
+            if waiting + messages > self._pending_max:
+                raise RateLimited(
+                    f"{waiting} messages wait in the subjects of the token, and at most {self._pending_max} may",
+                    retry_after_ms=PENDING_AGAIN_MS,
+                )
+            self._waiting.add(messages)
         for bucket, units, _ in buckets:
             bucket.take(units)
 

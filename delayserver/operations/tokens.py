@@ -15,6 +15,7 @@ from typing import Final
 import trio
 
 from delayserver.operations.access import LOOK, Access, Limits
+from delayserver.operations.waiting import WaitingCounts
 from delayserver.protocol.errors import DiskFull, StorageFailed, Unauthenticated
 from delayserver.protocol.tokens import ParsedToken, parse_token
 from delayserver.runtime.marks import Bell
@@ -62,7 +63,9 @@ class OwnTokens:
 class TokenBook:
     """The tokens in force, and the connections that use them."""
 
-    def __init__(self, fs: FileSystem, directory: str, server_id: int, own: OwnTokens, runtime: Runtime) -> None:
+    def __init__(
+        self, fs: FileSystem, directory: str, server_id: int, own: OwnTokens, waiting: WaitingCounts, runtime: Runtime
+    ) -> None:
         """Reads the table of the data directory. Raises CorruptionError, FormatError."""
         self._write = partial(write_tokens, fs, directory, server_id)
         self._clock = runtime.clock
@@ -70,6 +73,7 @@ class TokenBook:
         self._workers = runtime.workers
         self._changing = trio.Lock()
         self._own = own
+        self._waiting = waiting
         self._stored: dict[str, StoredToken] = {}
         self._accesses: dict[str, Access] = {}
         self._bound: dict[int, _Bound] = {}
@@ -108,15 +112,12 @@ class TokenBook:
         """One for all connections of the token: its limits count them together."""
         access = self._accesses.get(token.token_id)
         if access is None:
-            access = self._accesses[token.token_id] = Access(
-                token.token_id, frozenset(token.roles), token.subjects, self._limits(token)
-            )
+            access = Access(token.token_id, frozenset(token.roles), token.subjects)
+            if token.rate or token.bytes_rate or token.pending_max:
+                waiting, clock = self._waiting.of(access), self._clock
+                access.limit(Limits(token.rate, token.bytes_rate, token.pending_max, waiting, clock.monotonic_us))
+            self._accesses[token.token_id] = access
         return access
-
-    def _limits(self, token: StoredToken) -> Limits | None:
-        if not (token.rate or token.bytes_rate or token.pending_max):
-            return None
-        return Limits(token.rate, token.bytes_rate, token.pending_max, self._clock.monotonic_us)
 
     # -- changes
 

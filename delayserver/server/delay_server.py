@@ -90,6 +90,7 @@ from delayserver.operations.status_sections import (
 from delayserver.operations.subjects import Subjects
 from delayserver.operations.tokens import OwnTokens, TokenBook
 from delayserver.operations.transactions import Transactions
+from delayserver.operations.waiting import WaitingCounts
 from delayserver.outcomes.outcome_recorder import OutcomeRecorder
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.receive.intake import Intake
@@ -477,9 +478,9 @@ class DelayServer:
             settings.storage,
             self.runtime,
         )
-        self.tokens = TokenBook(
-            self.fs, opened.directory.path, opened.directory.server_id, self.own_tokens, self.runtime
-        )
+        waiting = WaitingCounts(self.balance, opened.names, self.clock)
+        directory = opened.directory
+        self.tokens = TokenBook(self.fs, directory.path, directory.server_id, self.own_tokens, waiting, self.runtime)
         self.identity = Identity(f"{opened.directory.server_id:012x}", self.role)
         self.status = Status(
             ProcessReader(

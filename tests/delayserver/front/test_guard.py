@@ -326,6 +326,27 @@ async def test_tokens_survive_a_crash_and_the_last_one_that_is_revoked_opens_not
     assert await (await host.client()).refused("status", {}) == "unauthenticated"
 
 
+@pytest.mark.parametrize("subjects", [["mine*"], ["*"]])
+async def test_a_token_may_have_so_many_messages_waiting(boot: Boot, subjects: list[str]) -> None:
+    host = boot()
+    await host.start()
+    operator, client, free = await tokens(
+        host, {"roles": ["send"], "subjects": subjects, "pending_max": 3}, {"roles": ["send"]}
+    )
+    first = await client.send(message(MINE), message(MINE))
+    assert "receipt" in (await client.send(message(MINE)))[0]
+    assert await client.refused("send", {"messages": [message(MINE)]}) == "rate_limited"
+    await host.settled()
+    await host.sleep_ms(200)
+    assert await client.refused("send", {"messages": [message(MINE)]}) == "rate_limited"
+    if subjects != ["*"]:
+        assert len(await free.send(message(THEIRS), message(THEIRS))) == 2
+    assert await operator.cancel(*[each["receipt"] for each in first]) == ["cancelled", "cancelled"]
+    await host.settled()
+    await host.sleep_ms(200)
+    assert "receipt" in (await client.send(message(MINE)))[0]
+
+
 async def test_figures_show_the_subjects_of_the_token(boot: Boot) -> None:
     host = boot()
     await host.start()
