@@ -31,7 +31,7 @@ from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
 T = TypeVar("T")
 
 # The fields of a looked up row that say what the message says.
-_CONTENT = ("message_id", "body", "properties", "expires_ms", "tag", "order_key", "body_left_out", "times")
+_CONTENT = ("message_id", "body", "properties", "expires_ms", "tag", "order_key", "body_left_out", "times", "consumed")
 
 Target: TypeAlias = str | MessageKey
 """A message that was sent: its receipt, or its key."""

@@ -176,7 +176,8 @@ class LookupResult:
     ``body`` and the fields beside it are known if they were asked for and the server still has them. ``body_left_out``: the
     reply had no room; look that message up again. ``times`` has microseconds by stage, if they were asked for:
     ``accepted_us``, ``loaded_us``, ``due_us``, ``queued_us``, ``handed_off_us`` and ``delivered_us`` (``settled_us`` with
-    another outcome).
+    another outcome). ``consumed`` has a map for each hand-out to a consumer that the node remembers: ``group``,
+    ``pulled_us`` and ``acked_us``, which is 0 if it was not acked.
     """
 
     receipt: str | None
@@ -197,6 +198,7 @@ class LookupResult:
     order_key: str | None = None
     body_left_out: bool = False
     times: dict[str, int] | None = None
+    consumed: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

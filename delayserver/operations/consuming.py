@@ -155,6 +155,8 @@ class Consuming:
         def answer(pulled: Pulled) -> None:
             nonlocal answered
             self._redelivery.leased()
+            if len(pulled):
+                self._broker.recently.pulled(subject, group, pulled, self._clock.now_us())
             handed(pulled, partial(self._redelivery.not_received, subject, group, pulled.delivery))
             answered = True
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.broker.service.recently_consumed import RecentlyConsumed
 from delayserver.operations.access import EVERYTHING, Access
 from delayserver.operations.contents import Content, Contents, ContentsPart
 from delayserver.operations.message_states import Found, MessageStates
@@ -14,6 +15,16 @@ from delayserver.operations.named_messages import Given, NamedMessages, Naming
 from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.fair_turns import Work
 from store.records.batches import I64
+from store.tables.names import SUBJECT, Names
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedBy:
+    """A consumer group that got a message; `acked_us` is 0 if it did not ack it."""
+
+    group: str
+    pulled_us: int
+    acked_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +41,29 @@ class LookedUp:
 class Lookup:
     """Looks up the states of messages."""
 
-    def __init__(self, naming: Naming, states: MessageStates, contents: Contents) -> None:
+    def __init__(
+        self,
+        server_id: str,
+        naming: Naming,
+        states: MessageStates,
+        contents: Contents,
+        recently: RecentlyConsumed,
+        names: Names,
+    ) -> None:
+        self._server = int(server_id, 16)
         self._naming = naming
         self._states = states
         self._contents = contents
+        self._recently = recently
+        self._names = names
+
+    def consumed(self, found: Found) -> list[ConsumedBy]:
+        """Who pulled and acked a message lately, as far as the node in this process remembers."""
+        subject = self._names.code(SUBJECT, found.subject) if found.subject else 0
+        return [
+            ConsumedBy(self._names.name(each.group), each.pulled_us, each.acked_us)
+            for each in (self._recently.of(self._server, subject, found.message) if subject else ())
+        ]
 
     async def by_number(self, sequence: I64, due_ms: I64, work: Work, access: Access = EVERYTHING) -> list[Found]:
         """The states of messages by sequence and due time, i64[n] each. Raises Forbidden."""

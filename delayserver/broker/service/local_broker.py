@@ -16,6 +16,7 @@ from delayserver.broker.service.lookers import Lookers
 from delayserver.broker.service.positions import GroupPositions
 from delayserver.broker.service.pulls import PullService
 from delayserver.broker.service.reading import BrokerReads
+from delayserver.broker.service.recently_consumed import RecentlyConsumed
 from delayserver.runtime.runtime import Runtime
 from store.records.batches import I64, StoredBatch
 from store.records.stored_rows import StoredRows
@@ -32,6 +33,7 @@ class LocalBroker:
         self.reads = reads
         self.pulls = pulls
         self.lookers = Lookers()
+        self.recently = RecentlyConsumed()
         self.positions = GroupPositions(core, commit, pulls, runtime)
         self.finding = FindService(core, runtime)
         self._clock = runtime.clock
@@ -83,6 +85,8 @@ class LocalBroker:
 
     def ack(self, subject: int, group: int, deliveries: I64) -> Acked:
         """Ack deliveries (i64[n], any order), and wake pulls of the group. Answer the client after `commit.durable`."""
-        acked = self.core.ack(subject, group, deliveries, self._clock.now_us())
+        now_us = self._clock.now_us()
+        acked = self.core.ack(subject, group, deliveries, now_us)
+        self.recently.acked(subject, group, deliveries, now_us)
         self.pulls.acked(subject, group)
         return acked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import msgpack
@@ -19,7 +20,7 @@ from delayserver.protocol.errors import error_to_map
 from delayserver.protocol.frames import Request, encode_reply
 from delayserver.protocol.outcomes import Outcome
 from delayserver.protocol.receipts import format_receipt
-from delayserver.runtime.fair_turns import Work
+from delayserver.runtime.fair_turns import SLICE_ITEMS, Work
 
 _COLUMNS = ("dispatched_us", "attempts", "original_sequence", "rescheduled_sequence", "rescheduled_due_ms")
 
@@ -51,7 +52,10 @@ class LookupHandlers:
         for place, found in enumerate(looked_up.found):
             await work.items()
             known = self._fields(found, int(named.sequence[place]), int(named.due_ms[place]))
-            times = {"times": _times(found)} if with_times and found.message else {}
+            times: dict[str, Any] = {}
+            if with_times and found.message:
+                await work.items(SLICE_ITEMS)  # it goes through thousands of pulls
+                times = {"times": _times(found), "consumed": [asdict(each) for each in self._lookup.consumed(found)]}
             fields.append(known | _content(looked_up.contents, place) | times)
         await reply_results(connection, request.id, self._server_id, named, fields, work)
 

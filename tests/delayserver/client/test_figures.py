@@ -67,12 +67,19 @@ def test_lookup_tells_the_times_of_a_message(real_server: Server, connect: Conne
         found = client.lookup(waiting.receipt, times=True)
         assert found.times is not None and list(found.times) == ["accepted_us"] and found.body is None
         sent = client.send("times.now", "", delay_ms=0)
-        assert client.pull("times.now", "g", wait_s=30)
+        pulled = client.pull("times.now", "g", wait_s=30)
+        assert pulled
         while (found := client.lookup(sent.receipt, times=True)).outcome.label != "delivered":
             pass
         assert found.times is not None
         names = ["accepted_us", "loaded_us", "due_us", "queued_us", "handed_off_us", "delivered_us"]
         assert list(found.times) == names
+        [handed_out] = found.consumed or []
+        assert (handed_out["group"], handed_out["acked_us"]) == ("g", 0)
+        assert handed_out["pulled_us"] >= found.times["handed_off_us"]
+        client.ack("times.now", "g", pulled)
+        [acked] = client.lookup(sent.receipt, times=True).consumed or []
+        assert acked["pulled_us"] == handed_out["pulled_us"] <= acked["acked_us"]
         assert found.times["accepted_us"] <= found.times["loaded_us"] <= found.times["handed_off_us"]
         assert found.times["handed_off_us"] == found.dispatched_us
         client.cancel(waiting.receipt)
