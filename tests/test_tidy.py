@@ -151,8 +151,9 @@ FRAME_ROOMS = {
 # What the fine timer reads is a timer of the kernel, a file in name only.
 DISK_DOORS = {"store/disk/filesystem.py", "delayserver/runtime/fine_timer.py"}
 TIME_DOORS = {"delayserver/runtime/clock.py"}
-# The command line reads the files and writes the temporary directories of the person who calls it; no data directory.
-EDGES = ("delayserver/cli/", "delayserver/config/toml_file.py")
+# The command line reads the files and writes the temporary directories of the person who calls it; no data directory. The
+# console's files belong to the package.
+EDGES = ("delayserver/cli/", "delayserver/config/toml_file.py", "delayserver/web/pages.py")
 # The clients draw for themselves; in the server chance is handed in, so that one seed repeats a whole simulated run.
 CHANCE_DOORS = {"delayserver/runtime/chance.py", "delayserver/client/retries.py", "delayserver/client/send_calls.py"}
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import signal
 import socket
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,11 +16,12 @@ from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
 
 if TYPE_CHECKING:
-    from delayserver.config.settings import HttpSettings
+    from delayserver.config.settings import Settings
 
 
 @click.command
 @options.server
+@click.option("--insecure", is_flag=True, help="Listen beyond loopback for a server without tokens.")
 @click.option("--host", metavar="ADDRESS", help="Where to listen.  [default: 127.0.0.1]")
 @click.option("--port", type=int, metavar="N", help="Where to listen; 0 takes a free port.  [default: 20880]")
 @click.option(
@@ -28,6 +31,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as a JSON object.")
 def http(
     server: str,
+    insecure: bool,
     host: str | None,
     port: int | None,
     config: str | None,
@@ -41,15 +45,32 @@ def http(
     named = () if host is None else (f"http.host={host}",)
     everything = running.settings_from(None, None, None, port, config, (*assignments, *named), None, None)
     running.log_to_stderr(everything)
-    settings = everything.http
     arguments = options.client_arguments()
-    asyncio.run(_serve(server, arguments, running.listen_for_http(settings.host, settings.port), settings, as_json))
+    with closing(running.listen_for_http(everything.http.host, everything.http.port)) as listening:
+        host = str(listening.getsockname()[0]).partition("%")[0]
+        if not insecure and not ipaddress.ip_address(host).is_loopback:
+            _require_tokens(server, host, arguments)
+        asyncio.run(_serve(server, arguments, listening, everything, as_json))
+
+
+def _require_tokens(server: str, host: str, arguments: dict[str, Any]) -> None:
+    """Raises `click.ClickException` if the server serves every client: with a gateway that other machines reach, they
+    could do everything."""
+    from delayserver.client import Client
+
+    with Client(server, **arguments) as client:
+        if not client.hello().needs_token:
+            raise click.ClickException(
+                f"{host} can be reached from other machines, and the server at {server} has no tokens, so any client may do "
+                "everything. Make one with `delayserver token create`, or allow it with --insecure"
+            )
 
 
 async def _serve(
-    server: str, arguments: dict[str, Any], listening: socket.socket, settings: HttpSettings, as_json: bool
+    server: str, arguments: dict[str, Any], listening: socket.socket, settings: Settings, as_json: bool
 ) -> None:
     from delayserver.web.process import Upstream, serve_http
+    from delayserver.web.secured import Secured
 
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -64,4 +85,4 @@ async def _serve(
         await stopping.wait()
 
     upstream = Upstream(server, arguments.get("token", ""), arguments.get("tls"))
-    await serve_http(upstream, listening, settings, until_signal)
+    await serve_http(upstream, listening, settings.http, until_signal, Secured(settings.tls))

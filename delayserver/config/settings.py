@@ -75,6 +75,23 @@ class HttpSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TlsSettings:
+    """Encryption. Files of PEM; a changed file counts for new connections, after a reload or within seconds."""
+
+    certificate: str = ""
+    """The server's certificate and those between it and its authority. Empty: no encryption. Tokens then cross the network
+    as they are, so use it on every network that others can listen on."""
+    key: str = ""
+    """The private key of the certificate."""
+    client_ca: str = ""
+    """Authorities of clients: with it every client of the wire protocol must show a certificate of theirs, servers too."""
+    node_ca: str = ""
+    """Authorities of nodes: with it this server encrypts its connections to nodes, and shows them its certificate."""
+    http: bool = True
+    """Whether the HTTP gateway uses the certificate too. False where a proxy before it encrypts."""
+
+
+@dataclass(frozen=True, slots=True)
 class MessageSettings:
     """Bounds of a message."""
 
@@ -275,6 +292,7 @@ class Settings:
 
     listen: ListenSettings = field(default_factory=ListenSettings)
     http: HttpSettings = field(default_factory=HttpSettings)
+    tls: TlsSettings = field(default_factory=TlsSettings)
     message: MessageSettings = field(default_factory=MessageSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     wheel: WheelSettings = field(default_factory=WheelSettings)

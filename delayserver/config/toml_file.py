@@ -58,7 +58,9 @@ ZERO_ALLOWED: Final = frozenset(
 SECRETS: Final = frozenset({"listen.server_secret"})
 """Keys whose values are shown to nobody."""
 
-EMPTY_ALLOWED: Final = frozenset({"listen.server_secret", "http.allowed_hosts"})
+EMPTY_ALLOWED: Final = frozenset(
+    {"listen.server_secret", "http.allowed_hosts", "tls.certificate", "tls.key", "tls.client_ca", "tls.node_ca"}
+)
 
 SERVER_SECRET_LENGTH_MIN: Final = 16
 
@@ -135,6 +137,13 @@ def parse_assignment(text: str) -> tuple[str, Any]:
 
 def check_settings(settings: Settings) -> None:
     """Check values that are valid alone and may be invalid together. Raises `ConfigError`."""
+    tls = settings.tls
+    if bool(tls.certificate) != bool(tls.key):
+        raise ConfigError("tls.certificate and tls.key: give both, or neither")
+    if tls.client_ca and not tls.certificate:
+        raise ConfigError(
+            "tls.client_ca: only an encrypted port can ask for certificates; give tls.certificate and tls.key"
+        )
     group_names = [group.name for group in settings.groups]
     for name in group_names:
         if group_names.count(name) > 1:

@@ -26,6 +26,7 @@ from delayserver.runtime.watchdog import Watchdog
 from delayserver.state.balance import Balance
 from delayserver.state.decided import Decided
 from delayserver.state.latency import Lateness
+from delayserver.state.node_health import DRAINING
 from delayserver.state.positions import Positions
 from delayserver.state.readiness import Readiness
 from delayserver.state.residency import Residency
@@ -300,11 +301,13 @@ class WheelStatus:
 
 @dataclass(frozen=True, slots=True)
 class NodeStatus:
-    """One node of a broker group."""
+    """One node of a broker group. `retry_in_ms`: the rest of its pause after a failure."""
 
     address: str
     weight: int
+    state: str
     circuit: str
+    retry_in_ms: int
     failures: int
     last_error: str
     problem: str
@@ -329,10 +332,11 @@ class GroupStatus:
 class DeliveryReader:
     """Reads the wheel and the broker groups."""
 
-    def __init__(self, residency: Residency, loader: Loader, groups: Iterable[BrokerGroup]) -> None:
+    def __init__(self, residency: Residency, loader: Loader, groups: Iterable[BrokerGroup], clock: Clock) -> None:
         self._residency = residency
         self._loader = loader
         self._groups = groups
+        self._clock = clock
 
     def wheel(self) -> WheelStatus:
         """The section of this moment."""
@@ -341,7 +345,8 @@ class DeliveryReader:
 
     def groups(self) -> dict[str, GroupStatus]:
         """The groups by their names."""
-        return {group.name: _group(group) for group in self._groups}
+        now_us = self._clock.monotonic_us()
+        return {group.name: _group(group, now_us) for group in self._groups}
 
     def duplicates(self) -> list[str]:
         """One sentence for each node that reports another process with this server's id."""
@@ -353,7 +358,7 @@ class DeliveryReader:
         ]
 
 
-def _group(group: BrokerGroup) -> GroupStatus:
+def _group(group: BrokerGroup, now_us: int) -> GroupStatus:
     rows, counters = group.rows, group.rows.counters
     return GroupStatus(
         waiting=len(rows.queue),
@@ -369,7 +374,9 @@ def _group(group: BrokerGroup) -> GroupStatus:
             NodeStatus(
                 address=node.broker.address,
                 weight=node.health.weight,
+                state=node.health.state if node.health.weight else DRAINING,
                 circuit="open" if node.health.open_circuit else "closed",
+                retry_in_ms=max(node.health.closed_until_us - now_us, 0) // 1000,
                 failures=node.health.failures_total,
                 last_error=node.health.last_error,
                 problem=node.broker.problem,

@@ -492,7 +492,7 @@ class DelayServer:
                 ProgressReader(self.commit, self.positions, self.decided, self.checkpointing),
                 WindowsReader(self.book, self.retention, self.clock),
             ),
-            DeliveryReader(self.residency, self.loader, self.groups),
+            DeliveryReader(self.residency, self.loader, self.groups, self.clock),
             BrokerReader(self.broker, self.consuming, self.servers),
             self.connections,
         )

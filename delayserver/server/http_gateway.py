@@ -87,7 +87,13 @@ class HttpGateway:
         assert child.stdin is not None
         try:
             http, log = dataclasses.asdict(self._settings.http), self._settings.log
-            orders = {"server": server, "token": token, "http": http, "log": [log.format, log.level]}
+            orders = {
+                "server": server,
+                "token": token,
+                "http": http,
+                "log": [log.format, log.level],
+                "tls": dataclasses.asdict(self._settings.tls),
+            }
             try:
                 await child.stdin.send_all(json.dumps(orders).encode() + b"\n")
             except trio.BrokenResourceError:

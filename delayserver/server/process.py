@@ -21,6 +21,7 @@ from delayserver.operations.reload import Reread
 from delayserver.protocol.errors import DelayServerError
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer, Ready
+from delayserver.server.encryption import Encryption
 from delayserver.server.http_gateway import HttpGateway
 from delayserver.server.service_manager import BEATS, ServiceManager, status_line
 from store.disk.filesystem import FileSystem, RealFileSystem
@@ -60,9 +61,23 @@ async def serve(
     """
     settings = within_descriptors(settings)
     fs = fs or RealFileSystem()
-    listener, gateway = _listen(settings, fs, http)
-    again = None if reread is None else lambda: within_descriptors(reread())
-    server = DelayServer(settings, role=role, runtime=runtime, fs=fs, reread=again)
+    encryption = Encryption(settings.tls)
+    bound, gateway = _listen(settings, fs, http)
+    listener = encryption.around(bound)
+
+    def again() -> Settings:
+        encryption.renew()
+        assert reread is not None
+        return within_descriptors(reread())
+
+    server = DelayServer(
+        settings,
+        role=role,
+        runtime=runtime,
+        fs=fs,
+        connect=encryption.connect,
+        reread=None if reread is None else again,
+    )
     failure: StoreError | OSError | None = None
     try:
         async with trio.open_nursery() as nursery:
@@ -72,6 +87,7 @@ async def serve(
                 await nursery.start(_stop_on_signal, server, manager)
             if signals and reread is not None:
                 await nursery.start(_reload_on_signal, server, manager)
+            nursery.start_soon(encryption.run)
             if gateway is not None:
                 # From the start on, so that a client of HTTP hears that the server is not ready yet.
                 nursery.start_soon(gateway.run, _dialled(*listener.address), server.own_tokens.make())

@@ -13,9 +13,10 @@ import signal
 import socket
 import sys
 
-from delayserver.config.settings import HttpSettings
+from delayserver.config.settings import HttpSettings, TlsSettings
 from delayserver.logs.setup import set_up
 from delayserver.web.process import Upstream, serve_http
+from delayserver.web.secured import Secured
 
 
 async def _until_parent_ends() -> None:
@@ -38,8 +39,9 @@ def main() -> None:
     listening = socket.socket(fileno=int(sys.argv[1]))
     listening.setblocking(False)
     settings = HttpSettings(**orders["http"])
-    upstream = Upstream(orders["server"], orders["token"], pid=os.getppid())
-    asyncio.run(serve_http(upstream, listening, settings, _until_parent_ends))
+    secured = Secured(TlsSettings(**orders["tls"]))
+    upstream = Upstream(orders["server"], orders["token"], secured.to_server, pid=os.getppid())
+    asyncio.run(serve_http(upstream, listening, settings, _until_parent_ends, secured))
 
 
 if __name__ == "__main__":

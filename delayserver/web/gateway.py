@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, Final
 
-from starlette.exceptions import HTTPException
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.staticfiles import StaticFiles
 
 from delayserver.config.settings import HttpSettings
 from delayserver.metrics.http_figures import HttpFigures
@@ -19,9 +17,11 @@ from delayserver.web.bodies import NDJSON, BodyReader, Receive, Scope
 from delayserver.web.clients import Clients
 from delayserver.web.cloud_events import STRUCTURED
 from delayserver.web.consuming import Consuming
+from delayserver.web.finding import Finding, FindQuery, FindReply
 from delayserver.web.health import Probes
 from delayserver.web.live import Live
 from delayserver.web.messages import Messages
+from delayserver.web.pages import Pages
 from delayserver.web.problems import Problem, problem_of
 from delayserver.web.queries import DeliveriesQuery, GroupsQuery, KeyQuery, LookupQuery, SendQuery
 from delayserver.web.router import Answer, Endpoint, Router
@@ -48,7 +48,6 @@ from delayserver.web.scraping import ROUTE, Scraping
 from delayserver.web.sending import Sending
 from delayserver.web.streams import Streams
 
-CONSOLE: Final = Path(__file__).parent / "console"
 MESSAGES: Final = "/v1/messages"
 KEY_HEADER: Final = {"Idempotency-Key": "The message id. With a delay, a retry is due when the first try was."}
 GROUP: Final = "/v1/subjects/{subject}/groups/{group}"
@@ -63,7 +62,7 @@ class Gateway:
         self._sending = Sending(clients, bodies)
         self.live = Live(clients, streams)
         self._scraping = Scraping(clients, figures)
-        self._static = StaticFiles(directory=CONSOLE, html=True)
+        self._pages = Pages()
         self.router = Router(
             self._endpoints(Messages(clients, bodies), Consuming(clients, bodies, streams), Probes(clients))
         )
@@ -112,10 +111,12 @@ class Gateway:
             Endpoint("GET", "/v1/groups", consuming.groups, "Consumer groups", {200: groups}, query=GroupsQuery),
             Endpoint("GET", "/v1/subjects/{subject}/groups", consuming.groups_of_subject, "Consumer groups of a subject",
                      {200: groups}),
+            Endpoint("GET", "/v1/find", Finding(self._clients).find, "Messages that the node stores",
+                     {200: Answer("The messages", FindReply)}, query=FindQuery),
             Endpoint("GET", "/v1/status", self.status, "What the server holds and how late it is",
                      {200: Answer("The status map of the server", dict[str, object])}),
             Endpoint("GET", "/v1/live", self.live.live, "The server's figures, once a second",
-                     {200: Answer("A stream of events; the data of each is a JSON object", media=EVENTS)}),
+                     {200: Answer("A stream of events `live` and `coming`, whose data is JSON", media=EVENTS)}),
             Endpoint("GET", "/metrics", self._scraping.metrics, "The figures of server and gateway for Prometheus",
                      {200: Answer("The text format of Prometheus, or OpenMetrics if Accept names it", media="text/plain")}),
             Endpoint("GET", "/healthz", probes.healthz, "Does the server answer?", {200: Answer("It does", Health)}),
@@ -152,7 +153,7 @@ class Gateway:
     ) -> Response:
         if found is not None and found[0].handler is not None:
             return await found[0].handler(Request(scope, receive), found[1])
-        try:
-            return await self._static.get_response(self._static.get_path(scope), scope)
-        except HTTPException:
-            raise Problem(404, "path_unknown", f"nothing is at {scope['path'][:200]}") from None
+        page = self._pages.find(scope["method"], scope["path"], Headers(scope=scope))
+        if page is None:
+            raise Problem(404, "path_unknown", f"nothing is at {scope['path'][:200]}")
+        return page

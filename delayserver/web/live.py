@@ -1,8 +1,12 @@
-"""`GET /v1/live`: the server's figures as server-sent events, one JSON object a second, made once for all listeners."""
+"""`GET /v1/live`: the server's figures as server-sent events, for the console. They are read once for all listeners.
+
+An event `live` comes each second and has `metrics` and the pending messages of the next hour by minute. An event `coming`
+has the pending messages by hour, and by day where a day is not split yet. It comes first, and then when it has changed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, Final
 
 import anyio
@@ -10,6 +14,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from delayserver.client import AsyncClient
 from delayserver.protocol.errors import DelayServerError
 from delayserver.web.answers import event, event_stream
 from delayserver.web.clients import TOKEN, Clients
@@ -17,6 +22,20 @@ from delayserver.web.problems import problem_of
 from delayserver.web.streams import Streams
 
 PERIOD_S: Final = 1.0
+COMING_PERIODS: Final = 10
+"""What is due in days changes slowly, and it takes the server a look at each window that is not complete."""
+ROWS_MAX: Final = 100
+"""Rows of a list in `metrics`, those with the most messages. A page with thousands of rows is of no use to a person."""
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 60 * MINUTE_MS
+MINUTES_AHEAD_MS: Final = HOUR_MS
+COMING_AHEAD_MS: Final = 400 * 24 * HOUR_MS
+
+RETRY: Final = b"retry: 2000\n\n"
+_LISTS: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {
+    "subjects": lambda row: row["pending"],
+    "consumer_groups": lambda row: row["lag"],
+}
 
 _encode = msgspec.json.Encoder().encode
 
@@ -30,18 +49,23 @@ class Live:
         self._listeners = 0
         self._wanted = anyio.Event()
         self._arrived = anyio.Event()
-        self._latest = b""
+        # The events of the last reading; empty while nobody listens.
+        self._live = b""
+        self._coming = b""
 
     async def run(self) -> None:
         """Read the figures until cancelled."""
+        periods = 0
         while True:
             await self._wanted.wait()
-            self._latest = event(_encode(await self._figures()))
+            await self._read(with_coming=periods % COMING_PERIODS == 0)
+            periods += 1
             self._arrived.set()
             self._arrived = anyio.Event()
             await anyio.sleep(PERIOD_S)
             if not self._listeners:
                 self._wanted = anyio.Event()
+                self._live, self._coming, periods = b"", b"", 0
 
     async def live(self, request: Request, names: Mapping[str, str]) -> Response:
         """The stream of a listener."""
@@ -53,12 +77,18 @@ class Live:
             self._listeners += 1
             self._wanted.set()
             try:
+                yield RETRY
+                told = b""
                 while True:
                     arrived = self._arrived
+                    if self._coming != told:
+                        told = self._coming
+                        yield told
+                    if self._live:
+                        yield self._live
                     await arrived.wait()
                     if scope.get(TOKEN) and not await self._may_look(scope):
                         return
-                    yield self._latest
             finally:
                 self._listeners -= 1
 
@@ -70,9 +100,34 @@ class Live:
             return False
         return True
 
-    async def _figures(self) -> dict[str, Any]:
-        client = await self._clients.own()
+    async def _read(self, *, with_coming: bool) -> None:
+        calls = (await self._clients.own()).calls
         try:
-            return await client.calls.status()
+            metrics = await calls.metrics()
         except DelayServerError as error:
-            return {"problem": problem_of(error).document()}
+            self._live = event(_encode({"problem": problem_of(error).document()}), name="live")
+            return
+        now_ms = metrics["clock"]["server_us"] // 1000
+        minutes = await _pending(calls, "minute", now_ms - now_ms % MINUTE_MS, MINUTES_AHEAD_MS)
+        if with_coming or not self._coming:
+            hours = await _pending(calls, "hour", now_ms - now_ms % HOUR_MS, COMING_AHEAD_MS)
+            self._coming = self._coming if hours is None else event(_encode({"hours": hours}), name="coming")
+        self._live = event(_encode({"metrics": metrics | _longest(metrics), "minutes": minutes}), name="live")
+
+
+async def _pending(calls: AsyncClient, by: str, from_ms: int, ahead_ms: int) -> list[dict[str, int]] | None:
+    """Buckets of pending messages; None while the server does not count them, such as at its start."""
+    try:
+        buckets = await calls.pending(by, from_ms=from_ms, to_ms=from_ms + ahead_ms)
+    except DelayServerError:
+        return None
+    return [{"start_ms": each.start_ms, "width_ms": each.width_ms, "pending": each.pending} for each in buckets]
+
+
+def _longest(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """The lists of `metrics` without their smaller rows."""
+    return {
+        name: sorted(metrics[name], key=size, reverse=True)[:ROWS_MAX]
+        for name, size in _LISTS.items()
+        if name in metrics
+    }

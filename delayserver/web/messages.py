@@ -38,12 +38,12 @@ class Messages:
     async def get_message(self, request: Request, names: Mapping[str, str]) -> Response:
         """What became of a message, with its body."""
         query = read_query(request.query_params, LookupQuery)
-        return await self._look_up(request, names["receipt"], query.body_as)
+        return await self._look_up(request, names["receipt"], query)
 
     async def get_message_by_key(self, request: Request, names: Mapping[str, str]) -> Response:
         """What became of a message, with its body."""
         query = read_query(request.query_params, KeyQuery)
-        return await self._look_up(request, _key(query), query.body_as)
+        return await self._look_up(request, _key(query), query)
 
     async def cancel_message(self, request: Request, names: Mapping[str, str]) -> Response:
         """Cancel a message."""
@@ -61,9 +61,9 @@ class Messages:
         """Give a message another due time."""
         return await self._move(request, _key(read_query(request.query_params, KeyQuery)))
 
-    async def _look_up(self, request: Request, target: Target, form: BodyForm) -> Response:
+    async def _look_up(self, request: Request, target: Target, query: LookupQuery | KeyQuery) -> Response:
         client = await self._clients.of_request(request.scope)
-        return _fate(await client.calls.lookup(target, body=True), form)
+        return _fate(await client.calls.lookup(target, body=True, times=query.times), query.body_as)
 
     async def _cancel(self, request: Request, target: Target) -> Response:
         client = await self._clients.of_request(request.scope)
@@ -112,6 +112,7 @@ def _fate(found: LookupResult, form: BodyForm) -> Response:
             expires_ms=found.expires_ms,
             tag=found.tag,
             order_key=found.order_key,
+            times=found.times,
         )
     )
 

@@ -23,6 +23,7 @@ from delayserver.web.door import Door
 from delayserver.web.gateway import Gateway
 from delayserver.web.http_protocol import Connections
 from delayserver.web.scraping import measured
+from delayserver.web.secured import Secured
 from delayserver.web.sessions import Sessions
 
 GRACE_S = 2
@@ -67,7 +68,11 @@ class Upstream:
 
 
 async def serve_http(
-    upstream: Upstream, listening: socket.socket, settings: HttpSettings, until: Callable[[], Awaitable[None]]
+    upstream: Upstream,
+    listening: socket.socket,
+    settings: HttpSettings,
+    until: Callable[[], Awaitable[None]],
+    secured: Secured,
 ) -> None:
     """Serve HTTP on a listening socket as a client of ``upstream``, until ``until`` returns."""
     settings = within_descriptors(settings)
@@ -93,6 +98,7 @@ async def serve_http(
                 # `Connections` looks after idle ones.
                 timeout_keep_alive=settings.idle_timeout_ms // 1000 + 60,
                 timeout_graceful_shutdown=GRACE_S,
+                **secured.of_uvicorn(),
             )
         )
 
@@ -100,6 +106,8 @@ async def serve_http(
             await until()
             web.stop()
 
+        web.config.load()
+        tasks.start_soon(secured.run, web.config.ssl)
         tasks.start_soon(gateway.live.run)
         tasks.start_soon(connections.run)
         tasks.start_soon(stop)

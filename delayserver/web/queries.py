@@ -12,9 +12,10 @@ from delayserver.web.schemas import I64, Due, Milliseconds
 
 
 class LookupQuery(Struct, forbid_unknown_fields=True):
-    """`body_as`: how the body is written."""
+    """`body_as`: how the body is written. `times`: also when the message passed each stage."""
 
     body_as: BodyForm = "auto"
+    times: bool = False
 
 
 class KeyQuery(Struct, forbid_unknown_fields=True):
@@ -24,6 +25,7 @@ class KeyQuery(Struct, forbid_unknown_fields=True):
     message_id: str
     due_ms: I64
     body_as: BodyForm = "auto"
+    times: bool = False
 
 
 class SendQuery(Due, kw_only=True, forbid_unknown_fields=True):

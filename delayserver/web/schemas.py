@@ -71,6 +71,7 @@ class Fate(Struct, omit_defaults=True):
     expires_ms: int | None = None
     tag: str | None = None
     order_key: str | None = None
+    times: dict[str, int] | None = None
 
 
 class Ended(Struct, omit_defaults=True):

@@ -16,6 +16,9 @@ from ops.docs.repository_links import DOCS, PAGES, links, page_of, source_page, 
 
 ROOT: Final = Path(__file__).parents[2]
 
+# Pages that stand alone in their tab, so that a menu beside them would have one entry.
+WITHOUT_MENU: Final = {"index.md", "tutorial.md"}
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds pages for the files of the repository that documents link to, and for those that these link to."""
@@ -46,6 +49,9 @@ def on_page_markdown(markdown: str, page: Any, config: MkDocsConfig, files: File
     if page.file.generated_by:
         return markdown
     uri = page.file.src_uri
+    if uri in WITHOUT_MENU:
+        # Front matter in the document would be shown as a table on a forge.
+        page.meta["hide"] = ["navigation"]
     return with_parts(with_links_of_the_site(markdown, f"{DOCS}{uri}", uri))
 
 

@@ -43,7 +43,8 @@ for parameter in getattr(command, "params", []):
     option = "--" + (parameter.name or "").replace("_", "-")
     if parameter.name in defaults and option in parameter.opts and not any(a.split("=")[0] == option for a in arguments):
         arguments += [option, defaults[parameter.name]]
-sys.exit(main(arguments))
+if __name__ == "__main__":
+    sys.exit(main(arguments))
 """
 
 INTERPRETER: Final = """\

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,13 @@ if os.environ.get("CI", "").lower() not in ("1", "true", "yes"):
         pytest.importorskip(package, reason="install the extra docs-test")
 
 
-@pytest.mark.parametrize("path", DOCUMENTS, ids=[path.relative_to(ROOT).as_posix() for path in DOCUMENTS])
+def as_parameter(path: Path) -> Any:
+    """A document with its name, and with the marker of what its examples need."""
+    marks = [pytest.mark.spark] if "pyspark" in path.read_text() else []
+    return pytest.param(path, id=path.relative_to(ROOT).as_posix(), marks=marks)
+
+
+@pytest.mark.parametrize("path", [as_parameter(path) for path in DOCUMENTS])
 def test_the_examples_run(path: Path, tmp_path: Path) -> None:
     with Terminal(tmp_path) as terminal:
         Reader(terminal).read(path)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import base64
+import email
 import hashlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import tarfile
+import time
 import tomllib
+import urllib.error
+import urllib.request
 import venv
 import zipfile
 from collections.abc import Sequence
@@ -89,14 +94,47 @@ def side_by_side(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Envi
 def test_the_wheel_holds_the_four_packages_and_nothing_else(built: Built) -> None:
     names = zipfile.ZipFile(built.wheel).namelist()
     tops = {name.partition("/")[0] for name in names}
-    assert {top for top in tops if not top.endswith(".dist-info")} <= set(PACKAGES)
+    assert {top for top in tops if not top.endswith((".dist-info", ".data"))} <= set(PACKAGES)
     assert {"delayserver", "store", "wheel"} <= tops
     expected = {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
     assert expected <= set(names)
-    assert {"delayserver/py.typed", "delayserver/protocol/vectors.json"} <= set(names)
+    # And every file beside the code: data, the console, what an operator deploys, the runbook.
+    tracked = run(["git", "ls-files", "--", *PACKAGES], cwd=ROOT, check=False).stdout.splitlines()
+    expected |= {name for name in tracked if not name.startswith("ops/clients/") and (ROOT / name).is_file()}
+    assert expected - set(names) == set()
+    for needed in ("delayserver/py.typed", "delayserver/protocol/vectors.json", "delayserver/web/console/index.html"):
+        assert needed in names
+    assert {"ops/RUNBOOK.md", "ops/deploy/systemd/delayserver.service", "ops/deploy/container/compose.yaml"} <= set(
+        names
+    )
     assert not [name for name in names if name.endswith((".pyc", ".so"))]
     # Clients in other languages are for a checkout, or for the sdist.
     assert not [name for name in names if name.startswith("ops/clients/")]
+
+
+def test_the_wheel_has_what_an_operator_reads_beside_the_packages(built: Built) -> None:
+    names = zipfile.ZipFile(built.wheel).namelist()
+    data = f"{next(name for name in names if '.dist-info/' in name).partition('.dist-info/')[0]}.data/data/share"
+    for name in ("delayserver.sample.toml", "CHANGELOG.md", "PROTOCOL.md", "HTTP.md", "VERSIONING.md", "RUNBOOK.md"):
+        assert f"{data}/doc/delayserver/{name}" in names
+    for name in ("systemd/delayserver.service", "container/Containerfile", "kubernetes/statefulset.yaml"):
+        assert f"{data}/delayserver/deploy/{name}" in names
+
+
+def test_the_metadata_says_for_whom_it_is(built: Built) -> None:
+    archive = zipfile.ZipFile(built.wheel)
+    (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+    metadata = email.message_from_bytes(archive.read(name))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert (metadata["Name"], metadata["Version"]) == ("delayserver", project["version"])
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert set(metadata.get_all("Provides-Extra", [])) == set(project["optional-dependencies"])
+    assert {"audit", "bench", "fuzz", "docs", "test", "dev"} <= set(metadata.get_all("Provides-Extra", []))
+    assert set(metadata.get_all("Classifier", [])) == set(project["classifiers"])
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    # A runner such as uvx or pipx starts the script that bears the name of the distribution.
+    (points,) = [archive.read(name).decode() for name in archive.namelist() if name.endswith("entry_points.txt")]
+    assert "[console_scripts]\ndelayserver = delayserver.cli:main\n" in points
 
 
 def test_the_shared_names_are_namespaces_in_the_wheel(built: Built) -> None:
@@ -110,6 +148,7 @@ def test_the_sdist_can_be_built_and_tested(built: Built) -> None:
     needed = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "delayserver.sample.toml", ".ci/run"}
     assert needed <= names
     assert {"store/disk/filesystem.py", "wheel/hashed_wheel.py", "tests/test_tidy.py"} <= names
+    assert {"HTTP.md", "PROTOCOL.md", "VERSIONING.md", "docs/index.md", "mkdocs.yml"} <= names
     assert {"ops/clients/go/go.mod", "ops/clients/go/go.sum", "ops/clients/go/client.go"} <= names
 
 
@@ -129,6 +168,58 @@ def test_side_by_side_both_work(side_by_side: Environment) -> None:
     assert "schedule" in run([str(side_by_side.python.parent / "delayserver"), "--help"], cwd=ROOT.parent).stdout
     assert changed_files(side_by_side.files("wheel")) == []
     assert changed_files(side_by_side.files("delayserver")) == []
+
+
+def test_the_installed_program_serves_and_its_gateway_too(side_by_side: Environment, tmp_path: Path) -> None:
+    program = str(side_by_side.python.parent / "delayserver")
+    assert run([program, "--version"], cwd=tmp_path).stdout.startswith("delayserver, version ")
+    command = [program, "serve", "--memory", "--port", "0", "--set", "http.port=0", "--json"]
+    server = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    out = server.stdout
+    assert out is not None
+    try:
+        ready = json.loads(out.readline())
+        address = f"{ready['host']}:{ready['port']}"
+        run([program, "send", "orders", "installed", "--delay", "10ms", "--server", address], cwd=tmp_path)
+        pull = ["-m", "delayserver", "pull", "orders", "--group", "g", "--wait", "30s", "--ack", "--json"]
+        row = json.loads(side_by_side.run(*pull, "--server", address).stdout)
+        assert (row["subject"], row["body"]) == ("orders", "installed")
+    finally:
+        server.terminate()
+        assert server.wait(timeout=60) == 0
+        out.close()
+
+
+def test_the_installed_gateway_answers_and_has_the_console(side_by_side: Environment, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        http_port = free.getsockname()[1]
+    program = str(side_by_side.python.parent / "delayserver")
+    command = [program, "serve", "--memory", "--port", "0", "--http-port", str(http_port), "--json"]
+    server = subprocess.Popen(command, cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True)
+    out = server.stdout
+    assert out is not None
+    try:
+        assert json.loads(out.readline())["ready"]
+        for path, words in (("/healthz", ""), ("/", "<html")):
+            assert words in answered(f"http://127.0.0.1:{http_port}{path}")
+    finally:
+        server.terminate()
+        assert server.wait(timeout=60) == 0
+        out.close()
+
+
+def answered(url: str) -> str:
+    """The answer of a gateway that may still be starting."""
+    for _ in range(300):
+        try:
+            with urllib.request.urlopen(url, timeout=60) as response:
+                text: str = response.read().decode()
+                return text
+        except urllib.error.URLError as error:
+            if isinstance(error, urllib.error.HTTPError) or not isinstance(error.reason, ConnectionRefusedError):
+                raise
+            time.sleep(0.2)
+    raise AssertionError(f"{url} was not answered within a minute")
 
 
 def test_installing_theirs_again_leaves_ours_whole(side_by_side: Environment) -> None:

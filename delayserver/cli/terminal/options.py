@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -115,7 +116,7 @@ def _keep(context: click.Context, parameter: click.Parameter, value: Any) -> Non
 
 
 def server(command: Command) -> Command:
-    """Adds ``--server``, and what a client of it needs besides: ``--token-file``."""
+    """Adds ``--server``, and what a client of it needs besides: ``--token-file`` and ``--tls-ca``."""
     token_file = click.option(
         "--token-file",
         type=click.File(),
@@ -125,7 +126,15 @@ def server(command: Command) -> Command:
         metavar="FILE",
         help=f"A file with the access token; or {TOKEN_VARIABLE} has it.",
     )
-    return _address(token_file(command))
+    tls_ca = click.option(
+        "--tls-ca",
+        envvar="DELAYSERVER_TLS_CA",
+        expose_value=False,
+        callback=_keep,
+        metavar="FILE",
+        help="Encrypt, and trust the authorities in this file; `system` for those of the system.",
+    )
+    return _address(token_file(tls_ca(command)))
 
 
 def client_arguments() -> dict[str, Any]:
@@ -133,7 +142,16 @@ def client_arguments() -> dict[str, Any]:
     context = click.get_current_context(silent=True)
     file = None if context is None else context.meta.get("delayserver.token_file")
     token = file.read().strip() if file is not None else os.environ.get(TOKEN_VARIABLE, "").strip()
-    return {"token": token} if token else {}
+    authority = None if context is None else context.meta.get("delayserver.tls_ca")
+    return ({"token": token} if token else {}) | ({"tls": _context(authority)} if authority else {})
+
+
+def _context(authority: str) -> ssl.SSLContext:
+    """Raises `click.ClickException`."""
+    try:
+        return ssl.create_default_context(cafile=None if authority == "system" else authority)
+    except OSError as error:
+        raise click.ClickException(f"--tls-ca {authority}: {error.strerror or error}") from None
 
 
 def due_options(command: Command) -> Command:

@@ -143,7 +143,7 @@ def test_a_missing_file_and_a_file_of_bytes_are_refused(tmp_path: Path) -> None:
 def test_unknown_flags_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match=r"command line: unknown key 'listen\.prot', did you mean 'listen\.port'"):
         load_settings(flags={"listen.prot": 1})
-    with pytest.raises(ConfigError, match="known are: listen, http, message, storage"):
+    with pytest.raises(ConfigError, match="known are: listen, http, tls, message, storage"):
         load_settings(flags={"zzzz": 1})
     with pytest.raises(ConfigError, match="groups and routes are set in the file"):
         load_settings(flags={"groups": []})

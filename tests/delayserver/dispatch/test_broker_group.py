@@ -130,7 +130,9 @@ async def test_when_a_whole_group_is_down_its_rows_go_to_the_next_of_the_route(b
     status = host.check_balance(pending=0)
     assert status["groups"]["fakeA"]["failed_over"] >= 20
     assert status["groups"]["fakeA"]["uncertain_failovers"] == 0
-    assert status["groups"]["fakeA"]["nodes"][0]["circuit"] == "open"
+    node = status["groups"]["fakeA"]["nodes"][0]
+    assert (node["state"], node["circuit"]) == ("down", "open")
+    assert 0 <= node["retry_in_ms"] <= QUICK["backoff_ms_max"]
     host.fake("fakeA").up = True
     await host.sleep_ms(1_000)
     await client.put("back", host.now_ms, subject="a")

@@ -138,12 +138,16 @@ def test_live_figures_come_as_events(web: Web) -> None:
     with closing(web.connect()) as listener, closing(listener.makefile("rb")) as lines:
         listener.sendall(b"GET /v1/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
         data: list[dict[str, Any]] = []
-        while len(data) < 2:
+        while len(data) < 3:
             line = lines.readline()
             assert line, "the stream ended"
             if line.startswith(b"data: "):
                 data.append(json.loads(line[6:]))
-    assert data[0]["ready"] is True and data[1]["uptime_s"] >= data[0]["uptime_s"]
+    coming, first, second = data
+    assert [*coming] == ["hours"]
+    assert [*first] == ["metrics", "minutes"]
+    assert first["metrics"]["ready"] is True
+    assert second["metrics"]["clock"]["server_us"] > first["metrics"]["clock"]["server_us"]
 
 
 def test_a_gateway_that_dies_starts_again_and_its_port_stays(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_a_wrong_token_is_unauthenticated_everywhere(guarded: Guarded, header: s
         ("POST", "/v1/messages", MESSAGE),
         ("GET", "/v1/status", None),
         ("GET", "/v1/live", None),
+        ("GET", "/metrics", None),
         ("DELETE", "/v1/messages/whatever", None),
         ("POST", "/v1/subjects/orders.a/groups/g/pull", {}),
     ):
@@ -105,7 +106,9 @@ def test_another_tenants_messages_are_forbidden(guarded: Guarded) -> None:
         ("POST", "/v1/subjects/orders.a/groups/g/nack", {"deliveries": ["1"]}),
     ):
         problem(guarded.ask(guarded.other, method, path, document), 403, "forbidden")
-    problem(guarded.ask(guarded.other, "GET", "/v1/live"), 403, "forbidden")
+    for path in ("/v1/live", "/metrics"):
+        problem(guarded.ask(guarded.other, "GET", path), 403, "forbidden")
+    assert guarded.ask(guarded.look, "GET", "/metrics").status == 200
     assert guarded.ask(guarded.admin, "GET", f"/v1/messages/{receipt}").json["outcome"] == "pending"
 
 

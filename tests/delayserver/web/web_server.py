@@ -85,10 +85,10 @@ def free_port() -> int:
     raise AssertionError("no free port")
 
 
-def serve(*arguments: str) -> Web:
-    """Start a server with HTTP on a free port, and wait until it is ready."""
+def serve(*arguments: str, http_port: int | None = None) -> Web:
+    """Start a server with HTTP on a free port, or on that of a server before it, and wait until it is ready."""
     while True:
-        port = free_port()
+        port = http_port or free_port()
         command = [sys.executable, "-m", "delayserver", "serve", "--port", "0", "--http-port", str(port), "--json"]
         process = subprocess.Popen(
             [*command, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL

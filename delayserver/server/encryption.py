@@ -1,0 +1,54 @@
+"""The certificates of a server, for its own port and for its connections to nodes, and their renewal while it runs."""
+
+from __future__ import annotations
+
+import trio
+
+from delayserver.config.settings import TlsSettings
+from delayserver.config.toml_file import ConfigError
+from delayserver.logs.events import EventLogger
+from delayserver.net.certificates import CHECK_S, CertificateError, Certificates, of_client, of_server
+from delayserver.net.tls_transport import TlsListener, connect_tls
+from delayserver.net.transport import Connect, Listener, connect_socket
+
+events = EventLogger()
+
+
+class Encryption:
+    """What `[tls]` says. Without a certificate nothing is encrypted."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        """Reads the files. Raises ConfigError."""
+        certificate, key = settings.certificate, settings.key
+        try:
+            self._server = of_server(certificate, key, settings.client_ca) if certificate else None
+            self._nodes = of_client(settings.node_ca, certificate, key) if settings.node_ca else None
+        except CertificateError as error:
+            raise ConfigError(f"tls: {error}") from error
+
+    def around(self, listener: Listener) -> Listener:
+        """The listener, encrypted if there is a certificate."""
+        return listener if self._server is None else TlsListener(listener, self._server)
+
+    @property
+    def connect(self) -> Connect:
+        """How this server connects to nodes."""
+        return connect_socket if self._nodes is None else connect_tls(self._nodes)
+
+    def renew(self) -> None:
+        """Takes changed files for new connections. A file that is wrong is told, and those from before stay in use."""
+        for certificates in (self._server, self._nodes):
+            self._renew(certificates)
+
+    def _renew(self, certificates: Certificates | None) -> None:
+        try:
+            if certificates is not None and certificates.renew():
+                events.warning("certificates_renewed", "new connections use the changed certificates")
+        except CertificateError as error:
+            events.error("certificates_refused", "the changed certificates are not used: {reason}", reason=str(error))
+
+    async def run(self) -> None:
+        """Looks at the files now and then, until cancelled."""
+        while self._server is not None or self._nodes is not None:
+            await trio.sleep(CHECK_S)
+            self.renew()

@@ -1,0 +1,204 @@
+// The console: one stream of figures in, all panels brought up to date.
+
+import { call, onUnauthenticated, session } from "./api.js";
+import { Cases } from "./cases.js";
+import { ComingPanel } from "./coming.js";
+import { ConsumersPanel } from "./consumers.js";
+import { DeliveryPanel } from "./delivery.js";
+import { FieldError, ask, isAsking } from "./dialogs.js";
+import { byId, copyButton, say, set, show } from "./dom.js";
+import { duration } from "./format.js";
+import { History, quantile } from "./history.js";
+import { LatenessPanel } from "./lateness.js";
+import { Live } from "./live.js";
+import { MessagePanel } from "./messages.js";
+import { Now } from "./now.js";
+
+const history = new History();
+const now = new Now();
+const lateness = new LatenessPanel(() => render());
+const coming = new ComingPanel();
+const delivery = new DeliveryPanel();
+const consumers = new ConsumersPanel(() => render());
+const cases = new Cases();
+const message = new MessagePanel();
+
+let latest = null;
+
+/** What several panels need, worked out once. */
+function viewOf(metrics) {
+  const bounds = Object.values(metrics.lateness ?? {})[0]?.bounds_us ?? null;
+  const counts = history.lateness();
+  const seen = Math.round(history.seenMs() / 1000);
+  const whole = seen >= 59;
+  const p99 = bounds ? quantile(bounds, counts, 0.99) : null;
+  return {
+    nowMs: metrics.clock.server_us / 1000,
+    bounds,
+    p50: bounds ? quantile(bounds, counts, 0.5) : null,
+    p99,
+    p99Us: p99?.us ?? null,
+    latest: counts.reduce((sum, value) => sum + value, 0),
+    span: whole ? "of the last minute" : `of the last ${seen} s`,
+    spanOf: whole ? "in the last minute" : `in the last ${seen} s`,
+  };
+}
+
+function render() {
+  if (latest === null) return;
+  const { metrics, minutes } = latest;
+  const view = viewOf(metrics);
+  cases.update(metrics, view);
+  now.update(metrics, history, view);
+  lateness.update(metrics, history, view);
+  if (minutes) coming.minutes(minutes, view.nowMs);
+  delivery.update(metrics, history, view);
+  consumers.update(metrics, view);
+  message.tick();
+  show(byId("welcome"), metrics.accepted === 0 && !(metrics.broker?.published > 0));
+  say(byId("about"), `delayserver ${metrics.version} · server ${metrics.server_id} · up ${duration(metrics.uptime_s * 1000)}`);
+}
+
+const banner = byId("banner");
+let lostAt = 0;
+
+const live = new Live({
+  live(data) {
+    if (!data.metrics) {
+      // The gateway answers, and the server behind it does not.
+      this.trouble(data.problem?.detail ?? "The server does not answer.");
+      return;
+    }
+    show(banner, false);
+    latest = data;
+    if (history.add(data.metrics)) now.forget();
+    render();
+  },
+  coming(data) {
+    if (data.hours) coming.hours(data.hours, Date.now());
+  },
+  state(state) {
+    document.documentElement.dataset.live = state;
+    if (state === "lost") {
+      if (!lostAt) lostAt = Date.now();
+      this.trouble(latest ? "The connection is lost. The figures below are from before; it connects again by itself." : "The server does not answer. It connects again by itself.");
+    } else if (state === "open" && lostAt) {
+      lostAt = 0;
+      show(banner, false);
+    }
+  },
+  who(found) {
+    tellWho(found);
+    if (found.needs_token) this.trouble("This server asks for a token. Log in to see its figures.");
+    else if (found.token_id && !(found.roles.some((role) => ["look", "admin"].includes(role)) && found.subjects.includes("*"))) {
+      this.trouble("This token may not see the figures: it needs the role look, for all subjects. Messages can be found all the same.");
+    }
+  },
+  trouble(text) {
+    say(byId("banner-text"), text);
+    show(banner, true);
+    set(byId("health"), "data-state", "wait");
+    say(byId("health-text"), "No connection");
+  },
+});
+
+byId("banner-now").addEventListener("click", () => {
+  greet();
+  live.now();
+});
+
+async function login() {
+  const done = await ask("login", async (form) => {
+    const token = String(form.get("token")).trim();
+    if (!token) throw new FieldError("token", "Paste a token.");
+    await call("POST", "/login", { token });
+    byId("login-token").value = "";
+    return true;
+  });
+  if (done) {
+    live.now();
+    greet();
+  }
+  return done === true;
+}
+
+function tellWho(found) {
+  show(byId("logout"), Boolean(found.token_id));
+  say(byId("who"), found.token_id ? `token ${found.token_id} (${found.roles.join(", ")})` : "");
+}
+
+byId("logout").addEventListener("click", async () => {
+  await call("POST", "/logout");
+  location.reload();
+});
+const greet = () => session().then(tellWho).catch(() => {});
+
+// Several calls can find out at once that a token is needed. They share one dialog.
+let loggingIn = null;
+onUnauthenticated(() => {
+  loggingIn ??= login().finally(() => { loggingIn = null; });
+  return loggingIn;
+});
+
+function openHelp() {
+  if (!isAsking()) byId("help-dialog").showModal();
+}
+byId("help-open").addEventListener("click", openHelp);
+byId("help-open-too").addEventListener("click", openHelp);
+
+const KEYS = {
+  "/": () => byId("find-text").focus(),
+  n: () => message.send(),
+  c: () => message.cancel(),
+  r: () => message.move(),
+  t: () => byId("theme").click(),
+  "?": openHelp,
+};
+const ways = [...document.querySelectorAll(".ways a")];
+ways.forEach((way, place) => {
+  KEYS[String(place + 1)] = () => {
+    way.click();
+    byId(way.hash.slice(1)).querySelector("h2").setAttribute("tabindex", "-1");
+    byId(way.hash.slice(1)).querySelector("h2").focus({ preventScroll: true });
+  };
+});
+
+addEventListener("keydown", (event) => {
+  const typing = event.target instanceof Element && event.target.closest("input, textarea, select");
+  if (event.ctrlKey || event.metaKey || event.altKey || isAsking()) return;
+  if (typing) {
+    if (event.key === "Escape") event.target.blur();
+    return;
+  }
+  const act = KEYS[event.key];
+  if (act) {
+    event.preventDefault();
+    act();
+  }
+});
+
+// Which part of the page is looked at.
+const seen = new Map();
+const watcher = new IntersectionObserver((entries) => {
+  for (const entry of entries) seen.set(entry.target.id, entry.isIntersecting);
+  const current = ways.find((way) => seen.get(way.hash.slice(1)));
+  for (const way of ways) {
+    if (way === current) set(way, "aria-current", "true");
+    else way.removeAttribute("aria-current");
+  }
+}, { rootMargin: "-120px 0px -55% 0px" });
+for (const way of ways) watcher.observe(byId(way.hash.slice(1)));
+
+const origin = location.origin;
+const commands = {
+  "welcome-send": `curl ${origin}/v1/messages -d '{"subject": "orders", "body": "hello", "delay": "10s"}'`,
+  "welcome-pull": `curl ${origin}/v1/subjects/orders/groups/me/pull -d '{"max_messages": 10, "wait_ms": 20000, "ack": true}'`,
+};
+commands["consumers-pull"] = commands["welcome-pull"];
+for (const [id, command] of Object.entries(commands)) {
+  say(byId(id), command);
+  byId(id).closest(".shell").append(copyButton(command));
+}
+
+greet();
+live.start();

@@ -1,0 +1,51 @@
+"""TLS of the gateway: its own certificate towards browsers, and the pinned one of the server that it is a client of."""
+
+from __future__ import annotations
+
+import ssl
+from typing import Any
+
+import anyio
+
+from delayserver.config.settings import TlsSettings
+from delayserver.logs.events import EventLogger
+from delayserver.net.certificates import CHECK_S, CertificateError, Certificates, of_server, pinned
+
+events = EventLogger()
+
+
+class Secured:
+    """What `[tls]` means for the gateway. It changes contexts in place, since the libraries keep theirs."""
+
+    def __init__(self, settings: TlsSettings) -> None:
+        """Raises CertificateError."""
+        self._files = settings.certificate, settings.key
+        self._http: Certificates | None = None
+        self._server: Certificates | None = None
+        if settings.certificate:
+            self._server = pinned(*self._files)
+            self._http = of_server(*self._files, "") if settings.http else None
+        self.to_server: ssl.SSLContext | None = None if self._server is None else self._server.context
+        self._in_use: ssl.SSLContext | None = None
+
+    def of_uvicorn(self) -> dict[str, Any]:
+        """Arguments of `uvicorn.Config`."""
+        return {} if self._http is None else {"ssl_certfile": self._files[0], "ssl_keyfile": self._files[1]}
+
+    async def run(self, in_use: ssl.SSLContext | None) -> None:
+        """Looks at the files now and then, until cancelled. `in_use` is the context that uvicorn has made."""
+        while self._server is not None:
+            await anyio.sleep(CHECK_S)
+            self.renew(in_use)
+
+    def renew(self, in_use: ssl.SSLContext | None) -> None:
+        """Takes changed files for new connections. A file that is wrong is told, and those from before stay in use."""
+        assert self._server is not None and self.to_server is not None
+        try:
+            if self._server.renew():
+                self.to_server.load_verify_locations(self._files[0])
+                self.to_server.load_cert_chain(*self._files)
+                if in_use is not None:
+                    in_use.load_cert_chain(*self._files)
+        except (CertificateError, OSError) as error:
+            events.error("certificates_refused", "the changed certificates are not used: {reason}", reason=str(error))

@@ -1,0 +1,444 @@
+"""The console in a real browser, by what a person does and sees."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
+
+from tests.delayserver.web.chromium import WAIT_MS, chromium
+from tests.delayserver.web.web_server import Web, serve, stop
+
+ROOT = Path(__file__).parents[3]
+DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
+
+expect.set_options(timeout=WAIT_MS)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """One browser for the tests of this module."""
+    with chromium() as running:
+        yield running
+
+
+class Desk:
+    """A person at a browser. Each page shares what the person looks at: errors on the console fail the test."""
+
+    def __init__(self, browser: Browser, web: Web) -> None:
+        self._browser = browser
+        self._web = web
+        self._contexts: list[BrowserContext] = []
+        self.complaints: list[str] = []
+
+    def open(self, *, width: int = 1280, dark: bool = False, web: Web | None = None) -> Page:
+        """The console in a window of its own, with figures on it."""
+        at = web or self._web
+        context = self._browser.new_context(
+            viewport={"width": width, "height": 900},
+            color_scheme="dark" if dark else "light",
+            reduced_motion="reduce",
+        )
+        context.set_default_timeout(WAIT_MS)
+        self._contexts.append(context)
+        page = context.new_page()
+        page.on("console", self._heard)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.goto(f"http://{at.host}:{at.port}/")
+        expect(page.locator("html")).to_have_attribute("data-live", "open")
+        return page
+
+    def _heard(self, message: ConsoleMessage) -> None:
+        if message.type in ("error", "warning"):
+            self.complaints.append(message.text)
+
+    def close(self) -> None:
+        """Close all windows."""
+        while self._contexts:
+            self._contexts.pop().close()
+
+
+@pytest.fixture
+def desk(browser: Browser, web: Web) -> Iterator[Desk]:
+    """Fails if a page wrote an error or a violation of its security policy to the console."""
+    made = Desk(browser, web)
+    try:
+        yield made
+    finally:
+        made.close()
+        complaints = [text for text in made.complaints if "status of 404" not in text]
+    assert complaints == []
+
+
+@pytest.fixture
+def page(desk: Desk) -> Page:
+    """The console on a desktop."""
+    return desk.open()
+
+
+def send(web: Web, subject: str, **fields: Any) -> dict[str, Any]:
+    """Send a message over HTTP."""
+    reply = web.post("/v1/messages", {"subject": subject, "body": "hello", **fields})
+    assert reply.status == 201, reply.json
+    sent: dict[str, Any] = reply.json
+    return sent
+
+
+def outcome(web: Web, receipt: str) -> str:
+    return str(web.ask("GET", f"/v1/messages/{receipt}").json["outcome"])
+
+
+def send_by_hand(page: Page, subject: str, delay: str) -> str:
+    """Send a test message as a person does; its receipt."""
+    page.keyboard.press("n")
+    page.get_by_label("Subject", exact=True).last.fill(subject)
+    page.locator("#send-delay").fill(delay)
+    page.get_by_role("button", name="Send the message").click()
+    found = page.locator("#result .found")
+    expect(found.get_by_role("heading", name=subject)).to_be_visible()
+    return found.locator(".ids .mono").first.inner_text()
+
+
+def events(page: Page) -> list[str]:
+    """The events of the message that is shown, as far as they have happened."""
+    return [str(each.get_attribute("data-event")) for each in page.locator(".life li:not(.open)").all()]
+
+
+# -- figures
+
+
+def test_an_empty_server_helps_and_a_lost_one_comes_back(desk: Desk) -> None:
+    """What the page says to do is done as it stands there. Then the server goes, and comes again."""
+    web = serve("--memory")
+    try:
+        page = desk.open(web=web)
+        expect(page.get_by_role("heading", name="Nothing is scheduled yet")).to_be_visible()
+        expect(page.locator("#minutes .reading")).to_have_text("Nothing is due within an hour.")
+        words = shlex.split(page.locator("#welcome-send").inner_text())
+        assert (words[0], words[2]) == ("curl", "-d")
+        origin = f"http://{web.host}:{web.port}"
+        assert web.post(words[1].removeprefix(origin), json.loads(words[-1])).status == 201
+        expect(page.locator("#welcome")).to_be_hidden()
+        expect(page.locator("#balance-text")).to_contain_text("1 accepted")
+        stop(web)
+        expect(page.get_by_text("The connection is lost")).to_be_visible()
+        expect(page.locator("#health-text")).to_have_text("No connection")
+        web = serve("--memory", http_port=web.port)
+        expect(page.locator("#banner")).to_be_hidden()
+        expect(page.get_by_role("heading", name="Nothing is scheduled yet")).to_be_visible()
+    finally:
+        desk.close()
+        web.process.kill()
+        web.process.communicate()
+    assert all("ERR_" in text for text in desk.complaints), "nothing but that it was cut off"
+    desk.complaints.clear()
+
+
+def test_figures_are_live(web: Web, page: Page) -> None:
+    before = web.ask("GET", "/v1/status").json["accepted"]
+    for _ in range(50):
+        send(web, "console.live", delay_ms=1)
+    expect(page.locator("#balance-text")).to_contain_text(f"{before + 50:,} accepted")
+    expect(page.locator("#p99")).to_contain_text(re.compile(r"\d m?s"))
+    expect(page.locator("#histogram .reading")).to_contain_text(re.compile(r"\d+ messages of the last"))
+    expect(page.locator("#distribution .reading")).to_contain_text("99 of 100 messages were at most")
+    expect(page.locator("#accepted-rate")).to_have_text(re.compile(r"[1-9]"))
+    expect(page.locator("#groups .group")).to_contain_text("embedded")
+    expect(page.locator("#groups .chip")).to_have_text("up")
+    expect(page.locator("#stages li").first).to_be_visible()
+    expect(page.locator("#room li").first).to_be_visible()
+    expect(page.locator("#health-text")).to_have_text(re.compile("All is well|wrong"))
+
+
+def test_coming_messages_are_on_their_minute_hour_and_day(web: Web, desk: Desk) -> None:
+    send(web, "console.coming", delay_ms=20 * 60_000)
+    send(web, "console.coming", delay_ms=5 * HOUR_MS)
+    for _ in range(60):
+        send(web, "console.coming", delay_ms=40 * DAY_MS)
+    page = desk.open()
+    expect(page.locator("#minutes .reading")).to_contain_text(re.compile(r"[1-9]\d* messages? in the next hour"))
+    expect(page.locator("#hours .reading")).to_contain_text(re.compile(r"[1-9]\d* messages?"))
+    expect(page.locator("#days .reading")).to_contain_text("busiest day is")
+    page.locator("#days .frame").focus()
+    for _ in range(5):
+        page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("#days .reading")).to_contain_text(re.compile(r"\d{4}: \d+ messages?"))
+
+
+def test_consumers_show_what_they_have_before_them(web: Web, page: Page) -> None:
+    for _ in range(3):
+        send(web, "console.consumed", delay_ms=0)
+    path = "/v1/subjects/console.consumed/groups/<b>bold</b>/pull"
+    pulled = web.post(path.replace("<b>bold</b>", "%3Cb%3Ebold%3C%2Fb%3E"), {"max_messages": 1, "wait_ms": 30_000})
+    assert pulled.status == 200
+    row = page.locator("#consumer-rows tr", has_text="console.consumed")
+    expect(row).to_contain_text("<b>bold</b>")
+    expect(row.locator(".lag")).to_have_text("3")
+
+
+# -- a message
+
+
+def test_cancel_asks_and_escape_backs_out(web: Web, page: Page) -> None:
+    receipt = send_by_hand(page, "console.cancel", "1h")
+    page.get_by_role("button", name="Cancel …").click()
+    dialog = page.get_by_role("dialog", name="Cancel this message?")
+    expect(dialog).to_be_visible()
+    expect(dialog.get_by_role("button", name="Keep it")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    assert outcome(web, receipt) == "pending"
+    page.keyboard.press("c")
+    dialog.get_by_role("button", name="Cancel the message").click()
+    expect(page.locator(".found .chip")).to_have_text("cancelled")
+    expect(page.locator(".found .answers")).to_be_hidden()
+    assert outcome(web, receipt) == "cancelled"
+
+
+def find(page: Page, text: str) -> None:
+    page.keyboard.press("/")
+    page.keyboard.type(text)
+    page.keyboard.press("Enter")
+
+
+def test_unknown_names_are_answered_with_what_to_do(page: Page, web: Web) -> None:
+    find(page, "no-such-id")
+    expect(page.locator("#result")).to_contain_text("No message with the id “no-such-id” was handed over here.")
+    expect(page.locator("#search-subject")).to_be_visible()
+    known = send(web, "console.known", delay_ms=HOUR_MS)["receipt"]
+    page.locator("#search-text").fill(known[:-12] + "f" * 12)
+    page.get_by_role("button", name="Find").last.click()
+    expect(page.locator("#result")).to_contain_text("Nothing is known of this message.")
+
+
+def test_markup_in_a_message_stays_text(web: Web, page: Page) -> None:
+    markup = "<script>window.broken = 1</script><img src=x onerror='window.broken = 1'>"
+    sent = send(web, f"console.{markup}", body=markup * 300, delay_ms=HOUR_MS, properties={markup: markup})
+    find(page, sent["receipt"])
+    expect(page.locator(".found h3")).to_have_text(f"console.{markup}")
+    expect(page.locator(".found .properties dd")).to_have_text(markup)
+    body = page.locator(".found .body")
+    assert len(body.inner_text()) <= 4_096
+    assert body.inner_text().startswith(markup)
+    assert page.locator("main img, main script").count() == 0
+    page.get_by_role("button", name="Show more").click()
+    assert len(body.inner_text()) > 4_096
+    assert page.evaluate("window.broken") is None
+
+
+def test_the_life_of_a_test_message_is_complete(web: Web, page: Page) -> None:
+    receipt = send_by_hand(page, "console.life", "2s")
+    expect(page.locator(".life .accepted:not(.open)")).to_be_visible()
+    expect(page.locator(".found .chip")).to_have_text("delivered")
+    pulled = web.post(
+        "/v1/subjects/console.life/groups/me/pull", {"max_messages": 1, "wait_ms": 30_000, "ack": True}
+    ).json["messages"]
+    assert len(pulled) == 1
+    seen = events(page)
+    assert seen[:2] == ["accepted", "replayed"]
+    assert {"accepted", "replayed", "loaded", "due", "handed-off", "delivered"} <= {*seen}
+    assert seen.index("due") < seen.index("handed-off") < seen.index("delivered")
+    times = page.locator(".life li.handed-off .when").get_attribute("title")
+    assert times is not None
+    assert outcome(web, receipt) == "delivered"
+    expect(page.locator("#sent-list")).to_contain_text("console.life")
+
+
+def test_a_message_is_rescheduled(web: Web, page: Page) -> None:
+    old = send_by_hand(page, "console.move", "1h")
+    page.keyboard.press("r")
+    dialog = page.get_by_role("dialog", name="Reschedule this message")
+    dialog.get_by_label("Due in").fill("soon")
+    dialog.get_by_role("button", name="Reschedule").click()
+    expect(dialog.get_by_role("alert")).to_contain_text("Write a delay such as")
+    dialog.get_by_label("Due in").fill("2d")
+    dialog.get_by_role("button", name="Reschedule").click()
+    expect(dialog).to_be_hidden()
+    receipt = page.locator(".found .ids .mono").first
+    expect(receipt).not_to_have_text(old)
+    assert outcome(web, old) == "cancelled"
+    moved = web.ask("GET", f"/v1/messages/{receipt.inner_text()}").json
+    assert moved["outcome"] == "pending"
+    assert moved["due_ms"] - time.time() * 1000 > DAY_MS
+
+
+def test_a_message_is_found_by_its_id(web: Web, page: Page) -> None:
+    sent = send(web, "console.named", delay_ms=HOUR_MS, message_id="order-4711")
+    page.locator("#search-text").fill("order-4711")
+    page.locator("#search-more summary").click()
+    page.locator("#search-subject").fill("console.named")
+    page.locator("#search-due").fill(str(sent["due_ms"]))
+    page.keyboard.press("Enter")
+    expect(page.locator(".found .chip")).to_have_text("pending")
+    expect(page.locator(".found .ids")).to_contain_text(sent["receipt"])
+    send(web, "console.named", delay_ms=0, message_id="order-4712")
+    web.post("/v1/subjects/console.named/groups/me/pull", {"max_messages": 1, "wait_ms": 30_000, "ack": True})
+    page.locator("#search-more summary").click()
+    page.locator("#find-text").fill("order-4712")
+    page.keyboard.press("Enter")
+    expect(page.locator(".found .chip")).to_have_text("delivered")
+    expect(page.locator(".found .ids")).to_contain_text("order-4712")
+
+
+# -- how it looks and feels
+
+
+def background(page: Page) -> str:
+    return str(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+
+def test_colours_follow_the_system_and_the_switch(desk: Desk) -> None:
+    light, dark = desk.open(), desk.open(dark=True)
+    assert background(light) != background(dark)
+    switch = light.locator("#theme")
+    switch.click()
+    assert light.locator("html").get_attribute("data-theme") == "light"
+    light.keyboard.press("t")
+    assert background(light) == background(dark)
+    light.reload()
+    assert background(light) == background(dark), "the choice is kept"
+
+
+@pytest.mark.parametrize("width", [1024, 390, 320])
+def test_no_width_scrolls_sideways(desk: Desk, web: Web, width: int) -> None:
+    page = desk.open(width=width)
+    sent = send(
+        web, "console.width." + "long" * 40, body="x" * 5_000, delay_ms=HOUR_MS, properties={"a" * 90: "b" * 900}
+    )
+    page.locator("#find-text").fill(sent["receipt"])
+    page.keyboard.press("Enter")
+    expect(page.locator(".found .body")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def focused(page: Page) -> str:
+    return str(page.evaluate("document.activeElement.id || document.activeElement.textContent.trim()"))
+
+
+def test_everything_is_done_by_keyboard(page: Page) -> None:
+    page.keyboard.press("Tab")
+    assert focused(page) == "Skip to the figures"
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    assert focused(page) == "main"
+    page.keyboard.press("?")
+    expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.keyboard.press("3")
+    assert focused(page) == "coming-title"
+    page.keyboard.press("Tab")
+    page.keyboard.press("ArrowRight")
+    expect(page.locator("#said")).to_have_text(re.compile(r"^\d\d:\d\d: \d+ messages?$"))
+    page.keyboard.press("n")
+    page.keyboard.press("Control+a")
+    page.keyboard.type("console.keys")
+    page.keyboard.press("Enter")
+    expect(page.locator(".found h3")).to_have_text("console.keys")
+    expect(page.locator(".found h3")).to_be_focused()
+
+
+def test_a_hidden_page_pauses(page: Page) -> None:
+    hide = "hidden => {{ Object.defineProperty(document, 'hidden', {{value: {}, configurable: true}}); }}"
+    for hidden, state in (("true", "paused"), ("false", "open")):
+        page.evaluate(hide.format(hidden))
+        page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
+        expect(page.locator("html")).to_have_attribute("data-live", state)
+
+
+def violations(page: Page) -> list[str]:
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{each['id']} ({each['impact']}): {[node['target'] for node in each['nodes']][:3]}"
+        for each in found
+        if each["impact"] in ("serious", "critical", "moderate")
+    ]
+
+
+@pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
+def test_axe_finds_nothing(desk: Desk, width: int, dark: bool) -> None:
+    page = desk.open(width=width, dark=dark)
+    page.get_by_role("button", name="Send a test message").click()
+    assert violations(page) == []
+    page.get_by_role("button", name="Send the message").click()
+    expect(page.locator(".found .body")).to_be_visible()
+    assert violations(page) == []
+
+
+# -- what is wrong
+
+
+def conditions(page: Page) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = page.evaluate("import('/console/trouble.js').then(module => module.CONDITIONS)")
+    return found
+
+
+def test_what_to_do_is_what_the_runbook_says(page: Page) -> None:
+    """Headings and commands of the page are those of the runbook."""
+    runbook = (ROOT / "ops" / "RUNBOOK.md").read_text()
+    headings = re.findall(r"^#{2,3} (.+)$", runbook, re.MULTILINE)
+    found = conditions(page)
+    assert len(found) >= 15
+    assert [each["id"] for each in found if each["runbook"] not in headings] == []
+    said = [command for each in found for step in each["act"] for command in re.findall(r"`([^`]+)`", step)]
+    assert [command for command in said if command not in runbook] == []
+
+
+NODE = {"address": "a:1", "circuit": "closed", "problem": "", "last_error": ""}
+STORAGE = {"disk_low": False, "disk_free_bytes": 1, "disk_errors": 0, "disk_error_last": "", "retired_windows_ahead": 0}
+HEALTHY = {
+    "ready": True, "waits_for": "", "early": 0, "corruption": [], "unreadable": [], "duplicate_server_ids": [],
+    "errors": {}, "clock": {"steps": 0, "step_last_ms": 0}, "event_loop": {"longest_stall_minute_ms": 12},
+    "connection_memory": {"frames_waiting": 0}, "broker": {"damages": []}, "queues": [], "consumer_groups": [],
+    "storage": STORAGE, "groups": {"default": {"maybe_delivered_twice": 0, "nodes": [NODE]}},
+}  # fmt: skip
+VIEW = {"nowMs": 1_800_000_000_000, "p99Us": 900, "latest": 1000}
+
+
+def node(**fields: str) -> dict[str, Any]:
+    return {"groups": {"default": {"maybe_delivered_twice": 0, "nodes": [NODE | fields]}}}
+
+
+LAGGING = {"subject": "orders", "group": "billing", "lag": 7, "oldest_ms": VIEW["nowMs"] - HOUR_MS}
+WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "disk-full": ({"storage": STORAGE | {"disk_low": True, "disk_free_bytes": 2**20}}, {}, "1.0 MiB"),
+    "start-waits-for-room": ({"ready": False, "waits_for": "the replay needs about 155648 bytes"}, {}, "155648 bytes"),
+    "not-ready": ({"ready": False, "waits_for": "the replay of accepted messages"}, {}, "the replay of accepted"),
+    "corruption": ({"corruption": ["a.log: corrupt at offset 64"]}, {}, "a.log: corrupt at offset 64"),
+    "early": ({"early": 2}, {}, "2 messages"),
+    "duplicate-server-id": ({"duplicate_server_ids": ["another process delivers to b:2"]}, {}, "b:2"),
+    "node-not-due": (node(problem="not_due"), {}, "a:1"),
+    "node-not-proven": (node(problem="server_not_proven"), {}, "a:1"),
+    "node-down": (node(circuit="open", last_error="connection refused"), {}, "connection refused"),
+    "late": ({}, {"p99Us": 2_500_000}, "2.5 s"),
+    "disk-refuses": ({"unreadable": ["b.log: Input/output error"]}, {}, "b.log"),
+    "loop-stalls": ({"event_loop": {"longest_stall_minute_ms": 640}}, {}, "640 ms"),
+    "consumer-stuck": ({"consumer_groups": [LAGGING]}, {}, "7 messages"),
+    "transactions-open": ({"consumer_groups": [LAGGING | {"subject": "shop.check"}]}, {}, "shop.check"),
+    "frames-waiting": ({"connection_memory": {"frames_waiting": 3}}, {}, "3 frames"),
+    "bound-near": ({"queues": [{"name": "open_files", "used": 500, "bound": 512}]}, {}, "98 % of 512"),
+    "windows-ahead": ({"storage": STORAGE | {"retired_windows_ahead": 8}}, {}, "8 windows"),
+    "clock-steps": ({"clock": {"steps": 1, "step_last_ms": -3_600_000}}, {}, "\N{MINUS SIGN}1 h"),
+    "maybe-twice": ({"groups": {"default": {"maybe_delivered_twice": 5, "nodes": []}}}, {}, "5 messages"),
+    "stopped-reading": ({"errors": {"client_stopped_reading": 4}}, {}, "4 were cut off"),
+}
+
+
+def test_each_condition_shows_itself_and_no_other(page: Page) -> None:
+    assert {each["id"] for each in conditions(page)} == set(WRONG)
+    judge = """([metrics, view]) => import('/console/trouble.js').then(({wrongNow}) =>
+        wrongNow(metrics, view).map(({condition, facts}) => [condition.id, facts.join(' ')]))"""
+    assert page.evaluate(judge, [HEALTHY, VIEW]) == []
+    for name, (metrics, view, told) in WRONG.items():
+        ((found, facts),) = page.evaluate(judge, [HEALTHY | metrics, VIEW | view])
+        assert found == name
+        assert told in facts
