@@ -23,6 +23,7 @@ from ops.bench.pulling import measure_backlog_fairness, measure_consume, measure
 from ops.bench.pushing import measure_push
 from ops.bench.restart import measure_restart
 from ops.bench.subjects import measure_subjects
+from ops.bench.watching import measure_watching
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +137,7 @@ ROWS: Final = (
         True,
         (("grown_mb", 20.0),),
     ),
+    Row("console-idle", "ten open consoles: server and gateway", "% of a core", 3, measure_watching, True),
     Row(
         "consume-1m",
         "a warm backlog of 1 M, one consumer in batches of 1,000, with acks",

@@ -64,6 +64,12 @@ def free_port() -> int:
     raise ServerFailed(f"no free port from {PORTS.start} to {PORTS.stop - 1}")
 
 
+def process_cpu_s(pid: int) -> float:
+    """The processor time of all threads of a process so far, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class ServerProcess:
     """``python -m delayserver serve`` with durability ``sync`` on ``directory``. A `with` block starts and stops it."""
 
@@ -204,5 +210,4 @@ class ServerProcess:
 
     def cpu_s(self) -> float:
         """The processor time of all threads so far, in seconds."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return process_cpu_s(self.pid)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,8 +42,8 @@ class Desk:
         self._contexts: list[BrowserContext] = []
         self.complaints: list[str] = []
 
-    def open(self, *, width: int = 1280, dark: bool = False, web: Web | None = None) -> Page:
-        """The console in a window of its own, with figures on it."""
+    def open(self, *, width: int = 1280, dark: bool = False, web: Web | None = None, figures: bool = True) -> Page:
+        """The console in a window of its own; with `figures` once they are there."""
         at = web or self._web
         context = self._browser.new_context(
             viewport={"width": width, "height": 900},
@@ -54,7 +56,8 @@ class Desk:
         page.on("console", self._heard)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.goto(f"http://{at.host}:{at.port}/")
-        expect(page.locator("html")).to_have_attribute("data-live", "open")
+        if figures:
+            expect(page.locator("html")).to_have_attribute("data-live", "open")
         return page
 
     def _heard(self, message: ConsoleMessage) -> None:
@@ -372,6 +375,41 @@ def test_axe_finds_nothing(desk: Desk, width: int, dark: bool) -> None:
     page.get_by_role("button", name="Send the message").click()
     expect(page.locator(".found .body")).to_be_visible()
     assert violations(page) == []
+
+
+# -- with tokens
+
+
+def test_a_person_logs_in_and_out(desk: Desk, tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+    create = [sys.executable, "-m", "delayserver", "token", "create", "--role", "admin", "--json", "--data-dir", data]
+    made = subprocess.run(create, cwd=ROOT, capture_output=True, check=True, timeout=60)
+    token = json.loads(made.stdout)["token"]
+    web = serve("--data-dir", data)
+    try:
+        page = desk.open(web=web, figures=False)
+        dialog = page.get_by_role("dialog", name="A token is needed")
+        dialog.get_by_label("Token").fill("dst_0123456789ab_" + "A" * 43)
+        dialog.get_by_role("button", name="Log in").click()
+        expect(dialog.get_by_role("alert")).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("#banner")).to_contain_text("asks for a token")
+        page.get_by_role("button", name="Try now").click()
+        dialog.get_by_label("Token").fill(token)
+        dialog.get_by_role("button", name="Log in").click()
+        expect(dialog).to_be_hidden()
+        expect(page.locator("html")).to_have_attribute("data-live", "open")
+        expect(page.locator("#who")).to_contain_text("admin")
+        send_by_hand(page, "console.guarded", "1h")
+        assert page.evaluate("document.cookie") == "", "no script can read it"
+        page.get_by_role("button", name="Log out").click()
+        expect(dialog).to_be_visible()
+    finally:
+        desk.close()
+        web.process.kill()
+        web.process.communicate()
+    assert all(re.search("status of 40[13]|ERR_", text) for text in desk.complaints)
+    desk.complaints.clear()
 
 
 # -- what is wrong

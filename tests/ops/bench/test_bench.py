@@ -48,6 +48,7 @@ NAMES = [
     "subjects-100k",
     "backlog-fairness",
     "idle-pulls",
+    "console-idle",
     "consume-1m",
     "filter-1in100",
     "ordered",
