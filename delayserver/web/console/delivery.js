@@ -2,6 +2,7 @@
 
 import { byId, h, keyed, say, set, show } from "./dom.js";
 import { count, duration, latency, percent, rate } from "./format.js";
+import { isFull } from "./trouble.js";
 
 // Bounds that everybody sees; of all others the fullest.
 const ROOM_MAX = 9;
@@ -61,7 +62,7 @@ export class DeliveryPanel {
         const bar = element.querySelector("i");
         if (bar.style.width !== width) bar.style.width = width;
         say(element.lastChild, percent(queue.share));
-        element.classList.toggle("full", queue.share >= 0.85);
+        element.classList.toggle("full", isFull(queue));
       });
   }
 }

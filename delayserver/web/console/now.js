@@ -37,7 +37,7 @@ export class Now {
     say(byId("pending"), compact(metrics.pending));
     set(byId("pending"), "title", count(metrics.pending));
     const next = metrics.wheel.next_due_ms;
-    const inMemory = next === null ? "" : `the next is due ${next > view.nowMs ? `in ${duration(next - view.nowMs)}` : "now"}`;
+    const inMemory = next === null ? "" : `the next is due ${next - view.nowMs >= 1000 ? `in ${duration(next - view.nowMs)}` : "now"}`;
     say(byId("next-due"), metrics.pending === 0 ? "nothing is scheduled" : inMemory || "none is due soon");
     this.#balance(metrics);
   }

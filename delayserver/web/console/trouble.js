@@ -8,6 +8,13 @@ const LATE_US = 1_000_000;
 const LATE_CONSUMER_MS = 300_000; // the longest pause of a redelivery: what is older did not come by a pause
 const STALL_MS = 250; // the default of stall_log_ms
 const FULL = 0.85;
+// Caches are full when they work well.
+const CACHES = ["open_files", "broker_cache_bytes", "memory_rows", "replay_memory_bytes"];
+
+/** Whether a queue or a table is so full that something will have to wait or be refused. */
+export function isFull(queue) {
+  return queue.bound > 0 && !CACHES.includes(queue.name) && queue.used / queue.bound >= FULL;
+}
 
 const nodes = (m) => Object.entries(m.groups ?? {}).flatMap(([group, each]) => each.nodes.map((node) => ({ group, ...node })));
 const first = (list, most = 3) => (list.length > most ? [...list.slice(0, most), `and ${list.length - most} more`] : list);
@@ -206,7 +213,7 @@ export const CONDITIONS = [
     runbook: "DelayserverQueueNearlyFull",
     says: "A queue or a table is nearly full.",
     when: (m) => {
-      const found = (m.queues ?? []).filter((queue) => queue.bound > 0 && queue.used / queue.bound >= FULL);
+      const found = (m.queues ?? []).filter(isFull);
       return found.length ? first(found.map((queue) => `${queue.name}${queue.group ? ` of ${queue.group}` : ""}: ${percent(queue.used / queue.bound)} of ${count(queue.bound)}.`)) : null;
     },
     act: [

@@ -436,7 +436,8 @@ STORAGE = {"disk_low": False, "disk_free_bytes": 1, "disk_errors": 0, "disk_erro
 HEALTHY = {
     "ready": True, "waits_for": "", "early": 0, "corruption": [], "unreadable": [], "duplicate_server_ids": [],
     "errors": {}, "clock": {"steps": 0, "step_last_ms": 0}, "event_loop": {"longest_stall_minute_ms": 12},
-    "connection_memory": {"frames_waiting": 0}, "broker": {"damages": []}, "queues": [], "consumer_groups": [],
+    "connection_memory": {"frames_waiting": 0}, "broker": {"damages": []},
+    "queues": [{"name": "open_files", "used": 512, "bound": 512}], "consumer_groups": [],
     "storage": STORAGE, "groups": {"default": {"maybe_delivered_twice": 0, "nodes": [NODE]}},
 }  # fmt: skip
 VIEW = {"nowMs": 1_800_000_000_000, "p99Us": 900, "latest": 1000}
@@ -463,7 +464,7 @@ WRONG: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "consumer-stuck": ({"consumer_groups": [LAGGING]}, {}, "7 messages"),
     "transactions-open": ({"consumer_groups": [LAGGING | {"subject": "shop.check"}]}, {}, "shop.check"),
     "frames-waiting": ({"connection_memory": {"frames_waiting": 3}}, {}, "3 frames"),
-    "bound-near": ({"queues": [{"name": "open_files", "used": 500, "bound": 512}]}, {}, "98 % of 512"),
+    "bound-near": ({"queues": [{"name": "subjects", "used": 500, "bound": 512}]}, {}, "98 % of 512"),
     "windows-ahead": ({"storage": STORAGE | {"retired_windows_ahead": 8}}, {}, "8 windows"),
     "clock-steps": ({"clock": {"steps": 1, "step_last_ms": -3_600_000}}, {}, "\N{MINUS SIGN}1 h"),
     "maybe-twice": ({"groups": {"default": {"maybe_delivered_twice": 5, "nodes": []}}}, {}, "5 messages"),
