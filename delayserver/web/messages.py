@@ -113,6 +113,7 @@ def _fate(found: LookupResult, form: BodyForm) -> Response:
             tag=found.tag,
             order_key=found.order_key,
             times=found.times,
+            consumed=found.consumed,
         )
     )
 

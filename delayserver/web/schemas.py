@@ -72,6 +72,7 @@ class Fate(Struct, omit_defaults=True):
     tag: str | None = None
     order_key: str | None = None
     times: dict[str, int] | None = None
+    consumed: list[dict[str, Any]] | None = None
 
 
 class Ended(Struct, omit_defaults=True):

@@ -247,10 +247,12 @@ def test_the_life_of_a_test_message_is_complete(web: Web, page: Page) -> None:
         "/v1/subjects/console.life/groups/me/pull", {"max_messages": 1, "wait_ms": 30_000, "ack": True}
     ).json["messages"]
     assert len(pulled) == 1
+    expect(page.locator(".life .acked")).to_contain_text("Acked by me")
     seen = events(page)
     assert seen[:2] == ["accepted", "replayed"]
-    assert {"accepted", "replayed", "loaded", "due", "handed-off", "delivered"} <= {*seen}
+    assert {"accepted", "replayed", "loaded", "due", "handed-off", "delivered", "pulled", "acked"} <= {*seen}
     assert seen.index("due") < seen.index("handed-off") < seen.index("delivered")
+    assert seen.index("handed-off") < seen.index("pulled") <= seen.index("acked")
     times = page.locator(".life li.handed-off .when").get_attribute("title")
     assert times is not None
     assert outcome(web, receipt) == "delivered"
