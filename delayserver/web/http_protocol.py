@@ -21,10 +21,16 @@ from delayserver.web.problems import PROBLEM_JSON, TITLES, Problem
 
 PIPELINED_MAX: Final = 32
 """Requests of one connection that wait for the answers before them. A read may hold thousands of small ones."""
+IDLE_S_MIN: Final = 0.5
+"""A connection gives way only if it has been idle for so long: the request of a newer one may be on its way."""
 SWEEP_S: Final = 1.0
 LINGER_S: Final = 2.0
 """After an answer that did not wait for the body, so much longer the rest is read and dropped: a connection that is closed
 over unread bytes is reset, and the client may not see its answer."""
+DROPPED_BYTES_MAX: Final = 1024 * 1024
+"""Of the rest so much is read and dropped. A client that sends more waits for its reset."""
+HEADER_MARKS: Final = 4
+"""The colon, the space and the end of the line of a header."""
 BYTES_PER_S_MIN: Final = 1024
 """Slower bodies are refused, unless they are lines: those may wait for the next row."""
 
@@ -65,7 +71,7 @@ class Connections:
         """Take a connection. False if there is no room and none is idle."""
         if len(self._open) >= self._connections_max:
             oldest = next((each for each in self._open if each.phase == IDLE), None)
-            if oldest is None:
+            if oldest is None or connection.since_s - oldest.since_s < IDLE_S_MIN:
                 return False
             self.remove(oldest)
             oldest.end()
@@ -126,6 +132,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._upgrading = False
         self._unanswered = 0
         self._refusal: Problem | None = None
+        self._failure: Problem | None = None
+        self._dropped_bytes = 0
         self._unsent_bytes = 0
         self._unsent_since_s: float | None = None
 
@@ -143,6 +151,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         if self.phase in (REFUSED, LINGERING) or self.transport.is_closing():
+            self._dropped_bytes += len(data)
+            if self._dropped_bytes > DROPPED_BYTES_MAX:
+                self.flow.pause_reading()
             return
         self._unset_keepalive_if_required()
         self._last_byte_s = self.loop.time()
@@ -155,12 +166,11 @@ class BoundedProtocol(HttpToolsProtocol):
         except httptools.HttpParserUpgrade:
             # The request is answered as if it asked for no upgrade. The parser reads nothing behind it.
             self._upgrading = True
-        except httptools.HttpParserCallbackError as error:
-            cause = error.__context__ if error.__cause__ is None else error.__cause__
-            self.refuse(cause if isinstance(cause, Problem) else _malformed())
-            return
         except httptools.HttpParserError:
-            self.refuse(_malformed())
+            self.refuse(self._failure or _malformed())
+            return
+        if self._failure is not None:
+            self.refuse(self._failure)
             return
         if not self._got_body and self.phase in (HEAD, BODY):
             self._head_bytes += len(data)
@@ -183,19 +193,25 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        if self._hosts != 1 and self.parser.get_http_version() == "1.1":
-            raise Problem(400, "malformed_request", "a request has exactly one Host")
-        if (
-            len(self.url) + sum([len(name) + len(value) for name, value in self.headers])
-            > self._connections.head_bytes_max
-        ):
-            raise _large_head(self._connections.head_bytes_max)
-        if len(self.pipeline) >= PIPELINED_MAX:
-            raise Problem(429, "too_many_requests", f"at most {PIPELINED_MAX} requests may wait on a connection")
+        try:
+            self._check_head()
+            super().on_headers_complete()
+        except Exception as error:
+            # The parser may have another reason to stop, and tell that instead.
+            self._failure = error if isinstance(error, Problem) else _malformed()
+            raise
         self.phase, self.since_s, self._head_bytes, self._body_bytes = BODY, self._last_byte_s, 0, 0
         self._may_wait = any(name == b"content-type" and _is_lines(value) for name, value in self.headers)
         self._unanswered += 1
-        super().on_headers_complete()
+
+    def _check_head(self) -> None:
+        if self._hosts != 1 and self.parser.get_http_version() == "1.1":
+            raise Problem(400, "malformed_request", "a request has exactly one Host")
+        size = len(self.url) + sum([len(name) + len(value) + HEADER_MARKS for name, value in self.headers])
+        if size > self._connections.head_bytes_max:
+            raise _large_head(self._connections.head_bytes_max)
+        if len(self.pipeline) >= PIPELINED_MAX:
+            raise Problem(429, "too_many_requests", f"at most {PIPELINED_MAX} requests may wait on a connection")
 
     def on_body(self, body: bytes) -> None:
         self._got_body = True
