@@ -88,9 +88,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "delayserver.front.handlers": STORE | GROUND | {"delayserver.state", "delayserver.operations", "delayserver.front"},
     "delayserver.server": BELOW_OPERATIONS
     | {"delayserver.startup", "delayserver.operations", "delayserver.front", "delayserver.front.handlers"},
-    "delayserver.web": {
-        f"delayserver.{room}" for room in ("logs", "metrics", "protocol", "config", "client", "net", "runtime")
-    },
+    "delayserver.web": {"delayserver"}
+    | {f"delayserver.{room}" for room in ("logs", "metrics", "protocol", "config", "client", "net", "runtime")},
     "delayserver.embedded": STORE
     | {"delayserver.protocol", "delayserver.config", "delayserver.net", "delayserver.client", "delayserver.server"},
     "delayserver.cli.terminal": STORE | {"delayserver.protocol", "delayserver.config", "delayserver.client"},

@@ -9,10 +9,12 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from delayserver import __version__
 from delayserver.config.settings import HttpSettings
+from delayserver.logs.events import EventLogger
 from delayserver.metrics.http_figures import HttpFigures
 from delayserver.protocol.errors import DelayServerError
-from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_answer
+from delayserver.web.answers import EVENTS, JSON, Send, json_answer, problem_answer, read_query
 from delayserver.web.bodies import NDJSON, BodyReader, Receive, Scope
 from delayserver.web.clients import Clients
 from delayserver.web.cloud_events import STRUCTURED
@@ -21,13 +23,22 @@ from delayserver.web.finding import Finding, FindQuery, FindReply
 from delayserver.web.health import Probes
 from delayserver.web.live import Live
 from delayserver.web.messages import Messages
+from delayserver.web.openapi import openapi_document
 from delayserver.web.pages import Pages
 from delayserver.web.problems import Problem, problem_of
-from delayserver.web.queries import DeliveriesQuery, GroupsQuery, KeyQuery, LookupQuery, SendQuery
+from delayserver.web.queries import (
+    DeliveriesQuery,
+    GroupsQuery,
+    KeyQuery,
+    LookupQuery,
+    PendingQuery,
+    SendQuery,
+)
 from delayserver.web.router import Answer, Endpoint, Router
 from delayserver.web.schemas import (
     AckReply,
     AckRequest,
+    Bucket,
     Ended,
     Fate,
     Groups,
@@ -36,6 +47,7 @@ from delayserver.web.schemas import (
     MoveRequest,
     NackReply,
     NackRequest,
+    Pending,
     Published,
     PublishRequest,
     PullReply,
@@ -47,6 +59,8 @@ from delayserver.web.schemas import (
 from delayserver.web.scraping import ROUTE, Scraping
 from delayserver.web.sending import Sending
 from delayserver.web.streams import Streams
+
+events = EventLogger()
 
 MESSAGES: Final = "/v1/messages"
 KEY_HEADER: Final = {"Idempotency-Key": "The message id. With a delay, a retry is due when the first try was."}
@@ -80,7 +94,7 @@ class Gateway:
                 "POST", MESSAGES, None, "Send messages, due later",
                 {
                     201: Answer("The message is on disk", Sent),
-                    200: Answer("A result or a problem for each row of a list or of lines", list[Sent | RowProblem]),
+                    200: Answer("A result or a problem for each row of a list or of lines", rows=(Sent, RowProblem)),
                 },
                 body=SendRequest | list[SendRequest], query=SendQuery, errors=(413, 421, 422, 507), headers=KEY_HEADER,
                 medias=(JSON, NDJSON, STRUCTURED), direct=self._sending.send_message,
@@ -111,10 +125,14 @@ class Gateway:
             Endpoint("GET", "/v1/groups", consuming.groups, "Consumer groups", {200: groups}, query=GroupsQuery),
             Endpoint("GET", "/v1/subjects/{subject}/groups", consuming.groups_of_subject, "Consumer groups of a subject",
                      {200: groups}),
+            Endpoint("GET", "/v1/pending", self.pending, "How many messages are pending, by the time at which they are due",
+                     {200: Answer("Times without pending messages have no bucket", Pending)}, query=PendingQuery),
             Endpoint("GET", "/v1/find", Finding(self._clients).find, "Messages that the node stores",
                      {200: Answer("The messages", FindReply)}, query=FindQuery),
+            Endpoint("GET", "/openapi.json", self.openapi, "This document",
+                     {200: Answer("OpenAPI 3.1", dict[str, Any])}),
             Endpoint("GET", "/v1/status", self.status, "What the server holds and how late it is",
-                     {200: Answer("The status map of the server", dict[str, object])}),
+                     {200: Answer("The status map of the server", dict[str, Any])}),
             Endpoint("GET", "/v1/live", self.live.live, "The server's figures, once a second",
                      {200: Answer("A stream of events `live` and `coming`, whose data is JSON", media=EVENTS)}),
             Endpoint("GET", "/metrics", self._scraping.metrics, "The figures of server and gateway for Prometheus",
@@ -122,6 +140,17 @@ class Gateway:
             Endpoint("GET", "/healthz", probes.healthz, "Does the server answer?", {200: Answer("It does", Health)}),
             Endpoint("GET", "/readyz", probes.readyz, "Does the server serve?", {200: Answer("It does", Health)}),
         ]  # fmt: skip
+
+    async def openapi(self, request: Request, names: Mapping[str, str]) -> Response:
+        """The document of the API."""
+        return json_answer(openapi_document(self.router.endpoints, __version__))
+
+    async def pending(self, request: Request, names: Mapping[str, str]) -> Response:
+        """How many messages are pending, from counters of the server."""
+        query = read_query(request.query_params, PendingQuery)
+        client = await self._clients.of_request(request.scope)
+        buckets = await client.calls.pending(query.by, from_ms=query.from_ms, to_ms=query.to_ms)
+        return json_answer(Pending([Bucket(each.start_ms, each.width_ms, each.pending) for each in buckets]))
 
     async def status(self, request: Request, names: Mapping[str, str]) -> Response:
         """The server's status."""
@@ -147,6 +176,11 @@ class Gateway:
             await problem_answer(problem_of(error))(dict(scope), receive, send)
         except ClientDisconnect:
             pass  # There is nobody to answer.
+        # A bug must not take the form that a library gives it.
+        except Exception as error:  # noqa: BLE001
+            events.error("http_request_failed", "a request of HTTP met a bug: {path}", error, path=scope["path"][:200])
+            bug = Problem(500, "internal_error", "the gateway has a bug; its log says more")
+            await problem_answer(bug)(dict(scope), receive, send)
 
     async def _response(
         self, found: tuple[Endpoint, dict[str, str]] | None, scope: dict[str, Any], receive: Receive

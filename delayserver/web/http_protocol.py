@@ -21,7 +21,7 @@ from delayserver.web.problems import PROBLEM_JSON, TITLES, Problem
 
 PIPELINED_MAX: Final = 32
 """Requests of one connection that wait for the answers before them. A read may hold thousands of small ones."""
-IDLE_S_MIN: Final = 0.5
+IDLE_S_MIN: Final = 0.05
 """A connection gives way only if it has been idle for so long: the request of a newer one may be on its way."""
 SWEEP_S: Final = 1.0
 LINGER_S: Final = 2.0

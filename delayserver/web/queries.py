@@ -41,9 +41,9 @@ class SendQuery(Due, kw_only=True, forbid_unknown_fields=True):
 
 
 class PendingQuery(Struct, forbid_unknown_fields=True):
-    """Due times from `from` to `to` (not included), in milliseconds since 1970, by minute or hour; or all by subject."""
+    """Due times from `from` to `to` (not included), in milliseconds since 1970, by minute or hour."""
 
-    by: Literal["minute", "hour", "subject"] = "minute"
+    by: Literal["minute", "hour"] = "minute"
     from_ms: I64 | None = msgspec.field(default=None, name="from")
     to_ms: I64 | None = msgspec.field(default=None, name="to")
 

@@ -24,11 +24,14 @@ Direct: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One way in which an endpoint answers: what it means, the type of its document, and the media type."""
+    """One way in which an endpoint answers: what it means, the type of its document, and the media type. With ``rows`` the
+    document is a list, whose items have these types.
+    """
 
     says: str
     document: Any = None
     media: str = "application/json"
+    rows: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,6 @@ from delayserver.web.bodies import Encoding, PullEncoding, PullForm
 I64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Milliseconds = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 
-NO_BODY = msgspec.Raw(b"")
-
 
 class Due(Struct, kw_only=True):
     """When a message is due: exactly one of the five. `delay` is a duration such as `10s`, `at` a time of ISO 8601 with a
@@ -31,7 +29,7 @@ class SendRequest(Due, kw_only=True, forbid_unknown_fields=True):
     """One message to send. `body` is a text, or any other JSON value, which is stored as JSON. `body_base64` is bytes."""
 
     subject: str
-    body: msgspec.Raw = NO_BODY
+    body: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     body_base64: str | None = None
     message_id: str | None = None
     properties: dict[str, str] | None = None
@@ -85,7 +83,7 @@ class Ended(Struct, omit_defaults=True):
 class MoveRequest(Due, kw_only=True, forbid_unknown_fields=True):
     """Another due time for a message, and perhaps other content. Fields that are not given stay as they are."""
 
-    body: msgspec.Raw = NO_BODY
+    body: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     body_base64: str | None = None
     properties: dict[str, str] | None = None
     expires_ms: Milliseconds | None = None
@@ -105,7 +103,7 @@ class Moved(Struct, omit_defaults=True):
 class PublishRequest(Struct, forbid_unknown_fields=True):
     """One message for now. It goes to consumers without the delay pipeline, and has no receipt."""
 
-    body: msgspec.Raw = NO_BODY
+    body: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     body_base64: str | None = None
     message_id: str | None = None
     properties: dict[str, str] | None = None
@@ -243,3 +241,29 @@ class RowsDone(Struct):
 
     accepted: int
     refused: int
+
+
+class ProblemDocument(Struct, omit_defaults=True):
+    """An error, by RFC 9457. `error` is its name."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    error: str
+    retry_after_ms: int | None = None
+    outcome: str | None = None
+
+
+class Bucket(Struct):
+    """The pending messages of some time."""
+
+    start_ms: int
+    width_ms: int
+    pending: int
+
+
+class Pending(Struct):
+    """The times at which messages are due. A day far ahead is one bucket with its own width."""
+
+    buckets: list[Bucket]

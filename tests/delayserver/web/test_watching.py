@@ -91,3 +91,14 @@ def test_a_pull_ends_when_its_client_goes_away(web: Web) -> None:
     web.post("/v1/subjects/gone/publish", {"body": "x"})
     (message,) = web.post("/v1/subjects/gone/groups/g/pull", {"wait_ms": 30_000}).json["messages"]
     assert message["attempt"] == 1
+
+
+def test_what_is_pending_comes_by_minute_and_hour(web: Web) -> None:
+    due_ms = web.post("/v1/messages", {"subject": "pending", "body": "x", "delay": "3h"}).json["due_ms"]
+    for by, width_ms in (("minute", 60_000), ("hour", 3_600_000)):
+        start_ms = due_ms // width_ms * width_ms
+        path = f"/v1/pending?by={by}&from={start_ms}&to={start_ms + width_ms}"
+        while not (buckets := web.ask("GET", path).json["buckets"]):
+            pass  # The replay puts it there in a moment.
+        assert buckets == [{"start_ms": start_ms, "width_ms": width_ms, "pending": 1}]
+    assert web.ask("GET", "/v1/pending?by=century").status == 400
