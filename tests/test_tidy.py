@@ -110,7 +110,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ops.audit": STORE
     | {"delayserver.protocol", "delayserver.config", "delayserver.client", "delayserver.cli.terminal", "ops.bench"},
     "ops.examples": {"delayserver.client"},
-    "ops.docs": {"delayserver.protocol", "delayserver.cli"},
+    "ops.docs": {"delayserver.protocol", "delayserver.config", "delayserver.cli"}
+    | {"delayserver.metrics", "delayserver.web"},
     "ops.fuzz": STORE
     | BROKER
     | {"delayserver.protocol", "delayserver.config", "delayserver.web"}

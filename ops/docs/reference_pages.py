@@ -16,6 +16,7 @@ import click
 from delayserver.cli import cli
 from delayserver.protocol.errors import ERRORS, DelayServerError, ProtocolError, Refused, Unavailable
 from delayserver.protocol.outcomes import Outcome
+from ops.docs.request_pages import requests
 
 ROOT: Final = Path(__file__).parents[2]
 
@@ -120,6 +121,7 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "settings": settings,
     "errors": errors,
     "outcomes": outcomes,
+    "requests": requests,
 }
 """What a document may ask for by a line ``<!-- made: NAME -->``."""
 

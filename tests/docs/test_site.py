@@ -17,6 +17,7 @@ from delayserver.cli import cli
 from delayserver.protocol.errors import ERRORS
 from ops.docs.reference_pages import ROOT, settings_of, with_parts
 from ops.docs.repository_links import links, page_of, target_of, with_links_of_the_site
+from ops.docs.request_pages import endpoints, fields_of, section_of
 
 if os.environ.get("CI", "").lower() not in ("1", "true", "yes"):
     pytest.importorskip("mkdocs", reason="install the extra docs")
@@ -80,6 +81,20 @@ def test_every_setting_is_in_the_reference(site: Path) -> None:
 def test_every_error_is_in_the_reference(site: Path) -> None:
     page = (site / "reference" / "errors" / "index.html").read_text()
     assert [name for name in ERRORS if f'id="{name}"' not in page] == []
+
+
+def test_every_http_request_is_in_the_reference(site: Path) -> None:
+    page = text_of(site, "reference/http-requests")
+    requests = [f"{each.method} {each.path}" for each in endpoints()]
+    assert "POST /v1/messages" in requests
+    assert [request for request in requests if request not in page] == []
+
+
+def test_a_request_tells_its_fields() -> None:
+    (send,) = [each for each in endpoints() if (each.method, each.path) == ("POST", "/v1/messages")]
+    rows = {name: needed for name, _, needed in fields_of(send.body)}
+    assert (rows["`subject`"], rows["`tag`"]) == ("yes", "")
+    assert "| 201 | The message is on disk | `receipt`, `message_id`" in section_of(send)
 
 
 @pytest.mark.parametrize(
