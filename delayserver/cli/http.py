@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     "--config", type=click.Path(), metavar="FILE", help="A TOML file; its tables [http] and [log] count here."
 )
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key of that file.")
+@running.log_options
 @click.option("--json", "as_json", is_flag=True, help="Print the ready line as a JSON object.")
 def http(
     server: str,
@@ -36,6 +37,8 @@ def http(
     port: int | None,
     config: str | None,
     assignments: tuple[str, ...],
+    log_format: str | None,
+    log_level: str | None,
     as_json: bool,
 ) -> None:
     """Run the HTTP API and the console as a process of its own, for a server that may run elsewhere.
@@ -43,7 +46,7 @@ def http(
     `delayserver serve` runs one beside itself. This command is for more of them, or for another machine.
     """
     named = () if host is None else (f"http.host={host}",)
-    everything = running.settings_from(None, None, None, port, config, (*assignments, *named), None, None)
+    everything = running.settings_from(None, None, None, port, config, (*assignments, *named), log_format, log_level)
     running.log_to_stderr(everything)
     arguments = options.client_arguments()
     with closing(running.listen_for_http(everything.http.host, everything.http.port)) as listening:

@@ -24,6 +24,27 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
+LOG_OPTIONS = (
+    click.option(
+        "--log-format",
+        type=click.Choice(("auto", "text", "json")),
+        help="Log lines on stderr; auto: text on a terminal, JSON elsewhere.  [default: auto]",
+    ),
+    click.option(
+        "--log-level",
+        type=click.Choice(("debug", "info", "warning", "error")),
+        help="The least level that is logged.  [default: warning]",
+    ),
+)
+
+
+def log_options(command: Command) -> Command:
+    """Adds the options about the log."""
+    for option in reversed(LOG_OPTIONS):
+        command = option(command)
+    return command
+
+
 def options(command: Command) -> Command:
     """Adds the options of `serve` and `broker`."""
     for option in reversed(
@@ -62,16 +83,7 @@ def options(command: Command) -> Command:
                 metavar="KEY=VALUE",
                 help="Any key of that file; may be repeated.",
             ),
-            click.option(
-                "--log-format",
-                type=click.Choice(("auto", "text", "json")),
-                help="Log lines on stderr; auto: text on a terminal, JSON elsewhere.  [default: auto]",
-            ),
-            click.option(
-                "--log-level",
-                type=click.Choice(("debug", "info", "warning", "error")),
-                help="The least level that is logged.  [default: warning]",
-            ),
+            *LOG_OPTIONS,
             click.option("--json", "as_json", is_flag=True, help="Print the ready line as a JSON object."),
         )
     ):

@@ -21,6 +21,7 @@ from delayserver.client import (
     send_calls,
     subject_calls,
     token_calls,
+    tracing,
 )
 from delayserver.client.async_batching import AsyncBatcher, AsyncSender
 from delayserver.client.async_figure_operations import AsyncFigureOperations
@@ -241,18 +242,19 @@ class AsyncOperations(
         due_ms = await self.resolve_due_ms(due_ms, delay_ms, at, delay)
         if message_id is None and self._retries.retries:
             message_id = send_calls.new_message_id()
-        return await self._run(
-            send_calls.send_call(
-                subject,
-                body,
-                due_ms,
-                message_id=message_id,
-                properties=properties,
-                expires_ms=expires_ms,
-                tag=tag,
-                order_key=order_key,
+        with tracing.sending("send", subject, properties, due_ms) as made:
+            return await self._run(
+                send_calls.send_call(
+                    subject,
+                    body,
+                    due_ms,
+                    message_id=message_id,
+                    properties=made.properties,
+                    expires_ms=expires_ms,
+                    tag=tag,
+                    order_key=order_key,
+                )
             )
-        )
 
     async def send_many(self, messages: Sequence[Message]) -> list[SendResult | DelayServerError]:
         """Send up to ``batch_messages_max`` messages in one frame: a result or an error for each, in order.
@@ -264,7 +266,8 @@ class AsyncOperations(
         if any(m.delay_ms is not None or m.delay is not None for m in messages):
             await self._learn_clock()
         make_ids = self._retries.retries > 0
-        return await self._run(send_calls.send_many_call(messages, self._core.clock, make_ids=make_ids))
+        with tracing.sending_many("send", messages) as traced:
+            return await self._run(send_calls.send_many_call(traced, self._core.clock, make_ids=make_ids))
 
     async def send_columns(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final, Generic, Protocol, TypeVar
 
+from delayserver.client import tracing
 from delayserver.client.messages import Message
 from delayserver.client.send_calls import check_message
 from delayserver.protocol.errors import InvalidArgument
@@ -65,7 +66,7 @@ class BatchQueue(Generic[E]):
         if subject is None:
             raise InvalidArgument("give a subject to send, or to the batcher")
         # A copy: the caller may change its own before the batch leaves.
-        properties = dict(properties) if properties else None
+        properties = tracing.created(subject, dict(properties) if properties else None, due_ms)
         message = Message(
             subject,
             body,

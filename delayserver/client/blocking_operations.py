@@ -22,6 +22,7 @@ from delayserver.client import (
     send_calls,
     subject_calls,
     token_calls,
+    tracing,
 )
 from delayserver.client.batching import Batcher, Sender
 from delayserver.client.blocking_figure_operations import BlockingFigureOperations
@@ -242,18 +243,19 @@ class BlockingOperations(
         due_ms = self.resolve_due_ms(due_ms, delay_ms, at, delay)
         if message_id is None and self._retries.retries:
             message_id = send_calls.new_message_id()
-        return self._run(
-            send_calls.send_call(
-                subject,
-                body,
-                due_ms,
-                message_id=message_id,
-                properties=properties,
-                expires_ms=expires_ms,
-                tag=tag,
-                order_key=order_key,
+        with tracing.sending("send", subject, properties, due_ms) as made:
+            return self._run(
+                send_calls.send_call(
+                    subject,
+                    body,
+                    due_ms,
+                    message_id=message_id,
+                    properties=made.properties,
+                    expires_ms=expires_ms,
+                    tag=tag,
+                    order_key=order_key,
+                )
             )
-        )
 
     def send_many(self, messages: Sequence[Message]) -> list[SendResult | DelayServerError]:
         """Send up to ``batch_messages_max`` messages in one frame: a result or an error for each, in order.
@@ -265,7 +267,8 @@ class BlockingOperations(
         if any(m.delay_ms is not None or m.delay is not None for m in messages):
             self._learn_clock()
         make_ids = self._retries.retries > 0
-        return self._run(send_calls.send_many_call(messages, self._core.clock, make_ids=make_ids))
+        with tracing.sending_many("send", messages) as traced:
+            return self._run(send_calls.send_many_call(traced, self._core.clock, make_ids=make_ids))
 
     def send_columns(
         self,

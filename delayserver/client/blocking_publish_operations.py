@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from delayserver.client import publish_calls
+from delayserver.client import publish_calls, tracing
 from delayserver.client.batching import Batcher, PublishClient, PublishSender
 from delayserver.client.core import Call
 from delayserver.client.messages import ColumnsPublished, Message, PublishResult, Route
@@ -59,16 +59,17 @@ class BlockingPublishOperations(ABC):
         Messages of one caller keep their order. With a ``message_id`` the client retries after a lost reply, and the
         message may be stored twice: consumers recognise it by the id. Without one a lost reply raises `ConnectionLost`.
         """
-        call = publish_calls.publish_call(
-            subject,
-            body,
-            message_id=message_id,
-            properties=properties,
-            expires_ms=expires_ms,
-            tag=tag,
-            order_key=order_key,
-        )
-        return self._run_where(subject, call)
+        with tracing.sending("publish", subject, properties) as made:
+            call = publish_calls.publish_call(
+                subject,
+                body,
+                message_id=message_id,
+                properties=made.properties,
+                expires_ms=expires_ms,
+                tag=tag,
+                order_key=order_key,
+            )
+            return self._run_where(subject, call)
 
     def publish_many(self, messages: Sequence[Message]) -> list[PublishResult | DelayServerError]:
         """Publish up to ``batch_messages_max`` messages in one frame: a result or an error for each, in order. A refused

@@ -13,6 +13,7 @@ from delayserver.client.handling import CutOff, Handling
 from delayserver.client.loop_clock import loop_clock
 from delayserver.client.messages import Delivery
 from delayserver.client.subscription_run import SubscriptionRun
+from delayserver.client.tracing import processing
 
 RUN_S: Final = 0.001
 """A worker lets other tasks run after this long, if its handlers did not wait for anything."""
@@ -78,7 +79,8 @@ class TaskWorkers:
         except Exception as raised:  # noqa: BLE001 - a hook's; raised where the listener ends
             self._run.fail(raised)
         try:
-            await self._handler(handling.delivery)
+            with processing(handling.delivery, handling.group):
+                await self._handler(handling.delivery)
         except Exception as raised:  # noqa: BLE001 - told by `raised` and `ended`
             error = raised
         except BaseException as raised:

@@ -16,6 +16,7 @@ from queue import SimpleQueue
 from delayserver.client.handling import CutOff, Handling
 from delayserver.client.messages import Delivery
 from delayserver.client.subscription_run import SubscriptionRun
+from delayserver.client.tracing import processing
 
 
 class ThreadWorkers:
@@ -92,7 +93,8 @@ class ThreadWorkers:
         except Exception as raised:  # noqa: BLE001 - a hook's; raised where the listener ends
             self._fail(raised)
         try:
-            self._handler(handling.delivery)
+            with processing(handling.delivery, handling.group):
+                self._handler(handling.delivery)
         except Exception as raised:  # noqa: BLE001 - told by `raised` and `ended`
             error: BaseException = raised
         except BaseException as raised:  # noqa: BLE001 - raised where the listener ends

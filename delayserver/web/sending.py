@@ -19,6 +19,7 @@ from delayserver.web.queries import SendQuery
 from delayserver.web.rows import Rows, read_list
 from delayserver.web.schemas import SendRequest, Sent
 from delayserver.web.timing import due_ms_of
+from delayserver.web.trace_context import with_trace
 
 ESCAPED: Final = 6
 """JSON takes up to six bytes for a byte of a text."""
@@ -77,7 +78,7 @@ class Sending:
             request.subject,
             due_ms=due_ms,
             message_id=message_id,
-            properties=request.properties,
+            properties=with_trace(scope, request.properties),
             expires_ms=request.expires_ms,
             tag=request.tag,
             order_key=request.order_key,
