@@ -22,6 +22,7 @@ from ops.bench.publishing import measure_publish
 from ops.bench.pulling import measure_backlog_fairness, measure_consume, measure_idle_pulls
 from ops.bench.pushing import measure_push
 from ops.bench.restart import measure_restart
+from ops.bench.scraping import measure_scrape
 from ops.bench.subjects import measure_subjects
 from ops.bench.watching import measure_watching
 
@@ -153,5 +154,14 @@ ROWS: Final = (
         measure_filter,
     ),
     Row("ordered", "a backlog with 10,000 order keys, against one without keys", "ratio", 0.5, measure_ordered),
+    Row(
+        "metrics-1000",
+        "a scrape of /metrics with 1,000 subjects",
+        "ms",
+        50,
+        measure_scrape,
+        True,
+        floors=(("step_ms", 2),),
+    ),
 )
 BY_NAME: Final = {row.name: row for row in ROWS}

@@ -52,6 +52,7 @@ NAMES = [
     "consume-1m",
     "filter-1in100",
     "ordered",
+    "metrics-1000",
 ]
 
 
