@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-import prometheus_client.openmetrics.exposition as openmetrics
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 
+from delayserver.metrics.lines import openmetrics_lines, text_lines
 from delayserver.metrics.server_families import Reply, server_families
 
 OPENMETRICS: Final = "application/openmetrics-text"
+CONTENT_TYPE_OPENMETRICS: Final = f"{OPENMETRICS}; version=1.0.0; charset=utf-8"
+CONTENT_TYPE_TEXT: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Scraped(Collector):
@@ -38,5 +39,5 @@ def exposition(reply: Reply | None, own: CollectorRegistry, accept: str) -> tupl
     registry.register(own)
     # The library's `choose_encoder` raises ValueError for some headers that a client may send.
     if OPENMETRICS in accept:
-        return openmetrics.generate_latest(registry), openmetrics.CONTENT_TYPE_LATEST
-    return generate_latest(registry), CONTENT_TYPE_PLAIN_0_0_4
+        return openmetrics_lines(registry.collect()), CONTENT_TYPE_OPENMETRICS
+    return text_lines(registry.collect()), CONTENT_TYPE_TEXT
