@@ -31,8 +31,10 @@ class AsyncPublishOperations(ABC):
         """The result of a call, after as many attempts as it needs."""
 
     @abstractmethod
-    async def route(self, *, group: str | None = None, subject: str | None = None) -> Route:
-        """The nodes of a broker group, or of the group that a subject routes to."""
+    async def route(
+        self, *, group: str | None = None, subject: str | None = None, order_key: str | None = None
+    ) -> Route:
+        """The nodes of a broker group, or of the group that a subject routes to, and the node of an order key."""
 
     @abstractmethod
     async def _publisher_at(self, address: str) -> AsyncPublishOperations:

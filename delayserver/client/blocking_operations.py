@@ -116,10 +116,13 @@ class BlockingOperations(
         """The server's status map."""
         return self._run(message_calls.status_call())
 
-    def route(self, *, group: str | None = None, subject: str | None = None) -> Route:
-        """The nodes of a broker group, or of the group that a subject routes to."""
+    def route(
+        self, *, group: str | None = None, subject: str | None = None, order_key: str | None = None
+    ) -> Route:
+        """The nodes of a broker group, or of the group that a subject routes to, and the node of an order key."""
         dialled_host = self._host_and_port[0]
-        return self._run(message_calls.route_call(group=group, subject=subject, dialled_host=dialled_host))
+        call = message_calls.route_call(group=group, subject=subject, dialled_host=dialled_host, order_key=order_key)
+        return self._run(call)
 
     def reload(self) -> list[str]:
         """Have the server read its configuration again and take over other groups, nodes, weights and routes. Returns what

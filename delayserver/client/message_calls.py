@@ -131,11 +131,15 @@ def reload_call() -> Call[list[str]]:
     return Call(RELOAD, {}, lambda result, _: result["changes"])
 
 
-def route_call(*, group: str | None, subject: str | None, dialled_host: str) -> Call[Route]:
+def route_call(
+    *, group: str | None, subject: str | None, dialled_host: str, order_key: str | None = None
+) -> Call[Route]:
     """The nodes of a group, or of the group that a subject routes to, as the caller can reach them."""
     if (group is None) == (subject is None):
         raise InvalidArgument("route takes either a group or a subject")
     arguments = {"group": group} if group is not None else {"subject": subject}
+    if order_key is not None:
+        arguments["order_key"] = order_key
 
     def read(result: dict[str, Any], _: ServerInfo) -> Route:
         nodes = [
@@ -147,7 +151,8 @@ def route_call(*, group: str | None, subject: str | None, dialled_host: str) -> 
             )
             for node in result["nodes"]
         ]
-        return Route(result["group"], nodes)
+        key_node = result.get("key_node")
+        return Route(result["group"], nodes, None if key_node is None else reachable(key_node, dialled_host))
 
     return Call(ROUTE, arguments, read)
 

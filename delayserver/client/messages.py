@@ -239,10 +239,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The broker group of a subject, and its nodes."""
+    """The broker group of a subject, and its nodes.
+
+    ``key_node`` is the address of the node that gets the next messages of the order key that was asked for, if one was.
+    """
 
     group: str
     nodes: list[Node]
+    key_node: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from delayserver.state.group_rows import GroupRows
-from delayserver.state.keyed_lane import Buckets, buckets_of
+from delayserver.state.keyed_lane import Buckets, bucket_of, buckets_of
 from delayserver.state.residency import Residency, again_us
 from delayserver.state.rows import has_order_key
 from store.errors import CorruptionError, DiskError
@@ -99,6 +99,11 @@ class BrokerGroup:
         self.nodes = tuple(nodes)
         self.rows.change_nodes([node.health for node in nodes])
         self._queue.keyed.changed.ring()
+
+    def node_of_key(self, order_key: bytes) -> Node:
+        """The node that gets the next messages of an order key."""
+        places = self._key_nodes.places([node.health for node in self.nodes], self._clock.monotonic_us())
+        return self.nodes[int(places[bucket_of(order_key)])]
 
     def stop(self) -> None:
         """Begin no further attempt; those in flight go on."""

@@ -26,10 +26,12 @@ class RouteNode:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A group and its nodes."""
+    """A group and its nodes. `key_node`: the address of the node that gets the next messages of the order key that was asked
+    for; None if none was."""
 
     group: str
     nodes: list[RouteNode]
+    key_node: str | None = None
 
 
 class Routing:
@@ -51,10 +53,10 @@ class Routing:
             self._all_here = all(any(node.broker.address == EMBEDDED for node in group.nodes) for group in self._groups)
         return self._all_here
 
-    def of_subject(self, subject: str) -> Route:
+    def of_subject(self, subject: str, order_key: str | None = None) -> Route:
         """The first group of a subject's route. A subject that matches no pattern goes to the first of all groups."""
         route = self._routes.match(subject)
-        return self.of_group(route.groups[0] if route is not None else self._groups.first.name)
+        return self.of_group(route.groups[0] if route is not None else self._groups.first.name, order_key)
 
     def require_here(self, subject: str) -> None:
         """Raises PublishedElsewhere if the first group of the subject's route has no node in this process."""
@@ -63,7 +65,7 @@ class Routing:
             there = ", ".join([node.address for node in nodes])
             raise PublishedElsewhere(f"messages of {shown(subject)} are stored by {there}; publish there, or send")
 
-    def of_group(self, name: str) -> Route:
+    def of_group(self, name: str, order_key: str | None = None) -> Route:
         """The group of this name. Raises NotRouted."""
         group = next((group for group in self._groups if group.name == name), None)
         if group is None:
@@ -79,4 +81,7 @@ class Routing:
             if not health.weight:
                 state = DRAINING
             nodes.append(RouteNode(address, health.weight, state, now_ms - (monotonic_us - health.since_us) // 1000))
-        return Route(group.name, nodes)
+        if order_key is None:
+            return Route(group.name, nodes)
+        key_address = group.node_of_key(order_key.encode()).broker.address
+        return Route(group.name, nodes, self._own_address if key_address == EMBEDDED else key_address)

@@ -288,8 +288,15 @@ class Spilled:
     @property
     def first_ms(self) -> int | None:
         """The start of the first window, one that is being read included; None if there is none."""
-        starts = [windows[0] for windows in self._windows.values()]
-        return min(starts if self._reading_ms is None else [*starts, self._reading_ms], default=None)
+        waiting_ms = self.first_waiting_ms
+        if self._reading_ms is None or waiting_ms is None:
+            return waiting_ms if self._reading_ms is None else self._reading_ms
+        return min(waiting_ms, self._reading_ms)
+
+    @property
+    def first_waiting_ms(self) -> int | None:
+        """The start of the first window that is not being read; None if there is none."""
+        return min([windows[0] for windows in self._windows.values()], default=None)
 
     def clear(self) -> None:
         """Know no window any more."""

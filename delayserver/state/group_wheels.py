@@ -160,6 +160,10 @@ class GroupWheels:
         last = rows.take(np.lexsort((rows.sequence, rows.due_ms))[-count:])
         return last.take(np.flatnonzero(wheel.cancel(last.due_ms, last.sequence)))
 
+    def knows_keys_of(self, code: int) -> bool:
+        """Whether a group has met rows with an order key."""
+        return code in self._keyed
+
     @property
     def keyed_codes(self) -> list[int]:
         """The groups with rows that have an order key."""

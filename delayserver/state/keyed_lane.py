@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from delayserver.runtime.marks import Bell
 from delayserver.state.queue_chunk import Chunk, fitting
+from store.records.id_hash import hash_id
 from wheel.due_rows import DueRows
 from wheel.keys import Key, key_order
 
@@ -32,6 +33,11 @@ CHUNK_ROWS_MAX: Final = 8192
 def buckets_of(rows: DueRows) -> Buckets:
     """The bucket of the order key of each row, intp[n]."""
     return (rows.payload["order_hash"] % np.uint32(BUCKETS)).astype(np.intp)
+
+
+def bucket_of(order_key: bytes) -> int:
+    """The bucket of an order key."""
+    return (hash_id(order_key) & 0xFFFF_FFFF) % BUCKETS
 
 
 class KeyedLane:

@@ -169,7 +169,7 @@ class Residency:
         to_ms = loaded_ms(self._windows_known, now_ms)
         for code in self.wheel.keyed_codes:
             group = self.groups[code]
-            spilled_ms = group.spilled.first_ms
+            spilled_ms = group.spilled.first_waiting_ms
             from_ms = to_ms if spilled_ms is None else min(to_ms, spilled_ms - 1)
             rows = self.wheel.drop_keyed(code, from_ms, now_ms, room - self.room)
             if len(rows):
@@ -377,6 +377,14 @@ class Residency:
         other = self._fallback(group, place) if group.down else None
         return other if other is not None and self._is_idle(other) else None
 
+    def _is_its_turn(self, group: GroupRows) -> bool:
+        """Whether the first spilled window may be read back beside overdue windows that are not loaded. Where there are
+        order keys, those come first: its rows would leave memory again for them."""
+        if not self.wheel.knows_keys_of(group.code):
+            return True
+        first_ms = group.spilled.first_waiting_ms
+        return first_ms is not None and first_ms <= loaded_ms(self._windows_known, self._clock.now_ms())
+
     def _is_idle(self, group: GroupRows) -> bool:
         """Whether rows may be read back: none waits. While keys pause, their rows may wait; they hold up no others."""
         queue = group.queue
@@ -427,7 +435,7 @@ class Residency:
         """Whether a spilled window may be read back now: all of it where the queue of the group is empty, the rows of one
         route where an idle fallback group takes them."""
         if place is None:
-            return bool(group.spilled) and self._is_idle(group)
+            return bool(group.spilled) and self._is_idle(group) and self._is_its_turn(group)
         return place in group.spilled.places and self._idle_fallback(group, place) is not None
 
     def routed(self, group: GroupRows, place: int | None, loaded: LoadedRows) -> Mask:
@@ -449,12 +457,23 @@ class Residency:
         most = 0 if other is None else max(self.room, self.share)
         now, later = rows.slice(0, most), rows.slice(most, len(rows))
         if other is group and len(now):
-            self.push(group, now)
+            self.push(group, self._keyed_to_wheel(now))
         elif other is not None and len(now):
             self._give(group, other, now)
         for route in np.flatnonzero(np.bincount(self._routes.places(later.payload["subject"]))).tolist():
             group.spilled.add(window_ms, route)
         self.bound()
+
+    def _keyed_to_wheel(self, rows: DueRows) -> DueRows:
+        """Put rows with an order key back into their wheel: others of their keys may be there that are due earlier. Where
+        memory has given up their part of the window, a load brings them. Returns the rows without a key."""
+        keyed = has_order_key(rows.payload)
+        if keyed.any():
+            here = np.flatnonzero(keyed)
+            mine = rows.take(here[self._has_brought(rows.payload[here], rows.due_ms[here], rows.sequence[here])])
+            self.wheel.add(mine.due_ms, mine.sequence, mine.payload)
+            rows = rows.take(np.flatnonzero(~keyed))
+        return rows
 
     def _windows(self, parts: list[DueRows]) -> Iterator[tuple[int, int, int]]:
         """The windows behind the code of the group that the rows are routed to, also if another one stood in for it, and

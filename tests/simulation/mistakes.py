@@ -45,6 +45,8 @@ from delayserver.replay.placing import Placing
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.startup import pending_subjects
 from delayserver.state.decided import Decided
+from delayserver.state.keyed_lane import KeyedLane
+from delayserver.state.order_gate import OrderGate
 from delayserver.state.residency import Residency
 from delayserver.upkeep.retention import Retention
 from store.indexes.outcome_index import OutcomeIndex
@@ -522,6 +524,23 @@ def a_pause_that_frees_the_key() -> list[Change]:
     return [(KeyOrder, "pause", mistaken)]
 
 
+def batches_of_one_key_at_once() -> list[Change]:
+    """Two workers hand over messages of one order key at the same time."""
+
+    def mistaken(_right: Any) -> Any:
+        return lambda _lane, _buckets: None
+
+    def ring(_right: Any) -> Any:
+        return lambda lane, _buckets: lane.changed.ring()
+
+    return [(KeyedLane, "hold", mistaken), (KeyedLane, "release", ring)]
+
+
+def fresh_messages_before_overdue_ones() -> list[Change]:
+    """A message with an order key goes out while earlier ones of its key are not in memory."""
+    return [(OrderGate, "limit_ms", lambda _right: lambda _gate, to_ms: to_ms)]
+
+
 def queues_emptied_for_nobody() -> list[Change]:
     """Other routes: what waits in the queues leaves them, and nothing loads it again."""
 
@@ -585,6 +604,8 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     ordered_through_the_pipeline,
     nothing_taken_back,
     a_pause_that_frees_the_key,
+    batches_of_one_key_at_once,
+    fresh_messages_before_overdue_ones,
     queues_emptied_for_nobody,
     back_to_a_group_that_is_gone,
 )

@@ -188,8 +188,8 @@ class Model:
         self.life: Callable[[], int] = lambda: 0
         self.damage = damage
         self.well_for_us: Callable[[str], int] = lambda _subject: 0
-        # What transactions add to a count, at least and at most.
-        self.deals: Callable[[str], tuple[int, int]] = lambda _name: (0, 0)
+        # What the books of other actors add to a count, at least and at most.
+        self.deals: list[Callable[[str], tuple[int, int]]] = []
 
     def without_checkpoint(self) -> None:
         """The server opened a directory of before, and found no checkpoint in it."""
@@ -703,7 +703,8 @@ class Model:
     def _count(self, name: str, status: dict[str, int], low: int, high: int, *, settled: bool = True) -> None:
         """A count lies within what the books of messages say and what the deals add. Not `settled`: the status may be older
         than what a deal was answered."""
-        least, most = self.deals(name)
+        added = [deals(name) for deals in self.deals]
+        least, most = sum(low for low, _ in added), sum(high for _, high in added)
         self._within(name, status[name], low + (least if settled else 0), high + most)
 
     def _within(self, name: str, value: int, low: int, high: int) -> None:

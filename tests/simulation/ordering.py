@@ -41,20 +41,34 @@ class Keyed:
     arrived: bool = False
     settled: bool = False
     """An ack of it was sent, with an answer or without."""
+    deliveries: int = 0
+    """Pulls that brought it."""
 
 
 class Ordering:
     """The clients and their books."""
 
     def __init__(
-        self, producer: Client, consumers: list[Client], host: Host, chance: Random, note: Callable[..., None]
+        self,
+        producer: Client,
+        consumers: list[Client],
+        host: Host,
+        chance: Random,
+        note: Callable[..., None],
+        policy: dict[str, Any] | None = None,
     ) -> None:
+        """`policy`: what the group asks for before its first pull. Its `failed_key` says what a key does after the last
+        attempt of its message."""
         self._producer = producer
         self._consumers = consumers
         self._host = host
         self._chance = chance
         self._note = note
         self._messages: dict[int, Keyed] = {}
+        self._policy = policy
+        self._asked = False
+        # Requests without an answer: each may have been a delivery of each message.
+        self._lost = 0
         self.ending = False
         self._done = [trio.Event() for _ in range(len(consumers) + 1)]
 
@@ -73,6 +87,7 @@ class Ordering:
             try:
                 await act(client)
             except Lost:
+                self._lost += 1
                 await client.sleep(0.3)
             except DelayServerError as error:
                 self._note(client.name, "refused", error=error.name)
@@ -104,6 +119,9 @@ class Ordering:
 
     async def _consume(self, client: Client) -> int:
         chance = self._chance
+        if self._policy is not None and not self._asked:
+            await client.request("policy", NAMES | {"set": self._policy})
+            self._asked = True
         lives = self._host.lives
         arguments = NAMES | {"max_messages": chance.choice([1, 3, 100]), "wait_ms": 0 if self.ending else 3_000}
         rows = (await client.request("pull", arguments))["messages"]
@@ -165,6 +183,7 @@ class Ordering:
             if message is None or (row.get("order_key") or "") != message.key:
                 raise SimulationFailure(f"a message that nobody published so arrived: {body!r} {row.get('order_key')}")
             message.arrived, message.position = True, row["position"]
+            message.deliveries += 1
             self._judge(message, found)
             found.append(message)
         return found
@@ -175,7 +194,8 @@ class Ordering:
             return
         for other in self._messages.values():
             earlier = other.key == message.key and other.stored and other.position < message.position
-            if earlier and not other.settled and other not in found and not self._is_old(other):
+            over = other.settled or other in found or self._may_be_given_up(other) or self._is_old(other)
+            if earlier and not over:
                 self._note("ordering", "FAILURE", message=str(message), other=str(other))
                 raise SimulationFailure(
                     f"o{message.token} at {message.position} overtook o{other.token} at {other.position} of its key"
@@ -200,7 +220,16 @@ class Ordering:
         raise SimulationFailure(f"ordered o{missing[0].token} at {missing[0].position} was stored, and never arrived")
 
     def _is_missing(self, message: Keyed) -> bool:
-        return message.stored and not message.arrived and not self._is_old(message)
+        return (
+            message.stored and not message.arrived and not self._is_old(message) and not self._may_be_given_up(message)
+        )
+
+    def _may_be_given_up(self, message: Keyed) -> bool:
+        """Whether it may have had its last attempt, after which its key goes on. A crash counts as an attempt too."""
+        if self._policy is None or self._policy["failed_key"] == "wait":
+            return False
+        deliveries: int = message.deliveries + self._lost + self._host.lives - 1
+        return deliveries >= int(self._policy["attempts"])
 
     def _is_old(self, message: Keyed) -> bool:
         """Whether retention may have removed it."""

@@ -24,6 +24,7 @@ from tests.simulation.files import check_files
 from tests.simulation.filters import FILTERED_GROUP, FILTERED_SHARE, FILTERS
 from tests.simulation.giving_up import GivingUp
 from tests.simulation.host import Host
+from tests.simulation.keyed import EMBEDDED, REMOTE, KeyedAhead
 from tests.simulation.model import ACCEPTED, Model, Sent
 from tests.simulation.moving import Moving
 from tests.simulation.network import UNREAD_BYTES_MAX, Network, Weather
@@ -55,6 +56,8 @@ GIVING_UP_SHARE = 0.4
 # Seeds without damage in which producers publish.
 PUBLISHING_SHARE = 0.5
 ORDERING_SHARE = 0.3
+# Seeds with delayed messages that have order keys, also with damage.
+KEYED_SHARE = 0.35
 MOVING_SHARE = 0.4
 # What may happen to a node until the next fault.
 NODE_FAULTS = (
@@ -161,6 +164,7 @@ class World:
         self.publishing = self._publishing(seed)
         self.ordering = self._ordering(seed)
         self.moving = self._moving(seed)
+        self.keyed = self._keyed(seed)
         operator = Client(self.network, self.host.address, "operator")
         self.operator = Operator(operator, self.host, Random(f"{seed}:operator"), self.note, self.timely.changed)
         self.checker = Client(self.network, self.host.address, "checker")
@@ -188,7 +192,7 @@ class World:
         if self.flipping or self.cuts or chance.random() >= DEALING_SHARE:
             return None
         books = Books(self.model, self.host, self.note)
-        self.model.deals = books.range_of
+        self.model.deals.append(books.range_of)
         clients = [Client(self.network, self.host.address, f"dealer-{role}") for role in ("one", "two", "three")]
         return Dealer(clients, self.host, books, chance, self.note)
 
@@ -220,7 +224,24 @@ class World:
         if self.flipping or self.cuts or chance.random() >= ORDERING_SHARE:
             return None
         clients = [Client(self.network, self.host.address, name) for name in ("orderer", "worker-0", "worker-1")]
-        return Ordering(clients[0], clients[1:], self.host, chance, self.note)
+        asks = Random(f"{seed}:giving keys up")
+        policy: dict[str, Any] | None = None
+        if asks.random() < 0.5:
+            policy = {"attempts": asks.choice([1, 2, 8]), "failed_key": asks.choice(["skip", "wait"]), "first_ms": 100}
+        return Ordering(clients[0], clients[1:], self.host, chance, self.note, policy)
+
+    def _keyed(self, seed: int) -> KeyedAhead | None:
+        """Where a loss of power may lose what was answered, nothing says in which order the rest comes again."""
+        chance = Random(f"{seed}:keys in order")
+        if chance.random() >= KEYED_SHARE or self.host.settings.storage.durability != "sync":
+            return None
+        places = [(host.name, host.address, REMOTE) for host in (self.host, *self.nodes) if self.nodes]
+        places.append((self.host.name, self.host.address, EMBEDDED))
+        consumers = [(Client(self.network, address, f"{name}/keyed"), subject) for name, address, subject in places]
+        producer = Client(self.network, self.host.address, "keyed")
+        keyed = KeyedAhead(producer, consumers, self.host, self.damage, chance, self.note)
+        self.model.deals.append(keyed.range_of)
+        return keyed
 
     def _well(self, subject: str) -> bool:
         """Whether nothing keeps a message of this subject from its broker, as far as the world knows."""
@@ -271,6 +292,8 @@ class World:
                 await self.ordering.run(nursery)
             if self.moving is not None:
                 nursery.start_soon(self.moving.run)
+            if self.keyed is not None:
+                nursery.start_soon(self.keyed.run)
             for _ in range(self.chance.choice(EPISODES)):
                 await self._episode()
             await self._calm_down()
@@ -285,6 +308,8 @@ class World:
                 await self.ordering.settle(self._leap)
             if self.moving is not None:
                 await self.moving.settle()
+            if self.keyed is not None:
+                await self.keyed.settle(self._leap)
             await self._verdict()
             nursery.cancel_scope.cancel()
 

@@ -24,13 +24,19 @@ class LookingHandlers:
         connection.reply(encode_reply(request.id, status_map(self._status.now())))
 
     def route(self, connection: Connection, request: Request) -> None:
-        """The nodes of a group, by its name or by a subject."""
+        """The nodes of a group, by its name or by a subject, and the node of an order key."""
         arguments = request.arguments
+        order_key = arguments.get("order_key")
+        if order_key is not None and (type(order_key) is not str or not order_key):
+            raise invalid("order_key", "a text of at least one character", order_key)
         if one_form(arguments, ("group", "subject")) == "group":
-            route = self._routing.of_group(arguments["group"])
+            route = self._routing.of_group(arguments["group"], order_key)
         else:
             subject = arguments["subject"]
             if type(subject) is not str:
                 raise invalid("subject", "a text", subject)
-            route = self._routing.of_subject(subject)
-        connection.reply(encode_reply(request.id, asdict(route)))
+            route = self._routing.of_subject(subject, order_key)
+        fields = asdict(route)
+        if order_key is None:
+            del fields["key_node"]
+        connection.reply(encode_reply(request.id, fields))

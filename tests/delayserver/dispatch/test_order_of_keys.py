@@ -203,6 +203,11 @@ async def test_a_key_has_one_node_until_that_counts_as_down_and_comes_back_to_it
 
     first = await round_of_messages()
     assert await round_of_messages() == first
+    for key, place in [*first.items()][:20]:
+        told = await client.request("route", {"subject": "s", "order_key": key.decode()})
+        assert told["key_node"] == fakes[place].address
+    assert "key_node" not in await client.request("route", {"subject": "s"})
+    assert await client.refused("route", {"subject": "s", "order_key": ""}) == "invalid_argument"
     shares = [sum(number == place for place in first.values()) for number in range(3)]
     assert all(share > 20 for share in shares) and shares[2] > max(shares[:2]) and not host.fake("fake4").stored
     fakes[0].up = False

@@ -1,0 +1,204 @@
+"""Delayed messages with order keys in the workload: a producer that sends them ahead of time and late, and a consumer at
+each broker that has them.
+
+The books know when each message was accepted, and where each broker has it. Of two messages of a key at one broker, the one
+with the lower (due time, sequence) has the lower position, if it was accepted in time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+from delayserver.protocol.errors import DelayServerError
+from tests.simulation.client import Client, Lost
+from tests.simulation.damage import Damage
+from tests.simulation.failures import SimulationFailure
+from tests.simulation.host import Host
+
+EMBEDDED, REMOTE, GROUP = "keyed", "remote.keyed", "keeper"
+KEYS = ("a", "b", "c", "")
+MESSAGES_MAX = 120
+DELAYS_MS = (-5_000, 0, 5, 40, 300, 1_500, 20_000, 400_000, 5_000_000)
+# A message that is accepted less than this before a later one of its key is due may come behind that one.
+AHEAD_US = 5_000
+TURNS_MAX = 400
+
+
+@dataclass(slots=True)
+class Ahead:
+    """One message, and what is known of it."""
+
+    token: int
+    subject: str
+    key: str
+    due_ms: int
+    steps: int
+    """How often the clock had been stepped when it was sent."""
+    sequence: int = 0
+    """0 while its acceptance was not answered."""
+    answered_us: int = 0
+    refused: bool = False
+    arrived: bool = False
+    positions: dict[str, int] = field(default_factory=dict)
+    """By broker. None of one that may have got it twice."""
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Its place among those of its key."""
+        return self.due_ms, self.sequence
+
+
+class KeyedAhead:
+    """The clients and their books."""
+
+    def __init__(
+        self,
+        producer: Client,
+        consumers: list[tuple[Client, str]],
+        host: Host,
+        damage: Damage,
+        chance: Random,
+        note: Callable[..., None],
+    ) -> None:
+        """`consumers`: clients of the brokers, each with the subject that it pulls."""
+        self._producer = producer
+        self._consumers = consumers
+        self._subjects = sorted({subject for _client, subject in consumers})
+        self._host = host
+        self._damage = damage
+        self._chance = chance
+        self._note = note
+        self.messages: dict[int, Ahead] = {}
+        self.ending = False
+
+    async def run(self) -> None:
+        """Send and consume until the end is near."""
+        while not self.ending:
+            if not self._host.open.is_set():
+                await self._producer.sleep(0.5)
+                continue
+            await self._guarded(self._send)
+            for client, subject in self._consumers:
+                await self._guarded(self._consume, client, subject)
+            await self._producer.sleep(self._chance.choice([0.01, 0.2, 2.0]))
+
+    async def _guarded(self, act: Callable[..., Any], *arguments: Any) -> int:
+        try:
+            return int(await act(*arguments))
+        except Lost:
+            return 0
+        except DelayServerError as error:
+            self._note("keyed", "refused", error=error.name)
+            return 0
+
+    async def _send(self) -> int:
+        if len(self.messages) >= MESSAGES_MAX:
+            return 0
+        chance, clock = self._chance, self._host.clock
+        base_ms = clock.now_ms() + chance.choice(DELAYS_MS)
+        group: list[Ahead] = []
+        for _ in range(chance.choice([1, 2, 6])):
+            token = len(self.messages) + 1
+            due_ms = max(base_ms + chance.choice([0, 1, 7, 60, 3_000]), 1)
+            subject, key = chance.choice(self._subjects), chance.choice(KEYS)
+            self.messages[token] = Ahead(token, subject, key, due_ms, clock.step_count)
+            group.append(self.messages[token])
+        rows: list[dict[str, Any]] = []
+        for message in group:
+            rows.append({"subject": message.subject, "body": b"k%d." % message.token, "due_ms": message.due_ms})
+            if message.key:
+                rows[-1]["order_key"] = message.key
+        self._note("keyed", "send", tokens=[message.token for message in group])
+        results = (await self._producer.request("send", {"messages": rows}))["results"]
+        for message, result in zip(group, results, strict=True):
+            message.refused = "error" in result
+            if not message.refused:
+                message.sequence, message.answered_us = result["sequence"], clock.now_us()
+        return len(group)
+
+    async def _consume(self, client: Client, subject: str) -> int:
+        names = {"subject": subject, "group": GROUP}
+        count = self._chance.choice([1, 4, 1000])
+        rows = (await client.request("pull", names | {"max_messages": count, "wait_ms": 0}))["messages"]
+        for row in rows:
+            self._arrived(client.name, row)
+        if rows and (self.ending or self._chance.random() < 0.9):
+            packed = struct.pack(f"<{len(rows)}q", *[row["delivery"] for row in rows])
+            await client.request("ack", names | {"count": len(rows), "deliveries": packed})
+        return len(rows)
+
+    def _arrived(self, broker: str, row: dict[str, Any]) -> None:
+        message = self.messages.get(int(row["body"][1:-1]))
+        # A redelivery of a message without a key is a record of its own, and so is a redispatch.
+        own = row["attempt"] == 1
+        if message is None or (row.get("order_key") or "") != message.key or (own and row["due_ms"] != message.due_ms):
+            raise SimulationFailure(f"a message that nobody sent so arrived: {row!r}")
+        self._note("keyed", "arrived", token=message.token, broker=broker, position=row["position"])
+        message.arrived = True
+        if row["due_ms"] != message.due_ms:
+            return
+        if own:
+            message.sequence = message.sequence or row["sequence"]
+        first = not message.positions
+        message.positions[broker] = row["position"]
+        if message.key and first and row["attempt"] == 1:
+            self._judge(broker, message, row["dispatched_us"])
+
+    def _judge(self, broker: str, message: Ahead, dispatched_us: int) -> None:
+        """No other message of its key may stand on the wrong side of it."""
+        for other in self.messages.values():
+            if (other.subject, other.key) != (message.subject, message.key) or list(other.positions) != [broker]:
+                continue
+            if other is message or (other.positions[broker] < message.positions[broker]) == (
+                other.order < message.order
+            ):
+                continue
+            earlier, later = sorted((message, other), key=lambda each: each.order)
+            if self._was_in_time(earlier, later) and not self._damaged(earlier) and not self._damaged(later):
+                self._note("keyed", "FAILURE", earlier=str(earlier), later=str(later), dispatched_us=dispatched_us)
+                raise SimulationFailure(f"k{later.token} of key {later.key} was handed over before k{earlier.token}")
+
+    def _was_in_time(self, earlier: Ahead, later: Ahead) -> bool:
+        """Whether a message was accepted before a later one of its key could be handed over, by a clock that ran evenly."""
+        answered = earlier.answered_us and earlier.answered_us <= later.due_ms * 1000 - AHEAD_US
+        return bool(answered) and earlier.steps == later.steps == self._host.clock.step_count
+
+    def _damaged(self, message: Ahead) -> bool:
+        sequences = (
+            {message.sequence} if message.sequence else {each for flip in self._damage.flips for each in flip.sequences}
+        )
+        return bool(self._damage.explains(sequences, [message.due_ms]))
+
+    def range_of(self, name: str) -> tuple[int, int]:
+        """What these messages add to a count of the status, at least and at most, when no request is under way."""
+        possible = [message for message in self.messages.values() if not message.refused]
+        sound = [message for message in possible if message.sequence and not self._damaged(message)]
+        if name == "accepted":
+            return len(sound), len(possible)
+        if name == "delivered":
+            return sum(message.arrived for message in sound), len(possible)
+        return (0, len(possible)) if name == "pending" else (0, 0)
+
+    async def settle(self, leap: Callable[[float], None]) -> None:
+        """Take what is left. Called when no more faults come: all that was answered must have arrived."""
+        self.ending = True
+        for _ in range(TURNS_MAX):
+            missing = [
+                message
+                for message in self.messages.values()
+                if message.sequence and not message.arrived and not self._damaged(message)
+            ]
+            if not missing:
+                return
+            came = 0
+            for client, subject in self._consumers:
+                came += await self._guarded(self._consume, client, subject)
+            if not came:
+                ahead_s = min(message.due_ms for message in missing) / 1000 - self._host.clock.now_us() / 1e6
+                leap(max(ahead_s, 25 if ahead_s < -1 else 0.1))
+                await self._producer.sleep(0.7)
+        raise SimulationFailure(f"k{missing[0].token} was accepted, and never arrived: {missing[0]}")
