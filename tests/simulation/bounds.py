@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from delayserver.dispatch.broker_group import KEYED_BATCHES_MAX
 from delayserver.server.delay_server import DelayServer
 from tests.fakes.invariants import check_server
 from tests.simulation.failures import SimulationFailure
@@ -50,13 +51,16 @@ class Bounds:
     def _held(self, host: Host, server: DelayServer) -> Iterator[tuple[str, int, int]]:
         settings = server.settings
         wheel, dispatch, storage = settings.wheel, settings.dispatch, settings.storage
-        attempts = dispatch.workers * dispatch.batch_messages_max
+        nodes = max(len(group.nodes) for group in server.residency.groups.values())
+        attempts = (dispatch.workers + KEYED_BATCHES_MAX * nodes) * dispatch.batch_messages_max
         held = server.residency.rows_held
         # What is due already is not dropped: it has a place in the queues, which have their own bound. So one burst may
         # come on top, and one row, since a load always brings at least one.
         groups = sum(min(attempts, group.rows_held) for group in server.residency.groups.values())
         yield "rows in wheel, queues and flight", len(server.wheel) + held, wheel.rows_max + self._burst + groups + 1
         for group in server.residency.groups.values():
+            # Rows with an order key have batches of their own at each node.
+            attempts = (dispatch.workers + KEYED_BATCHES_MAX * len(group.nodes)) * dispatch.batch_messages_max
             # Rows of failed attempts come back to the front whatever stands behind them.
             yield f"rows in the queue of {group.name}", len(group.queue), dispatch.queue_rows_max + attempts
             yield f"rows in flight to {group.name}", len(group.in_flight()), attempts

@@ -20,8 +20,8 @@ from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 
 EMBEDDED, REMOTE, GROUP = "keyed", "remote.keyed", "keeper"
-KEYS = ("a", "b", "c", "")
-MESSAGES_MAX = 120
+KEYS = ("a", "a", "b", "")
+MESSAGES_MAX = 200
 DELAYS_MS = (-5_000, 0, 5, 40, 300, 1_500, 20_000, 400_000, 5_000_000)
 # A message that is accepted less than this before a later one of its key is due may come behind that one.
 AHEAD_US = 5_000
@@ -101,7 +101,7 @@ class KeyedAhead:
         chance, clock = self._chance, self._host.clock
         base_ms = clock.now_ms() + chance.choice(DELAYS_MS)
         group: list[Ahead] = []
-        for _ in range(chance.choice([1, 2, 6])):
+        for _ in range(chance.choice([1, 2, 6, 12])):
             token = len(self.messages) + 1
             due_ms = max(base_ms + chance.choice([0, 1, 7, 60, 3_000]), 1)
             subject, key = chance.choice(self._subjects), chance.choice(KEYS)

@@ -27,7 +27,7 @@ from delayserver.broker.service import publishing
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.pulls import PullService
-from delayserver.dispatch import message_reader
+from delayserver.dispatch import broker_group, message_reader
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.load import window_reader
 from delayserver.load.loader import Loader
@@ -46,7 +46,6 @@ from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.startup import pending_subjects
 from delayserver.state.decided import Decided
 from delayserver.state.keyed_lane import KeyedLane
-from delayserver.state.order_gate import OrderGate
 from delayserver.state.residency import Residency
 from delayserver.upkeep.retention import Retention
 from store.indexes.outcome_index import OutcomeIndex
@@ -536,9 +535,13 @@ def batches_of_one_key_at_once() -> list[Change]:
     return [(KeyedLane, "hold", mistaken), (KeyedLane, "release", ring)]
 
 
-def fresh_messages_before_overdue_ones() -> list[Change]:
-    """A message with an order key goes out while earlier ones of its key are not in memory."""
-    return [(OrderGate, "limit_ms", lambda _right: lambda _gate, to_ms: to_ms)]
+def a_batch_in_the_order_of_acceptance() -> list[Change]:
+    """Messages of an order key are handed over in the order in which they were accepted."""
+
+    def mistaken(right: Any) -> Any:
+        return lambda rows: right(rows.take(np.argsort(rows.sequence)))
+
+    return [(broker_group, "keyed_shipments", mistaken)]
 
 
 def queues_emptied_for_nobody() -> list[Change]:
@@ -605,7 +608,7 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     nothing_taken_back,
     a_pause_that_frees_the_key,
     batches_of_one_key_at_once,
-    fresh_messages_before_overdue_ones,
+    a_batch_in_the_order_of_acceptance,
     queues_emptied_for_nobody,
     back_to_a_group_that_is_gone,
 )

@@ -17,9 +17,11 @@ SEEDS_MAX = 40
 # of the workload moves seeds: then the others are tried, and a new number here saves that time.
 NOTICED_BY = {
     "a_read_that_ends_wakes_no_pull": 5,
+    "a_batch_in_the_order_of_acceptance": 10,
     "a_pause_that_frees_the_key": 1,
     "ack_before_sync": 3,
     "back_to_a_group_that_is_gone": 8,
+    "batches_of_one_key_at_once": 9,
     "cancelled_and_delivered": 4,
     "checkpoint_before_sync": 2,
     "delay_silently_clamped": 12,
