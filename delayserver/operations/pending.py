@@ -132,6 +132,7 @@ class Pending:
         """The first buckets of `unit_ms` with pending messages that begin in [from_ms, to_ms).
 
         A day that has one file, or is on its way to minutes, is one bucket. Each bucket was true in a step of this call."""
+        from_ms, to_ms = _rounded_up(from_ms, unit_ms), _rounded_up(to_ms, unit_ms)
         book, buckets, next_ms = self._book, list[PendingBucket](), None
         days = deque(self._days_between(from_ms, to_ms))
         in_parts = {day.start_ms for day in self._days.draining()}
@@ -197,3 +198,8 @@ def _append(buckets: list[PendingBucket], bucket: PendingBucket, count_max: int)
         return bucket.start_ms
     buckets.append(bucket)
     return None
+
+
+def _rounded_up(time_ms: int, unit_ms: int) -> int:
+    """The first multiple of `unit_ms` that is not before a time."""
+    return -(-time_ms // unit_ms) * unit_ms

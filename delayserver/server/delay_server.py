@@ -711,7 +711,8 @@ class DelayServer:
         search = OrphanSearch(self.opened, self.book, self.settings.storage.window_ms, self.runtime)
         uncounted = await search.find(self.retired.has, everywhere=self.replayer.met_damage)
         self.decided.leave_out(uncounted.outcomes)
-        if len(uncounted.outcomes) or uncounted.accepted:
+        # Behind damage in message_log, schedule files may have messages that no round has counted.
+        if len(uncounted.outcomes) or uncounted.accepted or self.replayer.met_damage:
             self.balance.subjects.doubt()
         self.balance.place(uncounted.accepted, uncounted.internal)
         self.balance.found(self.balance.placed)

@@ -25,7 +25,7 @@ from delayserver.web.live import Live
 from delayserver.web.messages import Messages
 from delayserver.web.openapi import openapi_document
 from delayserver.web.pages import Pages
-from delayserver.web.problems import Problem, problem_of
+from delayserver.web.problems import Problem, invalid, problem_of
 from delayserver.web.queries import (
     DeliveriesQuery,
     GroupsQuery,
@@ -55,6 +55,7 @@ from delayserver.web.schemas import (
     RowProblem,
     SendRequest,
     Sent,
+    SubjectPending,
 )
 from delayserver.web.scraping import ROUTE, Scraping
 from delayserver.web.sending import Sending
@@ -125,8 +126,8 @@ class Gateway:
             Endpoint("GET", "/v1/groups", consuming.groups, "Consumer groups", {200: groups}, query=GroupsQuery),
             Endpoint("GET", "/v1/subjects/{subject}/groups", consuming.groups_of_subject, "Consumer groups of a subject",
                      {200: groups}),
-            Endpoint("GET", "/v1/pending", self.pending, "How many messages are pending, by the time at which they are due",
-                     {200: Answer("Times without pending messages have no bucket", Pending)}, query=PendingQuery),
+            Endpoint("GET", "/v1/pending", self.pending, "How many messages are pending, by due time or subject",
+                     {200: Answer("Times and subjects without any are left out", Pending)}, query=PendingQuery),
             Endpoint("GET", "/v1/find", Finding(self._clients).find, "Messages that the node stores",
                      {200: Answer("The messages", FindReply)}, query=FindQuery),
             Endpoint("GET", "/openapi.json", self.openapi, "This document",
@@ -149,6 +150,11 @@ class Gateway:
         """How many messages are pending, from counters of the server."""
         query = read_query(request.query_params, PendingQuery)
         client = await self._clients.of_request(request.scope)
+        if query.by == "subject":
+            if query.from_ms is not None or query.to_ms is not None:
+                raise invalid("by=subject counts all times together: leave from and to out")
+            subjects = await client.calls.pending_by_subject()
+            return json_answer(Pending(subjects=[SubjectPending(each.subject, each.pending) for each in subjects]))
         buckets = await client.calls.pending(query.by, from_ms=query.from_ms, to_ms=query.to_ms)
         return json_answer(Pending([Bucket(each.start_ms, each.width_ms, each.pending) for each in buckets]))
 

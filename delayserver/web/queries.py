@@ -41,9 +41,11 @@ class SendQuery(Due, kw_only=True, forbid_unknown_fields=True):
 
 
 class PendingQuery(Struct, forbid_unknown_fields=True):
-    """Due times from `from` to `to` (not included), in milliseconds since 1970, by minute or hour."""
+    """Minutes or hours that begin from `from` on and before `to`, in milliseconds since 1970. By subject all times are
+    counted together.
+    """
 
-    by: Literal["minute", "hour"] = "minute"
+    by: Literal["minute", "hour", "subject"] = "minute"
     from_ms: I64 | None = msgspec.field(default=None, name="from")
     to_ms: I64 | None = msgspec.field(default=None, name="to")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from delayserver.web.bodies import Encoding, PullEncoding, PullForm
 
@@ -263,7 +263,15 @@ class Bucket(Struct):
     pending: int
 
 
-class Pending(Struct):
-    """The times at which messages are due. A day far ahead is one bucket with its own width."""
+class SubjectPending(Struct):
+    """The pending messages of a subject."""
 
-    buckets: list[Bucket]
+    subject: str
+    pending: int
+
+
+class Pending(Struct):
+    """The times at which messages are due, or their subjects. A day far ahead is one bucket with its own width."""
+
+    buckets: list[Bucket] | UnsetType = UNSET
+    subjects: list[SubjectPending] | UnsetType = UNSET

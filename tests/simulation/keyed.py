@@ -173,6 +173,10 @@ class KeyedAhead:
         )
         return bool(self._damage.explains(sequences, [message.due_ms]))
 
+    def rows_hit(self) -> int:
+        """Messages that damage may have hit, so that they may have any outcome or none."""
+        return sum(not message.refused and self._damaged(message) for message in self.messages.values())
+
     def range_of(self, name: str) -> tuple[int, int]:
         """What these messages add to a count of the status, at least and at most, when no request is under way."""
         possible = [message for message in self.messages.values() if not message.refused]

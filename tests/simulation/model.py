@@ -190,6 +190,8 @@ class Model:
         self.well_for_us: Callable[[str], int] = lambda _subject: 0
         # What the books of other actors add to a count, at least and at most.
         self.deals: list[Callable[[str], tuple[int, int]]] = []
+        # How many messages of these damage may have hit.
+        self.hits: list[Callable[[], int]] = []
 
     def without_checkpoint(self) -> None:
         """The server opened a directory of before, and found no checkpoint in it."""
@@ -672,7 +674,7 @@ class Model:
         everything = list(self.identities.values())
         # Messages that a flipped bit may have hit may have any outcome or none; those of the others are exact.
         hit = [identity for identity in everything if self.damaged(identity)]
-        rows_hit = sum(identity.accepted + identity.unknown for identity in hit)
+        rows_hit = sum(identity.accepted + identity.unknown for identity in hit) + sum(hits() for hits in self.hits)
         sound = [identity for identity in everything if not self.damaged(identity)] if hit else everything
         self._within("pending", status["pending"], -rows_hit, rows_hit)
         self._within("dead_lettered", status["dead_lettered"], 0, 0)

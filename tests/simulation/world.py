@@ -245,6 +245,7 @@ class World:
         producer = Client(self.network, self.host.address, "keyed")
         keyed = KeyedAhead(producer, consumers, self.host, self.damage, chance, self.note)
         self.model.deals.append(keyed.range_of)
+        self.model.hits.append(keyed.rows_hit)
         return keyed
 
     def _well(self, subject: str) -> bool:

@@ -101,4 +101,9 @@ def test_what_is_pending_comes_by_minute_and_hour(web: Web) -> None:
         while not (buckets := web.ask("GET", path).json["buckets"]):
             pass  # The replay puts it there in a moment.
         assert buckets == [{"start_ms": start_ms, "width_ms": width_ms, "pending": 1}]
+    subjects = web.ask("GET", "/v1/pending?by=subject").json["subjects"]
+    assert {"subject": "pending", "pending": 1} in subjects
+    within = web.ask("GET", f"/v1/pending?by=hour&from={due_ms - due_ms % 3_600_000}&to={due_ms + 1}").json["buckets"]
+    assert [bucket["pending"] for bucket in within] == [1]
+    assert web.ask("GET", "/v1/pending?by=subject&from=1").status == 400
     assert web.ask("GET", "/v1/pending?by=century").status == 400
