@@ -219,13 +219,14 @@ class Residency:
     # -- out of the wheel, to be loaded again
 
     def bound(self) -> None:
-        """Called after rows went straight to the wheel: past the bound, drop the far end."""
+        """Called after rows went straight to the wheel: past the bound, drop the far end. Due rows with an order key leave
+        only if that is not enough. They would be read back at once, and the far end has time."""
         if self.room < 0:
             self._make_room()
         if self.room < 0:
-            self._shed_keyed(0)
-        if self.room < 0:
             self.evict_beyond(KEEP_SHARE, self._clock.now_ms())
+        if self.room < 0:
+            self._shed_keyed(0)
 
     def evict_beyond(self, share: float, low_ms: int) -> None:
         """Keep about this share of what memory can hold, the earliest rows, and all that is due up to `low_ms`."""
