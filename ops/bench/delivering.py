@@ -91,11 +91,12 @@ def load_targets(server: ServerProcess, subject: str, messages: int, due_ms: int
     ]
 
 
-def verified(server: ServerProcess, received: Received, messages: int) -> dict[str, Any]:
-    """The lateness. Raises `WrongResult` unless all messages came exactly once, and the server counts the same."""
+def verified(server: ServerProcess, received: Received, messages: int, *, others: int = 0) -> dict[str, Any]:
+    """The lateness. Raises `WrongResult` unless all messages came exactly once, and the server counts the same.
+    `others` were sent beside these, and are not due yet."""
     verify(received, messages)
-    status = server.status()
-    expect(status["accepted"] == messages, f"{messages} were sent, the server accepted {status['accepted']}")
+    status, sent = server.status(), messages + others
+    expect(status["accepted"] == sent, f"{sent} were sent, the server accepted {status['accepted']}")
     expect(status["delivered"] == messages, f"{messages} came, the server says delivered = {status['delivered']}")
     expect(status["early"] == 0, f"the server handed off {status['early']} messages early")
     return lateness(received)

@@ -18,6 +18,7 @@ from ops.bench.holding import measure_pending
 from ops.bench.ingesting import measure_ingest, measure_spread, measure_sustained
 from ops.bench.isolation import measure_isolation
 from ops.bench.ordering import measure_ordered
+from ops.bench.over_http import measure_beside_steady, measure_lines, measure_singles
 from ops.bench.publishing import measure_publish
 from ops.bench.pulling import measure_backlog_fairness, measure_consume, measure_idle_pulls
 from ops.bench.pushing import measure_push
@@ -137,6 +138,16 @@ ROWS: Final = (
         measure_idle_pulls,
         True,
         (("grown_mb", 20.0),),
+    ),
+    Row("http-c8b1", "HTTP, one at a time on 8 connections, durable", "msg/s", 3_000, measure_singles),
+    Row("http-ndjson", "HTTP, lines of JSON on 2 connections, durable", "msg/s", 60_000, measure_lines),
+    Row(
+        "http-beside-steady",
+        "p99 at 10,000 msg/s beside 2,000 HTTP requests a second, against without",
+        "ratio",
+        1.5,
+        measure_beside_steady,
+        True,
     ),
     Row("console-idle", "ten open consoles: server and gateway", "% of a core", 3, measure_watching, True),
     Row(

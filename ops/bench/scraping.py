@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import http.client
-import json
-import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from typing import Final
 
 from delayserver.client import Client, Message
 from ops.bench.figures import Options, Run, expect, rounded
-from ops.bench.server_process import ServerFailed, ServerProcess, fresh_directory, python_path
+from ops.bench.gateway_process import Gateway
+from ops.bench.server_process import ServerProcess, fresh_directory
 
 SUBJECTS: Final = 1_000
 SCRAPES: Final = 30
@@ -32,12 +28,12 @@ def measure_scrape(options: Options) -> Run:
         _prepare(server)
         time.sleep(FORGOTTEN_S)
         quiet_ms = int(server.status()["event_loop"]["longest_stall_minute_ms"])
-        with _gateway(server) as port:
-            _scrape(port)  # opens the gateway's connections
+        with Gateway(server.address) as gateway:
+            _scrape(gateway.port)  # opens the gateway's connections
             times_ms = []
             for _ in range(SCRAPES):
                 time.sleep(PAUSE_S)
-                times_ms.append(_scrape(port))
+                times_ms.append(_scrape(gateway.port))
         step_ms = int(server.status()["event_loop"]["longest_stall_minute_ms"])
     return Run(
         statistics.median(times_ms),
@@ -54,26 +50,6 @@ def _prepare(server: ServerProcess) -> None:
         for name in names:
             expect(len(client.pull(name, "bench", wait_s=10.0, ack_timeout_s=600.0)) == 1, f"{name} got no message")
     server.wait_replayed()
-
-
-@contextlib.contextmanager
-def _gateway(server: ServerProcess) -> Iterator[int]:
-    """A gateway of the server; its port."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "delayserver", "http", "--server", server.address, "--port", "0", "--json"],
-        stdout=subprocess.PIPE,
-        env={**os.environ, "PYTHONPATH": python_path()},
-    )
-    try:
-        assert process.stdout is not None
-        with process.stdout:
-            line = process.stdout.readline()
-        if not line:
-            raise ServerFailed("the gateway ended before it was ready")
-        yield int(json.loads(line)["http_port"])
-    finally:
-        process.terminate()
-        process.wait()
 
 
 def _scrape(port: int) -> float:

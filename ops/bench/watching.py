@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import os
 import selectors
 import socket
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 from delayserver.client import Message
 from ops.bench.figures import Options, Run, expect, rounded
+from ops.bench.gateway_process import Gateway
 from ops.bench.producing import open_client
-from ops.bench.server_process import ServerProcess, fresh_directory, process_cpu_s, python_path
+from ops.bench.server_process import ServerProcess, fresh_directory
 
 LISTENERS: Final = 10
 SUBJECTS: Final = 100
@@ -26,30 +22,6 @@ SPREAD_MS: Final = 2 * 86_400_000
 BEHIND_MS: Final = 3_600_000
 IDLE_S: Final = 20.0
 SETTLE_S: Final = 3.0
-
-
-class Gateway:
-    """``delayserver http`` for a server. A `with` block starts and stops it."""
-
-    def __init__(self, server: str) -> None:
-        command = [sys.executable, "-m", "delayserver", "http", "--server", server, "--port", "0", "--json"]
-        environment = {**os.environ, "PYTHONPATH": python_path()}
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, env=environment)
-        assert self._process.stdout is not None
-        self.port = int(json.loads(self._process.stdout.readline())["http_port"])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._process.terminate()
-        self._process.communicate()
-
-    def cpu_s(self) -> float:
-        """The processor time of all threads so far, in seconds."""
-        return process_cpu_s(self._process.pid)
 
 
 def measure_watching(options: Options) -> Run:
