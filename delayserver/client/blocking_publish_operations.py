@@ -32,7 +32,9 @@ class BlockingPublishOperations(ABC):
         """The result of a call, after as many attempts as it needs."""
 
     @abstractmethod
-    def route(self, *, group: str | None = None, subject: str | None = None, order_key: str | None = None) -> Route:
+    def route(
+        self, *, group: str | None = None, subject: str | None = None, order_key: str | None = None
+    ) -> Route:
         """The nodes of a broker group, or of the group that a subject routes to, and the node of an order key."""
 
     @abstractmethod

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 
 import click
 
+from store.errors import StoreError
+
 # A line of a Python traceback that names an error of ours: `store.errors.FormatError: /data/x: not a file ...`.
 _OURS = re.compile(r"^\s*(?:store\.errors|ops\.audit[.\w]*|delayserver[.\w]*)\.(\w+Error|\w+): (.+)$", re.MULTILINE)
 _VALUE_ERROR = re.compile(r"^\s*ValueError: (.+)$", re.MULTILINE)
@@ -27,7 +29,7 @@ def one_line() -> Iterator[None]:
         if reason is None:
             raise
         raise click.ClickException(reason) from None
-    except ValueError as error:
+    except (ValueError, StoreError) as error:  # a StoreError comes from the count without Spark
         raise click.ClickException(str(error)) from None
 
 

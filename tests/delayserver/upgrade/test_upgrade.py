@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from delayserver.protocol.frames import FrameDecoder, decode_reply
+from delayserver.protocol.frames import FrameDecoder, decode_reply, decode_request, encode_request
 from delayserver.protocol.outcomes import Outcome
 from ops.audit.capture import DISPATCH_LOG, MESSAGE_LOG, SCHEDULE_LOG, capture_all
 from ops.audit.part_reader import PartReader
@@ -27,7 +28,9 @@ Boot = Callable[..., Host]
 # The old program was down for this long before its client came: the old clock is that of the new server too.
 DOWN_US = 30_000_000
 # What no two runs of servers have in common.
-MOMENTS = {"server_us", "accepted_us", "dispatched_us", "lateness_ms", "software", "version"}
+MOMENTS = {"server_us", "accepted_us", "dispatched_us", "lateness_ms", "software", "version", "delivery"}
+POSITION_BITS = 44
+POSITIONS = (1 << POSITION_BITS) - 1
 
 
 @pytest.fixture(params=ARCHIVES)
@@ -117,12 +120,39 @@ async def test_an_old_client_is_answered_as_the_old_program_answered(boot: Boot,
     await host.sleep_ms(1_000)
     client = await host.client()
     begun_ms = host.now_ms
+    new: dict[int, int] = {}
     for number, exchange in enumerate(old.exchanges, 1):
         await host.sleep_ms(max(begun_ms + exchange.at_ms - host.now_ms, 0))
-        await client.send_bytes(exchange.request)
+        await client.send_bytes(with_ids(exchange.request, new))
         result = await client.reply(number)
-        differences = list(differing(result_in(exchange.reply, number), result, exchange.operation))
+        was = result_in(exchange.reply, number)
+        if exchange.operation == "pull":
+            before, now = first_id(was), first_id(result)
+            if before is not None and now is not None:
+                new[before >> POSITION_BITS] = now >> POSITION_BITS
+        differences = list(differing(was, result, exchange.operation))
         assert differences == [], f"exchange {number}, {exchange.operation}"
+
+
+def first_id(pulled: dict[str, Any]) -> int | None:
+    """The delivery id of the first message of a reply to `pull`."""
+    if "delivery" in pulled:
+        return int(pulled["delivery"][0])
+    return next((int(message["delivery"]) for message in pulled["messages"]), None)
+
+
+def with_ids(request: bytes, new: dict[int, int]) -> bytes:
+    """A request with today's delivery ids in the place of the old ones, as a client would have got them. They are opaque:
+    each program has its own bits before the position."""
+    (payload,) = FrameDecoder(FRAME_BYTES_MAX).feed(request)
+    kept = decode_request(payload)
+    if "deliveries" not in kept.arguments:
+        return request
+    ids = np.frombuffer(kept.arguments["deliveries"], np.int64)
+    moved = [
+        (new.get(old >> POSITION_BITS, old >> POSITION_BITS) << POSITION_BITS) | old & POSITIONS for old in ids.tolist()
+    ]
+    return encode_request(kept.id, kept.operation, kept.arguments | {"deliveries": np.array(moved, np.int64).tobytes()})
 
 
 def result_in(reply: bytes, number: int) -> dict[str, Any]:
