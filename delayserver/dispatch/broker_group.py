@@ -245,7 +245,9 @@ class BrokerGroup:
             health = node.health
             if not health.weight or not health.ready(now_us) or self._keyed_batches[health.number] >= KEYED_BATCHES_MAX:
                 continue
-            rows_max = KEYED_PROBE_ROWS if health.open_circuit else settings.batch_messages_max
+            rows_max = settings.batch_messages_max
+            if health.open_circuit:
+                rows_max = min(KEYED_PROBE_ROWS, rows_max)
             rows = lane.take(rows_max, settings.batch_bytes_max, places == place)
             if rows is None:
                 continue

@@ -142,8 +142,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # asyncio does it only for sockets that know their protocol; an inherited one does not. An answer is a head and a
-        # body: without it the body would wait 40 ms for the client's acknowledgement of the head.
+        # asyncio does it only for sockets that were made with the number of TCP, and `socket.create_server` makes them
+        # without. An answer is a head and a body: the body would wait 40 ms for the client's acknowledgement of the head.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if not self._connections.add(self):
             self._write_problem(Problem(503, "too_many_connections", "no connection is idle", retry_after_ms=1000))
@@ -280,7 +280,11 @@ class BoundedProtocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()
         self.phase = LINGERING
         self.flow.resume_reading()
-        self.transport.write_eof()
+        try:
+            self.transport.write_eof()
+        except OSError:  # The client has reset the connection, and the loop has not read that yet.
+            self.abort()
+            return
         self.loop.call_later(LINGER_S, self.abort)
 
     def end(self) -> None:

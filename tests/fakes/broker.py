@@ -28,6 +28,7 @@ class FakeBroker:
         self.gate: trio.Event | None = None
         self.refuse: Callable[[StoredBatch], NDArray[np.bool_]] | None = None
         self.attempts: list[int] = []
+        self.attempt_rows: list[int] = []
         self.uncertain_attempts = 0
         self.uncertain: set[int] = set()
         self.complete: list[int] = []
@@ -40,6 +41,7 @@ class FakeBroker:
 
     async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
         self.attempts.append(self.clock.now_us())
+        self.attempt_rows.append(len(batch))
         self.uncertain_attempts += uncertain
         if uncertain:
             self.uncertain.update(batch.sequence.tolist())

@@ -56,7 +56,7 @@ async def test_single_sends_ahead_of_time_arrive_in_the_order_in_which_they_are_
     for number in range(600):
         key = chance.choice(["a", "b", ""])
         rest = {"order_key": key} if key else {}
-        await client.put(key, host.now_ms + 300 + chance.randrange(60), **rest)
+        await client.put(key, host.now_ms + 2_000 + chance.randrange(60), **rest)
         if number % 3 == 0:
             await host.sleep_ms(1)
     await host.until(lambda: len(node.stored) == 600, within_ms=30_000)
@@ -226,3 +226,18 @@ async def test_a_key_has_one_node_until_that_counts_as_down_and_comes_back_to_it
         await host.sleep_ms(50)
     assert await round_of_messages() == first
     assert all(inversions(fake) == [] for fake in fakes)
+
+
+async def test_the_batch_that_shows_whether_a_node_is_back_has_no_more_rows_than_others(boot: Boot) -> None:
+    host = boot(faked_settings(dispatch=QUICK | {"batch_messages_max": 3}))
+    await host.start()
+    client, node = await host.client(), host.fake()
+    rows = host.server.groups.first.rows
+    node.up = False
+    await put_keyed(client, [host.now_ms] * 60, lambda place: f"key{place}")
+    await host.until(lambda: rows.failing)
+    node.attempt_rows.clear()
+    await host.until(lambda: len(node.attempt_rows) > 2)
+    assert max(node.attempt_rows) <= 3
+    node.up = True
+    await host.until(lambda: len(set(node.stored)) == 60)

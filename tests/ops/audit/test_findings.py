@@ -265,9 +265,9 @@ def _with_synced(data: bytearray, size: int) -> bytes:
 
 @pytest.mark.parametrize("command", ["latency", "completeness"])
 def test_what_is_no_data_directory_is_refused_in_one_line(spark: Any, tmp_path: Path, command: str) -> None:
-    with pytest.raises(FormatError, match="not a data directory"):
+    with pytest.raises(ClickException, match="not a data directory"):
         report.main([command, str(tmp_path)], standalone_mode=False)
-    with pytest.raises(FormatError, match="no such directory"):
+    with pytest.raises(ClickException, match="no such directory"):
         report.main([command, str(tmp_path / "nothing")], standalone_mode=False)
 
 
@@ -280,7 +280,7 @@ def test_a_file_of_a_newer_version_is_refused_by_name(spark: Any, tmp_path: Path
 
     data[40:44] = google_crc32c.value(bytes(data[:40])).to_bytes(4, "little")
     file.write_bytes(data)
-    with pytest.raises(FormatError, match="version 9 is newer"):
+    with pytest.raises(ClickException, match="version 9 is newer"):
         report.main(["latency", path], standalone_mode=False)
 
 
