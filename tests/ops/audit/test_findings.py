@@ -24,7 +24,6 @@ from ops.audit.completeness import CompletenessQuestion  # noqa: E402
 from ops.audit.latency import LatencyQuestion  # noqa: E402
 from ops.audit.log_frames import Range  # noqa: E402
 from store.disk.filesystem import RealFileSystem  # noqa: E402
-from store.errors import FormatError  # noqa: E402
 from tests.ops.audit.hand_made import START_MS, HandMade  # noqa: E402
 from tests.ops.audit.quick_spark import quick_session  # noqa: E402
 
