@@ -1,6 +1,6 @@
 """Makes the operations of the blocking client from those of the asynchronous one: ``python -m ops.blocking_client``.
 
-Each file `async_*operations.py` of the client gets a twin `blocking_*operations.py`.
+Each file `asynchronous/*operations.py` of the client gets a twin in `blocking/`.
 Both are the same text, but for ``async``, ``await`` and some names. Token by token, so that comments and lines stay.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 CLIENT: Final = Path(__file__).parents[1] / "delayserver" / "client"
-SOURCES: Final = sorted(CLIENT.glob("async_*operations.py"))
+SOURCES: Final = sorted((CLIENT / "asynchronous").glob("*operations.py"))
 
 NAMES: Final = {
     "AsyncBatcher": "Batcher",
@@ -25,19 +25,16 @@ NAMES: Final = {
     "AsyncTransaction": "Transaction",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",
-    "async_batching": "batching",
     "asynchronous": "blocking",
 }
 
 _NAME: Final = re.compile(rf"\b({'|'.join(NAMES)})\b")
-# Each file of operations has a twin: `AsyncXOperations` in `async_x_operations.py`.
 _CLASS: Final = re.compile(r"\bAsync(\w*Operations)\b")
-_MODULE: Final = re.compile(r"\basync_(\w*operations)\b(?!\.py)")
 
 
 def target_of(source: Path) -> Path:
     """The file of the blocking twin."""
-    return source.with_name(source.name.replace("async_", "blocking_", 1))
+    return CLIENT / "blocking" / source.name
 
 
 def blocking(source: str, name: str) -> str:
@@ -51,9 +48,8 @@ def blocking(source: str, name: str) -> str:
         if token.type == tokenize.NAME and token.string in ("async", "await"):
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column] + lines[row - 1][behind.start[1] :]
-    text = _NAME.sub(lambda name: NAMES[name[0]], "".join(lines))
-    text = _MODULE.sub(r"blocking_\1", _CLASS.sub(r"Blocking\1", text))
-    return f"# Made by `python -m ops.blocking_client` from {name}. Change that file.\n{text}"
+    text = _CLASS.sub(r"Blocking\1", _NAME.sub(lambda name: NAMES[name[0]], "".join(lines)))
+    return f"# Made by `python -m ops.blocking_client` from asynchronous/{name}. Change that file.\n{text}"
 
 
 if __name__ == "__main__":

@@ -23,101 +23,103 @@ FORBIDDEN_IMPORTS = {
     "ops": {"wheel", "tests"},
 }
 
-STORE = {"store", "store.disk", "store.records", "store.indexes", "store.logs", "store.tables"}
-GROUND = {f"delayserver.{room}" for room in ("protocol", "config", "runtime", "net", "logs", "tokens")}
-BROKER = {"delayserver.broker"} | {
-    f"delayserver.broker.{room}" for room in ("filters", "queues", "files", "actions", "service")
-}
-# What every stage may import. A stage imports no other stage: stages meet in `state`.
-BELOW_STAGES = STORE | GROUND | {"wheel", "delayserver.state"}
-STAGES = {
-    f"delayserver.{room}" for room in ("receive", "replay", "load", "dispatch", "outcomes", "upkeep", "startup")
-} | {"delayserver.dispatch.targets"}
-BELOW_OPERATIONS = BELOW_STAGES | BROKER | STAGES - {"delayserver.startup"}
+# Which room imports which, from the ground up. A room is a folder; `.a` is `delayserver.a`. The files directly in `store`
+# and in `delayserver/broker` are the ground of their rooms. `delayserver` is `delayserver/__init__.py`.
+ROOMS = """
+wheel:
+store:
+store.disk: store
+store.records: store store.disk
+store.indexes: store.records
+store.logs: store store.disk store.indexes store.records
+store.tables: store store.disk store.logs store.records
+.logs:
+.protocol:
+.client.values: .protocol
+.metrics: .protocol
+.net: .protocol
+.client.tracing: .client.values
+.broker: store store.records
+.broker.filters: store.records
+.client.calls: .client.tracing .client.values .protocol
+.client.connections: .client.calls .protocol
+.broker.queues: store store.disk store.logs store.records .broker
+.client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol
+.config: store.logs
+.runtime: store store.disk store.logs .logs .protocol
+.broker.files: store store.disk store.logs store.records .broker .broker.queues
+.client.blocking: .client.asynchronous .client.calls .client.connections .client.tracing .client.values .protocol
+.client.consuming: .client.asynchronous .client.calls .client.values .logs .protocol
+.recover.reading: store store.disk store.logs store.records store.tables .protocol
+.state: wheel store store.indexes store.logs store.records store.tables .config .logs .protocol .runtime
+.tokens: store.tables .protocol
+.broker.actions: store store.disk store.logs store.records .broker .broker.files .broker.filters .broker.queues
+.client.listening: .client.asynchronous .client.blocking .client.consuming .client.tracing .client.values .logs
+    .protocol
+.dispatch: wheel store store.indexes store.logs store.records store.tables .config .logs .protocol .runtime .state
+.load: wheel store store.indexes store.logs store.records .config .runtime .state
+.outcomes: store store.logs store.records .config .runtime .state
+.receive: store store.logs store.records store.tables .config .protocol .runtime .state
+.recover.checking: store store.disk store.indexes store.logs store.records store.tables .broker.files .protocol
+    .recover.reading
+.replay: wheel store store.disk store.indexes store.logs store.records store.tables .config .protocol .runtime .state
+.startup: store store.disk store.logs store.records store.tables .config .logs .protocol .runtime .state
+.upkeep: store store.disk store.logs store.records store.tables .config .logs .protocol .runtime .state
+.broker.service: store store.disk store.logs store.records store.tables .broker .broker.actions .broker.files
+    .broker.filters .broker.queues .config .logs .protocol .runtime
+.client: .client.asynchronous .client.blocking .client.calls .client.consuming .client.listening .client.values
+    .protocol
+.recover.mending: store store.disk store.logs store.records store.tables .broker.files .config .recover.checking
+    .recover.reading .runtime
+.recover.telling: store store.disk store.logs store.records store.tables .broker.files .protocol .recover.checking
+    .recover.reading
+delayserver: .client
+.cli.terminal: store .client .client.values .config .protocol
+.dispatch.targets: store store.records .broker.queues .broker.service .config .dispatch .logs .net .protocol .runtime
+.cli.demo: .cli.terminal .client .runtime
+.cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
+    .recover.checking .recover.mending .recover.reading .recover.telling .runtime
+.operations: wheel store store.disk store.indexes store.logs store.records store.tables delayserver .broker
+    .broker.actions .broker.filters .broker.queues .broker.service .config .dispatch .dispatch.targets .load .logs
+    .protocol .receive .recover.reading .runtime .state .tokens .upkeep
+.web: delayserver .client .client.asynchronous .client.calls .client.connections .client.tracing .client.values
+    .config .logs .metrics .net .protocol .runtime
+.front: store .config .logs .net .operations .protocol .runtime .state
+.front.handlers: store.records store.tables .config .front .operations .protocol .runtime .tokens
+.server: wheel store store.disk store.records store.tables .broker .broker.service .config .dispatch .dispatch.targets
+    .front .front.handlers .load .logs .net .operations .outcomes .protocol .receive .replay .runtime .startup .state
+    .upkeep
+.cli: store store.disk store.tables delayserver .cli.recover .cli.terminal .client .client.calls .client.listening
+    .client.values .config .logs .protocol .runtime .server .tokens .web
+.embedded: store.disk .client.asynchronous .client.blocking .client.calls .config .net .protocol .server
+.__main__: .cli
+ops:
+ops.deploy:
+ops.examples: .client
+ops.torture: .client .protocol
+ops.fuzz: store store.disk store.logs store.records store.tables .broker .broker.files .broker.filters .broker.queues
+    .config .protocol .recover.checking .recover.telling .web
+ops.bench: store.disk delayserver .cli.terminal .client .config .protocol .runtime .server
+ops.audit: store store.disk store.logs store.records store.tables .cli.terminal .client .client.calls .config
+    .protocol ops.bench
+ops.docs: .cli .config .metrics .protocol .web
+"""
 
-# Which room may import which, from the ground up. A room is a folder. The files directly in `store` and in
-# `delayserver/broker` are the ground of their rooms. `delayserver` is `delayserver/__init__.py`: the version and the client.
-MAY_IMPORT: dict[str, set[str]] = {
-    "wheel": set(),
-    "store": set(),
-    "store.disk": {"store"},
-    "store.records": {"store", "store.disk"},
-    "store.indexes": {"store", "store.disk", "store.records"},
-    "store.logs": {"store", "store.disk", "store.records", "store.indexes"},
-    "store.tables": {"store", "store.disk", "store.records", "store.indexes", "store.logs"},
-    "delayserver.protocol": set(),
-    "delayserver.logs": set(),
-    "delayserver.metrics": {"delayserver.protocol"},
-    "delayserver.config": STORE,
-    "delayserver.net": {"delayserver.protocol"},
-    "delayserver.tokens": STORE | {"delayserver.protocol"},
-    "delayserver.runtime": STORE | {"delayserver.protocol", "delayserver.logs"},
-    "delayserver.client": {"delayserver.protocol", "delayserver.logs"},
-    "delayserver": {"delayserver.client"},
-    "delayserver.state": STORE | GROUND | {"wheel"},
-    "delayserver.broker": STORE,
-    "delayserver.broker.filters": STORE,
-    "delayserver.broker.queues": STORE | {"delayserver.broker"},
-    "delayserver.broker.files": STORE | {"delayserver.broker", "delayserver.broker.queues"},
-    "delayserver.broker.actions": STORE
-    | {"delayserver.broker", "delayserver.broker.filters", "delayserver.broker.queues", "delayserver.broker.files"},
-    "delayserver.broker.service": STORE | GROUND | BROKER - {"delayserver.broker.service"},
-    "delayserver.receive": BELOW_STAGES,
-    "delayserver.replay": BELOW_STAGES,
-    "delayserver.load": BELOW_STAGES,
-    "delayserver.dispatch": BELOW_STAGES,
-    "delayserver.dispatch.targets": BELOW_STAGES | BROKER | {"delayserver.dispatch"},
-    "delayserver.outcomes": BELOW_STAGES,
-    "delayserver.upkeep": BELOW_STAGES,
-    "delayserver.startup": BELOW_STAGES,
-    "delayserver.recover.reading": STORE | {"delayserver.protocol"},
-    "delayserver.recover.checking": STORE
-    | {"delayserver.protocol", "delayserver.broker.files", "delayserver.recover.reading"},
-    "delayserver.recover.telling": STORE
-    | {
-        "delayserver.protocol",
-        "delayserver.broker.files",
-        "delayserver.recover.reading",
-        "delayserver.recover.checking",
-    },
-    "delayserver.recover.mending": STORE
-    | {"delayserver.config", "delayserver.runtime", "delayserver.broker.files"}
-    | {"delayserver.recover.reading", "delayserver.recover.checking"},
-    "delayserver.operations": BELOW_OPERATIONS | {"delayserver", "delayserver.recover.reading"},
-    "delayserver.front": STORE | GROUND | {"delayserver.state", "delayserver.operations"},
-    "delayserver.front.handlers": STORE | GROUND | {"delayserver.state", "delayserver.operations", "delayserver.front"},
-    "delayserver.server": BELOW_OPERATIONS
-    | {"delayserver.startup", "delayserver.operations", "delayserver.front", "delayserver.front.handlers"},
-    "delayserver.web": {"delayserver"}
-    | {f"delayserver.{room}" for room in ("logs", "metrics", "protocol", "config", "client", "net", "runtime")},
-    "delayserver.embedded": STORE
-    | {"delayserver.protocol", "delayserver.config", "delayserver.net", "delayserver.client", "delayserver.server"},
-    "delayserver.cli.terminal": STORE | {"delayserver.protocol", "delayserver.config", "delayserver.client"},
-    "delayserver.cli.demo": {"delayserver.runtime", "delayserver.client", "delayserver.cli.terminal"},
-    "delayserver.cli.recover": STORE
-    | {"delayserver.protocol", "delayserver.config", "delayserver.runtime", "delayserver.client"}
-    | {f"delayserver.recover.{room}" for room in ("reading", "checking", "telling", "mending")}
-    | {"delayserver.cli.terminal"},
-    "delayserver.cli": STORE
-    | {"delayserver", "delayserver.protocol", "delayserver.config", "delayserver.runtime", "delayserver.client"}
-    | {"delayserver.server", "delayserver.tokens", "delayserver.logs", "delayserver.web"}
-    | {"delayserver.cli.terminal", "delayserver.cli.demo", "delayserver.cli.recover"},
-    "delayserver.__main__": {"delayserver.cli"},
-    "ops": set(),
-    "ops.deploy": set(),
-    "ops.bench": {"delayserver", "delayserver.protocol", "delayserver.config", "delayserver.runtime"}
-    | {"delayserver.client", "delayserver.server", "delayserver.cli.terminal", "store.disk"},
-    "ops.audit": STORE
-    | {"delayserver.protocol", "delayserver.config", "delayserver.client", "delayserver.cli.terminal", "ops.bench"},
-    "ops.examples": {"delayserver.client"},
-    "ops.docs": {"delayserver.protocol", "delayserver.config", "delayserver.cli"}
-    | {"delayserver.metrics", "delayserver.web"},
-    "ops.fuzz": STORE
-    | BROKER
-    | {"delayserver.protocol", "delayserver.config", "delayserver.web"}
-    | {f"delayserver.recover.{room}" for room in ("reading", "checking", "telling")},
-    "ops.torture": {"delayserver.protocol", "delayserver.client"},
-}
+
+def table(text: str) -> dict[str, set[str]]:
+    """The rooms that each room may import. An indented line goes on with the line before."""
+    lines = [line.partition(":") for line in text.strip().replace("\n    ", " ").splitlines()]
+    return {full_name(room): {*map(full_name, others.split())} for room, _, others in lines}
+
+
+def full_name(room: str) -> str:
+    return f"delayserver{room}" if room.startswith(".") else room
+
+
+MAY_IMPORT = table(ROOMS)
+
+# Stages meet in `state`: none imports another.
+STAGES = {f"delayserver.{room}" for room in ("receive", "replay", "load", "dispatch", "outcomes", "upkeep", "startup")}
 
 # What the tests of a package may import. The tests of `delayserver` and `ops` may import all packages, and each other's
 # builders. Nothing imports what runs whole servers: it stands at the top.
@@ -140,6 +142,10 @@ FRAMES = {"delayserver.protocol.frames", "delayserver.protocol.cancel_reply"}
 FRAME_ROOMS = {
     "delayserver.protocol",
     "delayserver.client",
+    "delayserver.client.calls",
+    "delayserver.client.connections",
+    "delayserver.client.asynchronous",
+    "delayserver.client.blocking",
     "delayserver.embedded",
     "delayserver.dispatch.targets",
     "delayserver.front",
@@ -155,7 +161,11 @@ TIME_DOORS = {"delayserver/runtime/clock.py"}
 # console's files belong to the package.
 EDGES = ("delayserver/cli/", "delayserver/config/toml_file.py", "delayserver/web/pages.py")
 # The clients draw for themselves; in the server chance is handed in, so that one seed repeats a whole simulated run.
-CHANCE_DOORS = {"delayserver/runtime/chance.py", "delayserver/client/retries.py", "delayserver/client/send_calls.py"}
+CHANCE_DOORS = {
+    "delayserver/runtime/chance.py",
+    "delayserver/client/calls/retries.py",
+    "delayserver/client/calls/send_calls.py",
+}
 
 WALL_TIME = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 DISK_MODULES = {"shutil", "tempfile", "mmap", "fcntl", "io"}
@@ -305,6 +315,15 @@ def test_only_those_who_speak_over_a_stream_know_frames() -> None:
     assert found == []
 
 
+def test_the_table_of_rooms_has_no_arrow_that_no_file_uses() -> None:
+    used = {(room_of(module), room_of(other)) for module in MODULES for _, other in modules_imported_by(module)}
+    assert {(room, other) for room, others in MAY_IMPORT.items() for other in others} - used == set()
+
+
+def test_stages_meet_in_state_alone() -> None:
+    assert [room for room in STAGES if MAY_IMPORT[room] & STAGES] == []
+
+
 def test_what_rooms_may_import_makes_no_circle() -> None:
     list(TopologicalSorter(MAY_IMPORT).static_order())
 
@@ -404,7 +423,7 @@ def is_empty_room(name: str) -> bool:
         ("delayserver.broker.queues", "from delayserver.broker.files.store import MessageStore"),
         ("delayserver.broker.filters", "from delayserver.broker.limits import BrokerLimits"),
         ("delayserver.broker.service", "from delayserver.state.rows import ROW"),
-        ("delayserver.client", "from delayserver.config.settings import Settings"),
+        ("delayserver.client.calls", "from delayserver.config.settings import Settings"),
         ("store.records", "from store.logs.windows import DAY_MS"),
         ("store.disk", "from store.records.scan import Scan"),
         ("ops.torture", "from delayserver.server.process import serve"),

@@ -77,7 +77,7 @@ def consume(
         raise click.UsageError("--ack-timeout is longer than 0s")
     from delayserver.cli import consuming
     from delayserver.client import ListenerSettings
-    from delayserver.client.subscription import Choices
+    from delayserver.client.listening.subscription import Choices
 
     settings = ListenerSettings(
         concurrency=concurrency,

@@ -20,8 +20,8 @@ from delayserver.cli.terminal.deliveries import print_delivery
 from delayserver.cli.terminal.options import client_arguments
 from delayserver.cli.terminal.output import delivery_record, print_json, visible
 from delayserver.client import AsyncClient, Delivery, Listener, ListenerSettings, Retry
-from delayserver.client.listener_run import ListenerRun
-from delayserver.client.subscription import Choices
+from delayserver.client.listening.listener_run import ListenerRun
+from delayserver.client.listening.subscription import Choices
 
 PREFIX: Final = "DELAYSERVER_"
 """The variables of a command begin so."""

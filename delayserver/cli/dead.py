@@ -13,7 +13,7 @@ from delayserver.cli.terminal.output import body_fields, print_json, visible
 from delayserver.config.units import format_instant
 
 if TYPE_CHECKING:
-    from delayserver.client.dead_letter_calls import DeadLetter
+    from delayserver.client.calls.dead_letter_calls import DeadLetter
 
 _group = click.option("--group", required=True, metavar="NAME", help="The consumer group that gave them up.")
 _yes = click.option("--yes", is_flag=True, help="Do not ask.")

@@ -13,7 +13,7 @@ from delayserver.cli.terminal.output import print_json, visible
 from delayserver.config.units import format_duration
 
 if TYPE_CHECKING:
-    from delayserver.client.policy_calls import GroupPolicy
+    from delayserver.client.calls.policy_calls import GroupPolicy
 
 
 @click.command("policy")

@@ -15,7 +15,7 @@ from delayserver.config.units import format_duration
 from delayserver.runtime.clock import SystemClock
 
 if TYPE_CHECKING:
-    from delayserver.client.messages import ConsumerGroup
+    from delayserver.client.values.messages import ConsumerGroup
 
 HEADINGS = ("SUBJECT", "GROUP", "POSITION", "END", "LAG", "LEASED", "RETRYING", "EXPIRED", "FILTERED", "DEAD", "OLDEST")
 

@@ -13,7 +13,7 @@ from delayserver.cli.terminal.output import body_fields, visible, visible_block,
 from delayserver.config.units import format_instant
 
 if TYPE_CHECKING:
-    from delayserver.client.messages import LookupResult
+    from delayserver.client.values.messages import LookupResult
 
 
 @click.command

@@ -12,7 +12,7 @@ from delayserver.cli.terminal.output import body_fields, print_json, visible, vi
 from delayserver.config.units import format_instant
 
 if TYPE_CHECKING:
-    from delayserver.client.messages import ReadMessage
+    from delayserver.client.values.messages import ReadMessage
 
 
 @click.command

@@ -58,7 +58,7 @@ def send(
     content = read_body(body, path)
     pairs = dict(split_property(text) for text in properties)
     relative, expires_ms = expires or (False, None)
-    from delayserver.client.send_calls import delay_of_level
+    from delayserver.client.calls.send_calls import delay_of_level
 
     with options.connect(server) as client:
         # The client computes the due time once, from the server's clock. A relative expiry counts from it.

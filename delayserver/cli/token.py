@@ -15,7 +15,7 @@ from delayserver.protocol.tokens import OVERLAP_MS_DEFAULT, ROLES
 
 if TYPE_CHECKING:
     from delayserver.cli.token_directory import TokenDirectory
-    from delayserver.client.token_calls import MadeToken, Token
+    from delayserver.client.calls.token_calls import MadeToken, Token
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

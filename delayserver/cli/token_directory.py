@@ -6,7 +6,7 @@ from dataclasses import asdict
 from types import TracebackType
 from typing import Self
 
-from delayserver.client.token_calls import MadeToken, Token
+from delayserver.client.calls.token_calls import MadeToken, Token
 from delayserver.runtime.chance import random_server_id, system_chance
 from delayserver.runtime.clock import SystemClock
 from delayserver.tokens.changes import NewToken, created, revoked, rotated

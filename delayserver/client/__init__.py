@@ -3,17 +3,19 @@
 `Listener` and `ThreadListener` call functions with messages as they come.
 """
 
-from delayserver.client.async_batching import AsyncBatcher, Handle
-from delayserver.client.async_transaction_operations import AsyncTransaction
-from delayserver.client.asynchronous import AsyncClient
-from delayserver.client.batching import Batcher
-from delayserver.client.blocking import Client
-from delayserver.client.blocking_transaction_operations import Transaction
-from delayserver.client.consumer import Consumer, Received
-from delayserver.client.handling import CutOff, Handling, Hooks, ListenerStats, Retry
-from delayserver.client.listener import Listener
-from delayserver.client.listener_core import ListenerSettings
-from delayserver.client.messages import (
+from delayserver.client.asynchronous.batching import AsyncBatcher, Handle
+from delayserver.client.asynchronous.client import AsyncClient
+from delayserver.client.asynchronous.transaction_operations import AsyncTransaction
+from delayserver.client.blocking.batching import Batcher
+from delayserver.client.blocking.client import Client
+from delayserver.client.blocking.transaction_operations import Transaction
+from delayserver.client.calls.transaction_calls import CheckBack, Ended, check_back_of
+from delayserver.client.consuming.consumer import Consumer, Received
+from delayserver.client.listening.handling import CutOff, Handling, Hooks, ListenerStats
+from delayserver.client.listening.listener import Listener
+from delayserver.client.listening.listener_core import ListenerSettings
+from delayserver.client.listening.thread_listener import ThreadListener
+from delayserver.client.values.messages import (
     AckResult,
     CancelResult,
     ColumnsPublished,
@@ -32,9 +34,8 @@ from delayserver.client.messages import (
     SendResult,
     ServerInfo,
 )
-from delayserver.client.pulled import PulledColumns
-from delayserver.client.thread_listener import ThreadListener
-from delayserver.client.transaction_calls import CheckBack, Ended, check_back_of
+from delayserver.client.values.pulled import PulledColumns
+from delayserver.client.values.retry import Retry
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.frames import OneWayRefused
 from delayserver.protocol.outcomes import Outcome

@@ -10,8 +10,8 @@ from typing import Any, Final
 import anyio.abc
 import sniffio
 
-from delayserver.client.asynchronous import AsyncClient
-from delayserver.client.blocking import Client, Connection
+from delayserver.client.asynchronous.client import AsyncClient
+from delayserver.client.blocking.client import Client, Connection
 from delayserver.config.settings import for_memory
 from delayserver.config.toml_file import load_settings
 from delayserver.embedded.listener import ADDRESS

@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream
 
-from delayserver.client.core import ReplyStream
+from delayserver.client.calls.core import ReplyStream
 from delayserver.embedded.bells import TaskBell, ThreadBell
 from delayserver.embedded.pipe import PIPE_BYTES_MAX
 from delayserver.embedded.running import Running

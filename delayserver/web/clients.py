@@ -15,9 +15,9 @@ import anyio
 import anyio.abc
 
 from delayserver.client import AsyncClient
-from delayserver.client.async_batching import AsyncBatcher
-from delayserver.client.messages import SendResult, ServerInfo
-from delayserver.client.tls import TLS
+from delayserver.client.asynchronous.batching import AsyncBatcher
+from delayserver.client.connections.tls import TLS
+from delayserver.client.values.messages import SendResult, ServerInfo
 from delayserver.protocol.errors import Forbidden, Unauthenticated
 from delayserver.protocol.tokens import ADMIN, LOOK
 from delayserver.web.idempotency import FirstTries

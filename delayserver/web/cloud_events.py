@@ -12,7 +12,7 @@ from urllib.parse import unquote
 
 import msgspec
 
-from delayserver.client.messages import Delivery
+from delayserver.client.values.messages import Delivery
 from delayserver.web.bodies import Scope, base64_bytes, content_type, shown_body
 from delayserver.web.problems import Problem, invalid
 from delayserver.web.queries import SendQuery

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from delayserver.client.messages import ConsumerGroup, Delivery
+from delayserver.client.values.messages import ConsumerGroup, Delivery
 from delayserver.protocol.errors import DelayServerError
 from delayserver.web.answers import PING, event, event_stream, json_answer, read_json, read_query
 from delayserver.web.bodies import BodyReader, PullEncoding, PullForm, message_body, shown_body

@@ -9,7 +9,7 @@ from msgspec import Meta, Struct
 from starlette.requests import Request
 from starlette.responses import Response
 
-from delayserver.client.find_calls import FoundMessage
+from delayserver.client.calls.find_calls import FoundMessage
 from delayserver.protocol.receipts import format_receipt
 from delayserver.web.answers import json_answer, read_query
 from delayserver.web.bodies import BodyForm, shown_body

@@ -11,8 +11,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from delayserver.client.message_calls import Target
-from delayserver.client.messages import CancelResult, LookupResult, MessageKey, RescheduleResult
+from delayserver.client.calls.message_calls import Target
+from delayserver.client.values.messages import CancelResult, LookupResult, MessageKey, RescheduleResult
 from delayserver.protocol.outcomes import Outcome
 from delayserver.web.answers import json_answer, problem_answer, read_json, read_query
 from delayserver.web.bodies import BodyForm, BodyReader, message_body, shown_body

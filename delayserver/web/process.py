@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import anyio
 import uvicorn
 
-from delayserver.client.tls import TLS
+from delayserver.client.connections.tls import TLS
 from delayserver.config.settings import HttpSettings
 from delayserver.logs.setup import silence
 from delayserver.metrics.http_figures import HttpFigures

@@ -7,8 +7,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from delayserver.client.messages import ColumnsSent, Message
-from delayserver.client.send_calls import new_message_ids
+from delayserver.client.calls.send_calls import new_message_ids
+from delayserver.client.values.messages import ColumnsSent, Message
 from delayserver.protocol.errors import DelayServerError, Refused
 from delayserver.web.answers import read_json
 from delayserver.web.bodies import message_body

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from delayserver.client import AsyncClient
-from delayserver.client.send_calls import delay_of_level
+from delayserver.client.calls.send_calls import delay_of_level
 from delayserver.config.units import parse_duration_ms, parse_instant_ms
 from delayserver.web.problems import invalid
 from delayserver.web.schemas import Due

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, DataSource
 from pyspark.sql.types import StructType
 
 from delayserver.client import Client
-from delayserver.client.core import parse_address
+from delayserver.client.calls.core import parse_address
 from ops.audit.message_rows import COLUMNS, MessageRows, rows_of
 from ops.audit.sending import Sender
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from delayserver.client.async_operations import AsyncOperations
-from delayserver.client.blocking_operations import BlockingOperations
+from delayserver.client.asynchronous.operations import AsyncOperations
+from delayserver.client.blocking.operations import BlockingOperations
 from ops.blocking_client import SOURCES, blocking, target_of
 
 OPERATIONS = [name for name in dir(AsyncOperations) if not name.startswith("_")]

@@ -128,7 +128,7 @@ def _prove(client: Client, secret: str) -> None:
     """Proves the secret for this connection, if there is one and the server asks for a proof."""
     if not secret:
         return
-    from delayserver.client.core import Call
+    from delayserver.client.calls.core import Call
     from delayserver.protocol.operations import PROVE
     from delayserver.protocol.proof import make_proof
 
@@ -143,7 +143,7 @@ def _prove(client: Client, secret: str) -> None:
 
 def _slices(client: Client, arguments: dict[str, Any]) -> Done:
     """Sends one request per slice until the server has no more."""
-    from delayserver.client.core import Call
+    from delayserver.client.calls.core import Call
     from delayserver.protocol.operations import REDISPATCH
     from delayserver.recover.reading.redispatching import Unread
 

@@ -10,7 +10,7 @@ from delayserver.cli.terminal.output import body_fields, delivery_record, print_
 from delayserver.config.units import format_duration, format_instant
 
 if TYPE_CHECKING:
-    from delayserver.client.messages import Delivery
+    from delayserver.client.values.messages import Delivery
 
 
 def print_delivery(delivery: Delivery, *, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT
 
 if TYPE_CHECKING:
     from delayserver.client import Client
-    from delayserver.client.messages import ServerInfo
+    from delayserver.client.values.messages import ServerInfo
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

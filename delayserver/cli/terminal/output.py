@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 if TYPE_CHECKING:
-    from delayserver.client.messages import Delivery
+    from delayserver.client.values.messages import Delivery
     from delayserver.protocol.errors import DelayServerError
 
 

@@ -14,8 +14,8 @@ import pytest
 from delayserver.cli.consuming import property_fields, variables
 from delayserver.client import Client
 from tests.delayserver.cli.conftest import COMMAND_SECONDS_MAX, Done, Server
-from tests.delayserver.client.deliveries import delivery
-from tests.delayserver.client.listening import until
+from tests.delayserver.client.listening.deliveries import delivery
+from tests.delayserver.client.listening.listeners import until
 
 Begin = Callable[..., "subprocess.Popen[bytes]"]
 

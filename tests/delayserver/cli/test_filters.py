@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from delayserver.client import AsyncClient, Client
-from delayserver.client.consumer import Consumer
+from delayserver.client.consuming.consumer import Consumer
 from delayserver.protocol.errors import FilterInUse, FilterInvalid
 from tests.delayserver.cli.conftest import Done, Server
 

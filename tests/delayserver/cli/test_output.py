@@ -17,8 +17,8 @@ from delayserver.cli.terminal.output import (
     without_none,
 )
 from delayserver.client import Delivery, LookupResult
-from delayserver.client.message_calls import lookup_call
-from delayserver.client.messages import ServerInfo
+from delayserver.client.calls.message_calls import lookup_call
+from delayserver.client.values.messages import ServerInfo
 from delayserver.protocol.limits import DEFAULT_LIMITS
 
 

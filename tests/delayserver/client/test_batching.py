@@ -13,7 +13,9 @@ from concurrent.futures import Future
 import anyio
 import pytest
 
-from delayserver.client import AsyncClient, Batcher, Client, Handle, SendResult, async_batching, batching
+from delayserver.client import AsyncClient, Batcher, Client, Handle, SendResult
+from delayserver.client.asynchronous import batching as async_batching
+from delayserver.client.blocking import batching
 from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
 from tests.delayserver.client.fake_server import FakeServer, Garbage, Late
 

@@ -12,7 +12,7 @@ import pytest
 
 from delayserver.client import Client, Delivery
 from tests.delayserver.cli.conftest import Server, run, serving
-from tests.delayserver.client.listening import until
+from tests.delayserver.client.listening.listeners import until
 
 GROUP = "workers"
 SETTINGS = ("--set", "broker.redelivery_first_ms=100", "--set", "storage.durability=os")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from delayserver.client import Client
-from delayserver.client.core import Call
+from delayserver.client.calls.core import Call
 from delayserver.protocol.errors import DelayServerError, GroupUnknown, InvalidArgument, PositionOutOfRange
 from tests.delayserver.cli.conftest import Server, run, serving
 from tests.delayserver.client.both import Connect

@@ -73,7 +73,7 @@ def run(program: str, *arguments: str, setup: str = SETUP) -> dict[str, Any]:
 
 THREADS = """
 from delayserver.client import Client
-from delayserver.client.thread_listener import ThreadListener
+from delayserver.client.listening.thread_listener import ThreadListener
 
 listener = ThreadListener("shop")
 

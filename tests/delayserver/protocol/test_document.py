@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from delayserver.client.messages import ServerInfo
-from delayserver.client.pull_calls import ack_call
-from delayserver.client.send_calls import SendColumns, send_columns_call
+from delayserver.client.calls.pull_calls import ack_call
+from delayserver.client.calls.send_calls import SendColumns, send_columns_call
+from delayserver.client.values.messages import ServerInfo
 from delayserver.config.settings import Settings
 from delayserver.protocol.errors import ERRORS
 from delayserver.protocol.frames import FrameDecoder, decode_reply, decode_request

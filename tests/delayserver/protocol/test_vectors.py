@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from delayserver.broker.limits import BrokerLimits
-from delayserver.client.timing import ServerClock
+from delayserver.client.values.timing import ServerClock
 from delayserver.protocol.columns import I64, U8, U32, unpack_column, unpack_ragged
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, error_to_map
 from delayserver.protocol.frames import FrameDecoder, decode_reply, decode_request, encode_frame

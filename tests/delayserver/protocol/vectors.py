@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from delayserver.client.timing import ServerClock
+from delayserver.client.values.timing import ServerClock
 from delayserver.protocol.columns import I64, U8, U32, pack_column
 from delayserver.protocol.frames import encode_frame
 from delayserver.protocol.limits import DEFAULT_LIMITS

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from delayserver.client import Client
-from delayserver.client.messages import Message
+from delayserver.client.values.messages import Message
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.frames import FrameDecoder, decode_request, encode_reply
 from tests.delayserver.upgrade.directories import ARCHIVES, Past, past

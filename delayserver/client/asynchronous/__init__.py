@@ -1,0 +1,1 @@
+"""The asynchronous client, on trio and on asyncio."""

@@ -1,0 +1,256 @@
+"""The asynchronous client, on trio and on asyncio: concurrent requests over one connection.
+
+Its operations are in `operations`. `stream_connection` moves the bytes, and `core` and the ``*_calls`` modules
+give them their meaning.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+import anyio
+import anyio.abc
+
+from delayserver.client.asynchronous.operations import AsyncOperations
+from delayserver.client.calls import message_calls, pull_calls
+from delayserver.client.calls.core import DEFAULT_ADDRESS, Call
+from delayserver.client.calls.retries import Attempts
+from delayserver.client.connections.stream_connection import StreamConnection
+from delayserver.client.connections.tls import TLS, context_of
+from delayserver.client.values.messages import ConsumerGroup
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, copied
+from delayserver.protocol.frames import Reply
+from delayserver.protocol.keepalive import keep_alive
+
+T = TypeVar("T")
+
+CLIENT_NAME: Final = "delayserver-python-async"
+
+
+class AsyncClient(AsyncOperations):
+    """A client for one server, for any number of tasks; use it as ``async with AsyncClient(...) as client``.
+
+    The block owns the connection's tasks. Requests of concurrent tasks are pipelined over one connection, which is
+    opened again after a failure. A batcher sends over the same connection. Settings and errors are those of the blocking
+    `Client`. Before its ``timeout_s`` a request waits at most as long for its turn on the connection, and then raises
+    `QueueFull`.
+    A task may be cancelled in any method: the connection stays whole, and the request may or may not take effect.
+    A cancelled pull ends at the server too; the messages that it was just given come again after the ack timeout.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout_s: float = 10.0,
+        connect_timeout_s: float = 5.0,
+        retries: int = 3,
+        token: str | None = None,
+        tls: TLS = None,
+    ) -> None:
+        super().__init__(address, CLIENT_NAME, retries, token)
+        self._token = token
+        self._tls = context_of(tls)
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._connection: StreamConnection | None = None
+        self._connecting = anyio.Lock()
+        self._connect_failure: DelayServerError | None = None  # the last one
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._blocks_left = 0
+        self._waits: dict[int, StreamConnection] = {}
+        # Clients of other nodes, where this one publishes.
+        self._nodes: dict[str, AsyncClient] = {}
+        self._making_nodes = anyio.Lock()
+
+    async def __aenter__(self) -> Self:
+        await self._start()
+        try:
+            await self.connect()
+        except BaseException as exc:
+            await self.__aexit__(type(exc), exc, exc.__traceback__)
+            raise
+        return self
+
+    @asynccontextmanager
+    async def unconnected(self) -> AsyncIterator[Self]:
+        """A block that does not connect at its begin, for a server that may be away: the first call connects, and so does
+        each call after a failure.
+        """
+        await self._start()
+        try:
+            yield self
+        finally:
+            await self.__aexit__(None, None, None)
+
+    async def _start(self) -> None:
+        self._tasks = anyio.create_task_group()
+        await self._tasks.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._tasks is not None
+        tasks, self._tasks = self._tasks, None
+        self._blocks_left += 1
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        # This also ends a connection that another task is opening now. The group holds nothing else, so an error of the
+        # block is not wrapped.
+        tasks.cancel_scope.cancel()
+        await tasks.__aexit__(None, None, None)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is outside its ``async with`` block."""
+        return self._tasks is None
+
+    @property
+    def _close_count(self) -> int:
+        return self._blocks_left
+
+    def _batching_client(self) -> Self:
+        return self
+
+    def _publishing_client(self) -> Self:
+        return self
+
+    async def _publisher_at(self, address: str) -> AsyncClient:
+        async with self._making_nodes:
+            node = self._nodes.get(address)
+            if node is None or node.closed:
+                if self._tasks is None:
+                    raise RuntimeError("use the client inside its async with block")
+                node = self._nodes[address] = self.node_client(address)
+                await self._tasks.start(self._hold, node)
+            return node
+
+    async def _hold(self, node: AsyncClient, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        """Keeps the client of another node until the block of this one ends."""
+        async with node.unconnected():
+            task_status.started()
+            await anyio.sleep_forever()
+
+    def node_client(self, address: str) -> AsyncClient:
+        """A client with the same settings for a node of a route, not connected yet. Consumers and listeners pull over it."""
+        return AsyncClient(
+            address,
+            timeout_s=self._timeout_s,
+            connect_timeout_s=self._connect_timeout_s,
+            retries=self._retries.retries,
+            token=self._token,
+            tls=self._tls,
+        )
+
+    def end_waits(self) -> None:
+        """End the pulls that wait now. Each returns the messages that it was just given, mostly none."""
+        for request_id, connection in self._waits.items():
+            connection.post(self._core.encode(pull_calls.cancel_wait_call(request_id))[1])
+
+    async def groups(self, subject: str | None = None) -> list[ConsumerGroup]:
+        """The consumer groups of this node, or those of one subject, asked for a page at a time."""
+        page = await self._run(message_calls.groups_call(subject, None))
+        groups = page.groups
+        while page.next is not None:
+            page = await self._run(message_calls.groups_call(subject, page.next))
+            groups += page.groups
+        return groups
+
+    async def _run(self, call: Call[T], close_count: int | None = None) -> T:
+        if close_count is not None and close_count != self._blocks_left:
+            raise ConnectionLost("the client was closed")
+        attempts: Attempts | None = None  # Nearly always the first one is the last.
+        while True:
+            sent = False
+            try:
+                connection = await self._connected()
+                request_id, frame = self._core.encode(call)
+                sent = True
+                if call.wait_s:
+                    reply = await self._wait(connection, request_id, frame, call.wait_s)
+                else:
+                    reply = await connection.exchange(request_id, frame, self._timeout_s)
+                result = self._core.finish(call, reply)
+                return result if attempts is None else attempts.in_doubt(result)
+            except DelayServerError as error:
+                attempts = attempts or self._retries.attempts(call)
+                pause_s = attempts.pause_s(error, sent=sent)
+                if pause_s is None:
+                    raise
+            await anyio.sleep(pause_s)
+
+    async def _wait(self, connection: StreamConnection, request_id: int, frame: bytes, wait_s: float) -> Reply:
+        """The exchange of a request that waits at the server. If the caller is cancelled, the server is told."""
+        self._waits[request_id] = connection
+        try:
+            return await connection.exchange(request_id, frame, self._timeout_s + wait_s)
+        except anyio.get_cancelled_exc_class():
+            # Else the server would hand out messages that the caller no longer takes.
+            connection.post(self._core.encode(pull_calls.cancel_wait_call(request_id))[1])
+            raise
+        finally:
+            del self._waits[request_id]
+
+    async def _post(self, call: Call[T]) -> None:
+        connection = await self._connected()
+        await connection.send(self._core.encode(call)[1], self._timeout_s)
+
+    async def _connected(self) -> StreamConnection:
+        if self._connection is not None and not self._connection.closed:
+            return self._connection
+        failure_before = self._connect_failure
+        async with self._connecting:
+            # Another task may have connected while this one waited.
+            if self._connection is None or self._connection.closed:
+                # Or that task failed, and then its attempt counts for all tasks that waited. If each made an attempt of
+                # its own, the last would wait for all of them.
+                if self._connect_failure is not None and self._connect_failure is not failure_before:
+                    raise copied(self._connect_failure)
+                try:
+                    self._connection = await self._open()
+                except DelayServerError as error:
+                    self._connect_failure = copied(error)
+                    raise
+            return self._connection
+
+    async def _new_stream(self) -> anyio.abc.ByteStream:
+        """A new stream to the server. Raises `ConnectionLost`."""
+        host, port = self._host_and_port
+        try:
+            with anyio.fail_after(self._connect_timeout_s):
+                stream = await self._connect(host, port)
+        # Python refuses a host such as `a..b` before it looks it up.
+        except (OSError, UnicodeError) as exc:
+            raise ConnectionLost(f"cannot connect to {host}:{port}: {exc}") from exc
+        raw_socket = stream.extra(anyio.abc.SocketAttribute.raw_socket)
+        raw_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(raw_socket)
+        return stream
+
+    async def _connect(self, host: str, port: int) -> anyio.abc.ByteStream:
+        if self._tls is None:
+            return await anyio.connect_tcp(host, port)
+        return await anyio.connect_tcp(host, port, ssl_context=self._tls, tls_standard_compatible=False)
+
+    async def _open(self) -> StreamConnection:
+        tasks = self._tasks
+        if tasks is None:
+            raise RuntimeError("use the client inside its async with block")
+        stream = await self._new_stream()
+        connection = StreamConnection(stream)
+        if self._tasks is not tasks:
+            await anyio.aclose_forcefully(stream)
+            raise RuntimeError("use the client inside its async with block")
+        tasks.start_soon(connection.run)
+        try:
+            hello = self._core.hello()
+            self._core.finish(hello, await connection.exchange(*self._core.encode(hello), self._timeout_s))
+        except BaseException:
+            connection.close()
+            raise
+        return connection

@@ -1,0 +1,232 @@
+"""The blocking client: one socket, one request at a time.
+
+Its operations are in `operations`. `socket_connection` moves the bytes, and `core` and the ``*_calls`` modules
+give them their meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Final, Protocol, Self, TypeVar
+
+from delayserver.client.asynchronous.client import AsyncClient
+from delayserver.client.blocking.operations import BlockingOperations
+from delayserver.client.calls import message_calls
+from delayserver.client.calls.core import DEFAULT_ADDRESS, Call
+from delayserver.client.calls.retries import Attempts
+from delayserver.client.connections.socket_connection import SocketConnection
+from delayserver.client.connections.tls import TLS, context_of
+from delayserver.client.connections.tls_connection import TlsConnection
+from delayserver.client.connections.turns import Turns
+from delayserver.client.values.messages import ConsumerGroup
+from delayserver.protocol.errors import ConnectionLost, DelayServerError
+from delayserver.protocol.frames import Reply
+
+T = TypeVar("T")
+
+CLIENT_NAME: Final = "delayserver-python-blocking"
+
+_CLOSE_WAIT_S: Final = 0.1  # For a call of another thread, which the close has just ended.
+
+
+class Connection(Protocol):
+    """What a client asks of one connection; `SocketConnection` says how each method behaves."""
+
+    def usable(self, *, repeatable: bool) -> bool: ...
+
+    def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply: ...
+
+    def send(self, frame: bytes, timeout_s: float) -> None: ...
+
+    def shut_down(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Client(BlockingOperations):
+    """A client for one server, for one thread at a time (calls from others wait for their turn).
+
+    Connects at the first call or on entering its ``with`` block, and again after a failure. ``timeout_s`` bounds each
+    attempt of a call (beyond what the call itself asks the server to wait), ``connect_timeout_s`` each attempt to
+    connect. After a failure that may pass, a call makes up to ``retries`` more attempts, with jittered pauses. Every
+    method raises the errors of `delayserver.protocol.errors`. A batcher sends over a connection of its own.
+    `close` ends a call that waits, such as a long `pull`, from another thread or a signal handler. A signal handler that
+    interrupts a call needs a client of its own for calls.
+    """
+
+    def __init__(
+        self,
+        address: str = DEFAULT_ADDRESS,
+        *,
+        timeout_s: float = 10.0,
+        connect_timeout_s: float = 5.0,
+        retries: int = 3,
+        token: str | None = None,
+        tls: TLS = None,
+    ) -> None:
+        super().__init__(address, CLIENT_NAME, retries, token)
+        self._token = token
+        self._tls = context_of(tls)
+        self._address = address
+        self._timeout_s = timeout_s
+        self._connect_timeout_s = connect_timeout_s
+        self._turns = Turns()
+        self._connection: Connection | None = None
+        # Clients of other nodes, where this one publishes.
+        self._nodes: dict[str, Client] = {}
+
+    def __enter__(self) -> Self:
+        self.connect()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; a call afterwards opens it again.
+
+        A call in progress ends with `ConnectionLost`, in another thread as well as one that a signal handler has
+        interrupted. A call that is just connecting ends once the attempt to connect is over.
+        """
+        self._turns.close()
+        for node in list(self._nodes.values()):
+            node.close()
+        connection = self._connection
+        if connection is not None:
+            connection.shut_down()
+        # A call in progress lets go of the connection at its end.
+        if self._turns.lock.acquire(timeout=_CLOSE_WAIT_S):
+            try:
+                if not self._turns.calling:
+                    self._let_go()
+            finally:
+                self._turns.lock.release()
+
+    @property
+    def _close_count(self) -> int:
+        return self._turns.close_count
+
+    def _batching_client(self) -> Client:
+        return Client(
+            self._address,
+            timeout_s=self._timeout_s,
+            connect_timeout_s=self._connect_timeout_s,
+            retries=self._retries.retries,
+            token=self._token,
+            tls=self._tls,
+        )
+
+    def asynchronous(self) -> AsyncClient:
+        """An asynchronous client with the same address and settings, not entered yet."""
+        return AsyncClient(
+            self._address,
+            timeout_s=self._timeout_s,
+            connect_timeout_s=self._connect_timeout_s,
+            retries=self._retries.retries,
+            token=self._token,
+            tls=self._tls,
+        )
+
+    def _publishing_client(self) -> Client:
+        return self._batching_client()
+
+    def _publisher_at(self, address: str) -> Client:
+        with self._turns.lock:
+            node = self._nodes.get(address)
+            if node is None:
+                node = self._nodes[address] = self._node_client(address)
+            return node
+
+    def _node_client(self, address: str) -> Client:
+        return Client(
+            address,
+            timeout_s=self._timeout_s,
+            connect_timeout_s=self._connect_timeout_s,
+            retries=self._retries.retries,
+            token=self._token,
+            tls=self._tls,
+        )
+
+    def groups(self, subject: str | None = None) -> Iterator[ConsumerGroup]:
+        """The consumer groups of this node, or those of one subject, asked for a page at a time."""
+        page = self._run(message_calls.groups_call(subject, None))
+        yield from page.groups
+        while page.next is not None:
+            page = self._run(message_calls.groups_call(subject, page.next))
+            yield from page.groups
+
+    def _run(self, call: Call[T], close_count: int | None = None) -> T:
+        turns = self._turns
+        if close_count is None:
+            close_count = turns.close_count
+        with turns.lock:
+            turns.refuse_inner(call.operation)
+            try:
+                turns.begin()
+                attempts: Attempts | None = None  # Nearly always the first one is the last.
+                while True:
+                    sent = False
+                    try:
+                        connection = self._connection
+                        if connection is None or not connection.usable(repeatable=call.repeatable):
+                            connection = self._reconnect(close_count)
+                        request_id, frame = self._core.encode(call)
+                        sent = True
+                        reply = connection.exchange(request_id, frame, self._timeout_s + call.wait_s)
+                        result = self._core.finish(call, reply)
+                        return result if attempts is None else attempts.in_doubt(result)
+                    except DelayServerError as error:
+                        attempts = attempts or self._retries.attempts(call)
+                        pause_s = attempts.pause_s(error, sent=sent)
+                        if pause_s is not None or isinstance(error, ConnectionLost):
+                            turns.check(close_count, error)
+                        if pause_s is None:
+                            raise
+                    turns.pause(pause_s, close_count)
+            finally:
+                turns.end()
+                if turns.close_count != close_count:
+                    self._let_go()
+
+    def _post(self, call: Call[T]) -> None:
+        turns, close_count = self._turns, self._turns.close_count
+        with turns.lock:
+            turns.refuse_inner(call.operation)
+            try:
+                turns.begin()
+                connection = self._connection
+                if connection is None or not connection.usable(repeatable=False):
+                    connection = self._reconnect(close_count)
+                connection.send(self._core.encode(call)[1], self._timeout_s)
+            finally:
+                turns.end()
+                if turns.close_count != close_count:
+                    self._let_go()
+
+    def _new_connection(self) -> Connection:
+        """A new connection to the server. Raises `ConnectionLost`."""
+        if self._tls is not None:
+            return TlsConnection(self._host_and_port, self._connect_timeout_s, self._tls)
+        return SocketConnection(self._host_and_port, self._connect_timeout_s)
+
+    def _reconnect(self, close_count: int) -> Connection:
+        self._let_go()
+        self._turns.check(close_count)
+        connection = self._connection = self._new_connection()
+        try:
+            # A close while the client connected did not see this connection.
+            self._turns.check(close_count)
+            hello = self._core.hello()
+            self._core.finish(hello, connection.exchange(*self._core.encode(hello), self._timeout_s))
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _let_go(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

@@ -1,0 +1,92 @@
+# Made by `python -m ops.blocking_client` from asynchronous/one_way_operations.py. Change that file.
+"""The operations of the blocking client that get no reply.
+
+`python -m ops.blocking_client` makes the blocking twin from this file.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TypeVar
+
+from delayserver.client.calls import publish_calls, send_calls
+from delayserver.client.calls.core import Call, ClientCore
+from delayserver.protocol.frames import OneWayRefused
+
+T = TypeVar("T")
+
+
+class BlockingOneWayOperations(ABC):
+    """Sends and publishes without a reply: as fast as the connection takes them, and nobody knows whether they arrived.
+
+    A message that the server refuses is counted. The next reply to any call of this client tells it; see
+    `take_one_way_refused`. Messages of a connection that breaks may be lost, and the server tells nothing of them.
+    """
+
+    _core: ClientCore
+
+    @abstractmethod
+    def _post(self, call: Call[T]) -> None:
+        """Send a request that gets no reply. Connects if not connected."""
+
+    def publish_one_way(
+        self,
+        subject: str,
+        body: bytes | str,
+        *,
+        message_id: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        expires_ms: int | None = None,
+        tag: str | None = None,
+        order_key: str | None = None,
+    ) -> None:
+        """Publish one message to this server, without a reply. A subject that other nodes store is refused: it does not
+        follow the route.
+        """
+        call = publish_calls.publish_call(
+            subject,
+            body,
+            message_id=message_id,
+            properties=properties,
+            expires_ms=expires_ms,
+            tag=tag,
+            order_key=order_key,
+        )
+        self._post(one_way(call))
+
+    def send_one_way(
+        self,
+        subject: str,
+        body: bytes | str,
+        due_ms: int,
+        *,
+        message_id: str | None = None,
+        properties: Mapping[str, str] | None = None,
+        expires_ms: int | None = None,
+        tag: str | None = None,
+        order_key: str | None = None,
+    ) -> None:
+        """Send one message, without a reply."""
+        call = send_calls.send_call(
+            subject,
+            body,
+            due_ms,
+            message_id=message_id,
+            properties=properties,
+            expires_ms=expires_ms,
+            tag=tag,
+            order_key=order_key,
+        )
+        self._post(one_way(call))
+
+    def take_one_way_refused(self) -> OneWayRefused | None:
+        """The number of one-way messages that were refused since the last call of this method, and the first error.
+        Replies carry it, so send a `ping` behind the messages.
+        """
+        return self._core.take_one_way_refused()
+
+
+def one_way(call: Call[T]) -> Call[T]:
+    """The call as one that gets no reply."""
+    return Call(call.operation, {**call.arguments, "one_way": True}, call.read, repeatable=False)

@@ -1,0 +1,256 @@
+"""The sans-IO core of both clients: a call, its request frame, and the reading of its reply.
+
+`ClientCore` holds the state that outlives connections: request ids, and the server's clock and limits. `ReplyStream`
+holds the incoming half of one connection. Neither moves bytes or waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
+
+from delayserver.client.values.messages import ServerInfo
+from delayserver.client.values.timing import ServerClock
+from delayserver.protocol.errors import (
+    ConnectionLost,
+    DelayServerError,
+    FrameTooLarge,
+    InvalidArgument,
+    MalformedFrame,
+    TooManyConnections,
+)
+from delayserver.protocol.frames import HEADER_BYTES, FrameDecoder, OneWayRefused, Reply, decode_reply, encode_request
+from delayserver.protocol.limits import DEFAULT_LIMITS, Limits
+from delayserver.protocol.operations import DEFAULT_HOST, DEFAULT_PORT, HELLO, PING, SUPPORTED_VERSIONS
+
+T = TypeVar("T")
+
+DEFAULT_ADDRESS: Final = f"{DEFAULT_HOST}:{DEFAULT_PORT}"
+
+REPLY_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Bound of a reply's frame. The client trusts its server to send large replies. But a wrong port, where something else
+answers, must not make the client allocate four gigabytes."""
+
+
+@dataclass(slots=True)
+class Call(Generic[T]):
+    """One operation with its arguments, and how to read its result.
+
+    ``repeatable``: sending it twice has the effect of sending it once. So the client retries it although the first
+    result is unknown. ``wait_s``: the server may hold the reply back so long on purpose. ``sent_us``: the local elapsed
+    time when the last attempt left, if ``timed``. ``doubt``: corrects a result if an earlier attempt may have taken
+    effect; it gets the result and the error of that attempt.
+    """
+
+    operation: str
+    arguments: dict[str, Any]
+    read: Callable[[dict[str, Any], ServerInfo], T]
+    repeatable: bool = True
+    wait_s: float = 0.0
+    timed: bool = False
+    sent_us: int = 0
+    doubt: Callable[[T, DelayServerError], T] | None = None
+
+    def leave(self, elapsed_us: int) -> None:
+        """Note when an attempt leaves."""
+        self.sent_us = elapsed_us
+
+
+class ClientCore:
+    """State of one client. ``server`` is None until the first hello."""
+
+    def __init__(self, client_name: str, clock: ServerClock | None = None, token: str | None = None) -> None:
+        self.clock = clock or ServerClock()
+        self.server: ServerInfo | None = None
+        self._client_name = client_name
+        self._token = token
+        self._next_id = 1
+        self._one_way_refused: OneWayRefused | None = None
+        self._frame_bytes_max = DEFAULT_LIMITS.frame_bytes_max
+
+    @property
+    def limits(self) -> Limits:
+        """The server's limits, or the defaults before the first hello."""
+        return self.server.limits if self.server is not None else DEFAULT_LIMITS
+
+    def hello(self) -> Call[ServerInfo]:
+        """The first call on every connection. Reading its reply sets ``server`` and the clock."""
+
+        def read(result: dict[str, Any], _: ServerInfo) -> ServerInfo:
+            self.clock.forget()
+            self.clock.learn(_integer(result, "server_us"), call.sent_us)
+            self.server = ServerInfo(
+                server_id=str(result["server_id"]),
+                version=_integer(result, "version"),
+                role=str(result["role"]),
+                software=str(result["software"]),
+                limits=Limits.from_map(result["limits"]),
+                delay_levels_ms=tuple(result.get("delay_levels_ms", ())),
+                needs_token=result.get("needs_token") is True,
+                token_id=str(result.get("token_id", "")),
+                roles=tuple(result.get("roles", ())),
+                subjects=tuple(result.get("subjects", ())),
+            )
+            self._frame_bytes_max = self.server.limits.frame_bytes_max
+            return self.server
+
+        arguments = {"versions": list(SUPPORTED_VERSIONS), "client": self._client_name}
+        if self._token is not None:
+            arguments["token"] = self._token
+        call = Call(HELLO, arguments, read, timed=True)
+        return call
+
+    def ping(self) -> Call[int]:
+        """Ask for the server's time in microseconds, and learn its clock from the answer."""
+
+        def read(result: dict[str, Any], _: ServerInfo) -> int:
+            server_us = _integer(result, "server_us")
+            self.clock.learn(server_us, call.sent_us)
+            return server_us
+
+        call = Call(PING, {}, read, timed=True)
+        return call
+
+    def encode(self, call: Call[Any]) -> tuple[int, bytes]:
+        """The request's id and frame. Raises `FrameTooLarge` and `InvalidArgument` before anything is sent, so that
+        requests of other callers are not harmed.
+        """
+        request_id = self._next_id
+        self._next_id += 1
+        if call.timed:
+            # A call may wait for a lock, a connection or a retry after it was made. So the time is taken here.
+            call.leave(self.clock.elapsed())
+        try:
+            frame = encode_request(request_id, call.operation, call.arguments)
+        except (TypeError, ValueError, OverflowError) as exc:
+            raise InvalidArgument(f"the arguments of {call.operation} cannot be sent: {exc}") from exc
+        if len(frame) - HEADER_BYTES > self._frame_bytes_max:
+            raise FrameTooLarge(
+                f"{call.operation} needs a frame of {len(frame)} bytes, the server takes {self._frame_bytes_max}"
+            )
+        return request_id, frame
+
+    def _note_refused(self, refused: OneWayRefused) -> None:
+        before = self._one_way_refused
+        messages = refused.messages + (0 if before is None else before.messages)
+        self._one_way_refused = OneWayRefused(messages, refused.first if before is None else before.first)
+
+    def take_one_way_refused(self) -> OneWayRefused | None:
+        """The number of refused one-way messages since the last call of this method, and the first error."""
+        refused, self._one_way_refused = self._one_way_refused, None
+        return refused
+
+    def finish(self, call: Call[T], reply: Reply) -> T:
+        """The result of a call from its reply. Raises the error that the server named, or `MalformedFrame` if the reply
+        cannot be read.
+        """
+        if reply.refused is not None:
+            self._note_refused(reply.refused)
+        if reply.error is not None:
+            raise reply.error
+        assert reply.result is not None
+        try:
+            # Only hello runs before `server` is known, and its reading ignores this argument.
+            return call.read(reply.result, self.server or _NO_SERVER)
+        except (KeyError, TypeError, ValueError, IndexError) as exc:
+            raise MalformedFrame(f"the server's reply to {call.operation} cannot be read: {exc!r}") from exc
+
+
+@dataclass(slots=True)
+class ReplyStream:
+    """The incoming half of one connection: bytes in, replies out. A reply with id 0 is an error of the connection, not of
+    a request; it is raised as `connection_error` says.
+    """
+
+    decoder: FrameDecoder = field(default_factory=lambda: FrameDecoder(REPLY_BYTES_MAX))
+    failure: DelayServerError | None = None
+    """The error that followed the replies given last. It ended the connection; nothing more is read of it."""
+
+    def check(self) -> None:
+        """Raise the ``failure`` that followed the replies given last."""
+        if self.failure is not None:
+            raise self.failure
+
+    @property
+    def ended(self) -> ConnectionLost:
+        """The error of a stream that ends here."""
+        half = " in the middle of a reply" if self.decoder.buffered_bytes else ""
+        return ConnectionLost(f"the server closed the connection{half}")
+
+    def feed(self, data: bytes) -> list[Reply]:
+        """Replies completed by ``data``. Raises `ConnectionLost` at the end of the stream (``data`` empty), and protocol
+        errors. If replies precede an error, it returns them and keeps the error as ``failure``.
+        """
+        self.check()
+        if not data:
+            raise self.ended
+        replies: list[Reply] = []
+        try:
+            for payload in self.decoder.feed(data):
+                reply = decode_reply(payload)
+                if reply.id == 0:
+                    raise connection_error(reply)
+                replies.append(reply)
+        except DelayServerError as error:
+            if not replies:
+                raise
+            self.failure = error
+        return replies
+
+
+def connection_error(reply: Reply) -> DelayServerError:
+    """The error that a reply with id 0 means for the requests in flight. The server may have carried out each of them.
+    So it is `ConnectionLost`, with the server's error as its cause. `TooManyConnections` stays as it is: the server has
+    read nothing from that connection.
+    """
+    error = reply.error
+    if error is None:
+        return MalformedFrame("the server sent a result that answers no request")
+    if isinstance(error, TooManyConnections):
+        return error
+    lost = ConnectionLost(f"the server ended the connection ({error})", retry_after_ms=error.retry_after_ms)
+    lost.__cause__ = error
+    return lost
+
+
+def in_doubt(refusal: DelayServerError, unknown: DelayServerError) -> DelayServerError:
+    """The error of a call whose last attempt ended with a ``refusal`` after an earlier one ended ``unknown``. The earlier
+    attempt may have taken effect, so the caller must not believe that nothing was done.
+    """
+    doubt = type(unknown)(
+        f"{unknown.message}; another attempt ended with {refusal}", retry_after_ms=refusal.retry_after_ms
+    )
+    doubt.__cause__ = refusal
+    return doubt
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of ``host:port``, ``host`` or ``[ipv6]:port``. Raises ValueError for an invalid port."""
+    host, _, port = address.rpartition(":") if not address.endswith("]") else (address, "", "")
+    if not host or (":" in host and not host.startswith("[")):
+        host, port = address, ""
+    number = int(port) if port else DEFAULT_PORT
+    if not 0 < number < 65_536:
+        raise ValueError(f"{address!r} has no valid port")
+    return host.strip("[]") or DEFAULT_HOST, number
+
+
+def reachable(address: str, dialled_host: str) -> str:
+    """The address of a node for a client that has dialled `dialled_host`. A server that listens on all interfaces may
+    announce an address such as ``0.0.0.0``, to which no client can connect. Then the dialled host takes its place.
+    """
+    host, _, port = address.rpartition(":")
+    if host.strip("[]") not in ("", "0.0.0.0", "::"):
+        return address
+    return f"[{dialled_host}]:{port}" if ":" in dialled_host else f"{dialled_host}:{port}"
+
+
+def _integer(result: dict[str, Any], name: str) -> int:
+    value = result[name]
+    if type(value) is not int:
+        raise TypeError(f"{name} is {value!r}, not an integer")
+    return value
+
+
+_NO_SERVER: Final = ServerInfo("0" * 12, 0, "", "", DEFAULT_LIMITS)

@@ -1,0 +1,202 @@
+"""Calls about sent messages (cancel, reschedule, lookup) and about the server (status, groups, route). No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from delayserver.client.calls.core import Call, reachable
+from delayserver.client.calls.send_calls import doubt_rows, text_map
+from delayserver.client.values.messages import (
+    CancelResult,
+    ConsumerGroup,
+    GroupsPage,
+    LookupResult,
+    MessageKey,
+    Node,
+    RescheduleResult,
+    Route,
+    ServerInfo,
+    Status,
+)
+from delayserver.protocol.columns import I64, U8, pack_column, unpack_column
+from delayserver.protocol.errors import DelayServerError, InvalidArgument, MalformedFrame, error_from_map
+from delayserver.protocol.operations import CANCEL, GROUPS, LOOKUP, RELOAD, RESCHEDULE, ROUTE, STATUS
+from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
+
+T = TypeVar("T")
+
+# The fields of a looked up row that say what the message says.
+_CONTENT = ("message_id", "body", "properties", "expires_ms", "tag", "order_key", "body_left_out", "times", "consumed")
+
+Target: TypeAlias = str | MessageKey
+"""A message that was sent: its receipt, or its key."""
+
+
+def cancel_call(targets: Sequence[Target]) -> Call[list[CancelResult | DelayServerError]]:
+    """Cancel many. Repeatable: a second attempt says "already cancelled" of messages that the first one cancelled."""
+
+    def read_row(row: dict[str, Any]) -> CancelResult:
+        return CancelResult(row.get("receipt"), _outcome(row))
+
+    return Call(
+        CANCEL, _target_arguments(targets), lambda result, _: _rows(result, len(targets), read_row), doubt=doubt_rows
+    )
+
+
+def cancel_columns_call(due_ms: ArrayLike, sequence: ArrayLike) -> Call[NDArray[np.uint8]]:
+    """Cancel many by due time and sequence; gives the outcome codes, u8[n]."""
+    due_column, sequence_column = np.atleast_1d(np.asarray(due_ms)), np.atleast_1d(np.asarray(sequence))
+    count = len(sequence_column)
+    if due_column.shape != (count,) or due_column.dtype.kind not in "iu" or sequence_column.dtype.kind not in "iu":
+        raise InvalidArgument("due_ms and sequence must be integer arrays of one length")
+    arguments = {
+        "count": count,
+        "due_ms": pack_column(due_column, I64),
+        "sequence": pack_column(sequence_column, I64),
+    }
+    return Call(CANCEL, arguments, lambda result, _: unpack_column(result["outcome"], count, U8, "outcome"))
+
+
+def reschedule_call(
+    target: Target,
+    due_ms: int,
+    body: bytes | str | None,
+    properties: Mapping[str, str] | None,
+    expires_ms: int | None,
+) -> Call[RescheduleResult]:
+    """Cancel and send in one atomic step. Not repeatable: a second attempt would say "already cancelled" and hide the new
+    receipt.
+    """
+    item: dict[str, Any] = {"due_ms": due_ms}
+    if isinstance(target, MessageKey):
+        item |= {"subject": target.subject, "message_id": target.message_id, "message_due_ms": target.due_ms}
+    else:
+        item["receipt"] = target
+    if body is not None:
+        item["body"] = body
+    if properties is not None:
+        item["properties"] = text_map(properties)
+    if expires_ms is not None:
+        item["expires_ms"] = expires_ms
+
+    def read_row(row: dict[str, Any]) -> RescheduleResult:
+        return RescheduleResult(
+            receipt=row.get("receipt"),
+            outcome=_outcome(row),
+            new_receipt=row.get("new_receipt"),
+            message_id=row.get("message_id"),
+            due_ms=row.get("due_ms"),
+            sequence=row.get("sequence"),
+        )
+
+    return Call(RESCHEDULE, {"items": [item]}, lambda result, _: only_row(_rows(result, 1, read_row)), repeatable=False)
+
+
+def lookup_call(
+    targets: Sequence[Target], *, body: bool = False, times: bool = False
+) -> Call[list[LookupResult | DelayServerError]]:
+    """Ask what became of many messages, with ``body`` what they say, and with ``times`` when they passed each stage."""
+
+    def read_row(row: dict[str, Any]) -> LookupResult:
+        return LookupResult(
+            receipt=row.get("receipt"),
+            outcome=_outcome(row),
+            subject=row.get("subject"),
+            due_ms=row.get("due_ms"),
+            dispatched_us=row.get("dispatched_us"),
+            attempts=row.get("attempts"),
+            broker_group=row.get("broker_group"),
+            original_receipt=row.get("original_receipt"),
+            rescheduled_to=row.get("rescheduled_to"),
+            unanswered_elsewhere=row.get("unanswered_elsewhere"),
+            **{name: row[name] for name in _CONTENT if name in row},
+        )
+
+    arguments = _target_arguments(targets) | ({"body": True} if body else {}) | ({"times": True} if times else {})
+    return Call(LOOKUP, arguments, lambda result, _: _rows(result, len(targets), read_row))
+
+
+def status_call() -> Call[Status]:
+    """The server's status map as it is."""
+    return Call(STATUS, {}, lambda result, _: result)
+
+
+def reload_call() -> Call[list[str]]:
+    """Have the server read its configuration again. A second reload finds nothing to change."""
+    return Call(RELOAD, {}, lambda result, _: result["changes"])
+
+
+def route_call(
+    *, group: str | None, subject: str | None, dialled_host: str, order_key: str | None = None
+) -> Call[Route]:
+    """The nodes of a group, or of the group that a subject routes to, as the caller can reach them."""
+    if (group is None) == (subject is None):
+        raise InvalidArgument("route takes either a group or a subject")
+    arguments = {"group": group} if group is not None else {"subject": subject}
+    if order_key is not None:
+        arguments["order_key"] = order_key
+
+    def read(result: dict[str, Any], _: ServerInfo) -> Route:
+        nodes = [
+            Node(
+                reachable(node["address"], dialled_host),
+                node["weight"],
+                node.get("state", "unknown"),
+                node.get("since_ms", 0),
+            )
+            for node in result["nodes"]
+        ]
+        key_node = result.get("key_node")
+        return Route(result["group"], nodes, None if key_node is None else reachable(key_node, dialled_host))
+
+    return Call(ROUTE, arguments, read)
+
+
+def groups_call(subject: str | None, after: list[int] | None) -> Call[GroupsPage]:
+    """A page of the consumer groups of a node, or of those of one subject."""
+    names = [field.name for field in fields(ConsumerGroup)]
+
+    def read(result: dict[str, Any], _: ServerInfo) -> GroupsPage:
+        rows = [ConsumerGroup(**{name: row[name] for name in names if name in row}) for row in result["groups"]]
+        return GroupsPage(rows, result["next"])
+
+    return Call(GROUPS, {"subject": subject, "after": after}, read)
+
+
+def only_row(rows: Sequence[T | DelayServerError]) -> T:
+    """The one row of a request of one. Raises it if it is an error."""
+    row = rows[0]
+    if isinstance(row, DelayServerError):
+        raise row
+    return row
+
+
+def _target_arguments(targets: Sequence[Target]) -> dict[str, Any]:
+    if all(isinstance(target, str) for target in targets):
+        return {"receipts": list(targets)}
+    keys = [target for target in targets if isinstance(target, MessageKey)]
+    if len(keys) != len(targets):
+        others = [type(target).__name__ for target in targets if not isinstance(target, (str, MessageKey))]
+        if others:
+            raise InvalidArgument(
+                f"a message is named by its receipt (a text: `sent.receipt`) or a MessageKey, not by {others[0]}; "
+                "several go to cancel_many and lookup_many"
+            )
+        raise InvalidArgument("give either receipts or message keys, not both in one request")
+    return {"messages": [{"subject": k.subject, "message_id": k.message_id, "due_ms": k.due_ms} for k in keys]}
+
+
+def _rows(result: dict[str, Any], count: int, read_row: Any) -> list[Any]:
+    rows = result["results"]
+    if len(rows) != count:
+        raise MalformedFrame(f"the server answered {len(rows)} of {count} items")
+    return [error_from_map(row) if "error" in row else read_row(row) for row in rows]
+
+
+def _outcome(row: dict[str, Any]) -> Outcome:
+    return OUTCOMES_BY_LABEL[row["outcome"]]

@@ -1,0 +1,92 @@
+"""Calls about positions: one group, seek, remove, and reads without a group. No I/O."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from datetime import datetime
+from typing import Any
+
+from delayserver.client.calls.core import Call
+from delayserver.client.values.messages import ConsumerGroup, ReadMessage, ReadPage, ServerInfo, Sought
+from delayserver.client.values.pulled import read_pulled
+from delayserver.client.values.timing import datetime_to_ms
+from delayserver.protocol.errors import InvalidArgument
+from delayserver.protocol.operations import GROUP, READ, REMOVE_GROUP, SEEK
+
+
+def start_argument(start: str | int | datetime | None) -> str | int | None:
+    """Where a pull lets a new group begin, as the wire has it. Raises `InvalidArgument`."""
+    return datetime_to_ms(start) if isinstance(start, datetime) else start
+
+
+def group_call(subject: str, group: str) -> Call[ConsumerGroup]:
+    """One consumer group."""
+    names = [field.name for field in fields(ConsumerGroup)]
+
+    def read(result: dict[str, Any], _: ServerInfo) -> ConsumerGroup:
+        return ConsumerGroup(**{name: result[name] for name in names if name in result})
+
+    return Call(GROUP, {"subject": subject, "group": group}, read)
+
+
+def seek_call(subject: str, group: str, to: str | int | datetime) -> Call[Sought]:
+    """Move a group. Repeatable, though consumers that pull between two attempts begin anew at the second one."""
+    if isinstance(to, datetime):
+        goal: dict[str, Any] = {"time_ms": datetime_to_ms(to)}
+    elif isinstance(to, str):
+        goal = {"to": to}
+    elif type(to) is int:
+        goal = {"position": to}
+    else:
+        raise InvalidArgument(f"seek to earliest, latest, a datetime or a position, not to {to!r}")
+    return Call(
+        SEEK,
+        {"subject": subject, "group": group, **goal},
+        lambda result, _: Sought(int(result["position"]), int(result["first"]), int(result["end"])),
+    )
+
+
+def remove_group_call(subject: str, group: str) -> Call[None]:
+    """Remove a group. Not repeatable: a second attempt would say that there is no such group, or remove a new one."""
+    return Call(REMOVE_GROUP, {"subject": subject, "group": group}, lambda _result, _: None, repeatable=False)
+
+
+def read_call(subject: str, position: int, max_messages: int, wait_ms: int, max_bytes: int | None) -> Call[ReadPage]:
+    """Read messages from a position on."""
+    arguments: dict[str, Any] = {
+        "subject": subject,
+        "position": position,
+        "max_messages": max_messages,
+        "wait_ms": wait_ms,
+        "columns": True,
+    }
+    if max_bytes is not None:
+        arguments["max_bytes"] = max_bytes
+
+    def read(result: dict[str, Any], _: ServerInfo) -> ReadPage:
+        messages = _messages(result, max_messages)
+        return ReadPage(str(result["status"]), int(result["first"]), int(result["end"]), int(result["next"]), messages)
+
+    return Call(READ, arguments, read, wait_s=wait_ms / 1000)
+
+
+def _messages(result: dict[str, Any], count_max: int) -> list[ReadMessage]:
+    columns = read_pulled({**result, "attempt": 0, "delivery": 0}, count_max)
+    return [
+        ReadMessage(
+            message_id=row.message_id,
+            subject=row.subject,
+            position=position,
+            sequence=row.sequence,
+            server_id=row.server_id,
+            due_ms=row.due_ms,
+            accepted_us=row.accepted_us,
+            dispatched_us=row.dispatched_us,
+            body=row.body,
+            properties=row.properties,
+            expires_ms=row.expires_ms,
+            tag=row.tag,
+            order_key=row.order_key,
+        )
+        for row, position in zip(columns.deliveries(), columns.position.tolist(), strict=True)
+    ]

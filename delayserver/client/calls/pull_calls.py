@@ -1,0 +1,150 @@
+"""Calls of consumers: pull, ack, nack. The wire carries columns, and the client makes rows of them. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Final, TypeAlias, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.client.calls.core import Call
+from delayserver.client.values.messages import AckResult, Delivery, NackResult, ServerInfo
+from delayserver.client.values.pulled import PulledColumns, read_pulled
+from delayserver.client.values.timing import timedelta_to_ms
+from delayserver.protocol.columns import I64, pack_column
+from delayserver.protocol.errors import InvalidArgument
+from delayserver.protocol.operations import ACK, CANCEL_WAIT, NACK, PULL
+
+Deliveries: TypeAlias = PulledColumns | NDArray[np.int64] | Iterable[Delivery | int]
+"""Deliveries to ack or nack: pulled columns, an i64 array, or rows or their ``delivery`` numbers."""
+
+NO_DELAY: Final = timedelta(0)
+
+
+class Only(TypedDict, total=False):
+    """The filter of a group, as keywords."""
+
+    tags: str | None
+    where: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PullFilter:
+    """The filter of a group: a tag subscription and a property expression. Both None: the one that the group has."""
+
+    tags: str | None = None
+    where: str | None = None
+
+
+def pull_call(
+    subject: str,
+    group: str,
+    *,
+    max_messages: int,
+    wait_ms: int,
+    ack_timeout_ms: int | None,
+    max_bytes: int | None,
+    ack: Deliveries | None,
+    start: str | int | None = None,
+    broadcast: bool = False,
+    tags: str | None = None,
+    where: str | None = None,
+) -> Call[PulledColumns]:
+    """Pull, and acknowledge earlier deliveries of the same subject and group in the same frame.
+
+    Repeatable in the sense of at-least-once: the deliveries of a lost reply come again after the ack timeout.
+    """
+    arguments: dict[str, Any] = {
+        "subject": subject,
+        "group": group,
+        "max_messages": max_messages,
+        "wait_ms": wait_ms,
+        "columns": True,
+    }
+    if ack_timeout_ms is not None:
+        arguments["ack_timeout_ms"] = ack_timeout_ms
+    if max_bytes is not None:
+        arguments["max_bytes"] = max_bytes
+    if start is not None:
+        arguments["start"] = start
+    if broadcast:
+        arguments["broadcast"] = True
+    if tags is not None:
+        arguments["tags"] = tags
+    if where is not None:
+        arguments["where"] = where
+    if ack is not None:
+        numbers = delivery_numbers(ack)
+        if len(numbers):
+            arguments["ack"] = {"count": len(numbers), "deliveries": pack_column(numbers, I64)}
+
+    def read(result: dict[str, Any], _: ServerInfo) -> PulledColumns:
+        return read_pulled(result, max_messages)
+
+    return Call(PULL, arguments, read, wait_s=wait_ms / 1000)
+
+
+def cancel_wait_call(request_id: int) -> Call[bool]:
+    """End a waiting pull of the same connection. The result says whether there was one."""
+    return Call(CANCEL_WAIT, {"id": request_id}, lambda result, _: bool(result["ended"]))
+
+
+def ack_call(subject: str, group: str, deliveries: Deliveries) -> Call[AckResult]:
+    """Settle deliveries. A repeated ack only counts them as unknown."""
+    return Call(
+        ACK,
+        _delivery_arguments(subject, group, deliveries),
+        lambda result, _: AckResult(int(result["acked"]), int(result["unknown"])),
+    )
+
+
+def nack_call(
+    subject: str,
+    group: str,
+    deliveries: Deliveries,
+    delay: timedelta | None,
+    *,
+    level: int | None = None,
+    reason: str = "",
+    unseen: bool = False,
+) -> Call[NackResult]:
+    """Hand deliveries back, to come again after ``delay`` or a delay level; without either after the growing pauses of the
+    group. A repeated nack only counts them as unknown.
+    """
+    arguments = _delivery_arguments(subject, group, deliveries)
+    if delay is not None:
+        arguments["delay_ms"] = timedelta_to_ms(delay)
+    if level is not None:
+        arguments["delay_level"] = level
+    if reason:
+        arguments["reason"] = reason
+    if unseen:
+        arguments["unseen"] = True
+
+    def read(result: dict[str, Any], _: ServerInfo) -> NackResult:
+        counts = [int(result.get(name, 0)) for name in ("nacked", "unknown", "expired", "dead_lettered")]
+        return NackResult(*counts)
+
+    return Call(NACK, arguments, read)
+
+
+def delivery_numbers(deliveries: Deliveries) -> NDArray[np.int64]:
+    """The delivery numbers, i64[n]. Raises `InvalidArgument`."""
+    if isinstance(deliveries, PulledColumns):
+        return deliveries.delivery
+    if isinstance(deliveries, np.ndarray):
+        if deliveries.dtype != I64 or deliveries.ndim != 1:
+            raise InvalidArgument("deliveries as an array must be i64 of one dimension")
+        return deliveries
+    numbers = [entry.delivery if isinstance(entry, Delivery) else entry for entry in deliveries]
+    if not all(type(number) is int for number in numbers):
+        raise InvalidArgument("deliveries must be Delivery objects or their numbers")
+    return np.array(numbers, I64)
+
+
+def _delivery_arguments(subject: str, group: str, deliveries: Deliveries) -> dict[str, Any]:
+    numbers = delivery_numbers(deliveries)
+    return {"subject": subject, "group": group, "count": len(numbers), "deliveries": pack_column(numbers, I64)}

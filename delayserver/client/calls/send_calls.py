@@ -1,0 +1,390 @@
+"""Calls that send: one message as a row, or many messages or arrays as columns. No I/O."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias, TypeVar
+
+import msgpack
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from delayserver.client.calls.core import Call, in_doubt
+from delayserver.client.values.messages import ColumnsSent, Message, RejectedRow, SendResult, ServerInfo
+from delayserver.client.values.timing import ServerClock, resolve_due_ms
+from delayserver.protocol.columns import I64, U32, pack_column, pack_ragged, unpack_column, unpack_count
+from delayserver.protocol.errors import (
+    DelayServerError,
+    InvalidArgument,
+    MalformedFrame,
+    MessageIdInvalid,
+    PropertiesInvalid,
+    SubjectInvalid,
+    error_from_map,
+    make_error,
+)
+from delayserver.protocol.limits import LIST_ITEMS_MAX
+from delayserver.protocol.operations import SEND
+from delayserver.protocol.receipts import derived_message_ids
+
+T = TypeVar("T")
+
+Integers: TypeAlias = int | ArrayLike
+"""One integer for all rows, or an array with one integer for each."""
+
+_pack = msgpack.Packer(use_bin_type=True).pack
+
+
+def new_message_id() -> str:
+    """A random id (UUID 4, 32 hex digits), by which the server recognises a retry of the message."""
+    return uuid.uuid4().hex
+
+
+def new_message_ids(count: int) -> list[str]:
+    """``count`` random ids of 32 hex digits, drawn at once."""
+    digits = secrets.token_bytes(16 * count).hex()
+    return [digits[start : start + 32] for start in range(0, 32 * count, 32)]
+
+
+def send_call(
+    subject: str,
+    body: bytes | str,
+    due_ms: int,
+    *,
+    message_id: str | None,
+    properties: Mapping[str, str] | None,
+    expires_ms: int | None,
+    tag: str | None = None,
+    order_key: str | None = None,
+) -> Call[SendResult]:
+    """Send one message. Repeatable only with a ``message_id``. Raises the named error of an invalid message. For some of
+    them, such as a property key that is not text, the server would end the connection with all its requests.
+    """
+    row = message_row(subject, body, message_id, properties, expires_ms, tag, order_key)
+    row["due_ms"] = due_ms
+    return Call(SEND, {"messages": [row]}, _read_sent_row, message_id is not None)
+
+
+def message_row(
+    subject: str,
+    body: bytes | str,
+    message_id: str | None,
+    properties: Mapping[str, str] | None,
+    expires_ms: int | None,
+    tag: str | None,
+    order_key: str | None,
+) -> dict[str, Any]:
+    """One message of a request in rows, but for its due time. Raises the named error of an invalid message."""
+    _check_types(subject, body, message_id, expires_ms, tag, order_key)
+    row: dict[str, Any] = {"subject": subject, "body": body}
+    if message_id is not None:
+        row["message_id"] = message_id
+    if properties:
+        row["properties"] = text_map(properties)
+    if expires_ms is not None:
+        row["expires_ms"] = expires_ms
+    if tag is not None:
+        row["tag"] = tag
+    if order_key is not None:
+        row["order_key"] = order_key
+    return row
+
+
+def _read_sent_row(result: dict[str, Any], _: ServerInfo) -> SendResult:
+    row = result["results"][0]
+    if "error" in row:
+        raise error_from_map(row)
+    return SendResult(row["receipt"], row["message_id"], row["subject"], row["due_ms"], row["sequence"])
+
+
+@dataclass(frozen=True, slots=True)
+class SendColumns:
+    """The arguments of a columnar send, as the caller gave them."""
+
+    subjects: str | Sequence[str]
+    due_ms: Integers
+    bodies: bytes | Sequence[bytes]
+    body_length: Integers | None = None
+    subject_index: Integers | None = None
+    message_ids: Sequence[str] | None = None
+    properties: Sequence[Mapping[str, str] | None] | None = None
+    expires_ms: Integers | None = None
+    count: int | None = None
+    tags: str | Sequence[str | None] | None = None
+    tag_index: Integers | None = None
+    order_keys: Sequence[str | None] | None = None
+
+
+def send_columns_call(columns: SendColumns) -> Call[ColumnsSent]:
+    """Send many messages as columns. Repeatable only with a message id on every row. Raises `InvalidArgument` if lengths
+    disagree.
+    """
+    count, arguments = column_arguments(columns)
+    arguments["due_ms"] = _column(columns.due_ms, count, I64, "due_ms")
+    message_ids = None if columns.message_ids is None else list(columns.message_ids)
+
+    def read(result: dict[str, Any], server: ServerInfo) -> ColumnsSent:
+        accepted, rejected = read_accepted(result, count)
+        due_ms = unpack_column(result["due_ms"], accepted, I64, "due_ms")
+        return ColumnsSent(server.server_id, accepted, int(result["first_sequence"]), due_ms, rejected, message_ids)
+
+    def doubt(sent: ColumnsSent, unknown: DelayServerError) -> ColumnsSent:
+        return replace(sent, rejected=rows_in_doubt(sent.rejected, unknown))
+
+    return Call(SEND, arguments, read, message_ids is not None and all(message_ids), doubt=doubt)
+
+
+def read_accepted(result: dict[str, Any], count: int) -> tuple[int, list[RejectedRow]]:
+    """The number of accepted rows and the refused ones, of the reply to a columnar request of ``count`` rows."""
+    accepted = unpack_count(result["accepted"], count, "accepted")
+    rejected = [
+        RejectedRow(index, make_error(name, message, retry_after_ms))
+        for index, name, message, retry_after_ms in result["rejected"]
+    ]
+    if accepted + len(rejected) != count:
+        raise MalformedFrame(f"the server answered {accepted} + {len(rejected)} of {count} rows")
+    return accepted, rejected
+
+
+def rows_in_doubt(rejected: list[RejectedRow], unknown: DelayServerError) -> list[RejectedRow]:
+    """Refused rows of an attempt that followed an ``unknown`` one."""
+    return [RejectedRow(row.index, in_doubt(row.error, unknown)) for row in rejected]
+
+
+def column_arguments(columns: SendColumns) -> tuple[int, dict[str, Any]]:
+    """The number of rows, and the arguments of a request in columns but for the due times."""
+    count, blob, length_column = _body_columns(columns)
+    if count < 1:
+        raise InvalidArgument("a columnar request has at least one row")
+    arguments: dict[str, Any] = {"count": count, "bodies": blob, "body_length": length_column}
+    if isinstance(columns.subjects, str):
+        arguments["subject"] = columns.subjects
+    else:
+        if columns.subject_index is None:
+            raise InvalidArgument("several subjects need a subject_index with one index for each row")
+        arguments["subjects"] = list(columns.subjects)
+        arguments["subject_index"] = _column(columns.subject_index, count, U32, "subject_index")
+    if columns.message_ids is not None:
+        encoded = [message_id.encode() for message_id in columns.message_ids]
+        arguments["message_ids"], arguments["message_id_length"] = _ragged(encoded, count, "message_ids")
+    if columns.properties is not None and any(columns.properties):
+        packed = [_packed_properties(row) for row in columns.properties]
+        arguments["properties"], arguments["properties_length"] = _ragged(packed, count, "properties")
+    if columns.expires_ms is not None:
+        arguments["expires_ms"] = _column(columns.expires_ms, count, I64, "expires_ms")
+    arguments |= _tag_arguments(columns, count)
+    if columns.order_keys is not None and any(columns.order_keys):
+        keys = [(key or "").encode() for key in columns.order_keys]
+        arguments["order_keys"], arguments["order_key_length"] = _ragged(keys, count, "order_keys")
+    return count, arguments
+
+
+def check_message(message: Message) -> None:
+    """Raises the named error of a message that cannot be encoded. Without this check its whole batch would fail."""
+    _check_types(message.subject, message.body, message.message_id, message.expires_ms, message.tag, message.order_key)
+    if message.due_ms is not None and (type(message.due_ms) is not int or not -(2**63) <= message.due_ms < 2**63):
+        raise InvalidArgument("due_ms is a number of milliseconds since 1970")
+    _packed_properties(message.properties)
+    try:
+        # Python allows lone surrogates in text; UTF-8 does not.
+        names = (message.subject, message.message_id or "", message.tag or "", message.order_key or "")
+        "".join([*names, message.body if isinstance(message.body, str) else ""]).encode()
+    except UnicodeEncodeError as exc:
+        raise InvalidArgument(f"the message holds text that is not valid Unicode: {exc.reason}") from exc
+
+
+def _check_types(
+    subject: str,
+    body: bytes | str,
+    message_id: str | None,
+    expires_ms: int | None,
+    tag: str | None,
+    order_key: str | None,
+) -> None:
+    if not isinstance(body, bytes | str):
+        raise InvalidArgument(f"a body is bytes or text, not {type(body).__name__}")
+    if not isinstance(subject, str):
+        raise SubjectInvalid("a subject is text")
+    if message_id is not None and (not isinstance(message_id, str) or not message_id):
+        raise MessageIdInvalid("a message_id is text that is not empty")
+    if expires_ms is not None and (type(expires_ms) is not int or not 0 <= expires_ms < 2**63):
+        raise InvalidArgument("expires_ms is a number of milliseconds since 1970")
+    for name, value in (("a tag", tag), ("an order_key", order_key)):
+        if value is not None and (not isinstance(value, str) or not value):
+            raise InvalidArgument(f"{name} is text that is not empty")
+
+
+def send_many_call(
+    messages: Sequence[Message], clock: ServerClock, *, make_ids: bool
+) -> Call[list[SendResult | DelayServerError]]:
+    """Send messages as one columnar request. The result has one result or error for each message, in order.
+
+    With ``make_ids`` a message without an id gets a random one, and the call is repeatable. Raises the errors of
+    `check_message` before anything is sent.
+    """
+    for message in messages:
+        check_message(message)
+    due_ms = [
+        resolve_due_ms(clock, message.due_ms, message.delay_ms, message.at, message.delay) for message in messages
+    ]
+    message_ids = [message.message_id or "" for message in messages]
+    if make_ids:
+        spare = new_message_ids(len(messages))
+        message_ids = [given or made for given, made in zip(message_ids, spare, strict=True)]
+    call = send_columns_call(columns_of(messages, due_ms, message_ids))
+
+    def read(result: dict[str, Any], server: ServerInfo) -> list[SendResult | DelayServerError]:
+        return _rows_of(call.read(result, server), messages, message_ids)
+
+    return Call(SEND, call.arguments, read, call.repeatable, doubt=doubt_rows)
+
+
+def columns_of(messages: Sequence[Message], due_ms: Integers, message_ids: list[str]) -> SendColumns:
+    """Checked messages as columns. ``message_ids`` has an empty text for a message without one."""
+    codes: dict[str, int] = {}
+    subject_index = np.fromiter(
+        (codes.setdefault(message.subject, len(codes)) for message in messages), U32, len(messages)
+    )
+    return SendColumns(
+        subjects=list(codes),
+        subject_index=subject_index,
+        due_ms=due_ms,
+        bodies=[message.body.encode() if isinstance(message.body, str) else message.body for message in messages],
+        message_ids=message_ids if any(message_ids) else None,
+        properties=[message.properties for message in messages],
+        expires_ms=[message.expires_ms or 0 for message in messages]
+        if any(message.expires_ms for message in messages)
+        else None,
+        tags=[message.tag for message in messages],
+        order_keys=[message.order_key for message in messages],
+    )
+
+
+def doubt_rows(rows: list[T | DelayServerError], unknown: DelayServerError) -> list[T | DelayServerError]:
+    """Rows of an attempt that followed an ``unknown`` one. The earlier attempt may have carried out a row that this one
+    refused, so each refusal becomes an error `in_doubt`.
+    """
+    return [in_doubt(row, unknown) if isinstance(row, DelayServerError) else row for row in rows]
+
+
+def delay_of_level(server: ServerInfo, level: int) -> int:
+    """The delay in milliseconds of a delay level of this server. Raises `InvalidArgument`."""
+    levels_ms = server.delay_levels_ms
+    if type(level) is not int or not 1 <= level <= len(levels_ms):
+        known = f"this server has the levels 1 to {len(levels_ms)}" if levels_ms else "this server has no delay levels"
+        raise InvalidArgument(f"delay_level is {level!r}: {known}")
+    return levels_ms[level - 1]
+
+
+def resolve_due_column(clock: ServerClock, due_ms: Integers | None, delay_ms: Integers | None) -> Integers:
+    """The absolute due times. Raises `InvalidArgument` unless exactly one of the two is given."""
+    if (due_ms is None) == (delay_ms is None):
+        raise InvalidArgument("give one of due_ms and delay_ms")
+    if due_ms is not None:
+        return due_ms
+    if type(delay_ms) is int:
+        return resolve_due_ms(clock, None, delay_ms, None, None)
+    delays = np.asarray(delay_ms)
+    if delays.dtype.kind not in "iu" or (delays < 0).any():
+        raise InvalidArgument("delay_ms must be integers from 0 on")
+    due: NDArray[np.int64] = delays.astype(I64) + clock.now_ms()
+    return due
+
+
+def _rows_of(
+    sent: ColumnsSent, messages: Sequence[Message], message_ids: list[str]
+) -> list[SendResult | DelayServerError]:
+    errors = {rejected.index: rejected.error for rejected in sent.rejected}
+    accepted = zip(
+        sent.receipts(),
+        derived_message_ids(sent.server_id, sent.sequence),
+        sent.due_ms.tolist(),
+        sent.sequence.tolist(),
+        strict=True,
+    )
+    rows: list[SendResult | DelayServerError] = []
+    for index, message in enumerate(messages):
+        if index in errors:
+            rows.append(errors[index])
+            continue
+        receipt, derived_id, due_ms, sequence = next(accepted)
+        rows.append(SendResult(receipt, message_ids[index] or derived_id, message.subject, due_ms, sequence))
+    return rows
+
+
+def _body_columns(columns: SendColumns) -> tuple[int, bytes, Any]:
+    """Row count, body blob and column of body lengths."""
+    bodies = columns.bodies
+    if not isinstance(bodies, bytes):
+        if columns.body_length is not None:
+            raise InvalidArgument("body_length belongs to bodies given as one blob, not as a list")
+        blob, lengths = pack_ragged(list(bodies))
+        return len(bodies), blob, lengths
+    if columns.body_length is None:
+        raise InvalidArgument("bodies given as one blob need a body_length")
+    columns_given = (columns.body_length, columns.due_ms, columns.subject_index)
+    sizes = [len(values) for values in columns_given if isinstance(values, Sized)]
+    count = columns.count if columns.count is not None else (sizes[0] if sizes else None)
+    if count is None:
+        raise InvalidArgument("give a count: no argument has one value for each row")
+    return count, bodies, _column(columns.body_length, count, U32, "body_length")
+
+
+def _column(values: Integers, count: int, dtype: np.dtype[Any], name: str) -> Any:
+    if type(values) is int:
+        return values
+    array: NDArray[Any] = np.asarray(values)
+    if array.ndim == 0:
+        array = np.broadcast_to(array, count)
+    if array.shape != (count,) or array.dtype.kind not in "iu":
+        raise InvalidArgument(f"{name} must be integers, one for each of the {count} rows")
+    bounds = np.iinfo(dtype)
+    if array.dtype != dtype and (int(array.min()) < bounds.min or int(array.max()) > bounds.max):
+        raise InvalidArgument(f"{name} must lie within {bounds.min} and {bounds.max}")
+    return pack_column(array, dtype)
+
+
+def _ragged(rows: list[bytes], count: int, name: str) -> tuple[bytes, Any]:
+    if len(rows) != count:
+        raise InvalidArgument(f"{name} must have one entry for each of the {count} rows, not {len(rows)}")
+    return pack_ragged(rows)
+
+
+def _tag_arguments(columns: SendColumns, count: int) -> dict[str, Any]:
+    """One tag for all rows; or the different tags, and a column of indexes into them from 1 on, 0 for none."""
+    tags = columns.tags
+    if isinstance(tags, str):
+        return {"tag": tags}
+    if columns.tag_index is not None:
+        return {"tags": list(tags or ()), "tag_index": _column(columns.tag_index, count, U32, "tag_index")}
+    if tags is None or not any(tags):
+        return {}
+    if len(tags) != count:
+        raise InvalidArgument(f"tags must have one entry for each of the {count} rows, not {len(tags)}")
+    codes: dict[str | None, int] = {None: 0}
+    index = np.fromiter((codes.setdefault(tag or None, len(codes)) for tag in tags), U32, count)
+    return {"tags": [tag for tag in codes if tag is not None], "tag_index": pack_column(index, U32)}
+
+
+def text_map(properties: Mapping[str, str]) -> dict[str, str]:
+    """A copy of the properties. Raises `PropertiesInvalid` unless they map text to text and have at most `LIST_ITEMS_MAX`
+    keys. For either fault the server would end the connection. The server itself checks the number of bytes.
+    """
+    if len(properties) > LIST_ITEMS_MAX:
+        raise PropertiesInvalid(f"properties have at most {LIST_ITEMS_MAX} keys, not {len(properties)}")
+    if not all(isinstance(key, str) and isinstance(value, str) for key, value in properties.items()):
+        raise PropertiesInvalid("properties are a map of text to text")
+    return dict(properties)
+
+
+def _packed_properties(properties: Mapping[str, str] | None) -> bytes:
+    if not properties:
+        return b""
+    try:
+        packed: bytes = _pack(text_map(properties))
+    except UnicodeEncodeError as exc:
+        raise PropertiesInvalid(f"properties hold text that is not valid Unicode: {exc.reason}") from exc
+    return packed

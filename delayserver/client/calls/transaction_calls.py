@@ -1,0 +1,146 @@
+"""Calls of transactions: prepare, commit and rollback, and what a check-back says. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Any, Final, TypeVar
+
+from delayserver.client.calls.core import Call
+from delayserver.client.values.messages import Delivery
+from delayserver.protocol.errors import (
+    DelayServerError,
+    InvalidArgument,
+    MalformedFrame,
+    TransactionEnded,
+    error_from_map,
+)
+from delayserver.protocol.operations import COMMIT, PREPARE, ROLLBACK
+from delayserver.protocol.outcomes import OUTCOMES_BY_LABEL, Outcome
+
+T = TypeVar("T")
+
+CHECK_SUFFIX: Final = ".check"
+_TRANSACTION: Final = "transaction"
+_OWN: Final = (
+    _TRANSACTION,
+    "transaction_subject",
+    "transaction_due_ms",
+    "transaction_check",
+    "transaction_checks_max",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a transaction. ``outcome`` is COMMITTED or ROLLED_BACK. The last three fields are those of the visible
+    message, None after a rollback.
+    """
+
+    receipt: str
+    outcome: Outcome
+    new_receipt: str | None = None
+    due_ms: int | None = None
+    sequence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckBack:
+    """A question of the server: is the transaction ``receipt`` to be committed or rolled back?
+
+    ``subject``, ``due_ms``, ``message_id``, ``body`` and ``properties`` are those of the prepared message. This is check
+    number ``check`` of ``checks_max``. ``group`` is the producer's group, ``delivery`` names the check-back for an ack.
+    """
+
+    group: str
+    receipt: str
+    subject: str
+    due_ms: int
+    message_id: str
+    body: bytes
+    properties: dict[str, str]
+    check: int
+    checks_max: int
+    delivery: int
+
+
+def terms(group: str, check_after: timedelta | None, checks_max: int | None, policy: str | None) -> dict[str, Any]:
+    """The arguments of a prepare beside its messages."""
+    if not isinstance(group, str) or not group:
+        raise InvalidArgument("group is the producer's group, a text that is not empty")
+    arguments: dict[str, Any] = {"group": group}
+    if check_after is not None:
+        arguments["check_after_ms"] = check_after // timedelta(milliseconds=1)
+    if checks_max is not None:
+        arguments["checks_max"] = checks_max
+    if policy is not None:
+        arguments["policy"] = policy
+    return arguments
+
+
+def prepare_call(send: Call[T], arguments: dict[str, Any]) -> Call[T]:
+    """A call that sends, as one that prepares the same messages."""
+    return replace(send, operation=PREPARE, arguments=send.arguments | arguments)
+
+
+def commit_call(receipts: Sequence[str], due_ms: int | None = None) -> Call[list[Ended | DelayServerError]]:
+    """Commit transactions, with ``due_ms`` for all of them if it is given. Repeatable: the answer is the same again."""
+    if due_ms is None:
+        return _end_call(COMMIT, receipts, {"receipts": list(receipts)})
+    return _end_call(COMMIT, receipts, {"items": [{"receipt": receipt, "due_ms": due_ms} for receipt in receipts]})
+
+
+def rollback_call(receipts: Sequence[str]) -> Call[list[Ended | DelayServerError]]:
+    """Roll transactions back. Repeatable."""
+    return _end_call(ROLLBACK, receipts, {"receipts": list(receipts)})
+
+
+def _end_call(
+    operation: str, receipts: Sequence[str], arguments: dict[str, Any]
+) -> Call[list[Ended | DelayServerError]]:
+    def read(result: dict[str, Any], _: object) -> list[Ended | DelayServerError]:
+        rows = result["results"]
+        if len(rows) != len(receipts):
+            raise MalformedFrame(f"the server answered {len(rows)} of {len(receipts)} items")
+        return [_error(row) if "error" in row else _ended(row) for row in rows]
+
+    return Call(operation, arguments, read)
+
+
+def _ended(row: dict[str, Any]) -> Ended:
+    return Ended(
+        receipt=row["receipt"],
+        outcome=OUTCOMES_BY_LABEL[row["outcome"]],
+        new_receipt=row.get("new_receipt"),
+        due_ms=row.get("due_ms"),
+        sequence=row.get("sequence"),
+    )
+
+
+def _error(row: dict[str, Any]) -> DelayServerError:
+    error = error_from_map(row)
+    if isinstance(error, TransactionEnded):
+        outcome = OUTCOMES_BY_LABEL.get(str(row.get("outcome")), Outcome.UNKNOWN)
+        return TransactionEnded(error.message, details={"outcome": int(outcome)})
+    return error
+
+
+def check_back_of(delivery: Delivery) -> CheckBack:
+    """What a message of the subject ``GROUP.check`` asks. Raises `InvalidArgument` if it is no check-back."""
+    properties = delivery.properties
+    if not delivery.subject.endswith(CHECK_SUFFIX) or any(name not in properties for name in _OWN):
+        raise InvalidArgument(f"a message of the subject {delivery.subject} is no check-back")
+    receipt, subject, due_ms, check, checks_max = [properties[name] for name in _OWN]
+    return CheckBack(
+        group=delivery.subject.removesuffix(CHECK_SUFFIX),
+        receipt=receipt,
+        subject=subject,
+        due_ms=int(due_ms),
+        message_id=delivery.message_id,
+        body=delivery.body,
+        properties={name: value for name, value in properties.items() if name not in _OWN},
+        check=int(check),
+        checks_max=int(checks_max),
+        delivery=delivery.delivery,
+    )

@@ -1,0 +1,1 @@
+"""One connection to a server, blocking or on an event loop."""

@@ -1,0 +1,158 @@
+"""One blocking connection: sends a request and waits for its reply, for a limited time. Any failure closes it; the client
+retries.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import time
+from contextlib import suppress
+from typing import Final
+
+from delayserver.client.calls.core import ReplyStream
+from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
+from delayserver.protocol.frames import Reply
+from delayserver.protocol.keepalive import keep_alive
+
+_RECEIVE_BYTES: Final = 64 * 1024
+_RECEIVE_BYTES_LARGE: Final = 1024 * 1024  # For the rest of a large reply: fewer system calls.
+# A connection that answered a request so short a time ago counts as alive without a poll.
+_FRESH_S: Final = 0.01
+# A poll waits at most about this long: 2^31 ms.
+_TIMEOUT_S_MAX: Final = 2_000_000.0
+
+
+class SocketConnection:
+    """A connected socket with its reply stream. Raises `ConnectionLost` if it cannot be opened."""
+
+    def __init__(self, host_and_port: tuple[str, int], connect_timeout_s: float) -> None:
+        try:
+            self._socket = socket.create_connection(host_and_port, connect_timeout_s)
+        # Python refuses a host such as `a..b` before it looks it up.
+        except (OSError, UnicodeError) as exc:
+            raise ConnectionLost(f"cannot connect to {host_and_port[0]}:{host_and_port[1]}: {exc}") from exc
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        keep_alive(self._socket)
+        self._secure(host_and_port[0])
+        # Polls before each receive keep the time. A timeout of the Python socket would also poll before each send. A timeout
+        # of the kernel would start anew with every signal, because Python repeats an interrupted system call.
+        self._socket.setblocking(False)
+        self._exchanged_s = 0.0
+        self._readable = select.poll()
+        self._readable.register(self._socket, select.POLLIN)
+        self._replies = ReplyStream()
+        self._process = os.getpid()
+        self._closed = False
+
+    def _secure(self, host: str) -> None:
+        """Agrees on a secret with the server, if the connection is encrypted. Raises `ConnectionLost`."""
+
+    def usable(self, *, repeatable: bool) -> bool:
+        """Whether a call may be sent over this connection. False if it is closed. False in a forked process, which would
+        take the replies of its parent. For a call that is not repeatable, also False if the server has closed it.
+        """
+        if self._closed or self._process != os.getpid():
+            return False
+        # Bytes without a request, or the end of the stream: then the connection is not usable.
+        return repeatable or time.monotonic() - self._exchanged_s < _FRESH_S or not self._readable.poll(0)
+
+    def shut_down(self) -> None:
+        """End the exchange in progress, which then closes the connection. The only method for other threads, and for a
+        signal handler that interrupts an exchange.
+        """
+        self._closed = True
+        # In a forked process a shutdown would also end the exchanges of the parent.
+        if self._process == os.getpid():
+            with suppress(OSError):
+                self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close; may be called again."""
+        self._closed = True
+        self._socket.close()
+
+    def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+        """Send a request's frame and wait for its reply. Raises `ConnectionLost`, `RequestTimedOut` or a protocol error, and
+        closes the connection then.
+        """
+        remaining_s = min(timeout_s, _TIMEOUT_S_MAX)
+        started_s = time.monotonic()
+        deadline_s = started_s + remaining_s
+        size = _RECEIVE_BYTES
+        try:
+            sent = self._send(frame)
+            if sent < len(frame):
+                self._send_rest(memoryview(frame)[sent:], deadline_s)
+            while True:
+                if not self._wait_readable(remaining_s):
+                    raise TimeoutError
+                data = self._receive(size)
+                for reply in self._replies.feed(data) if data is not None else ():
+                    if reply.id == request_id:
+                        self._exchanged_s = started_s
+                        if self._replies.failure is not None:
+                            self.close()
+                        return reply
+                self._replies.check()
+                size = _RECEIVE_BYTES_LARGE if self._replies.decoder.buffered_bytes else _RECEIVE_BYTES
+                remaining_s = _remaining_s(deadline_s)
+        except TimeoutError as exc:
+            self.close()
+            raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
+        except OSError as exc:
+            self.close()
+            raise ConnectionLost(f"the connection broke: {exc}") from exc
+        # Also after an interrupt: a late reply must not reach the next request.
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, frame: bytes, timeout_s: float) -> None:
+        """Send a request that gets no reply. Raises and closes as `exchange` does."""
+        deadline_s = time.monotonic() + min(timeout_s, _TIMEOUT_S_MAX)
+        try:
+            try:
+                sent = self._send(frame)
+            except BlockingIOError:
+                sent = 0
+            if sent < len(frame):
+                self._send_rest(memoryview(frame)[sent:], deadline_s)
+        except TimeoutError as exc:
+            self.close()
+            raise RequestTimedOut(f"not sent within {timeout_s:g} s") from exc
+        except OSError as exc:
+            self.close()
+            raise ConnectionLost(f"the connection broke: {exc}") from exc
+        except BaseException:
+            self.close()
+            raise
+
+    def _send_rest(self, unsent: memoryview, deadline_s: float) -> None:
+        writable = select.poll()
+        writable.register(self._socket, select.POLLOUT)
+        while unsent:
+            if not writable.poll(_remaining_s(deadline_s) * 1000):
+                raise TimeoutError
+            unsent = unsent[self._send(unsent) :]
+
+    def _wait_readable(self, timeout_s: float) -> bool:
+        """Whether bytes, or the end, came within the time."""
+        return bool(self._readable.poll(timeout_s * 1000))
+
+    def _receive(self, size: int) -> bytes | None:
+        """Bytes of the stream, empty at its end; None if what came is no byte of it."""
+        return self._socket.recv(size)
+
+    def _send(self, data: bytes | memoryview) -> int:
+        """Sends what the kernel takes; returns how many bytes."""
+        return self._socket.send(data)
+
+
+def _remaining_s(deadline_s: float) -> float:
+    """Seconds until the deadline. Raises TimeoutError after it."""
+    remaining_s = deadline_s - time.monotonic()
+    if remaining_s <= 0:
+        raise TimeoutError
+    return remaining_s

@@ -1,0 +1,186 @@
+"""One asynchronous connection: many requests in flight, one task that writes and one that reads.
+
+Callers only leave frames and wait for events. So a cancelled caller never leaves half a frame behind, and the connection
+drops its late reply. Any failure fails all requests in flight and closes the connection; the client retries.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import anyio
+from anyio.abc import ByteStream
+
+from delayserver.client.calls.core import ReplyStream
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, QueueFull, RequestTimedOut, copied
+from delayserver.protocol.frames import Reply
+
+REQUESTS_IN_FLIGHT_MAX: Final = 1024
+"""Further requests wait for their turn, so that fast callers do not fill the client's memory."""
+
+UNWRITTEN_BYTES_MAX: Final = 1024 * 1024
+"""Further callers wait while more bytes than this are unwritten, because the server does not read. One frame always fits."""
+
+_RECEIVE_BYTES: Final = 256 * 1024
+
+
+@dataclass(slots=True)
+class _Waiter:
+    arrived: anyio.Event = field(default_factory=anyio.Event)
+    reply: Reply | None = None
+    failure: DelayServerError | None = None
+
+    def answer(self, reply: Reply) -> None:
+        self.reply = reply
+        self.arrived.set()
+
+    def fail(self, failure: DelayServerError) -> None:
+        self.failure = failure
+        self.arrived.set()
+
+
+class StreamConnection:
+    """A connected stream. Its owner runs `run` in a task group; `exchange` works only meanwhile."""
+
+    def __init__(self, stream: ByteStream) -> None:
+        self._stream = stream
+        self._replies = ReplyStream()
+        self._waiters: dict[int, _Waiter] = {}
+        self._slots = anyio.Semaphore(REQUESTS_IN_FLIGHT_MAX, fast_acquire=True)
+        self._unwritten: list[bytes] = []
+        self._unwritten_bytes = 0
+        self._something_to_write = anyio.Event()
+        self._written = anyio.Event()
+        self._received_count = 0
+        self._scope = anyio.CancelScope()
+        self._failure: DelayServerError | None = None
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has failed or was closed. It never opens again."""
+        return self._failure is not None
+
+    async def run(self) -> None:
+        """Move bytes until the connection fails or is closed. Returns then, and raises nothing."""
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._write)
+                    await self._read()
+                    tasks.cancel_scope.cancel()
+        finally:
+            self.close()
+            with anyio.CancelScope(shield=True):
+                await anyio.aclose_forcefully(self._stream)
+
+    def close(self, failure: DelayServerError | None = None) -> None:
+        """Fail all requests in flight and stop `run`; may be called again."""
+        if self._failure is None:
+            self._failure = failure or ConnectionLost("the client closed the connection")
+        for waiter in self._waiters.values():
+            waiter.fail(copied(self._failure))
+        self._waiters.clear()
+        self._written.set()
+        self._scope.cancel()
+
+    async def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+        """Send a request's frame and wait for its reply: ``timeout_s`` at most for its turn, and as long again for the
+        reply. Raises `QueueFull` if its turn does not come, and `ConnectionLost`, `RequestTimedOut` or a protocol error.
+        """
+        await self._turn(timeout_s)
+        received_count = self._received_count
+        try:
+            with anyio.fail_after(timeout_s):
+                return await self._exchange(request_id, frame)
+        except TimeoutError as exc:
+            if self._received_count == received_count:
+                # Not one byte in all that time: the server is gone, and other requests would wait in vain.
+                self.close(ConnectionLost(f"the server sent nothing for {timeout_s:g} s"))
+            raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
+        finally:
+            self._slots.release()
+
+    async def send(self, frame: bytes, timeout_s: float) -> None:
+        """Send a request that gets no reply. Returns when the frame is on its way to the kernel: ``timeout_s`` at most for
+        its turn. Raises `QueueFull`, `ConnectionLost`.
+        """
+        await self._turn(timeout_s)
+        self._slots.release()
+        if self._failure is not None:
+            raise ConnectionLost(f"the connection is closed: {self._failure}")
+        self._leave(frame)
+
+    def post(self, frame: bytes) -> None:
+        """Send a request without waiting for its reply. A closed connection drops it."""
+        if self._failure is None:
+            self._leave(frame)
+
+    def _leave(self, frame: bytes) -> None:
+        self._unwritten.append(frame)
+        self._unwritten_bytes += len(frame)
+        self._something_to_write.set()
+
+    async def _turn(self, timeout_s: float) -> None:
+        """Take a slot, and wait until more may be written. This time does not count as time of the server: the server does
+        not know the request yet.
+        """
+        if self._slots.value and self._unwritten_bytes <= UNWRITTEN_BYTES_MAX:
+            self._slots.acquire_nowait()
+            return
+        with anyio.move_on_after(timeout_s):
+            await self._slots.acquire()
+            try:
+                while self._unwritten_bytes > UNWRITTEN_BYTES_MAX and self._failure is None:
+                    await self._written.wait()
+            except BaseException:
+                self._slots.release()
+                raise
+            return
+        raise QueueFull(f"nothing was sent for {timeout_s:g} s: too many requests are in flight on this connection")
+
+    async def _exchange(self, request_id: int, frame: bytes) -> Reply:
+        if self._failure is not None:
+            raise ConnectionLost(f"the connection is closed: {self._failure}")
+        waiter = self._waiters[request_id] = _Waiter()
+        self._leave(frame)
+        try:
+            await waiter.arrived.wait()
+        finally:
+            self._waiters.pop(request_id, None)
+        if waiter.failure is not None:
+            raise waiter.failure
+        assert waiter.reply is not None
+        return waiter.reply
+
+    async def _write(self) -> None:
+        try:
+            while True:
+                await self._something_to_write.wait()
+                self._something_to_write = anyio.Event()
+                # All waiting frames go out at once, so many small requests cost one system call.
+                data = b"".join(self._unwritten)
+                self._unwritten.clear()
+                await self._stream.send(data)
+                self._unwritten_bytes -= len(data)
+                self._written.set()
+                self._written = anyio.Event()
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as exc:
+            self.close(ConnectionLost(f"the connection broke: {exc}"))
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                data = await self._stream.receive(_RECEIVE_BYTES)
+                self._received_count += 1
+                for reply in self._replies.feed(bytes(data)):
+                    waiter = self._waiters.get(reply.id)
+                    if waiter is not None:
+                        waiter.answer(reply)
+                self._replies.check()
+        except anyio.EndOfStream:
+            self.close(self._replies.ended)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as exc:
+            self.close(ConnectionLost(f"the connection broke: {exc}"))
+        except DelayServerError as error:
+            self.close(error)

@@ -1,0 +1,1 @@
+"""A consumer that pulls from every node of a subject."""

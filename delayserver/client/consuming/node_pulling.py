@@ -1,0 +1,106 @@
+"""Pulling from all nodes of a route: which nodes there are now, and going on after a failure. `Consumer` and listeners
+share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Final
+
+import anyio
+import anyio.abc
+
+from delayserver.client.asynchronous.client import AsyncClient
+from delayserver.client.consuming.said_lately import SaidLately, held_back_words
+from delayserver.client.values.messages import Route
+from delayserver.logs.events import EventLogger
+from delayserver.protocol.errors import DelayServerError, Refused
+
+ROUTE_INTERVAL_S: Final = 30.0
+"""The route is asked for this often. A new node waits at most this long for its first pull."""
+
+PAUSE_AFTER_ERROR_S: Final = 1.0
+"""The pause between attempts at a failing node, on top of the client's own retries. The other nodes go on meanwhile."""
+
+events = EventLogger("delayserver.client")
+
+Serve = Callable[[str, anyio.CancelScope], Coroutine[Any, Any, None]]
+"""Pulls from the node of an address. The scope is cancelled when the node has left the route, or at the end."""
+
+
+class RouteFollower:
+    """Keeps one task for each node of the route of a subject."""
+
+    def __init__(self, client: AsyncClient, subject: str, tasks: anyio.abc.TaskGroup, serve: Serve) -> None:
+        self._client = client
+        self._subject = subject
+        self._tasks = tasks
+        self._serve = serve
+        self._pulling: dict[str, anyio.CancelScope] = {}
+        self._said = SaidLately()
+
+    @property
+    def nodes(self) -> list[str]:
+        """The addresses of the nodes from which it pulls now."""
+        return sorted(self._pulling)
+
+    async def run(self, pause_s: float = 0.0) -> None:
+        """Ask for the route after a pause, then again and again, until cancelled. Raises `Refused` if there is none."""
+        while True:
+            await anyio.sleep(pause_s)
+            try:
+                self.adjust(await self._client.route(subject=self._subject))
+                pause_s = ROUTE_INTERVAL_S
+            except DelayServerError as error:
+                # The known nodes stay. A server that knows no route at the beginning will not know one later.
+                if isinstance(error, Refused) and not self._pulling:
+                    raise
+                pause_s = PAUSE_AFTER_ERROR_S
+                held_back = self._said.say(str(error), anyio.current_time())
+                if held_back is not None:
+                    events.warning(
+                        "route_failed",
+                        "asks for the nodes of {subject} again: {reason}" + held_back_words(held_back),
+                        subject=self._subject,
+                        reason=str(error),
+                        held_back=held_back,
+                    )
+
+    def adjust(self, route: Route) -> None:
+        """Stop the tasks of nodes that left the route, and start tasks for new nodes."""
+        addresses = {node.address for node in route.nodes}
+        for address in self._pulling.keys() - addresses:
+            self._pulling.pop(address).cancel()
+        for address in addresses - self._pulling.keys():
+            scope = self._pulling[address] = anyio.CancelScope()
+            self._tasks.start_soon(self._serve, address, scope)
+
+    def end(self) -> None:
+        """End all pulls."""
+        for scope in self._pulling.values():
+            scope.cancel()
+
+
+async def pull_persistently(
+    pull: Callable[[], Awaitable[None]], what: str, refused: Callable[[Refused], Awaitable[None]], said: SaidLately
+) -> None:
+    """Call ``pull`` until it returns. After an error it is called again after a pause, and the log names the error.
+    ``refused`` gets an error that the node will give again.
+    """
+    while True:
+        try:
+            await pull()
+            return
+        except Refused as error:
+            await refused(error)
+        except DelayServerError as error:
+            held_back = said.say(f"{what}: {error}", anyio.current_time())
+            if held_back is not None:
+                events.warning(
+                    "pull_failed",
+                    "pulls {source} again: {reason}" + held_back_words(held_back),
+                    source=what,
+                    reason=str(error),
+                    held_back=held_back,
+                )
+        await anyio.sleep(PAUSE_AFTER_ERROR_S)

@@ -1,0 +1,1 @@
+"""Listeners: functions that are called with messages as they come."""

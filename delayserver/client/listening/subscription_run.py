@@ -1,0 +1,462 @@
+"""Runs one subscription of a listener on an event loop: the tasks and requests around its `ListenerCore`.
+
+What may run handlers (tasks, or threads) is a `Workers`. Everything else is the same for both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, Final, Protocol
+
+import anyio
+import anyio.abc
+
+from delayserver.client.asynchronous.client import AsyncClient
+from delayserver.client.consuming.node_clients import NodeClients
+from delayserver.client.consuming.node_pulling import PAUSE_AFTER_ERROR_S, RouteFollower, pull_persistently
+from delayserver.client.consuming.said_lately import SaidLately, held_back_words
+from delayserver.client.listening.handling import CutOff, Handling, Hook, Hooks, verdict_of
+from delayserver.client.listening.listener_core import ListenerCore, Source
+from delayserver.client.listening.settlements import Settlement
+from delayserver.client.listening.subscription import SUBJECTS_MAX, Subscription, finds
+from delayserver.client.values.retry import Retry
+from delayserver.logs.events import EventLogger
+from delayserver.protocol.errors import DelayServerError, InvalidArgument, PositionOutOfRange, Refused
+
+WAIT_S: Final = 25.0
+"""How long a pull waits at its node before it is sent again."""
+
+REQUESTS_AT_ONCE: Final = 64
+"""Acks and nacks of a source under way at once. Nacks with delays or reasons of their own need a request each."""
+
+EARLY_S: Final = 0.01
+"""A pull that ends without messages after less than this is not repeated before, so that a server that does not let pulls
+wait is not asked without a pause."""
+
+SUBJECTS_INTERVAL_S: Final = 1.0
+"""A listener with a pattern asks for new subjects this often. The first message of a new subject waits so long at most."""
+
+LOOK_S: Final = 1.0
+"""Leases are looked at this often, or ten times in a shorter lease."""
+
+END_PULLS_S: Final = 1.0
+"""At the end the pulls under way get so much time. Messages of a later reply come again after the ack timeout."""
+
+SETTLE_S: Final = 5.0
+"""At the end the last acks and nacks get so much time. What a node has not answered then can come again."""
+
+events = EventLogger("delayserver.client")
+
+
+class Workers(Protocol):
+    """Runs handlers: asks the core for messages to start, and tells the `SubscriptionRun` of each begin and end."""
+
+    async def run(self) -> None:
+        """Run handlers, until the core stops and the last one has ended."""
+
+    def arrived(self) -> None:
+        """There may be a message to start."""
+
+    def cut_off(self) -> None:
+        """The time for running handlers is over: nack their messages, and let `run` end."""
+
+
+class _Feed:
+    """The events of one source: whether it may pull, and whether it has something to settle."""
+
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self.scope = scope
+        self.parked = False
+        self._may_pull = anyio.Event()
+        self._to_settle = anyio.Event()
+
+    async def wait_to_pull(self) -> None:
+        """Wait for `unpark`."""
+        self.parked = True
+        try:
+            await self._may_pull.wait()
+        finally:
+            self.parked = False
+            self._may_pull = anyio.Event()
+
+    def unpark(self) -> None:
+        """The source may pull again, or is retired."""
+        self._may_pull.set()
+
+    async def wait_to_settle(self, most_s: float | None) -> None:
+        """Wait for the next `settle`, but at most so long."""
+        self._to_settle = anyio.Event()
+        with anyio.move_on_after(most_s):
+            await self._to_settle.wait()
+
+    def settle(self) -> None:
+        """There is something to settle, or the source is drained."""
+        self._to_settle.set()
+
+
+class SubscriptionRun:
+    """One subscription while its listener runs."""
+
+    def __init__(
+        self,
+        subscription: Subscription[Any],
+        client: AsyncClient,
+        nodes: NodeClients,
+        hooks: Hooks,
+        make_workers: Callable[[SubscriptionRun], Workers],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        """``failed`` is called with an error that ends the listener."""
+        self.subscription = subscription
+        self.core = ListenerCore(subscription.group, subscription.settings)
+        self._client = client
+        self._nodes = nodes
+        self._hooks = hooks
+        self._failed = failed
+        self._feeds: dict[Source, _Feed] = {}
+        self._followers: dict[str, RouteFollower] = {}
+        self._said = SaidLately()
+        self._stop = anyio.Event()
+        # The time of running handlers after a stop.
+        self._grace = anyio.CancelScope()
+        self._drained = anyio.Event()
+        self._workers = make_workers(self)
+
+    def stop(self) -> None:
+        """Begin the clean stop; may be called again. No handler begins from now on."""
+        if not self.core.stopping:
+            self.core.stop()
+            self._stop.set()
+
+    def cut_off(self) -> None:
+        """Give running handlers no more time."""
+        self.stop()
+        self._grace.cancel()
+
+    async def run(self) -> None:
+        """Consume until `stop`, and then until running handlers have ended and their acks are at the nodes."""
+        settings = self.subscription.settings
+        async with anyio.create_task_group() as tasks:
+            handlers_ended = anyio.Event()
+            async with anyio.create_task_group() as background:
+                background.start_soon(self._look)
+                for pattern in self.subscription.patterns:
+                    background.start_soon(self._discover, pattern, background, tasks)
+                for subject in self.subscription.plain:
+                    self._follow(subject, background, tasks)
+                tasks.start_soon(self._work, handlers_ended)
+                await self._stop.wait()
+                background.cancel_scope.cancel()
+            self._begin_stop(tasks)
+            with self._grace, anyio.move_on_after(settings.stop_s):
+                await handlers_ended.wait()
+            if not handlers_ended.is_set():
+                self._tell_cut_off()
+                self._workers.cut_off()
+                await handlers_ended.wait()
+            self._wake_all()
+            with anyio.move_on_after(END_PULLS_S + SETTLE_S):
+                while self._feeds:
+                    await self._drained.wait()
+            tasks.cancel_scope.cancel()
+
+    async def _work(self, ended: anyio.Event) -> None:
+        try:
+            await self._workers.run()
+        finally:
+            ended.set()
+
+    def _begin_stop(self, tasks: anyio.abc.TaskGroup) -> None:
+        self._nodes.end_waits()
+        for source, feed in self._feeds.items():
+            if source.share.asked is None:
+                feed.scope.cancel()
+        tasks.start_soon(self._end_pulls)
+        self._wake_all()
+        self._workers.arrived()
+
+    async def _end_pulls(self) -> None:
+        await anyio.sleep(END_PULLS_S)
+        for feed in self._feeds.values():
+            feed.scope.cancel()
+
+    def _wake_all(self) -> None:
+        for feed in self._feeds.values():
+            feed.unpark()
+            feed.settle()
+
+    def _tell_cut_off(self) -> None:
+        left = list(self.core.abandoned())
+        names = ", ".join([f"{each.delivery.message_id} of {each.delivery.subject}" for each in left[:5]])
+        events.warning(
+            "handlers_cut_off",
+            "{handler}: {handlers} handlers did not end within {stop_s:g} s and are cut off; their messages come again: "
+            "{names}",
+            handler=self.subscription.name, handlers=len(left), stop_s=self.subscription.settings.stop_s, names=names,
+        )  # fmt: skip
+
+    # -- subjects
+
+    def _follow(self, subject: str, background: anyio.abc.TaskGroup, tasks: anyio.abc.TaskGroup) -> None:
+        if subject not in self._followers:
+            follower = RouteFollower(self._client, subject, tasks, partial(self._serve, subject))
+            self._followers[subject] = follower
+            background.start_soon(self._follow_route, follower)
+
+    async def _follow_route(self, follower: RouteFollower) -> None:
+        try:
+            await follower.run()
+        except DelayServerError as error:
+            self._failed(error)
+
+    async def _discover(self, pattern: str, background: anyio.abc.TaskGroup, tasks: anyio.abc.TaskGroup) -> None:
+        """Follow the subjects that a pattern finds, and those that are new later."""
+        after, server_id = 0, ""
+        while True:
+            try:
+                info = await self._client.connect()
+                if info.server_id != server_id:  # the numbers of another server lead nowhere
+                    after, server_id = 0, info.server_id
+                page = await self._client.subjects_page(pattern, after=after)
+            except DelayServerError as error:
+                if not error.retriable:
+                    self._failed(error)
+                    return
+                await anyio.sleep(PAUSE_AFTER_ERROR_S)
+                continue
+            after = page.next
+            for subject in page.subjects:
+                if finds(pattern, subject):
+                    self._follow(subject, background, tasks)
+            if len(self._followers) > SUBJECTS_MAX:
+                self._failed(
+                    InvalidArgument(f"{pattern!r} finds more than {SUBJECTS_MAX} subjects: use a narrower one")
+                )
+                return
+            if not page.more:
+                await anyio.sleep(SUBJECTS_INTERVAL_S)
+
+    # -- pulls
+
+    async def _serve(self, subject: str, address: str, scope: anyio.CancelScope) -> None:
+        """Pull a subject from a node until the scope is cancelled, and settle what came."""
+        source = self.core.add_source(subject, address)
+        feed = self._feeds[source] = _Feed(scope)
+        try:
+            async with self._nodes.use(address) as node, anyio.create_task_group() as tasks:
+                tasks.start_soon(self._settle, source, feed, node)
+                with scope:
+                    await pull_persistently(
+                        partial(self._pull, source, feed, node), f"{subject} from {address}", self._refused, self._said
+                    )
+                self.core.retire(source)
+                feed.settle()
+        finally:
+            del self._feeds[source]
+            self._tell_lost(self.core.remove(source, anyio.current_time()), "the listener ended")
+            self._drained.set()
+            self._drained = anyio.Event()
+
+    async def _refused(self, error: Refused) -> None:
+        self._failed(error)
+        await anyio.sleep_forever()
+
+    async def _pull(self, source: Source, feed: _Feed, node: AsyncClient) -> None:
+        await node.connect()
+        settings, choice = self.subscription.settings, self.subscription.choice
+        while not source.retired:
+            ask = self.core.next_ask(source)
+            if ask is None:
+                await feed.wait_to_pull()
+                continue
+            self.core.asked(source, ask)
+            asked_s = anyio.current_time()
+            try:
+                pulled = await node.pull_columns(
+                    source.subject,
+                    self.subscription.group,
+                    min(ask.messages, node.limits.pull_messages_max),
+                    min(WAIT_S, node.limits.wait_ms_max / 1000),
+                    ack_timeout_s=settings.ack_timeout_s,
+                    max_bytes=ask.bytes,
+                    start=choice.start,
+                    tags=choice.tags,
+                    where=choice.where,
+                )
+                deliveries = pulled.deliveries()
+            except PositionOutOfRange as error:  # reported once; the next pull continues behind the gap
+                self.core.pull_failed(source)
+                self.core.stats.add("gaps")
+                events.error(
+                    "messages_lost",
+                    "{handler} lost messages of {source}: {reason}",
+                    handler=self.subscription.name,
+                    source=repr(source),
+                    reason=str(error),
+                )
+                continue
+            except BaseException:
+                self.core.pull_failed(source)
+                raise
+            handlings = self.core.pulled(source, deliveries, anyio.current_time())
+            self._call(self._hooks.received, handlings)
+            if self.core.stopping:
+                feed.settle()
+            elif handlings:
+                self._workers.arrived()
+            elif anyio.current_time() - asked_s < EARLY_S:
+                await anyio.sleep(EARLY_S)
+
+    # -- handlers
+
+    def begins(self, handling: Handling) -> None:
+        """A handler is about to run. May be called by its thread, but for the pulls."""
+        if self._hooks.started is not None:
+            self._hooks.started(handling)
+
+    def took(self, handling: Handling) -> None:
+        """The core gave this message to a worker, so its source may pull again, or there were enough."""
+        if self.core.is_enough:
+            self.stop()
+            return
+        source = self.core.source_of(handling)
+        feed = self._feeds.get(source)
+        if feed is not None and feed.parked and self.core.next_ask(source) is not None:
+            feed.unpark()
+
+    def raised(self, handling: Handling, error: BaseException) -> None:
+        """A handler raised. May be called by its thread."""
+        if isinstance(error, Retry):
+            return
+        if self._hooks.failed is not None:
+            self._hooks.failed(handling)
+
+    def ended(self, handling: Handling, error: BaseException | None, now_s: float) -> None:
+        """A handler has ended."""
+        if error is not None and not isinstance(error, Retry):
+            self.core.stats.add("failed")
+            if not isinstance(error, CutOff):  # told once for all
+                self._log_failure(handling, error, now_s)
+        source = self.core.finish(handling, verdict_of(error), now_s, error)
+        feed = self._feeds.get(source)
+        if feed is not None:
+            if source.settlements.rouses:
+                feed.settle()
+            if feed.parked and self.core.next_ask(source) is not None:
+                feed.unpark()
+
+    def fail(self, error: BaseException) -> None:
+        """The listener ends with this error."""
+        self._failed(error)
+
+    def _log_failure(self, handling: Handling, error: BaseException, now_s: float) -> None:
+        held_back = self._said.say(f"{type(error).__qualname__} {error}"[:200], now_s)
+        if held_back is not None:
+            delivery = handling.delivery
+            events.error(
+                "handler_failed",
+                "{handler} failed with message {message_id} of {subject}, attempt {attempt}, which comes again"
+                + held_back_words(held_back),
+                error,
+                handler=self.subscription.name, message_id=delivery.message_id, subject=delivery.subject,
+                attempt=delivery.attempt, held_back=held_back,
+            )  # fmt: skip
+
+    def _call(self, hook: Hook | None, handlings: Any) -> None:
+        """Call a hook for each. Its error ends the listener."""
+        if hook is None:
+            return
+        for handling in handlings:
+            try:
+                hook(handling)
+            except Exception as error:  # noqa: BLE001 - raised where the listener ends
+                self._failed(error)
+                return
+
+    async def _look(self) -> None:
+        """Look at leases now and then."""
+        interval_s = min(LOOK_S, self.subscription.settings.ack_timeout_s / 10)
+        while True:
+            await anyio.sleep(interval_s)
+            self.look()
+
+    def look(self) -> None:
+        """Tell of handlers that outlive their leases, and give back what waits too long."""
+        given_back = self.core.stats.given_back
+        for handling in self.core.look(anyio.current_time()):
+            self._call(self._hooks.overdue, [handling])
+            held_back = self._said.say("overdue", anyio.current_time())
+            if held_back is not None:
+                events.warning(
+                    "handler_overdue",
+                    "{handler} still handles message {message_id} of {subject} after its ack timeout of "
+                    "{ack_timeout_s:g} s: it can come twice" + held_back_words(held_back),
+                    handler=self.subscription.name, message_id=handling.delivery.message_id,
+                    subject=handling.delivery.subject, ack_timeout_s=self.subscription.settings.ack_timeout_s,
+                    held_back=held_back,
+                )  # fmt: skip
+        if self.core.stats.given_back > given_back:
+            for feed in self._feeds.values():
+                feed.settle()
+                feed.unpark()
+
+    # -- acks and nacks
+
+    async def _settle(self, source: Source, feed: _Feed, node: AsyncClient) -> None:
+        """Send acks and nacks of a source, until it is retired and has no more."""
+        while not self.core.is_drained(source):
+            now_s = anyio.current_time()
+            due_s = self.core.settle_due_s(source, now_s)
+            if due_s is None or due_s > now_s:
+                await feed.wait_to_settle(None if due_s is None else due_s - now_s)
+                continue
+            requests = self.core.take(source, now_s)
+            if len(requests) == 1:
+                await self._send(source, node, requests[0])
+            else:
+                for first in range(0, len(requests), REQUESTS_AT_ONCE):
+                    async with anyio.create_task_group() as tasks:
+                        for request in requests[first : first + REQUESTS_AT_ONCE]:
+                            tasks.start_soon(self._send, source, node, request)
+
+    async def _send(self, source: Source, node: AsyncClient, settlement: Settlement) -> None:
+        subject, group, verdict = source.subject, self.subscription.group, settlement.verdict
+        dead = 0
+        try:
+            if verdict.ack:
+                unknown = (await node.ack(subject, group, settlement.deliveries)).unknown
+            else:
+                delay = None if verdict.delay_ms is None else timedelta(milliseconds=verdict.delay_ms)
+                nacked = await node.nack(
+                    subject, group, settlement.deliveries, delay,
+                    level=verdict.level, reason=verdict.reason, unseen=verdict.given_back,
+                )  # fmt: skip
+                unknown, dead = nacked.unknown, nacked.dead_lettered
+        except DelayServerError as error:
+            self._tell_lost(self.core.settle_failed(source, settlement, anyio.current_time()), str(error))
+            if isinstance(error, Refused):
+                self._failed(error)
+            return
+        now_s = anyio.current_time()
+        self.core.settled(source, settlement, unknown, now_s, dead)
+        self._call(self._hooks.acked if verdict.ack else self._hooks.nacked, settlement.handlings)
+        if unknown:
+            held_back = self._said.say("too late", now_s)
+            if held_back is not None:
+                events.warning(
+                    "settled_too_late",
+                    "{handler} settled {messages} messages of {subject} too late: their ack timeout of {ack_timeout_s:g} s "
+                    "was over, so they come again" + held_back_words(held_back),
+                    handler=self.subscription.name, messages=unknown, subject=subject,
+                    ack_timeout_s=self.subscription.settings.ack_timeout_s, held_back=held_back,
+                )  # fmt: skip
+
+    def _tell_lost(self, lost: Any, why: str) -> None:
+        if lost:
+            events.warning(
+                "settle_failed",
+                "{handler} could not settle {messages} messages before their leases ended, so they come again: {reason}",
+                handler=self.subscription.name, messages=len(lost), reason=why,
+            )  # fmt: skip

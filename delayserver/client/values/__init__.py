@@ -1,0 +1,1 @@
+"""The values that clients take and return. No I/O."""

@@ -1,0 +1,170 @@
+"""The consumer pulls from all nodes of a group, through one address, on trio and on asyncio."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from delayserver.client import AsyncClient, Client, Consumer
+from delayserver.client.consuming import node_pulling
+from delayserver.protocol.columns import I64, unpack_column
+from delayserver.protocol.errors import ConnectionLost, NotRouted
+from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage, Late
+
+
+def given_back(server: FakeServer) -> list[list[int]]:
+    """The deliveries of each nack."""
+    nacks = [request.arguments for request in server.requests if request.operation == "nack"]
+    return [unpack_column(nack["deliveries"], nack["count"], I64, "deliveries").tolist() for nack in nacks]
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_deliveries_of_every_node_arrive_and_are_acked_where_they_came_from(backend: str) -> None:
+    async def main() -> None:
+        with FakeServer() as entry, FakeServer() as first, FakeServer() as second:
+            entry.nodes = [first.address, second.address]
+            first.misbehave("pull", Drop())
+            for name, node in (("first", first), ("second", second)):
+                with Client(node.address) as sender:
+                    sender.send_columns("a", 1, [f"{name} {number}".encode() for number in range(3)])
+            bodies = []
+            with anyio.fail_after(10):
+                async with AsyncClient(entry.address) as client, Consumer(client, "a", "g", wait_s=0) as deliveries:
+                    async for received in deliveries:
+                        # A node gives a message again until it is acked, so only the first time counts.
+                        if received.delivery.body not in bodies:
+                            bodies.append(received.delivery.body)
+                            await received.ack()
+                        if len(bodies) == 6:
+                            break
+                    assert deliveries.nodes == sorted(entry.nodes)
+                with pytest.raises(ConnectionLost):
+                    await received.ack()
+            assert sorted(bodies) == sorted(f"{n} {i}".encode() for n in ("first", "second") for i in range(3))
+            assert all(message.acked for node in (first, second) for message in node.messages)
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_subject_without_a_route_is_told_at_once(server: FakeServer, backend: str) -> None:
+    server.misbehave("route", Fail(NotRouted("no route covers it")))
+
+    async def main() -> None:
+        with anyio.fail_after(5), pytest.raises(NotRouted):
+            async with AsyncClient(server.address) as client, Consumer(client, "a", "g"):
+                pass
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_an_error_of_the_block_passes_by_unwrapped(server: FakeServer, backend: str) -> None:
+    async def main() -> None:
+        with anyio.fail_after(5), pytest.raises(KeyError):
+            async with AsyncClient(server.address) as client, Consumer(client, "a", "g"):
+                raise KeyError
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_what_is_in_hand_is_acked_after_the_connection_was_lost(server: FakeServer, backend: str) -> None:
+    # All attempts of the second pull fail.
+    server.misbehave("pull", Late(0), *[Drop(after_effect=False)] * 4)
+    with Client(server.address) as sender:
+        sender.send("a", b"", due_ms=1)
+
+    async def main() -> None:
+        with anyio.fail_after(10):
+            async with AsyncClient(server.address) as client, Consumer(client, "a", "g", wait_s=0) as deliveries:
+                received = await anext(deliveries)
+                while server.count("pull") < 5:
+                    await anyio.sleep(0.01)
+                await anyio.sleep(0.2)
+                assert await received.ack()
+
+    anyio.run(main, backend=backend)
+    assert [message.acked for message in server.messages] == [True]
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_node_that_is_away_at_first_is_named_and_pulled_from_later(
+    backend: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(node_pulling, "PAUSE_AFTER_ERROR_S", 0.01)
+
+    async def main() -> None:
+        with FakeServer() as entry, FakeServer() as node:
+            entry.nodes = [node.address]
+            with Client(node.address) as sender:
+                sender.send("a", b"", due_ms=1)
+            node.misbehave("hello", *[Drop(after_effect=False)] * 12)
+            with anyio.fail_after(30):
+                async with AsyncClient(entry.address) as client, Consumer(client, "a", "g", wait_s=0) as deliveries:
+                    assert await (await anext(deliveries)).ack()
+            # Once, though it is tried again and again.
+            (record,) = [record for record in caplog.records if record.name == "delayserver.client"]
+            assert node.address in record.getMessage()
+            assert "connection" in record.getMessage()
+
+    anyio.run(main, backend=backend)
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_what_was_not_handed_out_is_given_back_at_the_end(server: FakeServer, backend: str, cancelled: bool) -> None:
+    with Client(server.address) as sender:
+        sender.send_columns("a", 1, [b""] * 10)
+
+    async def main() -> None:
+        with anyio.fail_after(10), anyio.CancelScope() as scope:
+            async with AsyncClient(server.address) as client, Consumer(client, "a", "g", wait_s=0) as deliveries:
+                assert await (await anext(deliveries)).ack()
+                if cancelled:
+                    scope.cancel()
+                    await anyio.sleep_forever()
+
+    anyio.run(main, backend=backend)
+    assert given_back(server) == [list(range(1, 10))]
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_the_end_does_not_wait_long_for_a_node_that_takes_nothing_back(server: FakeServer, backend: str) -> None:
+    server.misbehave("nack", *[Garbage(b"")] * 4)
+    with Client(server.address) as sender:
+        sender.send_columns("a", 1, [b""] * 2)
+
+    async def main() -> None:
+        with anyio.fail_after(8):  # its own client would wait for 10 s, four times
+            async with AsyncClient(server.address) as client, Consumer(client, "a", "g", wait_s=0) as deliveries:
+                await anext(deliveries)
+
+    anyio.run(main, backend=backend)
+    assert server.count("nack") == 1
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_what_a_busy_caller_leaves_waiting_is_given_back_once(server: FakeServer, backend: str) -> None:
+    with Client(server.address) as sender:
+        sender.send_columns("a", 1, [b""] * 3)
+
+    async def main() -> None:
+        with anyio.fail_after(10):
+            async with (
+                AsyncClient(server.address) as client,
+                Consumer(client, "a", "g", max_messages=3, wait_s=0, ack_timeout_s=0.4) as deliveries,
+            ):
+                await anext(deliveries)
+                while not server.count("nack"):
+                    await anyio.sleep(0.01)
+                assert given_back(server) == [[1, 2]]
+                # What the next pull brings waits for nobody, too; from then on nothing is pulled until the caller asks.
+                while server.count("nack") < 2:
+                    await anyio.sleep(0.01)
+                await anyio.sleep(0.5)
+                assert server.count("nack") == server.count("pull") == 2
+                await anext(deliveries)
+                assert server.count("pull") > 2
+
+    anyio.run(main, backend=backend)

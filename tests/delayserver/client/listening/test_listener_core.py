@@ -1,0 +1,441 @@
+"""The decisions of a listener, without I/O: who starts next, when to pull, what is settled how, and how it stops."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from delayserver.client.listening.handling import ACK, GIVE_BACK, NACK, Handling, Verdict, verdict_of
+from delayserver.client.listening.listener_core import UNSETTLED_MAX, ListenerCore, ListenerSettings, Source
+from delayserver.client.listening.settlements import Settlement
+from delayserver.client.values.retry import Retry
+from delayserver.protocol.errors import InvalidArgument
+from tests.delayserver.client.listening.deliveries import delivery
+
+
+def core_of(**settings: float) -> ListenerCore:
+    return ListenerCore("shop", ListenerSettings(**settings))  # type: ignore[arg-type]
+
+
+def bring(core: ListenerCore, source: Source, *numbers: int, now_s: float = 0.0, body: bytes = b"") -> None:
+    ask = core.next_ask(source)
+    assert ask is not None
+    core.asked(source, ask)
+    core.pulled(source, [delivery(number, subject=source.subject, body=body) for number in numbers], now_s)
+    core.check_invariants()
+
+
+def bring_keyed(core: ListenerCore, source: Source, keys: str) -> None:
+    """Deliveries 1, 2, … with these order keys, a letter each; "-" is none."""
+    ask = core.next_ask(source)
+    assert ask is not None
+    core.asked(source, ask)
+    rows = [delivery(number, order_key=None if key == "-" else key) for number, key in enumerate(keys, 1)]
+    core.pulled(source, rows, 0.0)
+    core.check_invariants()
+
+
+def running_now(core: ListenerCore) -> list[int]:
+    """Start all handlers that may start; the deliveries of these."""
+    found = []
+    while (handling := core.start(0.0)) is not None:
+        core.check_invariants()
+        found.append(handling.delivery.delivery)
+    return found
+
+
+def handling_of(core: ListenerCore, number: int) -> Handling:
+    (found,) = [each for each in core.abandoned() if each.delivery.delivery == number]
+    return found
+
+
+def start(core: ListenerCore, now_s: float = 0.0) -> Handling:
+    handling = core.start(now_s)
+    assert handling is not None
+    core.check_invariants()
+    return handling
+
+
+def sent(core: ListenerCore, source: Source, now_s: float = 0.0) -> dict[Verdict, list[int]]:
+    return {each.verdict: each.deliveries for each in core.take(source, now_s)}
+
+
+@pytest.mark.parametrize(
+    ("error", "verdict"),
+    [
+        (None, ACK),
+        (ValueError(), Verdict(ack=False, reason="ValueError")),
+        (ValueError("no order"), Verdict(ack=False, reason="ValueError: no order")),
+        (ValueError("€" * 1000), Verdict(ack=False, reason="ValueError: " + "€" * 337)),
+        (Retry(), NACK),
+        (Retry(level=3), Verdict(ack=False, level=3)),
+        (Retry(delay_ms=0), Verdict(ack=False, delay_ms=0)),
+        (Retry("later", delay_ms=5000), Verdict(ack=False, delay_ms=5000, reason="later")),
+        (KeyboardInterrupt(), Verdict(ack=False, reason="KeyboardInterrupt")),
+    ],
+)
+def test_the_verdict_follows_from_what_the_handler_raised(error: BaseException | None, verdict: Verdict) -> None:
+    assert verdict_of(error) == verdict
+
+
+@pytest.mark.parametrize("delay_ms", [-1, 1.5, True, 2_592_000_001])
+def test_a_delay_that_no_server_takes_is_refused_where_it_is_made(delay_ms: int) -> None:
+    with pytest.raises(InvalidArgument):
+        Retry(delay_ms=delay_ms)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"concurrency": 0},
+        {"prefetch_messages": 0},
+        {"prefetch_bytes": 1.5},
+        {"ack_timeout_s": 0},
+        {"stop_s": -1},
+        {"messages_max": 0},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidArgument):
+        ListenerSettings(**wrong)  # type: ignore[arg-type]
+
+
+def test_no_more_handlers_run_than_may() -> None:
+    core = core_of(concurrency=2)
+    source = core.add_source("a", "n")
+    bring(core, source, 1, 2, 3)
+    first, second = start(core), start(core)
+    assert core.start(0.0) is None and not core.may_start
+    core.finish(first, ACK, 1.0)
+    assert start(core).delivery.delivery == 3
+    core.finish(second, ACK, 1.0)
+    assert core.start(1.0) is None
+    assert sent(core, source) == {ACK: [1, 2]}
+
+
+def test_a_busy_subject_leaves_half_of_the_handlers_to_another() -> None:
+    core = core_of(concurrency=4)
+    busy, other = core.add_source("busy", "n"), core.add_source("other", "n")
+    bring(core, busy, *range(8))
+    running = [start(core) for _ in range(4)]
+    bring(core, other, *range(100, 108))
+    for handling in running[:2]:
+        core.finish(handling, ACK, 1.0)
+    assert [start(core).delivery.subject for _ in range(2)] == ["other", "other"]
+
+
+def test_a_slow_subject_beside_a_fast_one_does_not_take_its_places() -> None:
+    core = core_of(concurrency=4)
+    slow, fast = core.add_source("slow", "n"), core.add_source("fast", "n")
+    bring(core, slow, *range(8))
+    bring(core, fast, *range(100, 108))
+    handled: Counter[str] = Counter()
+    for _ in range(20):
+        handling = core.start(0.0)
+        if handling is None:
+            break
+        handled[handling.delivery.subject] += 1
+        if handling.delivery.subject == "fast":
+            core.finish(handling, ACK, 0.0)
+    assert handled["fast"] == 8, "all of them, while the slow ones hang"
+
+
+def test_subjects_without_running_handlers_take_turns() -> None:
+    core = core_of(concurrency=1)
+    for name in "abc":
+        bring(core, core.add_source(name, "n"), *range(3))
+    order = []
+    for _ in range(9):
+        handling = start(core)
+        order.append(handling.delivery.subject)
+        core.finish(handling, ACK, 0.0)
+    assert order == [*"abcabcabc"]
+
+
+def test_a_stop_starts_nothing_and_gives_back_what_waits_and_what_still_comes() -> None:
+    core = core_of(concurrency=1)
+    source, late = core.add_source("a", "n"), core.add_source("b", "n")
+    ask = core.next_ask(late)
+    assert ask is not None
+    core.asked(late, ask)
+    bring(core, source, 1, 2, 3)
+    running = start(core)
+    core.stop()
+    core.check_invariants()
+    assert core.start(0.0) is None and core.next_ask(source) is None
+    assert sent(core, source) == {GIVE_BACK: [2, 3]}
+    core.pulled(late, [delivery(9)], 0.0)
+    core.check_invariants()
+    assert sent(core, late) == {GIVE_BACK: [9]}
+    core.finish(running, ACK, 1.0)
+    assert sent(core, source, 1.0) == {ACK: [1]}
+    assert core.stats.given_back == 3
+    assert GIVE_BACK.delay_ms == 0
+
+
+def test_a_stop_does_not_wait_for_the_interval_of_acks() -> None:
+    core = core_of(ack_interval_s=100)
+    source = core.add_source("a", "n")
+    bring(core, source, 1, 2, 3)
+    handlings = [start(core) for _ in range(3)]
+    core.finish(handlings[0], ACK, 1.0)
+    assert sent(core, source, 1.0) == {ACK: [1]}
+    core.finish(handlings[1], ACK, 1.0)
+    assert core.settle_due_s(source, 2.0) == 101.0
+    core.stop()
+    assert core.settle_due_s(source, 2.0) == 2.0
+    assert sent(core, source, 2.0) == {ACK: [2]}
+    core.finish(handlings[2], ACK, 2.0)
+    assert core.settle_due_s(source, 2.0) == 2.0
+
+
+def test_a_subscription_of_so_many_messages_starts_no_more() -> None:
+    core = core_of(concurrency=4, messages_max=2)
+    bring(core, core.add_source("a", "n"), 1, 2, 3)
+    start(core)
+    assert core.may_start
+    start(core)
+    assert (core.is_enough, core.start(0.0), core.may_start) == (True, None, False)
+
+
+def test_a_source_is_drained_when_its_last_settlement_is_answered() -> None:
+    core = core_of()
+    source = core.add_source("a", "n")
+    bring(core, source, 1)
+    core.retire(source)
+    assert not core.is_drained(source)
+    core.finish(start(core), ACK, 0.0)
+    assert not core.is_drained(source)
+    (settlement,) = core.take(source, 0.0)
+    assert not core.is_drained(source)
+    core.settled(source, settlement, 0, 0.0)
+    assert core.is_drained(source)
+    assert list(core.remove(source, 0.0)) == []
+
+
+def test_a_source_that_goes_away_gives_up_what_it_could_not_settle() -> None:
+    core = core_of(concurrency=1)
+    source = core.add_source("a", "n")
+    bring(core, source, 1, 2, 3)
+    running = start(core)
+    assert [each.delivery.delivery for each in core.remove(source, 0.0)] == [2, 3]
+    core.check_invariants()
+    core.finish(running, ACK, 0.0)
+    core.check_invariants()
+    assert core.stats.lost == 3 and core.running == core.waiting == 0
+
+
+def test_what_waits_for_half_of_its_lease_is_given_back_and_fewer_are_asked_for() -> None:
+    core = core_of(concurrency=1, ack_timeout_s=10)
+    source = core.add_source("a", "n")
+    bring(core, source, 1, 2)
+    start(core)
+    window = source.share.window
+    assert core.look(4.9) == [] and core.waiting == 1
+    assert core.look(5.0) == []
+    core.check_invariants()
+    assert core.waiting == 0 and source.share.window == window // 2
+    assert sent(core, source, 5.0) == {GIVE_BACK: [2]}
+
+
+def test_a_handler_that_outlives_its_lease_is_told_once_and_its_late_ack_is_counted() -> None:
+    core = core_of(ack_timeout_s=10)
+    source = core.add_source("a", "n")
+    bring(core, source, 1)
+    handling = start(core, 3.0)
+    assert core.look(10.0) == []
+    assert core.look(10.1) == [handling]
+    assert core.look(11.0) == []
+    core.finish(handling, ACK, 12.0)
+    assert handling.late and (handling.received_s, handling.started_s, handling.ended_s) == (0.0, 3.0, 12.0)
+    (settlement,) = core.take(source, 12.0)
+    core.settled(source, settlement, 1, 12.5)
+    assert (core.stats.overdue, core.stats.too_late, core.stats.acked) == (1, 1, 0)
+    assert handling.settled_s == 12.5
+
+
+def test_a_source_that_cannot_settle_pulls_nothing() -> None:
+    core = core_of()
+    source = core.add_source("a", "n")
+    for number in range(UNSETTLED_MAX - 1):
+        source.settlements.add(Handling(delivery(number), "g", "n", 0, 0.0, 60.0), ACK)
+    assert core.next_ask(source) is not None
+    source.settlements.add(Handling(delivery(0), "g", "n", 0, 0.0, 60.0), ACK)
+    assert core.next_ask(source) is None
+
+
+def test_a_source_that_is_found_after_the_stop_pulls_nothing() -> None:
+    core = core_of()
+    core.stop()
+    source = core.add_source("a", "n")
+    assert core.next_ask(source) is None and core.is_drained(source)
+
+
+class Model:
+    """Feeds a core at random, and knows where each delivery must be."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self.data = data
+        self.core = core_of(
+            concurrency=data.draw(st.integers(1, 4)), prefetch_messages=data.draw(st.integers(1, 30)), ack_timeout_s=20
+        )
+        self.sources: list[Source] = []
+        self.running: list[Handling] = []
+        self.requests: list[tuple[Source, Settlement]] = []
+        self.now_s = 0.0
+        self.number = 0
+        self.brought: set[int] = set()
+        self.answered: Counter[int] = Counter()
+        self.acked: set[int] = set()
+        self.lost: set[int] = set()
+
+    def step(self, name: str) -> None:
+        core, data = self.core, self.data
+        self.now_s += data.draw(st.sampled_from([0.0, 0.001, 1.0, 9.0]))
+        if name == "add" and len(self.sources) < 4:
+            self.sources.append(core.add_source(f"s{len(self.sources)}", "n"))
+        elif name == "stop":
+            core.stop()
+        elif name == "start":
+            before = {each: each.running for each in self.sources if each.ready}
+            handling = core.start(self.now_s)
+            if handling is not None:
+                source = core.source_of(handling)
+                assert before[source] == min(before.values())
+                self.running.append(handling)
+                assert not core.stopping
+        elif name == "finish" and self.running:
+            handling = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+            verdict = data.draw(st.sampled_from([ACK, NACK, Verdict(ack=False, delay_ms=7)]))
+            core.finish(handling, verdict, self.now_s)
+            if verdict.ack:
+                self.acked.add(handling.delivery.delivery)
+        elif name == "look":
+            core.look(self.now_s)
+        elif name == "answer" and self.requests:
+            source, settlement = self.requests.pop(data.draw(st.integers(0, len(self.requests) - 1)))
+            self.answer(source, settlement, data.draw(st.booleans()))
+        elif name in ("pull", "take", "retire") and self.sources:
+            self.of_source(name, data.draw(st.sampled_from(self.sources)))
+
+    def of_source(self, name: str, source: Source) -> None:
+        core, data = self.core, self.data
+        if name == "retire":
+            core.retire(source)
+        elif name == "pull":
+            ask = core.next_ask(source)
+            if ask is None:
+                return
+            assert not source.retired
+            core.asked(source, ask)
+            count = data.draw(st.integers(-1, ask.messages))
+            if count < 0:
+                core.pull_failed(source)
+                return
+            numbers = range(self.number, self.number + count)
+            self.number += count
+            self.brought.update(numbers)
+            core.pulled(source, [delivery(number, subject=source.subject) for number in numbers], self.now_s)
+        elif (due_s := core.settle_due_s(source, self.now_s)) is not None and due_s <= self.now_s:
+            self.requests += [(source, settlement) for settlement in core.take(source, self.now_s)]
+
+    def answer(self, source: Source, settlement: Settlement, well: bool) -> None:
+        if not well:
+            self.lost |= {each.delivery.delivery for each in self.core.settle_failed(source, settlement, self.now_s)}
+            return
+        self.core.settled(source, settlement, 0, self.now_s)
+        self.answered.update(settlement.deliveries)
+        if settlement.verdict.ack:
+            assert set(settlement.deliveries) <= self.acked, "only what a handler acked is acked"
+
+    def end(self) -> None:
+        """Stop, let all end and be settled: each delivery was answered once, or its loss was told."""
+        core = self.core
+        core.stop()
+        for handling in self.running:
+            core.finish(handling, NACK, self.now_s)
+        for source, settlement in self.requests:
+            self.answer(source, settlement, True)
+        for source in self.sources:
+            while (due_s := core.settle_due_s(source, self.now_s)) is not None:
+                self.now_s = max(self.now_s, due_s)
+                for settlement in core.take(source, self.now_s):
+                    self.answer(source, settlement, True)
+            assert core.is_drained(source)
+            assert list(core.remove(source, self.now_s)) == []
+        core.check_invariants()
+        assert set(self.answered) | self.lost == self.brought
+        assert not set(self.answered) & self.lost
+        assert all(count == 1 for count in self.answered.values())
+        stats = core.stats
+        assert stats.received == len(self.brought) == stats.acked + stats.nacked + stats.lost
+
+
+@hypothesis_settings(max_examples=200)
+@given(st.data())
+def test_every_delivery_is_settled_once_or_its_loss_is_told_whatever_happens(data: st.DataObject) -> None:
+    model = Model(data)
+    names = ["add", "pull", "pull", "start", "start", "finish", "finish", "take", "answer", "look", "retire", "stop"]
+    model.step("add")
+    for name in data.draw(st.lists(st.sampled_from(names), max_size=60)):
+        model.step(name)
+        model.core.check_invariants()
+    model.end()
+
+
+def test_messages_of_one_order_key_are_handled_one_after_the_other() -> None:
+    core = core_of(concurrency=4)
+    source = core.add_source("orders", "n")
+    bring_keyed(core, source, "aab-ab")
+    assert running_now(core) == [1, 3, 4], "other keys, and none, go on"
+    core.finish(handling_of(core, 1), ACK, 1.0)
+    assert running_now(core) == [2]
+    core.finish(handling_of(core, 3), ACK, 1.0)
+    core.finish(handling_of(core, 2), ACK, 1.0)
+    assert sorted(running_now(core)) == [5, 6]
+    core.check_invariants()
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 4])
+def test_nothing_of_a_key_is_handled_behind_a_failed_message(concurrency: int) -> None:
+    core = core_of(concurrency=concurrency)
+    source = core.add_source("orders", "n")
+    bring_keyed(core, source, "aaaa-b")
+    assert running_now(core)[0] == 1
+    core.finish(handling_of(core, 1), NACK, 1.0)
+    core.check_invariants()
+    rest = running_now(core)
+    while running := list(core.abandoned()):
+        core.finish(running[0], ACK, 1.0)
+        rest += running_now(core)
+    assert not {2, 3, 4} & set(rest), "the node has taken them back"
+    found = sent(core, source, 5.0)
+    assert found[NACK] == [1] and found[GIVE_BACK] == [2, 3, 4] and found[ACK] == [5, 6]
+
+
+def test_what_waits_too_long_goes_back_with_the_others_of_its_key() -> None:
+    core = core_of(concurrency=1, ack_timeout_s=10.0)
+    source = core.add_source("orders", "n")
+    bring_keyed(core, source, "-aa")
+    assert running_now(core) == [1]
+    core.look(5.0)
+    core.check_invariants()
+    core.finish(handling_of(core, 1), ACK, 5.0)
+    assert running_now(core) == []
+    assert sent(core, source, 9.0) == {ACK: [1], GIVE_BACK: [2, 3]}
+
+
+def test_a_stop_gives_parked_messages_back() -> None:
+    core = core_of(concurrency=2)
+    source = core.add_source("orders", "n")
+    bring_keyed(core, source, "aab")
+    assert running_now(core) == [1, 3]
+    core.stop()
+    core.check_invariants()
+    assert sent(core, source, 1.0) == {GIVE_BACK: [2]}
+    core.finish(handling_of(core, 1), ACK, 1.0)
+    assert running_now(core) == []

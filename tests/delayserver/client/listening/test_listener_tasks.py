@@ -1,0 +1,512 @@
+"""Listeners inside an event loop: cancelled programs, errors of blocks, odd cancellations, and what is refused at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import trio
+
+from delayserver import embedded
+from delayserver.client import (
+    AsyncClient,
+    Client,
+    Delivery,
+    Handling,
+    Hooks,
+    Listener,
+    ListenerSettings,
+    ThreadListener,
+)
+from delayserver.client.listening.subscription import SUBJECTS_MAX
+from delayserver.protocol.columns import I64, unpack_column
+from delayserver.protocol.errors import InvalidArgument, NotRouted, PositionOutOfRange, UnknownOperation
+from tests.delayserver.cli.conftest import ROOT
+from tests.delayserver.client.fake_server import Drop, Fail, FakeServer, Garbage
+
+Run = Callable[[Callable[[], Awaitable[None]]], None]
+
+
+@pytest.fixture
+def leasing() -> Iterator[FakeServer]:
+    with FakeServer(leases=True) as server:
+        yield server
+
+
+@pytest.fixture(params=["trio", "asyncio"])
+def run(request: pytest.FixtureRequest) -> Run:
+    def run_here(main: Callable[[], Awaitable[None]]) -> None:
+        async def bounded() -> None:
+            with anyio.fail_after(60):
+                await main()
+
+        anyio.run(bounded, backend=request.param)
+
+    return run_here
+
+
+def fill(server: FakeServer, count: int, subject: str = "a") -> None:
+    with Client(server.address) as client:
+        client.send_columns(subject, 1, [b"%d" % number for number in range(count)])
+
+
+def settled(server: FakeServer, operation: str) -> list[list[int]]:
+    """The deliveries of each request."""
+    found = [request.arguments for request in server.requests if request.operation == operation]
+    return [unpack_column(each["deliveries"], each["count"], I64, "deliveries").tolist() for each in found]
+
+
+async def ignore(_: Delivery) -> None:
+    pass
+
+
+def test_a_cancelled_program_lets_its_handlers_end_and_flushes_their_acks(leasing: FakeServer, run: Run) -> None:
+    fill(leasing, 3)
+    ended = []
+    begun = threading.Event()
+
+    async def main() -> None:
+        listener = Listener("g", concurrency=1)
+
+        @listener("a")
+        async def handle(message: Delivery) -> None:
+            begun.set()
+            await anyio.sleep(0.1)
+            ended.append(message.body)
+
+        with anyio.CancelScope() as scope:
+            async with AsyncClient(leasing.address) as client, anyio.create_task_group() as tasks:
+                tasks.start_soon(listener.run, client)
+                while not begun.is_set():
+                    await anyio.sleep(0.005)
+                scope.cancel()
+        assert scope.cancelled_caught
+
+    run(main)
+    assert ended == [b"0"]
+    assert settled(leasing, "ack") == [[0]]
+    assert settled(leasing, "nack") == [[1, 2]]
+
+
+def test_an_error_of_the_block_passes_by_unwrapped_after_a_clean_stop(server: FakeServer, run: Run) -> None:
+    fill(server, 2)
+
+    async def main() -> None:
+        listener = Listener("g")
+        listener("a")(ignore)
+        with pytest.raises(KeyError, match="mine"):
+            async with AsyncClient(server.address) as client, listener.running(client):
+                while not server.count("pull"):
+                    await anyio.sleep(0.005)
+                raise KeyError("mine")
+
+    run(main)
+
+
+def test_handlers_that_do_not_wait_let_the_program_go_on(server: FakeServer, run: Run) -> None:
+    fill(server, 3000)
+
+    async def main() -> None:
+        seen = 0
+        listener = Listener("g", concurrency=2)
+
+        @listener("a")
+        async def handle(_: Delivery) -> None:
+            nonlocal seen
+            seen += 1
+
+        async with AsyncClient(server.address) as client, listener.running(client):
+            while seen < 3000:
+                await anyio.sleep(0)
+
+    run(main)
+
+
+def test_a_cancellation_that_a_handler_brings_upon_itself_is_a_failure_like_others(server: FakeServer) -> None:
+    fill(server, 2)
+    failed: list[Handling] = []
+
+    async def main() -> None:
+        listener = Listener("g", hooks=Hooks(failed=failed.append))
+        seen = []
+
+        @listener("a")
+        async def handle(message: Delivery) -> None:
+            seen.append(message.body)
+            if message.body == b"0" and len(seen) <= 2:
+                other = asyncio.ensure_future(asyncio.sleep(10))
+                other.cancel()
+                await other
+
+        async with AsyncClient(server.address) as client, listener.running(client) as running:
+            while running.stats[0].nacked < 1 or running.stats[0].acked < 1:
+                await anyio.sleep(0.005)
+
+    anyio.run(main, backend="asyncio")
+    assert isinstance(failed[0].error, asyncio.CancelledError)
+
+
+def test_a_handler_with_tasks_of_its_own_is_cut_off_quietly(
+    leasing: FakeServer, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(leasing, 1)
+    cancelled = []
+
+    async def main() -> None:
+        listener = Listener("g", settings=ListenerSettings(stop_s=0.01))
+
+        @listener("a")
+        async def handle(_: Delivery) -> None:
+            try:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(anyio.sleep_forever)
+            except BaseException:
+                cancelled.append(True)
+                raise
+
+        async with AsyncClient(leasing.address) as client, listener.running(client) as running:
+            while not running.running:
+                await anyio.sleep(0.005)
+
+    run(main)
+    assert cancelled == [True]
+    assert settled(leasing, "nack") == [[0]]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+
+
+def test_trio_nurseries_of_handlers_may_end_by_a_cancellation_too(leasing: FakeServer) -> None:
+    fill(leasing, 1)
+
+    async def main() -> None:
+        listener = Listener("g", settings=ListenerSettings(stop_s=0.01))
+
+        @listener("a")
+        async def handle(_: Delivery) -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                await trio.sleep_forever()
+
+        async with AsyncClient(leasing.address) as client, listener.running(client) as running:
+            while not running.running:
+                await trio.sleep(0.005)
+
+    trio.run(main)
+    assert settled(leasing, "nack") == [[0]]
+
+
+def test_acks_are_gathered_and_flushed_at_the_stop(leasing: FakeServer, run: Run) -> None:
+    fill(leasing, 500)
+
+    async def main() -> None:
+        listener = Listener("g", settings=ListenerSettings(ack_interval_s=1000))
+        listener("a")(ignore)
+        async with AsyncClient(leasing.address) as client, listener.running(client) as running:
+            while running.stats[0].started < 500:
+                await anyio.sleep(0.005)
+
+    run(main)
+    acks = settled(leasing, "ack")
+    assert sorted(number for ack in acks for number in ack) == list(range(500))
+    assert len(acks) <= 3, "the first at once, the others together"
+
+
+def test_acks_without_an_answer_are_sent_again(server: FakeServer, run: Run) -> None:
+    fill(server, 1)
+    # The client tries four times, then the listener begins anew.
+    server.misbehave("ack", *[Drop(after_effect=False)] * 5)
+
+    async def main() -> None:
+        listener = Listener("g")
+        listener("a")(ignore)
+        async with AsyncClient(server.address) as client, listener.running(client) as running:
+            while not running.stats[0].acked:
+                await anyio.sleep(0.005)
+
+    run(main)
+    assert [message.acked for message in server.messages] == [True]
+    assert server.count("ack") >= 6
+
+
+def test_a_node_that_does_not_answer_at_the_end_does_not_hold_it_up(
+    server: FakeServer, run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.client.listening.subscription_run.SETTLE_S", 0.2)
+    monkeypatch.setattr("delayserver.client.listening.subscription_run.END_PULLS_S", 0.1)
+    fill(server, 1)
+    server.misbehave("ack", *[Garbage(b"")] * 9)
+
+    async def main() -> None:
+        listener = Listener("g")
+        listener("a")(ignore)
+        async with AsyncClient(server.address) as client, listener.running(client) as running:
+            while not server.count("ack"):
+                await anyio.sleep(0.005)
+        assert running.stats[0].acked == 0
+
+    run(main)
+
+
+def test_a_subject_without_a_route_ends_the_listener(server: FakeServer, run: Run) -> None:
+    server.misbehave("route", Fail(NotRouted("no route covers it")))
+
+    async def main() -> None:
+        listener = Listener("g")
+        listener("a")(ignore)
+        async with AsyncClient(server.address) as client:
+            with pytest.raises(NotRouted):
+                await listener.run(client)
+
+    run(main)
+
+
+def test_a_gap_in_what_the_node_keeps_is_told_and_the_listener_goes_on(
+    leasing: FakeServer, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    gap = PositionOutOfRange("the group lagged too far", details={"first": 7, "end": 9})
+    leasing.misbehave("pull", Fail(gap))
+    fill(leasing, 1)
+
+    async def main() -> None:
+        listener = Listener("g")
+        listener("a")(ignore)
+        async with AsyncClient(leasing.address) as client, listener.running(client) as running:
+            while not running.stats[0].acked:
+                await anyio.sleep(0.005)
+            assert running.stats[0].gaps == 1
+
+    run(main)
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert "lost messages" in record.getMessage() and "the group lagged too far" in record.getMessage()
+
+
+def test_a_pattern_needs_a_server_that_lists_subjects(server: FakeServer, run: Run) -> None:
+    server.misbehave("subjects", Fail(UnknownOperation("subjects")))
+
+    async def main() -> None:
+        listener = Listener("g")
+        listener("a*")(ignore)
+        async with AsyncClient(server.address) as client:
+            with pytest.raises(UnknownOperation):
+                await listener.run(client)
+
+    run(main)
+
+
+def test_a_pattern_that_finds_too_many_subjects_ends_the_listener(
+    server: FakeServer, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert SUBJECTS_MAX > 1000
+    monkeypatch.setattr("delayserver.client.listening.subscription_run.SUBJECTS_MAX", 2)
+    for name in "abc":
+        fill(server, 1, name)
+
+    async def main() -> None:
+        listener = Listener("g")
+        listener("*")(ignore)
+        async with AsyncClient(server.address) as client:
+            with pytest.raises(InvalidArgument, match="more than 2 subjects"):
+                await listener.run(client)
+
+    run(main)
+
+
+def test_many_subjects_share_connections_and_each_is_pulled(server: FakeServer, run: Run) -> None:
+    for number in range(40):
+        fill(server, 1, f"s{number}")
+
+    async def main() -> None:
+        seen = set()
+        listener = Listener("g")
+
+        @listener("s*")
+        async def handle(message: Delivery) -> None:
+            seen.add(message.subject)
+
+        before = server.connections
+        async with AsyncClient(server.address) as client, listener.running(client):
+            while len(seen) < 40:
+                await anyio.sleep(0.005)
+            assert server.connections - before == 2, "the program's own, and one for all subjects"
+
+    run(main)
+
+
+@pytest.mark.parametrize("wrong", [(), ("",), (5,), ("a", b"b")])
+def test_subjects_that_are_none_are_refused_at_the_decorator(wrong: tuple[Any, ...]) -> None:
+    with pytest.raises(InvalidArgument, match="subject"):
+        Listener("g")(*wrong)(ignore)
+
+
+def test_what_cannot_listen_is_refused_at_once(server: FakeServer) -> None:
+    def plain(_: Delivery) -> None:
+        pass
+
+    with pytest.raises(InvalidArgument, match="ThreadListener"):
+        Listener("g")("a")(plain)  # type: ignore[type-var]
+    with pytest.raises(InvalidArgument, match="Listener"):
+        ThreadListener("g")("a")(ignore)
+    with pytest.raises(InvalidArgument, match="group"):
+        Listener()("a")(ignore)
+    with Client(server.address) as client, pytest.raises(InvalidArgument, match="no handler"):
+        ThreadListener("g").run(client)
+
+
+def test_an_object_can_be_a_handler_and_a_decorated_function_stays_itself(server: FakeServer) -> None:
+    fill(server, 1)
+
+    class Handler:
+        def __init__(self) -> None:
+            self.seen: list[bytes] = []
+
+        async def __call__(self, message: Delivery) -> None:
+            self.seen.append(message.body)
+
+    async def main() -> None:
+        handler = Handler()
+        listener = Listener("another", concurrency=3)
+        assert listener("a", group="g", concurrency=1)(handler) is handler
+        async with AsyncClient(server.address) as client, listener.running(client):
+            while not handler.seen:
+                await anyio.sleep(0.005)
+
+    trio.run(main)
+    assert {request.arguments["group"] for request in server.requests if request.operation == "pull"} == {"g"}
+
+
+@pytest.mark.parametrize("backend", ["trio", "asyncio"])
+def test_a_listener_listens_to_a_server_inside_its_program(backend: str) -> None:
+    async def main() -> None:
+        seen: list[bytes] = []
+        listener = Listener("g")
+
+        @listener("orders*")
+        async def handle(message: Delivery) -> None:
+            seen.append(message.body)
+
+        async with embedded.open_async() as client, listener.running(client):
+            await client.send("orders.eu", b"7", delay_ms=0)
+            while not seen:
+                await anyio.sleep(0.005)
+
+    anyio.run(main, backend=backend)
+
+
+def test_threads_listen_to_a_server_inside_their_program() -> None:
+    seen: list[bytes] = []
+    came = threading.Event()
+    listener = ThreadListener("g")
+
+    @listener("orders*")
+    def handle(message: Delivery) -> None:
+        seen.append(message.body)
+        came.set()
+
+    with embedded.open() as client, listener.running(client):
+        client.send("orders.eu", b"7", delay_ms=0)
+        assert came.wait(60)
+    assert seen == [b"7"]
+
+
+def test_pulls_that_wait_end_when_they_are_told_to(run: Run) -> None:
+    async def main() -> None:
+        async with embedded.open_async() as client:
+            ended = []
+
+            async def pull() -> None:
+                ended.append(await client.pull("s", "g", 1, 50.0))
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(pull)
+                while not ended:
+                    client.end_waits()
+                    await anyio.sleep(0.01)
+            assert ended == [[]]
+
+    run(main)
+
+
+def test_a_node_that_leaves_the_route_is_pulled_from_no_more_and_its_messages_are_settled(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.client.consuming.node_pulling.ROUTE_INTERVAL_S", 0.02)
+    go = threading.Event()
+
+    async def main() -> None:
+        with FakeServer() as entry, FakeServer(leases=True) as first, FakeServer(leases=True) as second:
+            entry.nodes = [first.address]
+            fill(first, 1)
+            fill(second, 1)
+            begun: list[str] = []
+            listener = Listener("g", concurrency=2)
+
+            @listener("a")
+            async def handle(message: Delivery) -> None:
+                begun.append(message.message_id)
+                while not go.is_set():
+                    await anyio.sleep(0.005)
+
+            async with AsyncClient(entry.address) as client, listener.running(client) as running:
+                while len(begun) < 1:
+                    await anyio.sleep(0.005)
+                entry.nodes = [second.address]
+                while len(begun) < 2:
+                    await anyio.sleep(0.005)
+                pulls = first.count("pull")
+                fill(first, 1)
+                for _ in range(3):
+                    routes = entry.count("route")
+                    while entry.count("route") == routes:
+                        await anyio.sleep(0.005)
+                assert first.count("pull") <= pulls + 1, "one that was on its way"
+                go.set()
+                while running.stats[0].acked < 2:
+                    await anyio.sleep(0.005)
+            assert [message.acked for message in first.messages] == [True, False]
+            assert [message.acked for message in second.messages] == [True]
+
+    run(main)
+
+
+PROGRAM = """
+import sys
+from delayserver.client import Client, ThreadListener
+
+listener = ThreadListener("g", concurrency=2)
+
+@listener("orders")
+def handle(message):
+    print(message.body.decode(), flush=True)
+
+with Client(sys.argv[1]) as client:
+    listener.run(client)
+print("ended", flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_program_with_threads_ends_cleanly_at_a_signal(
+    tmp_path: Path, number: signal.Signals, leasing: FakeServer
+) -> None:
+    fill(leasing, 1, "orders")
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    command = [sys.executable, str(path), leasing.address]
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True)
+    try:
+        assert program.stdout is not None
+        assert program.stdout.readline() == "0\n"
+        program.send_signal(number)
+        out, err = program.communicate(timeout=60)
+    finally:
+        program.kill()
+        program.wait()
+    assert (program.returncode, out, err) == (0, "ended\n", "")
+    assert [message.acked for message in leasing.messages] == [True]
