@@ -205,9 +205,10 @@ class AsyncBatcher(Generic[R]):
         while True:
             while not self._queue.waiting:
                 await self._arrival()
-            with anyio.move_on_after(self._linger_s):
-                while self._queue.lingers:
-                    await self._arrival()
+            if self._linger_s:
+                with anyio.move_on_after(self._linger_s):
+                    while self._queue.lingers:
+                        await self._arrival()
             await self._send(self._queue.take(self._client.limits))
 
     async def _arrival(self) -> None:

@@ -6,7 +6,7 @@ import secrets
 import uuid
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgpack
 import numpy as np
@@ -34,6 +34,9 @@ T = TypeVar("T")
 
 Integers: TypeAlias = int | ArrayLike
 """One integer for all rows, or an array with one integer for each."""
+
+ROWS_MAX: Final = 16
+"""Up to so many messages travel as rows. Columns cost less for each message, and more for each request."""
 
 _pack = msgpack.Packer(use_bin_type=True).pack
 
@@ -94,9 +97,15 @@ def message_row(
 
 
 def _read_sent_row(result: dict[str, Any], _: ServerInfo) -> SendResult:
-    row = result["results"][0]
+    sent = _sent_row(result["results"][0])
+    if isinstance(sent, DelayServerError):
+        raise sent
+    return sent
+
+
+def _sent_row(row: dict[str, Any]) -> SendResult | DelayServerError:
     if "error" in row:
-        raise error_from_map(row)
+        return error_from_map(row)
     return SendResult(row["receipt"], row["message_id"], row["subject"], row["due_ms"], row["sequence"])
 
 
@@ -220,7 +229,8 @@ def _check_types(
 def send_many_call(
     messages: Sequence[Message], clock: ServerClock, *, make_ids: bool
 ) -> Call[list[SendResult | DelayServerError]]:
-    """Send messages as one columnar request. The result has one result or error for each message, in order.
+    """Send messages in one request: a few as rows, more as columns. The result has one result or error for each message,
+    in order.
 
     With ``make_ids`` a message without an id gets a random one, and the call is repeatable. Raises the errors of
     `check_message` before anything is sent.
@@ -234,12 +244,40 @@ def send_many_call(
     if make_ids:
         spare = new_message_ids(len(messages))
         message_ids = [given or made for given, made in zip(message_ids, spare, strict=True)]
+    if len(messages) <= ROWS_MAX:
+        return _send_rows_call(messages, due_ms, message_ids)
     call = send_columns_call(columns_of(messages, due_ms, message_ids))
 
     def read(result: dict[str, Any], server: ServerInfo) -> list[SendResult | DelayServerError]:
         return _rows_of(call.read(result, server), messages, message_ids)
 
     return Call(SEND, call.arguments, read, call.repeatable, doubt=doubt_rows)
+
+
+def _send_rows_call(
+    messages: Sequence[Message], due_ms: Sequence[int], message_ids: Sequence[str]
+) -> Call[list[SendResult | DelayServerError]]:
+    rows = []
+    for message, due, message_id in zip(messages, due_ms, message_ids, strict=True):
+        row = message_row(
+            message.subject,
+            message.body,
+            message_id or None,
+            message.properties,
+            message.expires_ms,
+            message.tag,
+            message.order_key,
+        )
+        row["due_ms"] = due
+        rows.append(row)
+
+    def read(result: dict[str, Any], _: ServerInfo) -> list[SendResult | DelayServerError]:
+        sent = result["results"]
+        if len(sent) != len(rows):
+            raise MalformedFrame(f"the server answered {len(sent)} of {len(rows)} rows")
+        return [_sent_row(row) for row in sent]
+
+    return Call(SEND, {"messages": rows}, read, all(message_ids), doubt=doubt_rows)
 
 
 def columns_of(messages: Sequence[Message], due_ms: Integers, message_ids: list[str]) -> SendColumns:
