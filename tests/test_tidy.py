@@ -76,33 +76,36 @@ store.tables: store store.disk store.logs store.records
 delayserver: .client
 .cli.terminal: store .client .client.values .config .protocol
 .dispatch.targets: store store.records .broker.queues .broker.service .config .dispatch .logs .net .protocol .runtime
+.cli: delayserver .cli.terminal .runtime
 .cli.demo: .cli.terminal .client .runtime
+.cli.groups: .cli.terminal .client .client.calls .client.listening .client.values .config .runtime
+.cli.messages: .cli.terminal .client .client.calls .client.values .config
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
     .recover.checking .recover.mending .recover.reading .recover.telling .runtime
+.cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .runtime .tokens
 .operations: wheel store store.disk store.indexes store.logs store.records store.tables delayserver .broker
     .broker.actions .broker.filters .broker.queues .broker.service .config .dispatch .dispatch.targets .load .logs
     .protocol .receive .recover.reading .runtime .state .tokens .upkeep
 .web: delayserver .client .client.asynchronous .client.calls .client.connections .client.tracing .client.values
     .config .logs .metrics .net .protocol .runtime
+.__main__: .cli
 .front: store .config .logs .net .operations .protocol .runtime .state
 .front.handlers: store.records store.tables .config .front .operations .protocol .runtime .tokens
 .server: wheel store store.disk store.records store.tables .broker .broker.service .config .dispatch .dispatch.targets
     .front .front.handlers .load .logs .net .operations .outcomes .protocol .receive .replay .runtime .startup .state
     .upkeep
-.cli: store store.disk store.tables delayserver .cli.recover .cli.terminal .client .client.calls .client.listening
-    .client.values .config .logs .protocol .runtime .server .tokens .web
+.cli.running: store store.disk store.tables delayserver .cli.terminal .client .config .logs .server .web
 .embedded: store.disk .client.asynchronous .client.blocking .client.calls .config .net .protocol .server
-.__main__: .cli
 ops:
 ops.deploy:
 ops.examples: .client
 ops.torture: .client .protocol
+ops.docs: .cli .config .metrics .protocol .web
 ops.fuzz: store store.disk store.logs store.records store.tables .broker .broker.files .broker.filters .broker.queues
     .config .protocol .recover.checking .recover.telling .web
 ops.bench: store.disk delayserver .cli.terminal .client .config .protocol .runtime .server
 ops.audit: store store.disk store.logs store.records store.tables .cli.terminal .client .client.calls .config
     .protocol ops.bench
-ops.docs: .cli .config .metrics .protocol .web
 """
 
 

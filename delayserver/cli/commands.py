@@ -45,6 +45,16 @@ COMMANDS: Final = {
 }
 """In the order of the help. Each command is the function of the same name in the module of the same name."""
 
+ROOMS: Final = {
+    "running": ("serve", "broker", "http", "reload", "status", "config", "completion"),
+    "messages": ("send", "publish", "cancel", "reschedule", "lookup", "transactions", "find", "pending"),
+    "groups": ("pull", "consume", "nack", "groups", "peek", "dead"),
+    "tokens": ("token",),
+}
+"""The rooms of the modules. `demo` and `recover` are rooms of their own."""
+
+_MODULES: Final = {name: f"{room}.{name}" for room, names in ROOMS.items() for name in names}
+
 REGISTERED: Final = {
     "bench": "Measure this machine and show the figures.",
     "report": "Report latency and completeness from the logs.",
@@ -69,7 +79,7 @@ class CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Imports a command; None if the name is unknown. Raises `click.ClickException` if it is broken."""
         if cmd_name in COMMANDS:
-            command = getattr(importlib.import_module(f"delayserver.cli.{cmd_name}"), cmd_name)
+            command = getattr(importlib.import_module(f"delayserver.cli.{_MODULES.get(cmd_name, cmd_name)}"), cmd_name)
             assert isinstance(command, click.Command)
             return command
         point = _registered().get(cmd_name)

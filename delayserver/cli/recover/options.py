@@ -21,7 +21,6 @@ DAMAGES_SHOWN: Final = 16
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 directory = click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
-yes = click.option("--yes", is_flag=True, help="Do not ask.")
 dry_run = click.option("--dry-run", is_flag=True, help="Only show what would change.")
 
 
@@ -70,15 +69,6 @@ def usage_of_directory() -> Iterator[None]:
         yield
     except FormatError as error:
         raise click.UsageError(str(error)) from error
-
-
-def confirm(question: str, yes: bool) -> None:
-    """Asks before a change, unless `yes`. Raises `click.Abort`, and `click.UsageError` without a terminal to ask on."""
-    if yes:
-        return
-    if sys.stdin is None or not sys.stdin.isatty():
-        raise click.UsageError("nothing was changed: say --yes (there is no terminal to ask on)")
-    click.confirm(question, abort=True, err=True)
 
 
 def tell_unread(unread: Sequence[Finding]) -> None:

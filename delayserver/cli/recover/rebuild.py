@@ -12,7 +12,7 @@ from delayserver.cli.terminal.output import print_json
 @click.command
 @shared.directory
 @shared.dry_run
-@shared.yes
+@options.yes
 @options.as_json
 def rebuild(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Make schedule_log, the checkpoint and lost tables of DIR anew from message_log and dispatch_log.
@@ -50,7 +50,7 @@ def rebuild(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
                 click.echo("\n".join(plan.texts()))
             if dry_run:
                 return
-            shared.confirm("Write these files?", yes)
+            options.confirm("Write these files?", yes)
             carry_out(taken, plan, lambda text: click.echo(text, err=as_json))
         finally:
             taken.close()

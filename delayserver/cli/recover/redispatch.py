@@ -48,7 +48,7 @@ class Done(NamedTuple):
     help="With --server: the configuration whose listen.server_secret proves that you may.",
 )
 @shared.dry_run
-@shared.yes
+@options.yes
 @options.as_json
 def redispatch(
     directory: str | None,
@@ -87,7 +87,7 @@ def redispatch(
             _prove(client, secret)
             done = _slices(client, arguments | {"dry_run": True})
             if not dry_run and done.messages:
-                shared.confirm(f"Deliver {done.messages:,} messages again?", yes)
+                options.confirm(f"Deliver {done.messages:,} messages again?", yes)
                 done = _slices(client, arguments)
     else:
         assert directory is not None
@@ -192,7 +192,7 @@ def _offline(
             counted.count()
             if dry_run or not counted.messages:
                 return Done(counted.messages, counted.unread, counted.waiting)
-            shared.confirm(f"Deliver {counted.messages:,} messages again at the next start?", yes)
+            options.confirm(f"Deliver {counted.messages:,} messages again at the next start?", yes)
             work = OfflineRedispatch(taken, wanted, SystemClock())
             try:
                 work.run()

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.command
 @shared.directory
 @shared.dry_run
-@shared.yes
+@options.yes
 @options.as_json
 def repair(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Cut torn ends of the files in DIR, and move corrupt ranges aside into files of DIR/quarantine.
@@ -48,7 +48,7 @@ def repair(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
             plan = plan_repair(taken)
             _show(plan, as_json)
             if plan.changed():
-                shared.confirm(f"Change {len(plan.changed())} files?", yes)
+                options.confirm(f"Change {len(plan.changed())} files?", yes)
                 carry_out(taken, plan, lambda text: click.echo(text, err=as_json))
             if plan.steps_of(Deed.LEAVE):
                 raise click.exceptions.Exit(FAILED)

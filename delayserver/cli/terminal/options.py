@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
@@ -215,3 +216,15 @@ def level_number(server: ServerInfo, level: int | timedelta) -> int:
         known = ", ".join(map(format_duration, levels_ms)) or "none"
         raise click.UsageError(f"{format_duration(ms)} is no delay level of this server; it has: {known}")
     return levels_ms.index(ms) + 1
+
+
+yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Asks before a change, unless `yes`. Raises `click.Abort`, and `click.UsageError` without a terminal to ask on."""
+    if yes:
+        return
+    if sys.stdin is None or not sys.stdin.isatty():
+        raise click.UsageError("nothing was changed: say --yes (there is no terminal to ask on)")
+    click.confirm(question, abort=True, err=True)

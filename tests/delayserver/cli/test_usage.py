@@ -116,7 +116,7 @@ def register(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
 
 
 def test_a_registered_command_runs_and_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
-    register(monkeypatch, "delayserver.cli.status:status")
+    register(monkeypatch, "delayserver.cli.running.status:status")
     assert "  report " in CliRunner().invoke(cli, ["--help"]).output
     assert "Show what the server accepted" in CliRunner().invoke(cli, ["report", "--help"]).output
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delayserver.cli.group_policy import policy
+from delayserver.cli.groups.group_policy import policy
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 from delayserver.config.units import format_duration

@@ -13,7 +13,7 @@ from delayserver.cli import cli
 from delayserver.config.settings import Settings
 from delayserver.config.toml_file import load_settings
 
-SAMPLE = Path(__file__).parents[3] / "delayserver.sample.toml"
+SAMPLE = Path(__file__).parents[4] / "delayserver.sample.toml"
 SECRET = "not for your eyes: 0123456789"
 
 

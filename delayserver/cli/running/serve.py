@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delayserver.cli import running
+from delayserver.cli.running import starting as running
 
 if TYPE_CHECKING:
     from delayserver.config.settings import Settings

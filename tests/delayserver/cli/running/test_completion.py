@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from delayserver.cli import cli
 from delayserver.cli.commands import COMMANDS
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 WAIT_S = 60
 
 SHELLS = {
@@ -122,7 +122,7 @@ def test_completion_of_a_command_imports_no_command(program: Path) -> None:
         "import os, sys\nfrom delayserver.cli import main\n"
         "os.environ.update(_DELAYSERVER_COMPLETE='bash_complete', COMP_WORDS='delayserver ', COMP_CWORD='1')\n"
         "try: main([])\nexcept SystemExit: pass\n"
-        "print([m for m in sys.modules if m.startswith(('ops.', 'numpy', 'trio', 'delayserver.cli.serve'))])"
+        "print([m for m in sys.modules if m.startswith(('ops.', 'numpy', 'trio', 'delayserver.cli.running.serve'))])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     *completed, loaded = done.stdout.splitlines()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from delayserver.cli.send import read_body, split_property
+from delayserver.cli.messages.send import read_body, split_property
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json, visible
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from delayserver.cli.consuming import property_fields, variables
+from delayserver.cli.groups.consuming import property_fields, variables
 from delayserver.client import Client
 from tests.delayserver.cli.conftest import COMMAND_SECONDS_MAX, Done, Server
 from tests.delayserver.client.listening.deliveries import delivery

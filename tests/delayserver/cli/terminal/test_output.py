@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from delayserver.cli.lookup import _record as lookup_record
-from delayserver.cli.status import _rows
+from delayserver.cli.messages.lookup import _record as lookup_record
+from delayserver.cli.running.status import _rows
 from delayserver.cli.terminal.output import (
     body_fields,
     delivery_record,

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from delayserver.cli.recover.options import confirm
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import body_fields, print_json, visible
 from delayserver.config.units import format_instant
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     from delayserver.client.calls.dead_letter_calls import DeadLetter
 
 _group = click.option("--group", required=True, metavar="NAME", help="The consumer group that gave them up.")
-_yes = click.option("--yes", is_flag=True, help="Do not ask.")
+
 _positions = click.option(
     "--position", "positions", multiple=True, type=click.IntRange(min=0), metavar="N", help="These; may be repeated."
 )
@@ -63,7 +62,7 @@ def _line(letter: DeadLetter) -> str:
 @click.option("--max", "maximum", type=click.IntRange(min=1), help="At most so many.  [default: all]")
 @_positions
 @click.option("--rate", type=click.FLOAT, metavar="N", help="So many a second.  [default: all at once]")
-@_yes
+@options.yes
 @options.server
 @options.as_json
 def resend(
@@ -81,7 +80,7 @@ def resend(
     Can be called again after an interruption: what was sent is no dead letter any more.
     """
     with options.connect(server) as client:
-        confirm(f"Send dead letters of {visible(group)} in {visible(subject)} again?", yes)
+        options.confirm(f"Send dead letters of {visible(group)} in {visible(subject)} again?", yes)
         done = client.resend_dead_letters(subject, group, maximum, positions=positions or None, rate=rate)
     if as_json:
         print_json(asdict(done))
@@ -97,7 +96,7 @@ def resend(
 @_group
 @click.option("--max", "maximum", type=click.IntRange(min=1), help="At most so many.  [default: all]")
 @_positions
-@_yes
+@options.yes
 @options.server
 @options.as_json
 def drop(
@@ -111,7 +110,7 @@ def drop(
 ) -> None:
     """Remove dead letters of a consumer group for good, oldest first."""
     with options.connect(server) as client:
-        confirm(f"Drop dead letters of {visible(group)} in {visible(subject)} for good?", yes)
+        options.confirm(f"Drop dead letters of {visible(group)} in {visible(subject)} for good?", yes)
         done = client.drop_dead_letters(subject, group, maximum, positions=positions or None)
     if as_json:
         print_json(asdict(done))

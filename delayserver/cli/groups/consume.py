@@ -75,7 +75,7 @@ def consume(
         raise click.UsageError("--timeout is longer than 0s")
     if ack_timeout_ms <= 0:
         raise click.UsageError("--ack-timeout is longer than 0s")
-    from delayserver.cli import consuming
+    from delayserver.cli.groups import consuming
     from delayserver.client import ListenerSettings
     from delayserver.client.listening.subscription import Choices
 

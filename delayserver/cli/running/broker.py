@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from delayserver.cli import running
+from delayserver.cli.running import starting as running
 
 
 @click.command

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from delayserver.cli import running
+from delayserver.cli.running import starting as running
 from delayserver.cli.terminal import options
 from delayserver.cli.terminal.output import print_json
 

@@ -14,7 +14,7 @@ from delayserver.config.units import parse_size_bytes
 from delayserver.protocol.tokens import OVERLAP_MS_DEFAULT, ROLES
 
 if TYPE_CHECKING:
-    from delayserver.cli.token_directory import TokenDirectory
+    from delayserver.cli.tokens.token_directory import TokenDirectory
     from delayserver.client.calls.token_calls import MadeToken, Token
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -140,7 +140,7 @@ def rotate(token_id: str, overlap_ms: int, data_dir: str | None, server: str, as
 
 
 def _directory(data_dir: str) -> TokenDirectory:
-    from delayserver.cli.token_directory import TokenDirectory
+    from delayserver.cli.tokens.token_directory import TokenDirectory
 
     return TokenDirectory(data_dir)
 

@@ -1,0 +1,1 @@
+"""Commands of consumers and about their groups."""

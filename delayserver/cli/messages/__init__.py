@@ -1,0 +1,1 @@
+"""Commands about messages: send, publish, cancel, reschedule, look up, count."""
