@@ -25,7 +25,8 @@ def require(condition: object, what: str) -> None:
 
 
 class CommandLineServer:
-    """One data directory and the server processes that run on it. `prefix` stands before the command."""
+    """One data directory and the server processes that run on it. `prefix` stands before the command, `options` behind it.
+    `root` has the program."""
 
     def __init__(
         self,
@@ -34,6 +35,8 @@ class CommandLineServer:
         *,
         prefix: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
+        root: Path = ROOT,
+        options: Sequence[str] = ("--http-port", "0"),
     ) -> None:
         self.data_dir = folder / "data"
         self._config = folder / "delayserver.toml"
@@ -41,27 +44,18 @@ class CommandLineServer:
         self._log = folder / "server.log"
         self._prefix = list(prefix)
         self._env = {**os.environ, **(env or {})}
+        self._root = root
+        self._options = list(options)
         self._process: subprocess.Popen[str] | None = None
         self.address = ""
 
     def start(self) -> bool:
         """Start; whether it got ready, otherwise it has ended."""
-        command = [
-            *self._prefix,
-            sys.executable,
-            "-m",
-            "delayserver",
-            "serve",
-            "--json",
-            "--port",
-            "0",
-            "--http-port",
-            "0",
-        ]
+        command = [*self._prefix, sys.executable, "-m", "delayserver", "serve", "--json", "--port", "0", *self._options]
         command += ["--data-dir", str(self.data_dir), "--config", str(self._config)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=log, cwd=ROOT, env=self._env, text=True
+                command, stdout=subprocess.PIPE, stderr=log, cwd=self._root, env=self._env, text=True
             )
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
@@ -84,11 +78,16 @@ class CommandLineServer:
         self._process.send_signal(signal.SIGTERM)
         return self.wait()
 
+    def kill(self) -> None:
+        """SIGKILL, and wait."""
+        assert self._process is not None
+        self._process.kill()
+        self.wait()
+
     def clean_up(self) -> None:
         """Leave no process behind."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self.wait()
+        if self._process is not None and self._process.stdout is not None and not self._process.stdout.closed:
+            self.kill()
 
     def said(self) -> str:
         """What the processes wrote to stderr."""

@@ -30,6 +30,8 @@ DOWN_US = 30_000_000
 # What no two runs of servers have in common.
 MOMENTS = {"server_us", "accepted_us", "dispatched_us", "lateness_ms", "software", "version", "delivery"}
 POSITION_BITS = 44
+EPOCH_SHIFT = 48
+EPOCHS = 1 << 14
 POSITIONS = (1 << POSITION_BITS) - 1
 
 
@@ -112,6 +114,27 @@ async def test_consumers_go_on_where_the_old_broker_left_them(boot: Boot, old: P
     (nacked,) = [message for message in again if message["body"] == b"nacked"]
     assert (nacked["attempt"], nacked["properties"]) == (2, {"name": "nacked"})
     assert "acked" not in texts(again)
+
+
+async def test_an_ack_from_before_the_upgrade_is_unknown_and_its_message_comes_again(boot: Boot, old: Past) -> None:
+    # The old program's third start gave the ids of the exchanges. Its second start gave five messages of the backlog away.
+    (epoch,) = {
+        (id_ >> EPOCH_SHIFT) % EPOCHS
+        for number, exchange in enumerate(old.exchanges, 1)
+        if exchange.operation == "pull" and (id_ := first_id(result_in(exchange.reply, number))) is not None
+    }
+    host = boot_on(boot, old)
+    await host.start()
+    client = await host.client()
+    before = np.arange(20, 25, dtype=np.int64) | epoch - 1 << EPOCH_SHIFT
+    ack = {"subject": "backlog", "group": "slow", "count": 5, "deliveries": before.tobytes()}
+    for _again in range(2):
+        assert await client.request("ack", ack) == {"acked": 0, "unknown": 5}
+        came = texts(await client.pull("backlog", "slow"))
+        assert {f"backlog {row}" for row in range(20, 25)} <= set(came)
+        await host.stop()
+        await host.start()
+        client = await host.client()
 
 
 async def test_an_old_client_is_answered_as_the_old_program_answered(boot: Boot, old: Past) -> None:
