@@ -284,6 +284,8 @@ class LogSettings:
     """`text` for people, `json` for programs: an object a line. `auto`: text on a terminal, JSON elsewhere."""
     level: str = "warning"
     """The least level: `debug`, `info`, `warning` or `error`. `info` also has each start and stop."""
+    audit_file: str = ""
+    """Administrative acts and refused tokens are also appended to this file, as JSON lines. Empty: to the log alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,15 @@ SECRETS: Final = frozenset({"listen.server_secret"})
 """Keys whose values are shown to nobody."""
 
 EMPTY_ALLOWED: Final = frozenset(
-    {"listen.server_secret", "http.allowed_hosts", "tls.certificate", "tls.key", "tls.client_ca", "tls.node_ca"}
+    {
+        "listen.server_secret",
+        "http.allowed_hosts",
+        "log.audit_file",
+        "tls.certificate",
+        "tls.key",
+        "tls.client_ca",
+        "tls.node_ca",
+    }
 )
 
 SERVER_SECRET_LENGTH_MIN: Final = 16

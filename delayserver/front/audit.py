@@ -1,4 +1,5 @@
-"""The audit log `delayserver.audit`: an event for each administrative act, with who asked for what, and how it ended."""
+"""The audit log `delayserver.audit`: an event for each administrative act, with who asked for what, and how it ended, and
+for each token that was refused. `log.audit_file` keeps it in a file."""
 
 from __future__ import annotations
 
@@ -6,12 +7,12 @@ from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from delayserver.front.connection import Connection, SlowHandler
-from delayserver.logs.events import EventLogger
+from delayserver.logs.events import AUDIT_LOGGER, EventLogger
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.frames import Request
 
-events = EventLogger("delayserver.audit")
+events = EventLogger(AUDIT_LOGGER)
 
 # Operations that change what others rely on. Of some, only certain requests do.
 AUDITED: Final = frozenset(
@@ -33,6 +34,16 @@ _TEXT_CHARACTERS_MAX: Final = 255
 def audited(handlers: Mapping[str, SlowHandler]) -> dict[str, SlowHandler]:
     """The handlers, of which those of administrative acts are told in the log."""
     return {name: _told(handler) if name in AUDITED else handler for name, handler in handlers.items()}
+
+
+def tell_reload_by_signal(result: str) -> None:
+    """SIGHUP made the server read its configuration again. `result`: `done`, or the name of the error."""
+    _tell_act("the operator of the process", "this machine", names_of.RELOAD, "", result)
+
+
+def tell_refused_token(address: str) -> None:
+    """A client gave a token that is not valid."""
+    events.info("token_refused", "a client at {address} gave a token that is not valid", address=address)
 
 
 def _told(handler: SlowHandler) -> SlowHandler:
@@ -74,12 +85,22 @@ def _tell(connection: Connection, request: Request, result: str, reply: dict[str
     what = {name: arguments[name][:_TEXT_CHARACTERS_MAX] for name in _TOLD if type(arguments.get(name)) is str}
     if request.operation == names_of.TOKEN and reply is not None and "id" not in what:
         what["id"] = str(reply.get("id", ""))
+    _tell_act(
+        f"token {connection.access.token_id}" if connection.access.token_id else "no token",
+        connection.peer.address,
+        request.operation,
+        " ".join([f"{name}={value!r}" for name, value in what.items()]),
+        result,
+    )
+
+
+def _tell_act(who: str, address: str, operation: str, asked: str, result: str) -> None:
     events.info(
         "administrative_act",
         "{who} at {address}: {operation} {asked}: {result}",
-        who=f"token {connection.access.token_id}" if connection.access.token_id else "no token",
-        address=connection.peer.address,
-        operation=request.operation,
-        asked=" ".join([f"{name}={value!r}" for name, value in what.items()]),
+        who=who,
+        address=address,
+        operation=operation,
+        asked=asked,
         result=result,
     )

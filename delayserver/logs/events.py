@@ -15,6 +15,10 @@ Field = str | int | float | bool | None
 # What every line has beside the fields of its event. No field may bear such a name.
 KEYS: Final = ("time", "level", "event", "message", "logger", "left_out", "error", "traceback")
 
+AUDIT_LOGGER: Final = "delayserver.audit"
+ADMINISTRATIVE_ACT: Final = "administrative_act"
+"""The event of the audit log that no bound leaves out: only an administrator can cause many."""
+
 
 class EventLogger:
     """Logs events. One for each module, at its top.

@@ -7,13 +7,14 @@ import ipaddress
 import resource
 import signal
 import sys
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 
 import trio
 
 from delayserver.config.settings import Settings
 from delayserver.config.toml_file import ConfigError
+from delayserver.front.audit import tell_reload_by_signal
 from delayserver.front.front import BROKER, SERVER
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import SocketListener
@@ -220,8 +221,12 @@ async def _reload_on_signal(
                 continue
             if manager is not None:
                 manager.tell("RELOADING=1", f"MONOTONIC_USEC={server.clock.monotonic_us()}")
-            with suppress(DelayServerError):
+            try:
                 await server.reload.reload()
+            except DelayServerError as error:
+                tell_reload_by_signal(error.name)
+            else:
+                tell_reload_by_signal("done")
             if manager is not None and server.readiness.serves:
                 manager.tell("READY=1", _status(server))
 

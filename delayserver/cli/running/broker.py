@@ -33,7 +33,7 @@ def broker(
         data_dir, host, port, http_port, config, assignments, log_format, log_level, insecure
     )
     settings, fs = running.disk_for(settings, memory=False)
-    running.log_to_stderr(settings)
+    running.begin_logs(settings)
     from delayserver.server.process import run_broker
 
     with running.naming_what_failed(settings):

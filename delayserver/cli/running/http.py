@@ -47,7 +47,7 @@ def http(
     """
     named = () if host is None else (f"http.host={host}",)
     everything = running.settings_from(None, None, None, port, config, (*assignments, *named), log_format, log_level)
-    running.log_to_stderr(everything)
+    running.begin_logs(everything)
     arguments = options.client_arguments()
     with closing(running.listen_for_http(everything.http.host, everything.http.port)) as listening:
         host = str(listening.getsockname()[0]).partition("%")[0]

@@ -46,7 +46,7 @@ def serve(
     reread = partial(_reread, memory, *named)
     settings = running.settings_from(*named)
     settings, fs = running.disk_for(settings, memory=memory)
-    running.log_to_stderr(settings)
+    running.begin_logs(settings)
     from delayserver.server.process import run_server
 
     with running.naming_what_failed(settings):

@@ -131,11 +131,15 @@ def disk_for(settings: Settings, *, memory: bool) -> tuple[Settings, FileSystem]
     return settings, MemoryFileSystem(settings.storage.memory_bytes_max)
 
 
-def log_to_stderr(settings: Settings) -> None:
-    """Logs events of the server to stderr. stdout has the ready line."""
+def begin_logs(settings: Settings) -> None:
+    """Logs events of the server to stderr, and the audit log to its file. stdout has the ready line. Raises
+    `click.ClickException` if that file cannot be written."""
     from delayserver.logs.setup import set_up
 
-    set_up(settings.log.format, settings.log.level)
+    try:
+        set_up(settings.log.format, settings.log.level, audit_file=settings.log.audit_file)
+    except OSError as error:
+        raise click.ClickException(f"cannot write log.audit_file {settings.log.audit_file}: {error.strerror}") from None
 
 
 def service_manager() -> ServiceManager | None:

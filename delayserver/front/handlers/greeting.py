@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from delayserver.front.audit import tell_refused_token
 from delayserver.front.connection import Connection
 from delayserver.operations.access import EVERYTHING
 from delayserver.operations.identity import Identity
@@ -75,6 +76,7 @@ class GreetingHandlers:
             access, parsed = self._tokens.authenticate(token)
         except Unauthenticated:
             if self._tokens.enabled.is_set():
+                tell_refused_token(connection.peer.address)
                 raise
             return
         connection.authorise(access)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from delayserver.logs.events import EventLogger
+from delayserver.logs.events import ADMINISTRATIVE_ACT, EventLogger
 from delayserver.logs.limit import LINES_MAX, PERIOD_S, LineLimit
 from delayserver.logs.lines import JsonLines
 from delayserver.logs.setup import BoundedLines
@@ -23,8 +23,9 @@ class Lines:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.stream = io.StringIO()
-        self.handler = BoundedLines(self.stream, lambda: self.now_s)
-        self.handler.setFormatter(JsonLines())
+        written = logging.StreamHandler(self.stream)
+        written.setFormatter(JsonLines())
+        self.handler = BoundedLines(written, lambda: self.now_s)
 
     def read(self) -> list[dict[str, Any]]:
         """All lines."""
@@ -36,6 +37,7 @@ def lines() -> Any:
     made = Lines()
     base = logging.getLogger("delayserver.bounded")
     base.propagate = False
+    base.setLevel(logging.INFO)
     base.addHandler(made.handler)
     yield made
     base.removeHandler(made.handler)
@@ -77,3 +79,9 @@ def test_each_line_is_written_or_told_as_left_out(steps: list[tuple[str, float]]
         told[ended] += count
     for event in "abc":
         assert written[event] + told[event] == [each for each, _ in steps].count(event)
+
+
+def test_administrative_acts_have_no_bound(lines: Lines) -> None:
+    for _ in range(LINES_MAX + 1):
+        events.info(ADMINISTRATIVE_ACT, "an act")
+    assert len(lines.read()) == LINES_MAX + 1

@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from delayserver.client import Client
+from delayserver.protocol.errors import Unauthenticated
 
 ROOT = Path(__file__).parents[3]
 SECONDS_MAX = 60
@@ -106,3 +108,40 @@ def test_an_error_that_nothing_catches_is_a_json_line() -> None:
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1
     assert json.loads(line)["event"] == "crashed" and "KeyError" in json.loads(line)["traceback"]
+
+
+def test_the_audit_file_has_each_act_and_each_refused_token_at_any_level(tmp_path: Path) -> None:
+    path, moved = tmp_path / "audit.log", tmp_path / "audit.log.1"
+    process, address = begin(tmp_path, "--set", f"log.audit_file={path}", stderr=subprocess.PIPE)
+    with Client(address) as client:
+        client.set_policy("orders", "g", attempts=3)
+        made = client.token(["admin"])
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(Unauthenticated), Client(address, token=made.text[:-4] + "aaaa") as client:
+        client.status()
+    deadline_s = time.monotonic() + SECONDS_MAX
+    while path.read_text().count("\n") < 4 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    path.rename(moved)
+    with Client(address, token=made.text) as client:
+        client.set_policy("orders", "g", reset=True)
+    assert "administrative_act" not in end(process)
+    assert stat.S_IMODE(moved.stat().st_mode) == 0o600
+    lines = [json.loads(line) for file in (moved, path) for line in file.read_text().splitlines()]
+    acts = [(line["operation"], line["who"], line["result"]) for line in lines if line["event"] == "administrative_act"]
+    assert sorted(acts[:3]) == [
+        ("policy", "no token", "done"),
+        ("reload", "the operator of the process", "done"),
+        ("token", "no token", "done"),
+    ]
+    assert acts[3:] == [("policy", f"token {made.token.id}", "done")]
+    assert [line["event"] for line in lines].count("token_refused") == 1
+    assert made.text not in moved.read_text()
+
+
+def test_an_audit_file_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "delayserver", "serve", "--data-dir", str(tmp_path / "data")]
+    command += ["--set", f"log.audit_file={tmp_path}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert f"cannot write log.audit_file {tmp_path}: Is a directory" in done.stderr
