@@ -1,6 +1,7 @@
 """The server of before (eaafbfa) on a directory that today's server wrote, with today's client; and today's server after it.
 
-The processes are real, one after the other on one directory. `tests/delayserver/upgrade/keep_program.py` kept the old program.
+The processes are real, one after the other on one directory.
+`tests/delayserver/upgrade/keep_program.py` kept the old program.
 """
 
 from __future__ import annotations
