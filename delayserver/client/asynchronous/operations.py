@@ -313,7 +313,8 @@ class AsyncOperations(
             tag_index=tag_index,
             order_keys=order_keys,
         )
-        return await self._run(send_calls.send_columns_call(columns))
+        with tracing.sending_columns("send", subjects):
+            return await self._run(send_calls.send_columns_call(columns))
 
     def batcher(
         self,

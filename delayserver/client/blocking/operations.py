@@ -314,7 +314,8 @@ class BlockingOperations(
             tag_index=tag_index,
             order_keys=order_keys,
         )
-        return self._run(send_calls.send_columns_call(columns))
+        with tracing.sending_columns("send", subjects):
+            return self._run(send_calls.send_columns_call(columns))
 
     def batcher(
         self,

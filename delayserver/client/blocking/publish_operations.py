@@ -78,6 +78,10 @@ class BlockingPublishOperations(ABC):
         """Publish up to ``batch_messages_max`` messages in one frame: a result or an error for each, in order. A refused
         message does not fail its neighbours. Messages of other nodes follow in a frame for each subject.
         """
+        with tracing.sending_many("publish", messages) as traced:
+            return self._publish_all(traced)
+
+    def _publish_all(self, messages: Sequence[Message]) -> list[PublishResult | DelayServerError]:
         results: list[PublishResult | DelayServerError] = [PublishedElsewhere()] * len(messages)
         here = [place for place, message in enumerate(messages) if self._published_at.get(message.subject) is None]
         if here:
@@ -134,9 +138,10 @@ class BlockingPublishOperations(ABC):
                 order_keys=order_keys,
             )
         )
-        if isinstance(subjects, str):
-            return self._run_where(subjects, call)
-        return self._run(call)
+        with tracing.sending_columns("publish", subjects):
+            if isinstance(subjects, str):
+                return self._run_where(subjects, call)
+            return self._run(call)
 
     def publisher(
         self,

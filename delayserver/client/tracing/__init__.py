@@ -70,6 +70,18 @@ def sending_many(operation: str, messages: Sequence[Message]) -> Iterator[Sequen
         yield [replace(message, properties=_injected(message.properties)) for message in messages]
 
 
+def sending_columns(operation: str, subjects: str | Sequence[str]) -> AbstractContextManager[Any]:
+    """A block in which columns are sent or published. Their messages carry the context only if the caller gave it in
+    `properties`: it would cost each row more bytes than many bodies have."""
+    trace = sys.modules.get("opentelemetry.trace")
+    if trace is None:
+        return _NOTHING
+    attributes = _attributes(operation, "send")
+    if isinstance(subjects, str):
+        attributes["messaging.destination.name"] = subjects
+    return _producer(trace, operation, attributes)  # type: ignore[no-any-return]
+
+
 def processing(delivery: Delivery, group: str = "") -> AbstractContextManager[None]:
     """A block in which a message is handled. Listeners have it around their handlers; use it yourself after a `pull`.
 

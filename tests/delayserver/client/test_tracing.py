@@ -106,7 +106,7 @@ async def handle(delivery):
         raise Retry(delay_ms=0)
     if delivery.message_id == "failing" and delivery.attempt == 1:
         raise ValueError("no")
-    if len(seen) == 7:
+    if len(seen) == 10:
         running.stop()
 
 async def main():
@@ -119,6 +119,9 @@ async def main():
             await (await batcher.send(b"", "traced.batched", delay_ms=0, message_id="retried"))
         messages = [Message("traced.many", b"", delay_ms=0, message_id=name) for name in ("failing", "second")]
         await client.send_many(messages)
+        await client.publish_many([Message("traced.published-many", b"", message_id="third")])
+        await client.send_columns("traced.columns", bodies=[b""], delay_ms=0, message_ids=["fourth"])
+        await client.publish_columns("traced.published-columns", [b""], message_ids=["fifth"])
         async with listener.running(client) as running:
             with trio.fail_after(60):
                 await running.stopped()
@@ -170,9 +173,12 @@ def test_publishes_batches_and_lists_have_spans_too(told: dict[str, Any]) -> Non
         ("publish traced.published", "process traced.published"),
         ("create traced.batched", "process traced.batched"),
         ("send traced.many", "process traced.many"),
+        ("publish traced.published-many", "process traced.published-many"),
     ):
         assert named(told, handler)["parent"] == named(told, sender)["id"], sender
         assert named(told, sender)["kind"] == "PRODUCER"
+    for columns in ("send traced.columns", "publish traced.published-columns"):
+        assert named(told, columns)["kind"] == "PRODUCER"
     assert named(told, "send traced.many")["attributes"]["messaging.batch.message_count"] == 2
 
 
