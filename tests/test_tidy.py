@@ -35,6 +35,7 @@ store.logs: store store.disk store.indexes store.records
 store.tables: store store.disk store.logs store.records
 .logs:
 .protocol:
+.state.connections:
 .client.values: .protocol
 .metrics: .protocol
 .net: .protocol
@@ -42,6 +43,7 @@ store.tables: store store.disk store.logs store.records
 .broker: store store.records
 .broker.filters: store.records
 .client.calls: .client.tracing .client.values .protocol
+.state.counts: store.records
 .client.connections: .client.calls .protocol
 .broker.queues: store store.disk store.logs store.records .broker
 .client.asynchronous: .client.calls .client.connections .client.tracing .client.values .protocol
@@ -51,31 +53,33 @@ store.tables: store store.disk store.logs store.records
 .client.blocking: .client.asynchronous .client.calls .client.connections .client.tracing .client.values .protocol
 .client.consuming: .client.asynchronous .client.calls .client.values .logs .protocol
 .recover.reading: store store.disk store.logs store.records store.tables .protocol
-.state: wheel store store.indexes store.logs store.records store.tables .config .logs .protocol .runtime
+.state: store.logs store.tables
+.state.windows: wheel store store.logs store.records store.tables .runtime
 .tokens: store.tables .protocol
 .broker.actions: store store.disk store.logs store.records .broker .broker.files .broker.filters .broker.queues
 .client.listening: .client.asynchronous .client.blocking .client.consuming .client.tracing .client.values .logs
     .protocol
-.dispatch: wheel store store.indexes store.logs store.records store.tables .config .logs .protocol .runtime .state
-.load: wheel store store.indexes store.logs store.records .config .runtime .state
-.outcomes: store store.logs store.records .config .runtime .state
-.receive: store store.logs store.records store.tables .config .protocol .runtime .state
+.operations.access: store store.disk store.tables .protocol .runtime .state.counts .tokens
 .recover.checking: store store.disk store.indexes store.logs store.records store.tables .broker.files .protocol
     .recover.reading
-.replay: wheel store store.disk store.indexes store.logs store.records store.tables .config .protocol .runtime .state
-.startup: store store.disk store.logs store.records store.tables .config .logs .protocol .runtime .state
-.upkeep: store store.disk store.logs store.records store.tables .config .logs .protocol .runtime .state
+.state.positions: store.logs store.records .config .protocol .runtime .state
 .broker.service: store store.disk store.logs store.records store.tables .broker .broker.actions .broker.files
     .broker.filters .broker.queues .config .logs .protocol .runtime
 .client: .client.asynchronous .client.blocking .client.calls .client.consuming .client.listening .client.values
     .protocol
+.receive: store store.logs store.records store.tables .config .protocol .runtime .state.counts .state.positions
+    .state.windows
 .recover.mending: store store.disk store.logs store.records store.tables .broker.files .config .recover.checking
     .recover.reading .runtime
 .recover.telling: store store.disk store.logs store.records store.tables .broker.files .protocol .recover.checking
     .recover.reading
+.state.decisions: store store.indexes store.logs store.records store.tables .protocol .runtime .state .state.counts
+    .state.positions
 delayserver: .client
 .cli.terminal: store .client .client.values .config .protocol
-.dispatch.targets: store store.records .broker.queues .broker.service .config .dispatch .logs .net .protocol .runtime
+.outcomes: store store.logs store.records .config .runtime .state.decisions .state.windows
+.state.memory: wheel store store.logs store.records store.tables .config .logs .runtime .state .state.decisions
+    .state.positions .state.windows
 .cli: delayserver .cli.terminal .runtime
 .cli.demo: .cli.terminal .client .runtime
 .cli.groups: .cli.terminal .client .client.calls .client.listening .client.values .config .runtime
@@ -83,17 +87,43 @@ delayserver: .client
 .cli.recover: store store.disk store.records store.tables .cli.terminal .client .client.calls .config .protocol
     .recover.checking .recover.mending .recover.reading .recover.telling .runtime
 .cli.tokens: store.disk store.tables .cli.terminal .client.calls .config .protocol .runtime .tokens
-.operations: wheel store store.disk store.indexes store.logs store.records store.tables delayserver .broker
-    .broker.actions .broker.filters .broker.queues .broker.service .config .dispatch .dispatch.targets .load .logs
-    .protocol .receive .recover.reading .runtime .state .tokens .upkeep
+.dispatch: wheel store store.indexes store.logs store.records store.tables .config .logs .protocol .runtime
+    .state.counts .state.decisions .state.memory .state.windows
+.load: wheel store store.indexes store.logs store.records .config .runtime .state.decisions .state.memory
+    .state.positions .state.windows
+.replay: wheel store store.disk store.indexes store.logs store.records store.tables .config .protocol .runtime .state
+    .state.counts .state.decisions .state.memory .state.positions .state.windows
+.startup: store store.disk store.logs store.records store.tables .config .logs .protocol .runtime .state .state.counts
+    .state.decisions .state.memory .state.windows
+.upkeep: store store.disk store.logs store.records store.tables .config .logs .protocol .runtime .state .state.counts
+    .state.decisions .state.memory .state.positions .state.windows
 .web: delayserver .client .client.asynchronous .client.calls .client.connections .client.tracing .client.values
     .config .logs .metrics .net .protocol .runtime
 .__main__: .cli
-.front: store .config .logs .net .operations .protocol .runtime .state
-.front.handlers: store.records store.tables .config .front .operations .protocol .runtime .tokens
+.dispatch.targets: store store.records .broker.queues .broker.service .config .dispatch .logs .net .protocol .runtime
+.operations.groups: store store.records store.tables .broker .broker.actions .broker.filters .broker.queues
+    .broker.service .config .protocol .receive .runtime .state.connections .upkeep
+.operations.nodes: store store.records store.tables delayserver .broker.actions .broker.service .config .dispatch
+    .dispatch.targets .logs .protocol .receive .runtime .state.memory
+.front: store .config .logs .net .operations.access .operations.nodes .protocol .runtime .state.connections
+    .state.positions
+.operations.figures: store.logs store.records store.tables .broker .broker.queues .broker.service .config .dispatch
+    .load .operations.access .operations.groups .operations.nodes .protocol .receive .runtime .state
+    .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .upkeep
+.operations.sending: store store.indexes store.logs store.records store.tables .broker.service .config
+    .operations.nodes .protocol .receive .recover.reading .runtime .state .state.decisions .state.positions
+    .state.windows .upkeep
+.operations.messages: wheel store store.indexes store.logs store.records store.tables .broker.service .dispatch
+    .operations.access .operations.sending .protocol .receive .runtime .state .state.decisions .state.memory
+    .state.positions .state.windows .upkeep
+.operations: .operations.access .operations.figures .operations.groups .operations.messages .operations.nodes
+    .operations.sending
+.front.handlers: store.records store.tables .config .front .operations .operations.access .operations.figures
+    .operations.groups .operations.messages .operations.nodes .operations.sending .protocol .runtime .tokens
 .server: wheel store store.disk store.records store.tables .broker .broker.service .config .dispatch .dispatch.targets
-    .front .front.handlers .load .logs .net .operations .outcomes .protocol .receive .replay .runtime .startup .state
-    .upkeep
+    .front .front.handlers .load .logs .net .operations .operations.access .operations.figures .operations.groups
+    .operations.messages .operations.nodes .operations.sending .outcomes .protocol .receive .replay .runtime .startup
+    .state.connections .state.counts .state.decisions .state.memory .state.positions .state.windows .upkeep
 .cli.running: store store.disk store.tables delayserver .cli.terminal .client .config .logs .server .web
 .embedded: store.disk .client.asynchronous .client.blocking .client.calls .config .net .protocol .server
 ops:
@@ -370,7 +400,7 @@ def test_tests_import_what_they_may_import() -> None:
     [
         ("tests/wheel/test_runs.py", "from delayserver.server.delay_server import DelayServer"),
         ("tests/store/disk/test_filesystem.py", "from delayserver.config.settings import Settings"),
-        ("tests/delayserver/state/test_residency.py", "from tests.simulation.world import World"),
+        ("tests/delayserver/state/memory/test_residency.py", "from tests.simulation.world import World"),
         ("tests/fakes/clock.py", "from tests.delayserver.client import server"),
     ],
 )
@@ -425,7 +455,7 @@ def is_empty_room(name: str) -> bool:
         ("delayserver.recover.checking", "def f():\n    from delayserver.recover.telling.dump import dump_file"),
         ("delayserver.broker.queues", "from delayserver.broker.files.store import MessageStore"),
         ("delayserver.broker.filters", "from delayserver.broker.limits import BrokerLimits"),
-        ("delayserver.broker.service", "from delayserver.state.rows import ROW"),
+        ("delayserver.broker.service", "from delayserver.state.memory.rows import ROW"),
         ("delayserver.client.calls", "from delayserver.config.settings import Settings"),
         ("store.records", "from store.logs.windows import DAY_MS"),
         ("store.disk", "from store.records.scan import Scan"),

@@ -30,10 +30,10 @@ from delayserver.runtime.clock import LOOK_AGAIN_MS
 from delayserver.runtime.marks import Bell
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
-from delayserver.state.group_rows import GroupRows
-from delayserver.state.keyed_lane import Buckets, bucket_of, buckets_of
-from delayserver.state.residency import Residency, again_us
-from delayserver.state.rows import has_order_key
+from delayserver.state.memory.group_rows import GroupRows
+from delayserver.state.memory.keyed_lane import Buckets, bucket_of, buckets_of
+from delayserver.state.memory.residency import Residency, again_us
+from delayserver.state.memory.rows import has_order_key
 from store.errors import CorruptionError, DiskError
 from store.records.batches import U8, U32
 from store.records.redelivery import REDELIVERY

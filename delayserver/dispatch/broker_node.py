@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.state.node_health import NodeHealth
+from delayserver.state.memory.node_health import NodeHealth
 from store.records.batches import StoredBatch
 
 

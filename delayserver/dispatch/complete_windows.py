@@ -10,7 +10,7 @@ from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.dispatch.broker_node import Broker, DeliveryError
 from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.window_book import WindowBook
+from delayserver.state.windows.window_book import WindowBook
 from store.tables.days import DayTable
 
 events = EventLogger()

@@ -13,9 +13,9 @@ from delayserver.dispatch.broker_groups import BrokerGroups
 from delayserver.dispatch.message_reader import AHEAD_MS, LOOK_AHEAD_MS, LOOK_MS
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
-from delayserver.state.attempt_horizon import AttemptHorizon
-from delayserver.state.order_gate import OrderGate
-from delayserver.state.residency import Residency
+from delayserver.state.memory.attempt_horizon import AttemptHorizon
+from delayserver.state.memory.order_gate import OrderGate
+from delayserver.state.memory.residency import Residency
 
 # While due rows with an order key wait for a load or for the replay, they are looked at this often.
 KEYED_LOOK_MS = 5

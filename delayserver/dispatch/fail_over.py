@@ -7,7 +7,7 @@ import trio
 from delayserver.dispatch.broker_group import BrokerGroup
 from delayserver.runtime.clock import LOOK_AGAIN_MS
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.residency import Residency
+from delayserver.state.memory.residency import Residency
 
 # After rows went to a fallback group, the next ones are looked for after this: each time the whole queue is gone through.
 FAIL_OVER_MS = 100

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.state.keyed_lane import BUCKETS
-from delayserver.state.node_health import NodeHealth
+from delayserver.state.memory.keyed_lane import BUCKETS
+from delayserver.state.memory.node_health import NodeHealth
 from store.records.id_hash import mix
 
 Places = NDArray[np.intp]

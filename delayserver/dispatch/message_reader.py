@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from delayserver.dispatch.delivery import Shipment, read_batch
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
-from delayserver.state.rows import message_bytes
+from delayserver.state.memory.rows import message_bytes
 from store.errors import StoreError
 from store.logs.schedule_log import ScheduleLog, Source
 from store.records.batches import I64, StoredBatch

@@ -9,11 +9,11 @@ from delayserver.config.settings import DispatchSettings
 from delayserver.dispatch.delivery import outcomes
 from delayserver.protocol.outcomes import DeliverOutcome, Outcome
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.attempted import Attempted
-from delayserver.state.decided import Decided
-from delayserver.state.group_rows import GroupRows
-from delayserver.state.latency import LatencyHistogram
-from delayserver.state.rows import SEVERAL_NODES
+from delayserver.state.counts.latency import LatencyHistogram
+from delayserver.state.decisions.decided import Decided
+from delayserver.state.memory.attempted import Attempted
+from delayserver.state.memory.group_rows import GroupRows
+from delayserver.state.memory.rows import SEVERAL_NODES
 from store.records.batches import I64, U8, U32
 from store.records.expiry import expired_rows
 from store.records.redelivery import ATTEMPTS, REDELIVERY

@@ -18,8 +18,8 @@ from delayserver.config.settings import ListenSettings
 from delayserver.front.unsent import Unsent
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import Transport
-from delayserver.operations.access import EVERYTHING, Access
-from delayserver.operations.servers import Peer
+from delayserver.operations.access.access import EVERYTHING, Access
+from delayserver.operations.nodes.servers import Peer
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.arguments import integer
 from delayserver.protocol.errors import (
@@ -47,7 +47,7 @@ from delayserver.protocol.frames import (
 from delayserver.runtime.damage import DamageReport, as_disk_error, named
 from delayserver.runtime.fair_shares import Account, Ticket
 from delayserver.runtime.fair_turns import REQUEST_US, SLICE_ITEMS, TASK_US, FairTurns, Work
-from delayserver.state.connections import Connections
+from delayserver.state.connections.connections import Connections
 from store.errors import StoreError
 
 QuickHandler = Callable[["Connection", Request], None]

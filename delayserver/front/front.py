@@ -13,16 +13,16 @@ from delayserver.front.connection import Connection, Handlers, QuickHandler, Slo
 from delayserver.front.guard import Guard
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import RECEIVE_BYTES, Listener, Transport
-from delayserver.operations.servers import Servers
-from delayserver.operations.tokens import TokenBook
+from delayserver.operations.access.tokens import TokenBook
+from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.errors import TooManyConnections
 from delayserver.protocol.frames import Request, encode_error, encode_reply
 from delayserver.runtime.fair_turns import FairTurns
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.steps import Step
-from delayserver.state.connections import Connections
-from delayserver.state.readiness import Readiness, Stage
+from delayserver.state.connections.connections import Connections
+from delayserver.state.positions.readiness import Readiness, Stage
 
 events = EventLogger()
 

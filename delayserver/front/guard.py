@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from delayserver.front.connection import Connection, QuickHandler, SlowHandler
-from delayserver.operations.access import ADMIN, CONSUME, EVERYTHING, LOOK, SEND, Access
-from delayserver.operations.servers import Servers
+from delayserver.operations.access.access import ADMIN, CONSUME, EVERYTHING, LOOK, SEND, Access
+from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol import operations as names_of
 from delayserver.protocol.errors import Forbidden, Unauthenticated
 from delayserver.protocol.frames import Request

@@ -29,10 +29,10 @@ from delayserver.load.turns import (
 )
 from delayserver.load.window_reader import WindowReader, WindowRows
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.decided import Decided
-from delayserver.state.loaded_rows import LoadedRows
-from delayserver.state.residency import Residency, again_us, low_room
-from delayserver.state.window_book import WindowBook
+from delayserver.state.decisions.decided import Decided
+from delayserver.state.memory.loaded_rows import LoadedRows
+from delayserver.state.memory.residency import Residency, again_us, low_room
+from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, DiskError
 from store.indexes.outcome_index import OutcomeIndex
 from wheel.cursors import LoadCursors

@@ -8,11 +8,11 @@ import trio
 
 from delayserver.load.window_reader import WindowReader, WindowRows
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.decided import Decided
-from delayserver.state.group_rows import GroupRows
-from delayserver.state.positions import Positions
-from delayserver.state.residency import Residency
-from delayserver.state.window_book import WindowBook
+from delayserver.state.decisions.decided import Decided
+from delayserver.state.memory.group_rows import GroupRows
+from delayserver.state.memory.residency import Residency
+from delayserver.state.positions.positions import Positions
+from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, DiskError
 from store.indexes.outcome_index import OutcomeIndex
 from wheel.keys import KEY_HIGHEST, KEY_LOWEST

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.attempted import Attempted
-from delayserver.state.loaded_rows import LoadedRows
-from delayserver.state.rows import make_rows
-from delayserver.state.window_book import WindowBook
+from delayserver.state.memory.attempted import Attempted
+from delayserver.state.memory.loaded_rows import LoadedRows
+from delayserver.state.memory.rows import make_rows
+from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, FormatError
 from store.logs.schedule_log import ScheduleIndex, ScheduleKey, ScheduleLog, Source
 from store.records.batches import FLAG_PREPARED

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from delayserver.operations.broadcasting import Broadcasting
-from delayserver.operations.cancel import Cancel
-from delayserver.operations.consuming import Consuming
-from delayserver.operations.dead_letters import DeadLetterOperations
-from delayserver.operations.delivering import Delivering
-from delayserver.operations.finding import Finding
-from delayserver.operations.identity import Identity
-from delayserver.operations.lookup import Lookup
-from delayserver.operations.metrics import Metrics
-from delayserver.operations.pending import Pending
-from delayserver.operations.policies import Policies
-from delayserver.operations.positions import QueuePositions
-from delayserver.operations.prepare import Prepare
-from delayserver.operations.publish import Publish
-from delayserver.operations.redispatch import Redispatch
-from delayserver.operations.reload import Reload
-from delayserver.operations.reschedule import Reschedule
-from delayserver.operations.routing import Routing
-from delayserver.operations.send import Send
-from delayserver.operations.servers import Servers
-from delayserver.operations.status import Status
-from delayserver.operations.subjects import Subjects
-from delayserver.operations.tokens import TokenBook
-from delayserver.operations.transactions import Transactions
+from delayserver.operations.access.tokens import TokenBook
+from delayserver.operations.figures.metrics import Metrics
+from delayserver.operations.figures.pending import Pending
+from delayserver.operations.figures.status import Status
+from delayserver.operations.figures.subjects import Subjects
+from delayserver.operations.groups.broadcasting import Broadcasting
+from delayserver.operations.groups.consuming import Consuming
+from delayserver.operations.groups.dead_letters import DeadLetterOperations
+from delayserver.operations.groups.finding import Finding
+from delayserver.operations.groups.policies import Policies
+from delayserver.operations.groups.positions import QueuePositions
+from delayserver.operations.messages.cancel import Cancel
+from delayserver.operations.messages.lookup import Lookup
+from delayserver.operations.messages.reschedule import Reschedule
+from delayserver.operations.messages.transactions import Transactions
+from delayserver.operations.nodes.delivering import Delivering
+from delayserver.operations.nodes.identity import Identity
+from delayserver.operations.nodes.reload import Reload
+from delayserver.operations.nodes.routing import Routing
+from delayserver.operations.nodes.servers import Servers
+from delayserver.operations.sending.prepare import Prepare
+from delayserver.operations.sending.publish import Publish
+from delayserver.operations.sending.redispatch import Redispatch
+from delayserver.operations.sending.send import Send
 
 
 @dataclass(frozen=True, slots=True)

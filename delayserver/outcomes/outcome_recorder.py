@@ -13,8 +13,8 @@ import trio
 
 from delayserver.config.settings import DispatchSettings
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.decided import Decided
-from delayserver.state.window_book import WindowBook
+from delayserver.state.decisions.decided import Decided
+from delayserver.state.windows.window_book import WindowBook
 from store.errors import DiskFullError, StoreError
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.records.batches import OutcomeBatch

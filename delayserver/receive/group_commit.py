@@ -25,9 +25,9 @@ from delayserver.protocol.errors import (
 )
 from delayserver.runtime.disk_pace import DiskPace
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.balance import Balance
-from delayserver.state.gathering import CommitGroup, Committed, Done, Gathering, RowsDone
-from delayserver.state.log_queue import LogQueue
+from delayserver.state.counts.balance import Balance
+from delayserver.state.positions.gathering import CommitGroup, Committed, Done, Gathering, RowsDone
+from delayserver.state.positions.log_queue import LogQueue
 from store.errors import DiskFullError, StoreError
 from store.logs.message_log import LogEntry, MessageLog
 from store.records.batches import CancelBatch, MessageBatch

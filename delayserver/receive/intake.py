@@ -40,7 +40,7 @@ from delayserver.protocol.errors import (
 from delayserver.protocol.message_columns import DueColumn, MessageColumns
 from delayserver.protocol.receipts import DERIVED_ID_CHARACTERS, DIGITS, is_derived_id
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.closed_windows import ClosedWindows
+from delayserver.state.windows.closed_windows import ClosedWindows
 from store.errors import DiskFullError, StoreError, TableFullError
 from store.records.batches import MessageBatch
 from store.records.columns import constant_column

@@ -20,10 +20,10 @@ from delayserver.config.settings import StorageSettings
 from delayserver.replay.placing import Round
 from delayserver.replay.rounds import Rounds
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.decided import Decided
+from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
-from delayserver.state.log_queue import LogQueue
-from delayserver.state.windows import Windows
+from delayserver.state.positions.log_queue import LogQueue
+from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, DiskError, DiskFullError, FormatError
 from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import index_rows

@@ -10,7 +10,7 @@ import numpy as np
 
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.files import Files
-from delayserver.state.retired import Retired
+from delayserver.state.windows.retired import Retired
 from store.errors import CorruptionError
 from store.indexes.id_index import Confirm, IdIndex, StoredIds, confirm_by_bytes, id_keys
 from store.indexes.index_cache import IndexCache

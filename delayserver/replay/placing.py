@@ -18,8 +18,8 @@ from delayserver.replay.deduplication import Deduplication
 from delayserver.runtime.room_wait import RoomWait
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.files import Files
-from delayserver.state.positions import Positions
-from delayserver.state.windows import Windows
+from delayserver.state.positions.positions import Positions
+from delayserver.state.windows.windows import Windows
 from store.disk.filesystem import BLOCK_BYTES
 from store.errors import DiskFullError
 from store.indexes.schedule_index import batch_sums

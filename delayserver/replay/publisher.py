@@ -14,14 +14,14 @@ from delayserver.config.settings import WheelSettings
 from delayserver.protocol.outcomes import Outcome
 from delayserver.replay.placing import Placed, Round
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.balance import Balance
-from delayserver.state.decided import Decided
-from delayserver.state.loaded_rows import LoadedRows
-from delayserver.state.outcome_rows import cancelled_outcomes, suppressed_outcomes
-from delayserver.state.positions import Positions
-from delayserver.state.residency import Residency
-from delayserver.state.rows import make_rows
-from delayserver.state.windows import Windows
+from delayserver.state.counts.balance import Balance
+from delayserver.state.decisions.decided import Decided
+from delayserver.state.decisions.outcome_rows import cancelled_outcomes, suppressed_outcomes
+from delayserver.state.memory.loaded_rows import LoadedRows
+from delayserver.state.memory.residency import Residency
+from delayserver.state.memory.rows import make_rows
+from delayserver.state.positions.positions import Positions
+from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError
 from store.indexes.outcome_index import OutcomeIndex
 from store.indexes.schedule_index import batch_sums, index_rows

@@ -16,10 +16,10 @@ from delayserver.replay.day_tier import DayTier
 from delayserver.replay.placing import Round
 from delayserver.replay.rounds import Rounds
 from delayserver.runtime.runtime import Runtime
+from delayserver.state.decisions.outcome_rows import replaced_messages
 from delayserver.state.files import Files
-from delayserver.state.log_queue import LogQueue, due_range
-from delayserver.state.outcome_rows import replaced_messages
-from delayserver.state.windows import Windows
+from delayserver.state.positions.log_queue import LogQueue, due_range
+from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError
 from store.logs.message_log import LogEntry
 from store.logs.schedule_log import ScheduleKey, Source

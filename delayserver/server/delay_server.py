@@ -43,42 +43,13 @@ from delayserver.load.refill import Refill
 from delayserver.load.window_reader import WindowReader
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import Connect, Listener, connect_socket
-from delayserver.operations.admission import Admission
-from delayserver.operations.broadcasting import Broadcasting
-from delayserver.operations.cancel import Cancel
-from delayserver.operations.cancellation import Cancellation
-from delayserver.operations.check_backs import CheckBacks, Pipeline, TimerVerdicts
-from delayserver.operations.consuming import Consuming
-from delayserver.operations.contents import Contents
-from delayserver.operations.dead_letters import DeadLetterOperations
-from delayserver.operations.delivering import Delivering
-from delayserver.operations.filtering import FilterCompiler
-from delayserver.operations.finding import Finding
-from delayserver.operations.group_filters import GroupFilters
-from delayserver.operations.identity import Identity
-from delayserver.operations.locator import Locator
-from delayserver.operations.lookup import Lookup
-from delayserver.operations.message_states import MessageStates
-from delayserver.operations.metrics import GroupsReader, Metrics
-from delayserver.operations.named_messages import Naming
-from delayserver.operations.operations import DelayOperations, Operations
-from delayserver.operations.pending import Pending, PendingSubjects
-from delayserver.operations.policies import Policies
-from delayserver.operations.positions import QueuePositions
-from delayserver.operations.prepare import Prepare
-from delayserver.operations.publish import Publish
-from delayserver.operations.queues import QueuesReader, Receiving, Serving
-from delayserver.operations.redelivery import Redelivery
-from delayserver.operations.redispatch import Redispatch
-from delayserver.operations.redispatch_reading import RedispatchReader
-from delayserver.operations.reload import Reload, Reread
-from delayserver.operations.reschedule import Reschedule
-from delayserver.operations.rescheduling import Rescheduling
-from delayserver.operations.routing import Routing
-from delayserver.operations.send import Send
-from delayserver.operations.servers import Servers
-from delayserver.operations.status import Status, StorageReader
-from delayserver.operations.status_sections import (
+from delayserver.operations.access.tokens import OwnTokens, TokenBook
+from delayserver.operations.access.waiting import WaitingCounts
+from delayserver.operations.figures.metrics import GroupsReader, Metrics
+from delayserver.operations.figures.pending import Pending, PendingSubjects
+from delayserver.operations.figures.queues import QueuesReader, Receiving, Serving
+from delayserver.operations.figures.status import Status, StorageReader
+from delayserver.operations.figures.status_sections import (
     BalanceReader,
     BrokerReader,
     DeliveryReader,
@@ -87,10 +58,39 @@ from delayserver.operations.status_sections import (
     ProgressReader,
     WindowsReader,
 )
-from delayserver.operations.subjects import Subjects
-from delayserver.operations.tokens import OwnTokens, TokenBook
-from delayserver.operations.transactions import Transactions
-from delayserver.operations.waiting import WaitingCounts
+from delayserver.operations.figures.subjects import Subjects
+from delayserver.operations.groups.broadcasting import Broadcasting
+from delayserver.operations.groups.consuming import Consuming
+from delayserver.operations.groups.dead_letters import DeadLetterOperations
+from delayserver.operations.groups.filtering import FilterCompiler
+from delayserver.operations.groups.finding import Finding
+from delayserver.operations.groups.group_filters import GroupFilters
+from delayserver.operations.groups.policies import Policies
+from delayserver.operations.groups.positions import QueuePositions
+from delayserver.operations.groups.redelivery import Redelivery
+from delayserver.operations.messages.cancel import Cancel
+from delayserver.operations.messages.cancellation import Cancellation
+from delayserver.operations.messages.check_backs import CheckBacks, Pipeline, TimerVerdicts
+from delayserver.operations.messages.contents import Contents
+from delayserver.operations.messages.locator import Locator
+from delayserver.operations.messages.lookup import Lookup
+from delayserver.operations.messages.message_states import MessageStates
+from delayserver.operations.messages.named_messages import Naming
+from delayserver.operations.messages.reschedule import Reschedule
+from delayserver.operations.messages.rescheduling import Rescheduling
+from delayserver.operations.messages.transactions import Transactions
+from delayserver.operations.nodes.delivering import Delivering
+from delayserver.operations.nodes.identity import Identity
+from delayserver.operations.nodes.reload import Reload, Reread
+from delayserver.operations.nodes.routing import Routing
+from delayserver.operations.nodes.servers import Servers
+from delayserver.operations.operations import DelayOperations, Operations
+from delayserver.operations.sending.admission import Admission
+from delayserver.operations.sending.prepare import Prepare
+from delayserver.operations.sending.publish import Publish
+from delayserver.operations.sending.redispatch import Redispatch
+from delayserver.operations.sending.redispatch_reading import RedispatchReader
+from delayserver.operations.sending.send import Send
 from delayserver.outcomes.outcome_recorder import OutcomeRecorder
 from delayserver.receive.group_commit import GroupCommit
 from delayserver.receive.intake import Intake
@@ -112,30 +112,30 @@ from delayserver.startup.opening import Opened, count_accepted, count_placed, fi
 from delayserver.startup.orphans import OrphanSearch
 from delayserver.startup.pending_subjects import pending_before
 from delayserver.startup.replay_ahead import read_ahead
-from delayserver.state.balance import Balance
-from delayserver.state.connection_memory import ConnectionMemory
-from delayserver.state.connections import Connections
-from delayserver.state.decided import Decided
-from delayserver.state.drains import Drains
-from delayserver.state.gathering import Gathering
-from delayserver.state.group_wheels import GroupWheels
-from delayserver.state.latency import LatencyHistogram
-from delayserver.state.log_queue import LogQueue
-from delayserver.state.order_gate import OrderGate
-from delayserver.state.positions import Positions
-from delayserver.state.progress import Progress
-from delayserver.state.readiness import Readiness, Stage
-from delayserver.state.residency import Residency
-from delayserver.state.retired import Retired
-from delayserver.state.routes import TIMERS_GROUP, Routes
-from delayserver.state.window_book import WindowBook
-from delayserver.state.windows import Windows
+from delayserver.state.connections.connection_memory import ConnectionMemory
+from delayserver.state.connections.connections import Connections
+from delayserver.state.counts.balance import Balance
+from delayserver.state.counts.latency import LatencyHistogram
+from delayserver.state.decisions.decided import Decided
+from delayserver.state.memory.group_wheels import GroupWheels
+from delayserver.state.memory.order_gate import OrderGate
+from delayserver.state.memory.residency import Residency
+from delayserver.state.memory.routes import TIMERS_GROUP, Routes
+from delayserver.state.positions.gathering import Gathering
+from delayserver.state.positions.log_queue import LogQueue
+from delayserver.state.positions.positions import Positions
+from delayserver.state.positions.readiness import Readiness, Stage
+from delayserver.state.windows.drains import Drains
+from delayserver.state.windows.retired import Retired
+from delayserver.state.windows.window_book import WindowBook
+from delayserver.state.windows.windows import Windows
 from delayserver.upkeep.checkpoint_file import CheckpointFile
 from delayserver.upkeep.checkpointing import Checkpointing
 from delayserver.upkeep.housekeeping import Housekeeping
 from delayserver.upkeep.kept_room import KeptRoom
 from delayserver.upkeep.log_retention import LogRetention
 from delayserver.upkeep.on_their_way import OnTheirWay
+from delayserver.upkeep.progress import Progress
 from delayserver.upkeep.retention import Retention
 from delayserver.upkeep.segments_ahead import SegmentsAhead
 from delayserver.upkeep.subject_counting import SubjectCounting

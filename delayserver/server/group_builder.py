@@ -12,11 +12,11 @@ from delayserver.dispatch.targets.targets import Targets
 from delayserver.dispatch.verdicts import Verdicts
 from delayserver.runtime.runtime import Runtime
 from delayserver.startup.opening import Opened
-from delayserver.state.decided import Decided
-from delayserver.state.group_rows import GroupRows
-from delayserver.state.latency import Lateness
-from delayserver.state.node_health import NodeHealth
-from delayserver.state.residency import Residency
+from delayserver.state.counts.latency import Lateness
+from delayserver.state.decisions.decided import Decided
+from delayserver.state.memory.group_rows import GroupRows
+from delayserver.state.memory.node_health import NodeHealth
+from delayserver.state.memory.residency import Residency
 
 
 class GroupBuilder:

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 from delayserver.config.pacing import Pacing
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings, Settings
-from delayserver.operations.check_backs import CheckBacks
+from delayserver.operations.messages.check_backs import CheckBacks
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.group_rows import GroupRows
-from delayserver.state.node_health import NodeHealth
-from delayserver.state.routes import TIMERS_GROUP
-from delayserver.state.rows import ROW
+from delayserver.state.memory.group_rows import GroupRows
+from delayserver.state.memory.node_health import NodeHealth
+from delayserver.state.memory.routes import TIMERS_GROUP
+from delayserver.state.memory.rows import ROW
 from store.records.transaction_timer import TIMERS_SUBJECT
 from store.tables.names import BROKER_GROUP, Names
 from wheel.hashed_wheel import HashedWheel

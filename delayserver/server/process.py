@@ -18,7 +18,7 @@ from delayserver.front.audit import tell_reload_by_signal
 from delayserver.front.front import BROKER, SERVER
 from delayserver.logs.events import EventLogger
 from delayserver.net.transport import SocketListener
-from delayserver.operations.reload import Reread
+from delayserver.operations.nodes.reload import Reread
 from delayserver.protocol.errors import DelayServerError
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.delay_server import DelayServer, Ready

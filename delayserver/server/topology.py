@@ -17,9 +17,9 @@ from delayserver.dispatch.targets.targets import Targets
 from delayserver.runtime.runtime import Runtime
 from delayserver.server.group_builder import GroupBuilder
 from delayserver.server.group_memory import GroupMemory
-from delayserver.state.node_health import NodeHealth
-from delayserver.state.residency import Residency
-from delayserver.state.routes import Routes
+from delayserver.state.memory.node_health import NodeHealth
+from delayserver.state.memory.residency import Residency
+from delayserver.state.memory.routes import Routes
 
 # While batches of nodes and groups that leave are in flight, they are looked at this often.
 LOOK_MS = 5

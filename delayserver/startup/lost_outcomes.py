@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from delayserver.logs.events import EventLogger
 from delayserver.protocol.outcomes import Outcome
-from delayserver.state.decided import Decided
-from delayserver.state.outcome_rows import replaced_messages
+from delayserver.state.decisions.decided import Decided
+from delayserver.state.decisions.outcome_rows import replaced_messages
 from store.errors import CorruptionError
 from store.logs.dispatch_log import OUTCOMES, DispatchKey, DispatchLog
 from store.logs.message_log import MessageLog

@@ -17,9 +17,9 @@ from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.chance import random_server_id
 from delayserver.runtime.damage import DamageReport
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.attempt_horizon import AHEAD_MS, AttemptHorizon
-from delayserver.state.attempted import Attempted
 from delayserver.state.files import Files
+from delayserver.state.memory.attempt_horizon import AHEAD_MS, AttemptHorizon
+from delayserver.state.memory.attempted import Attempted
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchLog

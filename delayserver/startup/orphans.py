@@ -16,7 +16,7 @@ import numpy as np
 from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
 from delayserver.startup.opening import Opened
-from delayserver.state.window_book import WindowBook
+from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
 from store.logs.message_log import MessageLog

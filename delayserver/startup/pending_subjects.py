@@ -12,7 +12,7 @@ from collections import Counter
 import numpy as np
 
 from delayserver.startup.opening import Opened
-from delayserver.state.subject_counts import Tally, ended_subjects
+from delayserver.state.counts.subject_counts import Tally, ended_subjects
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import Source

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from threading import Lock
 
-from delayserver.state.attempt_horizon import AttemptHorizon
+from delayserver.state.memory.attempt_horizon import AttemptHorizon
 from store.disk.filesystem import FileSystem, keep_room
 from store.errors import DiskFullError
 from store.tables import checkpoint as file

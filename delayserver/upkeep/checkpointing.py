@@ -11,10 +11,10 @@ import trio
 
 from delayserver.config.settings import StorageSettings
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.attempt_horizon import AttemptHorizon
 from delayserver.state.files import Files
-from delayserver.state.progress import Captured, Progress
+from delayserver.state.memory.attempt_horizon import AttemptHorizon
 from delayserver.upkeep.checkpoint_file import CheckpointFile
+from delayserver.upkeep.progress import Captured, Progress
 from store.errors import DiskFullError
 from store.logs.dispatch_log import DispatchKey, DispatchMark
 from store.records.batches import I64

@@ -7,8 +7,8 @@ and checkpoints are always written, to the space that sends leave and then to th
 
 from __future__ import annotations
 
-from delayserver.state.drains import Drains
-from delayserver.state.positions import Positions
+from delayserver.state.positions.positions import Positions
+from delayserver.state.windows.drains import Drains
 from store.disk.filesystem import FileSystem
 from store.errors import DiskError, DiskFullError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from delayserver.config.settings import StorageSettings
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.positions import Positions
+from delayserver.state.positions.positions import Positions
 from store.logs.message_log import MessageLog
 
 INTERVAL_MS = 5_000

@@ -11,8 +11,8 @@ from functools import partial
 import numpy as np
 
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.gathering import Gathering
-from delayserver.state.positions import Positions
+from delayserver.state.positions.gathering import Gathering
+from delayserver.state.positions.positions import Positions
 from store.errors import CorruptionError
 from store.logs.message_log import MessageLog
 from store.logs.windows import window_starts

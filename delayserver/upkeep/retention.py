@@ -17,10 +17,10 @@ from delayserver.config.settings import StorageSettings
 from delayserver.protocol.outcomes import Outcome
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.closed_windows import ClosedWindows
-from delayserver.state.decided import Decided
+from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
-from delayserver.state.windows import Windows
+from delayserver.state.windows.closed_windows import ClosedWindows
+from delayserver.state.windows.windows import Windows
 from delayserver.upkeep.on_their_way import OnTheirWay
 from store.errors import CorruptionError, DiskError, DiskFullError, FormatError, UnreadableError
 from store.logs.dispatch_log import DispatchKey

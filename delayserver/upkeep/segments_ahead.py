@@ -5,7 +5,7 @@ from __future__ import annotations
 from delayserver.config.settings import StorageSettings
 from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.segment_maker import SegmentMaker
-from delayserver.state.positions import Positions
+from delayserver.state.positions.positions import Positions
 from delayserver.upkeep.kept_room import KeptRoom
 from store.logs.message_log import WARM_STEP_BYTES, MessageLog
 

@@ -16,11 +16,11 @@ import trio
 
 from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.decided import Decided
+from delayserver.state.counts.subject_counts import SubjectCounts, Tally
+from delayserver.state.decisions.decided import Decided
 from delayserver.state.files import Files
-from delayserver.state.positions import Positions
-from delayserver.state.subject_counts import SubjectCounts, Tally
-from delayserver.state.windows import Windows
+from delayserver.state.positions.positions import Positions
+from delayserver.state.windows.windows import Windows
 from store.errors import CorruptionError, FormatError, StoreError
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import ScheduleKey, Source

@@ -33,9 +33,9 @@ from delayserver.load import window_reader
 from delayserver.load.loader import Loader
 from delayserver.load.turns import LoadTurn
 from delayserver.load.window_reader import WindowReader
-from delayserver.operations import check_backs
-from delayserver.operations.cancellation import Cancellation
-from delayserver.operations.transactions import Transactions
+from delayserver.operations.messages import check_backs
+from delayserver.operations.messages.cancellation import Cancellation
+from delayserver.operations.messages.transactions import Transactions
 from delayserver.protocol.errors import TooFar
 from delayserver.protocol.outcomes import Outcome
 from delayserver.receive.intake import Intake
@@ -44,9 +44,9 @@ from delayserver.replay.deduplication import Deduplication
 from delayserver.replay.placing import Placing
 from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.startup import pending_subjects
-from delayserver.state.decided import Decided
-from delayserver.state.keyed_lane import KeyedLane
-from delayserver.state.residency import Residency
+from delayserver.state.decisions.decided import Decided
+from delayserver.state.memory.keyed_lane import KeyedLane
+from delayserver.state.memory.residency import Residency
 from delayserver.upkeep.retention import Retention
 from store.indexes.outcome_index import OutcomeIndex
 from store.logs.message_log import MessageLog

@@ -14,10 +14,11 @@ from typing import TypeVar
 
 from delayserver.broker.service import pulls
 from delayserver.dispatch import broker_group, complete_windows, dispatcher, message_reader
-from delayserver.operations import cancellation, consuming, redelivery
+from delayserver.operations.groups import consuming, redelivery
+from delayserver.operations.messages import cancellation
 from delayserver.replay import day_tier, replayer
 from delayserver.runtime import disk_pace
-from delayserver.state import decided
+from delayserver.state.decisions import decided
 from store.logs import window_files
 from tests.simulation.clocks import SimulatedTime
 

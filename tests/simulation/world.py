@@ -12,7 +12,7 @@ import trio
 from delayserver.dispatch.targets.remote_node import PAUSE_S_MAX
 from delayserver.front.front import BROKER
 from delayserver.front.handlers.status_map import status_map
-from delayserver.operations.server_fence import HOLD_MS
+from delayserver.operations.nodes.server_fence import HOLD_MS
 from tests.simulation import settings as settings_of
 from tests.simulation.actors import REMOTE_SUBJECTS, SUBJECTS, TIMES_AT_ONCE, Consumer, Producer, look_up
 from tests.simulation.bounds import Bounds

@@ -7,7 +7,7 @@ from typing import Any
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.reading import MessageReader
 from delayserver.front.handlers.results import reply_results
-from delayserver.operations.cancel import Cancel
+from delayserver.operations.messages.cancel import Cancel
 from delayserver.protocol.arguments import one_form
 from delayserver.protocol.cancel_reply import encode_cancel_reply
 from delayserver.protocol.columns import pack_column

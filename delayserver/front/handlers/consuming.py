@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 from delayserver.config.settings import BrokerSettings
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.names import read_name, read_names
-from delayserver.operations.broadcasting import Broadcasting
-from delayserver.operations.consuming import ACK_TIMEOUT_MS_MAX, DELAY_MS_MAX, Consuming, Pull, Pulled, PullFilter
-from delayserver.operations.positions import EARLIEST, LATEST, TIME, Goal
+from delayserver.operations.groups.broadcasting import Broadcasting
+from delayserver.operations.groups.consuming import (
+    ACK_TIMEOUT_MS_MAX,
+    DELAY_MS_MAX,
+    Consuming,
+    Pull,
+    Pulled,
+    PullFilter,
+)
+from delayserver.operations.groups.positions import EARLIEST, LATEST, TIME, Goal
 from delayserver.protocol.arguments import boolean, integer, invalid
 from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count
 from delayserver.protocol.errors import InvalidArgument

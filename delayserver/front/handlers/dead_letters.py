@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.names import read_names
-from delayserver.operations.consuming import DELAY_MS_MAX
-from delayserver.operations.dead_letters import (
+from delayserver.operations.groups.consuming import DELAY_MS_MAX
+from delayserver.operations.groups.dead_letters import (
     DROP_MAX,
     LIST_MAX,
     RATE_MAX,

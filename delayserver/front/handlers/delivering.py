@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.reading import optional_ragged
-from delayserver.operations.delivering import Delivering, Delivery, NameColumn, Stored
-from delayserver.operations.servers import Servers
+from delayserver.operations.nodes.delivering import Delivering, Delivery, NameColumn, Stored
+from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol.arguments import boolean, integer, invalid, server_number
 from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count, unpack_ragged
 from delayserver.protocol.errors import InvalidArgument

@@ -9,8 +9,8 @@ import numpy as np
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.consuming import put_rare
-from delayserver.operations.access import Access
-from delayserver.operations.finding import FOUND_AT_ONCE_MAX, START, Finding, FoundPage, Search
+from delayserver.operations.access.access import Access
+from delayserver.operations.groups.finding import FOUND_AT_ONCE_MAX, START, Finding, FoundPage, Search
 from delayserver.protocol.arguments import integer, invalid
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.frames import Request

@@ -6,10 +6,10 @@ from typing import Any
 
 from delayserver.front.audit import tell_refused_token
 from delayserver.front.connection import Connection
-from delayserver.operations.access import EVERYTHING
-from delayserver.operations.identity import Identity
-from delayserver.operations.servers import Servers
-from delayserver.operations.tokens import TokenBook
+from delayserver.operations.access.access import EVERYTHING
+from delayserver.operations.access.tokens import TokenBook
+from delayserver.operations.nodes.identity import Identity
+from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol.arguments import shown
 from delayserver.protocol.errors import Unauthenticated, UnsupportedVersion
 from delayserver.protocol.frames import Request, encode_reply

@@ -6,8 +6,8 @@ from dataclasses import asdict
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.status_map import status_map
-from delayserver.operations.routing import Routing
-from delayserver.operations.status import Status
+from delayserver.operations.figures.status import Status
+from delayserver.operations.nodes.routing import Routing
 from delayserver.protocol.arguments import invalid, one_form
 from delayserver.protocol.frames import Request, encode_reply
 

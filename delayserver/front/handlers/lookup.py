@@ -11,9 +11,9 @@ import numpy as np
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.reading import MessageReader, rejected_rows
 from delayserver.front.handlers.results import reply_results
-from delayserver.operations.contents import ContentsPart
-from delayserver.operations.lookup import Lookup
-from delayserver.operations.message_states import Found
+from delayserver.operations.messages.contents import ContentsPart
+from delayserver.operations.messages.lookup import Lookup
+from delayserver.operations.messages.message_states import Found
 from delayserver.protocol.arguments import boolean, one_form
 from delayserver.protocol.columns import U8, pack_column
 from delayserver.protocol.errors import error_to_map

@@ -7,8 +7,8 @@ from typing import Any
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.status_map import status_map
-from delayserver.operations.metrics import Histogram, Metrics
-from delayserver.operations.queues import QueueUse
+from delayserver.operations.figures.metrics import Histogram, Metrics
+from delayserver.operations.figures.queues import QueueUse
 from delayserver.protocol.frames import Request
 
 

@@ -6,7 +6,13 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from delayserver.front.connection import Connection
-from delayserver.operations.pending import BUCKETS_AT_ONCE_MAX, HOUR_MS, MINUTE_MS, SUBJECTS_AT_ONCE_MAX, Pending
+from delayserver.operations.figures.pending import (
+    BUCKETS_AT_ONCE_MAX,
+    HOUR_MS,
+    MINUTE_MS,
+    SUBJECTS_AT_ONCE_MAX,
+    Pending,
+)
 from delayserver.protocol.arguments import integer, invalid
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.frames import Request

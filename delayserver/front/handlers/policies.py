@@ -6,7 +6,7 @@ from typing import Any
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.names import read_names
-from delayserver.operations.policies import GroupPolicyOf, Policies
+from delayserver.operations.groups.policies import GroupPolicyOf, Policies
 from delayserver.protocol.arguments import boolean, invalid
 from delayserver.protocol.frames import Request
 

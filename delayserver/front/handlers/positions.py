@@ -8,7 +8,7 @@ from typing import Any
 from delayserver.config.settings import BrokerSettings
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.consuming import TIME_MS_MAX, reply_of
-from delayserver.operations.positions import (
+from delayserver.operations.groups.positions import (
     EARLIEST,
     LATEST,
     POSITION,

@@ -8,7 +8,7 @@ from delayserver.front.connection import Connection
 from delayserver.front.handlers.one_way import unless_one_way
 from delayserver.front.handlers.reading import rejected_rows
 from delayserver.front.handlers.send import read_columns
-from delayserver.operations.publish import NO_TIMES, Publish, PublishedColumns, PublishedRows
+from delayserver.operations.sending.publish import NO_TIMES, Publish, PublishedColumns, PublishedRows
 from delayserver.protocol.arguments import one_form
 from delayserver.protocol.columns import pack_column
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, error_to_map

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from delayserver.operations.named_messages import Given, GivenItems, GivenName, GivenReceipts
+from delayserver.operations.messages.named_messages import Given, GivenItems, GivenName, GivenReceipts
 from delayserver.protocol.arguments import integer, invalid, shown
 from delayserver.protocol.columns import I64, U32, Ragged, unpack_column, unpack_ragged
 from delayserver.protocol.errors import BatchTooLarge, DelayServerError, ForeignReceipt, InvalidArgument

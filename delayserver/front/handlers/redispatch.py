@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from delayserver.front.connection import Connection
-from delayserver.operations.redispatch import ALLOWED, Asked, Position, Redispatch
-from delayserver.operations.servers import Servers
+from delayserver.operations.nodes.servers import Servers
+from delayserver.operations.sending.redispatch import ALLOWED, Asked, Position, Redispatch
 from delayserver.protocol.arguments import boolean, integer, invalid, shown
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.frames import Request

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from delayserver.front.connection import Connection
-from delayserver.operations.reload import Reload
+from delayserver.operations.nodes.reload import Reload
 from delayserver.protocol.frames import Request
 
 

@@ -6,9 +6,9 @@ from typing import Any
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.reading import MessageReader, put_name, read_due, rejected_rows
-from delayserver.operations.access import Access
-from delayserver.operations.named_messages import GivenItems
-from delayserver.operations.reschedule import Change, GivenMoves, Reschedule, Rescheduled
+from delayserver.operations.access.access import Access
+from delayserver.operations.messages.named_messages import GivenItems
+from delayserver.operations.messages.reschedule import Change, GivenMoves, Reschedule, Rescheduled
 from delayserver.protocol.arguments import one_form
 from delayserver.protocol.columns import pack_column
 from delayserver.protocol.errors import InvalidArgument, error_to_map

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from delayserver.front.connection import Connection
-from delayserver.operations.named_messages import NamedMessages
+from delayserver.operations.messages.named_messages import NamedMessages
 from delayserver.protocol.errors import error_to_map
 from delayserver.protocol.frames import RowsReply
 from delayserver.protocol.receipts import format_receipt

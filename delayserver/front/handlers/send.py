@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.one_way import unless_one_way
 from delayserver.front.handlers.reading import optional_ragged, read_due, read_tags, rejected_rows
-from delayserver.operations.send import Sending, SentColumns, SentRows
+from delayserver.operations.sending.send import Sending, SentColumns, SentRows
 from delayserver.protocol.arguments import invalid, one_form
 from delayserver.protocol.columns import I64, U32, pack_column, unpack_column, unpack_count, unpack_ragged
 from delayserver.protocol.errors import BatchTooLarge, DelayServerError, InvalidArgument, error_to_map

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from delayserver.operations.status import ServerStatus
+from delayserver.operations.figures.status import ServerStatus
 
 
 def status_map(status: ServerStatus) -> dict[str, Any]:

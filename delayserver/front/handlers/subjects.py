@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from delayserver.front.connection import Connection
-from delayserver.operations.subjects import SUBJECTS_AT_ONCE_MAX, Subjects
+from delayserver.operations.figures.subjects import SUBJECTS_AT_ONCE_MAX, Subjects
 from delayserver.protocol.arguments import integer, invalid
 from delayserver.protocol.errors import InvalidArgument
 from delayserver.protocol.frames import Request

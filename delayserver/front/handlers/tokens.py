@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from delayserver.front.connection import Connection
-from delayserver.operations.access import EVERYTHING
-from delayserver.operations.servers import Servers
-from delayserver.operations.tokens import TokenBook
+from delayserver.operations.access.access import EVERYTHING
+from delayserver.operations.access.tokens import TokenBook
+from delayserver.operations.nodes.servers import Servers
 from delayserver.protocol.arguments import integer, invalid
 from delayserver.protocol.frames import Request
 from delayserver.protocol.tokens import OVERLAP_MS_DEFAULT

@@ -7,9 +7,9 @@ from typing import Any
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.reading import MessageReader
 from delayserver.front.handlers.send import SendHandlers
-from delayserver.operations.named_messages import GivenItems
-from delayserver.operations.prepare import Asked, Prepare
-from delayserver.operations.transactions import Ended, GivenTransactions, Transactions
+from delayserver.operations.messages.named_messages import GivenItems
+from delayserver.operations.messages.transactions import Ended, GivenTransactions, Transactions
+from delayserver.operations.sending.prepare import Asked, Prepare
 from delayserver.protocol.arguments import one_form
 from delayserver.protocol.errors import DelayServerError, InvalidArgument, TransactionEnded, error_to_map
 from delayserver.protocol.frames import Request, RowsReply

@@ -14,7 +14,7 @@ import trio
 from delayserver.config.settings import DispatchSettings, GroupSettings, NodeSettings, RouteSettings
 from delayserver.dispatch.broker_node import Node, choose
 from delayserver.runtime.clock import SystemClock
-from delayserver.state.node_health import NodeHealth
+from delayserver.state.memory.node_health import NodeHealth
 from tests.fakes.broker import FakeBroker
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.host import Client, Host, fake_group, faked_settings, small_settings

@@ -20,7 +20,7 @@ from delayserver.dispatch.delivery import Shipment, read_batch, shipments
 from delayserver.dispatch.message_reader import KEPT_MS, MessageReader, is_dense
 from delayserver.runtime.clock import SystemClock
 from delayserver.runtime.runtime import Runtime
-from delayserver.state.rows import ROW, make_rows
+from delayserver.state.memory.rows import ROW, make_rows
 from store.logs.schedule_log import ScheduleLog
 from store.records.batches import StoredBatch
 from tests.delayserver.dispatch.test_broker_group import put_many

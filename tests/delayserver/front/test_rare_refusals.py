@@ -15,7 +15,7 @@ from delayserver.front.front import BROKER
 from delayserver.load.window_reader import WindowRows
 from delayserver.net.transport import connect_socket
 from delayserver.protocol.frames import Request
-from delayserver.state.group_rows import GroupRows
+from delayserver.state.memory.group_rows import GroupRows
 from store.tables.names import SUBJECT
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
 from tests.delayserver.dispatch.test_remote_node import pair

@@ -17,7 +17,7 @@ from delayserver.load.turns import LoadTurn
 from delayserver.replay import day_tier
 from delayserver.replay.day_tier import by_windows
 from delayserver.server.delay_server import DelayServer
-from delayserver.state.rows import ROW
+from delayserver.state.memory.rows import ROW
 from store.logs.schedule_log import ScheduleKey, Source
 from store.records.batches import MessageBatch
 from tests.fakes.host import Client, Host, faked_settings

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from delayserver.load import loader
 from delayserver.protocol.columns import pack_column
-from delayserver.state.loaded_rows import LoadedRows
+from delayserver.state.memory.loaded_rows import LoadedRows
 from store.logs.schedule_log import ScheduleKey, Source
 from store.records.segment import FILE_DISPATCH, FileHeader
 from tests.fakes.host import Client, Host, faked_settings

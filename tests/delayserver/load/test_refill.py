@@ -13,7 +13,7 @@ import trio
 from delayserver.config.settings import RouteSettings
 from delayserver.load.window_reader import WindowRows
 from delayserver.server.delay_server import DelayServer
-from delayserver.state.group_queue import GroupQueue, Spilled
+from delayserver.state.memory.group_queue import GroupQueue, Spilled
 from store.logs.schedule_log import ScheduleKey
 from store.records.segment import Segment
 from tests.delayserver.dispatch.test_broker_group import QUICK, TWO_GROUPS, put_many

@@ -331,7 +331,7 @@ async def test_lookup_tells_every_outcome(boot: Boot) -> None:
 async def test_a_file_of_outcomes_is_read_once_for_all_messages_of_a_request(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("delayserver.operations.message_states.INLINE_READ_BYTES_MAX", 0)
+    monkeypatch.setattr("delayserver.operations.messages.message_states.INLINE_READ_BYTES_MAX", 0)
     host = boot()
     await host.start()
     client = await host.client()

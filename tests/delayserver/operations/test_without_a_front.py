@@ -8,11 +8,11 @@ import numpy as np
 import trio
 
 from delayserver.broker.service.pulls import Unbounded
-from delayserver.operations.consuming import Pull, Pulled
-from delayserver.operations.named_messages import GivenItems, GivenName, GivenReceipts
+from delayserver.operations.groups.consuming import Pull, Pulled
+from delayserver.operations.messages.named_messages import GivenItems, GivenName, GivenReceipts
+from delayserver.operations.messages.reschedule import Change, GivenMoves
 from delayserver.operations.operations import DelayOperations
-from delayserver.operations.reschedule import Change, GivenMoves
-from delayserver.operations.send import SentColumns, SentRows
+from delayserver.operations.sending.send import SentColumns, SentRows
 from delayserver.protocol.columns import make_ragged
 from delayserver.protocol.errors import DelayServerError, InvalidArgument
 from delayserver.protocol.message_columns import DueColumn, MessageColumns

@@ -13,7 +13,7 @@ from delayserver.config.pacing import OUTCOMES_LATE_MS
 from delayserver.config.settings import GroupSettings
 from delayserver.outcomes.outcome_recorder import QUIET_MS
 from delayserver.protocol.outcomes import Outcome
-from delayserver.state.decided import HOT_ROWS
+from delayserver.state.decisions.decided import HOT_ROWS
 from store.errors import SyncFailedError
 from store.logs.dispatch_log import DispatchKey
 from store.records.batches import OutcomeBatch

@@ -10,7 +10,7 @@ import pytest
 
 from delayserver.protocol.errors import DelayServerError
 from delayserver.replay.placing import Round
-from delayserver.state.log_queue import LINGER_MS
+from delayserver.state.positions.log_queue import LINGER_MS
 from store.logs.schedule_log import Source
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, faked_settings

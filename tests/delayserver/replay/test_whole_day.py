@@ -18,7 +18,7 @@ from delayserver.recover.reading.balance import ACCEPTED, PENDING
 from delayserver.recover.reading.capture import capture
 from delayserver.recover.reading.findings import Findings
 from delayserver.replay import day_tier
-from delayserver.state import decided
+from delayserver.state.decisions import decided
 from delayserver.state.membership import is_member
 from store.logs.dispatch_log import DispatchKey
 from store.logs.schedule_log import ScheduleKey, Source

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from delayserver.recover.mending.rewriting import placeholders
-from delayserver.state.outcome_rows import cancelled_outcomes
+from delayserver.state.decisions.outcome_rows import cancelled_outcomes
 from store.logs.dispatch_log import DispatchKey
 from store.records.batches import CancelBatch, LedgerBatch
 from store.tables.ledger import Ledger

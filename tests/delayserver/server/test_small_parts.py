@@ -9,9 +9,9 @@ import pytest
 
 from delayserver.config.settings import RouteSettings
 from delayserver.replay.buckets import bucket
-from delayserver.state.latency import LatencyHistogram
-from delayserver.state.routes import Routes
-from delayserver.state.window_book import WindowBook
+from delayserver.state.counts.latency import LatencyHistogram
+from delayserver.state.memory.routes import Routes
+from delayserver.state.windows.window_book import WindowBook
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.tables.days import DayTable

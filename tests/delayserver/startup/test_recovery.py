@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from delayserver.state.readiness import Stage
+from delayserver.state.positions.readiness import Stage
 from store.disk.filesystem import write_atomically
 from store.errors import CorruptionError, FormatError, LockedError, StoreError
 from store.logs.schedule_log import ScheduleKey, Source

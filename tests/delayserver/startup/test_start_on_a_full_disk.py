@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from delayserver.state.readiness import Stage
+from delayserver.state.positions.readiness import Stage
 from tests.delayserver.replay.test_day_tier import coarse_settings
 from tests.delayserver.server.test_rare_interleavings import day_after_next
 from tests.fakes.host import Client, Host, faked_settings, small_settings, texts

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from delayserver.config.settings import RouteSettings
-from delayserver.state.window_book import WindowBook
+from delayserver.state.windows.window_book import WindowBook
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.records.batches import OutcomeBatch
 from store.tables.days import DayTable

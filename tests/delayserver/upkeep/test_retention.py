@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import trio
 
-from delayserver.operations.locator import Located
+from delayserver.operations.messages.locator import Located
 from delayserver.recover.checking.check import check_directory
 from delayserver.recover.reading.balance import ACCEPTED
 from delayserver.replay.placing import Round

@@ -1,0 +1,1 @@
+"""What one client may do: its rights, its limits, and the tokens behind them."""

@@ -1,0 +1,209 @@
+"""The access tokens of this server: makes, lists, revokes and rotates them, and turns the token of a client into rights.
+
+Tokens are changed one at a time: the table is durable first, then the change counts. A client whose token was revoked,
+or has expired, loses its connection in that step.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import trio
+
+from delayserver.operations.access.access import LOOK, Access, Limits
+from delayserver.operations.access.waiting import WaitingCounts
+from delayserver.protocol.errors import DiskFull, StorageFailed, Unauthenticated
+from delayserver.protocol.tokens import ParsedToken, parse_token
+from delayserver.runtime.marks import Bell
+from delayserver.runtime.runtime import Runtime
+from delayserver.tokens.changes import NewToken, created, is_valid, revoked, rotated
+from delayserver.tokens.making import new_secret, new_text
+from store.disk.filesystem import FileSystem
+from store.errors import DiskFullError, StoreError
+from store.tables.tokens import StoredSecret, StoredToken, read_tokens, write_tokens
+
+SWEEP_S_MAX: Final = 30.0
+"""Expiry follows the wall clock, which may be set. So it is compared at least this often."""
+
+_NOTHING: Final = bytes(32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Bound:
+    """A connection that uses a token, and what ends it."""
+
+    token: ParsedToken
+    end: Callable[[], None]
+
+
+class OwnTokens:
+    """Tokens of this process alone, which no table has. They open all subjects for one role, and end with the process."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._chance = runtime.chance
+        self._clock = runtime.clock
+        self._tokens: dict[str, StoredToken] = {}
+
+    def make(self, role: str = LOOK) -> str:
+        """A new token; its text."""
+        token_id, text, digest = new_secret(self._chance)
+        created_ms = self._clock.now_us() // 1000
+        self._tokens[token_id] = StoredToken(token_id, "", (role,), ("*",), (StoredSecret(digest),), created_ms)
+        return text
+
+    def get(self, token_id: str) -> StoredToken | None:
+        """The token with this id."""
+        return self._tokens.get(token_id)
+
+
+class TokenBook:
+    """The tokens in force, and the connections that use them."""
+
+    def __init__(
+        self, fs: FileSystem, directory: str, server_id: int, own: OwnTokens, waiting: WaitingCounts, runtime: Runtime
+    ) -> None:
+        """Reads the table of the data directory. Raises CorruptionError, FormatError."""
+        self._write = partial(write_tokens, fs, directory, server_id)
+        self._clock = runtime.clock
+        self._chance = runtime.chance
+        self._workers = runtime.workers
+        self._changing = trio.Lock()
+        self._own = own
+        self._waiting = waiting
+        self._stored: dict[str, StoredToken] = {}
+        self._accesses: dict[str, Access] = {}
+        self._bound: dict[int, _Bound] = {}
+        self._changed = Bell()
+        self.enabled = trio.Event()
+        """Set from the moment on from which every client needs a token: there is a table, even if it is empty."""
+        stored = read_tokens(fs, directory, server_id)
+        if stored is not None:
+            self._adopt(stored)
+
+    # -- clients
+
+    def authenticate(self, text: object) -> tuple[Access, ParsedToken]:
+        """The rights of a client that gives this token. Raises Unauthenticated, with one sentence for all reasons."""
+        parsed = parse_token(text)
+        token = None if parsed is None else self._token(parsed.token_id)
+        # An unknown id costs the same comparison as a known one.
+        valid = is_valid(token, parsed, self._now_ms()) if token is not None and parsed is not None else _never(parsed)
+        if token is None or parsed is None or not valid:
+            raise Unauthenticated("this token is none that is valid here: it is wrong, revoked or expired")
+        return self._access(token), parsed
+
+    def bind(self, number: int, token: ParsedToken, end: Callable[[], None]) -> None:
+        """The connection with this number uses the token. `end` is called when the token ends."""
+        self._bound[number] = _Bound(token, end)
+        self._changed.ring()
+
+    def closed(self, number: int) -> None:
+        """Forgets a connection."""
+        self._bound.pop(number, None)
+
+    def _token(self, token_id: str) -> StoredToken | None:
+        return self._stored.get(token_id) or self._own.get(token_id)
+
+    def _access(self, token: StoredToken) -> Access:
+        """One for all connections of the token: its limits count them together."""
+        access = self._accesses.get(token.token_id)
+        if access is None:
+            access = Access(token.token_id, frozenset(token.roles), token.subjects)
+            if token.rate or token.bytes_rate or token.pending_max:
+                waiting, clock = self._waiting.of(access), self._clock
+                access.limit(Limits(token.rate, token.bytes_rate, token.pending_max, waiting, clock.monotonic_us))
+            self._accesses[token.token_id] = access
+        return access
+
+    # -- changes
+
+    def tokens(self) -> list[StoredToken]:
+        """All tokens of the table, in the order in which they were made."""
+        return list(self._stored.values())
+
+    async def create(self, wanted: NewToken) -> tuple[StoredToken, str]:
+        """Makes a token. Returns it with its text, which nobody can learn again. Raises InvalidArgument, DiskFull,
+        StorageFailed."""
+        async with self._changing:
+            token_id, text, digest = new_secret(self._chance)
+            token = created(self.tokens(), wanted, token_id, digest, self._now_ms())
+            await self._store([*self.tokens(), token])
+            return token, text
+
+    async def revoke(self, token_id: object, asking: int = 0) -> StoredToken:
+        """Ends a token. The connection with the number `asking` still gets its answer. Raises InvalidArgument (unknown),
+        DiskFull, StorageFailed."""
+        async with self._changing:
+            token, rest = revoked(self.tokens(), token_id)
+            await self._store(rest, asking)
+            return token
+
+    async def rotate(self, token_id: object, overlap_ms: int, asking: int = 0) -> tuple[StoredToken, str]:
+        """Gives a token a new secret; the one before stays valid for the overlap. Errors as for `revoke`."""
+        async with self._changing:
+            text, digest = new_text(self._chance, str(token_id))
+            now_ms = self._now_ms()
+            token, tokens = rotated(self.tokens(), token_id, digest, now_ms, now_ms + overlap_ms)
+            await self._store(tokens, asking)
+            return token, text
+
+    async def _store(self, tokens: list[StoredToken], asking: int = 0) -> None:
+        try:
+            await self._workers.run(partial(self._write, tokens))
+        except DiskFullError as error:
+            raise DiskFull(str(error), retry_after_ms=1000) from error
+        except StoreError as error:
+            raise StorageFailed(str(error)) from error
+        self._adopt(tokens, asking)
+
+    def _adopt(self, tokens: Iterable[StoredToken], asking: int = 0) -> None:
+        self._stored = {token.token_id: token for token in tokens}
+        self._accesses = {
+            token_id: access for token_id, access in self._accesses.items() if self._token(token_id) is not None
+        }
+        self.enabled.set()
+        self._end_invalid(asking)
+        self._changed.ring()
+
+    def _now_ms(self) -> int:
+        return self._clock.now_us() // 1000
+
+    # -- the end of tokens
+
+    async def run(self) -> None:
+        """Ends connections whose tokens expire, until cancelled."""
+        while True:
+            self._changed.hush()
+            next_ms = self._end_invalid()
+            wait_s = SWEEP_S_MAX if next_ms is None else min((next_ms - self._now_ms()) / 1000 + 0.001, SWEEP_S_MAX)
+            if next_ms is None and not self._bound:
+                await self._changed.rung()
+                continue
+            with trio.move_on_after(max(wait_s, 0.001)):
+                await self._changed.rung()
+
+    def _end_invalid(self, spared: int = 0) -> int | None:
+        """Ends the connections whose token is not valid any more. Returns when the next one may end; None for never."""
+        now_ms = self._now_ms()
+        ends: list[int] = []
+        for number, bound in list(self._bound.items()):
+            token = self._token(bound.token.token_id)
+            if number == spared:
+                continue
+            if token is None or not is_valid(token, bound.token, now_ms):
+                del self._bound[number]
+                bound.end()
+            else:
+                ends += [
+                    until for until in (token.expires_ms, *[each.until_ms for each in token.secrets]) if until > now_ms
+                ]
+        return min(ends, default=None)
+
+
+def _never(parsed: ParsedToken | None) -> bool:
+    hmac.compare_digest(_NOTHING, _NOTHING if parsed is None else parsed.digest)
+    return False

@@ -1,0 +1,1 @@
+"""Operations that show what the server knows. They change nothing."""

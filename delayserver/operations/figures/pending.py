@@ -1,0 +1,205 @@
+"""The operation `pending`: how many messages wait, by the time at which they are due, or by subject. It adds up counters
+and reads no file.
+
+The files of a window count their rows. So the work grows with the windows that are not complete, never with the messages.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from delayserver.protocol.errors import NotReady
+from delayserver.runtime.fair_turns import Work
+from delayserver.state.counts.balance import Balance
+from delayserver.state.files import Files
+from delayserver.state.windows.windows import Windows
+from store.logs.dispatch_log import DispatchKey
+from store.logs.schedule_log import ScheduleKey, Source
+from store.logs.windows import DAY_MS, day_of
+from store.records.batches import I64
+from store.tables.names import Names
+
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 3_600_000
+
+BUCKETS_AT_ONCE_MAX: Final = 1_440
+"""Buckets of a reply: the minutes of a day."""
+
+SUBJECTS_AT_ONCE_MAX: Final = 4_096
+"""Subjects of a reply. With names of 255 bytes that is a megabyte."""
+
+_WINDOWS_AT_ONCE: Final = 64
+"""Windows added up between two slices: some 200 µs."""
+
+
+@dataclass(frozen=True, slots=True)
+class PendingBucket:
+    """Messages without a durable outcome that are due in `width_ms` from `start_ms` on."""
+
+    start_ms: int
+    width_ms: int
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPage:
+    """Buckets in the order of their times. The next page begins at `next_ms`, None at the end. `unplaced`: accepted messages
+    that are in no bucket yet, since the replay has not reached them."""
+
+    buckets: list[PendingBucket]
+    next_ms: int | None
+    unplaced: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectPending:
+    """Messages of a subject without a durable outcome."""
+
+    subject: str
+    pending: int
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectsPage:
+    """Some subjects with pending messages. The next page comes behind `next`, None at the end."""
+
+    subjects: list[SubjectPending]
+    next: int | None
+
+
+class PendingSubjects:
+    """Reads the counters of subjects."""
+
+    def __init__(self, balance: Balance, names: Names) -> None:
+        self._counts = balance.subjects
+        self._names = names
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether the counters are known. After an upgrade or a crash the server may have to count them first."""
+        return self._counts.is_counted
+
+    async def page(self, after: int, count_max: int, work: Work) -> SubjectsPage:
+        """The subjects behind the code `after` that have pending messages, in the order in which they became known.
+        Raises NotReady."""
+        pending = self._require()[after + 1 :]
+        codes = np.flatnonzero(pending)
+        chosen = codes[:count_max]
+        found = await self._told((chosen + after + 1).tolist(), pending[chosen].tolist(), work)
+        return SubjectsPage(found, int(chosen[-1]) + after + 1 if len(codes) > count_max else None)
+
+    async def largest(self, count_max: int, work: Work) -> list[SubjectPending]:
+        """The subjects with the most pending messages, the most first; none until they are counted."""
+        if not self.is_counted:
+            return []
+        pending = self._counts.pending()
+        codes = np.flatnonzero(pending)
+        if len(codes) > count_max:
+            codes = codes[np.argpartition(pending[codes], -count_max)[-count_max:]]
+        codes = codes[np.argsort(-pending[codes], kind="stable")]
+        return await self._told(codes.tolist(), pending[codes].tolist(), work)
+
+    def _require(self) -> I64:
+        if not self.is_counted:
+            raise NotReady("the pending messages of each subject are being counted", retry_after_ms=1000)
+        return self._counts.pending()
+
+    async def _told(self, codes: list[int], counts: list[int], work: Work) -> list[SubjectPending]:
+        found = []
+        for code, count in zip(codes, counts, strict=True):
+            await work.items()
+            found.append(SubjectPending(self._names.name(code), count))
+        return found
+
+
+class Pending:
+    """Adds up the counters of windows and days."""
+
+    def __init__(self, files: Files, windows: Windows, balance: Balance) -> None:
+        self._schedule = files.schedule
+        self._dispatch = files.dispatch
+        self._days = files.days
+        self._book = windows.book
+        self._drains = windows.drains
+        self._balance = balance
+        self.subjects = PendingSubjects(balance, files.names)
+
+    async def by_time(self, from_ms: int, to_ms: int, unit_ms: int, count_max: int, work: Work) -> PendingPage:
+        """The first buckets of `unit_ms` with pending messages that begin in [from_ms, to_ms).
+
+        A day that has one file, or is on its way to minutes, is one bucket. Each bucket was true in a step of this call."""
+        from_ms, to_ms = _rounded_up(from_ms, unit_ms), _rounded_up(to_ms, unit_ms)
+        book, buckets, next_ms = self._book, list[PendingBucket](), None
+        days = deque(self._days_between(from_ms, to_ms))
+        in_parts = {day.start_ms for day in self._days.draining()}
+        position = from_ms
+        while next_ms is None:
+            starts = book.incomplete_between(position, to_ms, _WINDOWS_AT_ONCE)
+            while days and next_ms is None and (not starts or days[0] <= starts[0]):
+                next_ms = _append(buckets, PendingBucket(days[0], DAY_MS, await self._of_day(days[0], work)), count_max)
+                days.popleft()
+            if not starts or next_ms is not None:
+                break
+            await work.items(len(starts))
+            for start in starts:
+                if days and days[0] <= start:
+                    break
+                position = start + 1
+                if day_of(start) in in_parts:
+                    continue
+                next_ms = _append(buckets, self._of_window(start, unit_ms), count_max)
+                if next_ms is not None:
+                    break
+        return PendingPage(buckets, next_ms, max(self._balance.accepted - self._balance.placed, 0))
+
+    def _of_window(self, start_ms: int, unit_ms: int) -> PendingBucket:
+        width_ms = self._book.end(start_ms) - start_ms
+        pending = self._book.pending(start_ms)
+        if width_ms >= unit_ms:
+            return PendingBucket(start_ms, width_ms, pending)
+        return PendingBucket(start_ms - start_ms % unit_ms, unit_ms, pending)
+
+    def _days_between(self, from_ms: int, to_ms: int) -> list[int]:
+        """Starts of the days whose messages are counted in one bucket, but for those that are windows of the book."""
+        fine_until_ms = self._days.fine_until_ms
+        coarse = [day for day in self._schedule.days() if max(from_ms, fine_until_ms) <= day < to_ms]
+        draining = [day.start_ms for day in self._days.draining() if from_ms <= day.start_ms < to_ms]
+        return sorted({*coarse, *draining})
+
+    async def _of_day(self, start_ms: int, work: Work) -> int:
+        """Messages of a coarse or a draining day. While it drains, its rows and outcomes lie in two tiers."""
+        rows = self._schedule.rows(ScheduleKey(start_ms, Source.DAY))
+        ended = self._dispatch.durable_rows(DispatchKey(start_ms, True))
+        if not self._days.is_draining(start_ms):
+            return max(rows - ended, 0)
+        ended -= self._drains.moved.get(start_ms, 0)
+        step = _WINDOWS_AT_ONCE * self._book.window_ms
+        for first in range(start_ms, start_ms + DAY_MS, step):
+            await work.items(_WINDOWS_AT_ONCE)
+            for minute in range(first, min(first + step, start_ms + DAY_MS), self._book.window_ms):
+                rows += self._schedule.rows(ScheduleKey(minute, Source.DIRECT))
+                ended += self._dispatch.durable_rows(DispatchKey(minute, False))
+        return max(rows - ended, 0)
+
+
+def _append(buckets: list[PendingBucket], bucket: PendingBucket, count_max: int) -> int | None:
+    """Add a bucket, or add to the last one. Returns its start where there is no room for it."""
+    if not bucket.pending:
+        return None
+    last = buckets[-1] if buckets else None
+    if last is not None and last.start_ms == bucket.start_ms:
+        buckets[-1] = PendingBucket(last.start_ms, last.width_ms, last.pending + bucket.pending)
+        return None
+    if len(buckets) == count_max:
+        return bucket.start_ms
+    buckets.append(bucket)
+    return None
+
+
+def _rounded_up(time_ms: int, unit_ms: int) -> int:
+    """The first multiple of `unit_ms` that is not before a time."""
+    return -(-time_ms // unit_ms) * unit_ms

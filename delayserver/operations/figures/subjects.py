@@ -1,0 +1,79 @@
+"""The operation `subjects`: the names of the subjects that this node has met, by pages, so that patterns find them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from fnmatch import translate
+from typing import Final
+
+from delayserver.operations.access.access import EVERYTHING, Access
+from delayserver.runtime.fair_turns import Work
+from store.tables.names import SUBJECT, Names
+
+SUBJECTS_AT_ONCE_MAX: Final = 4096
+"""Subjects of a reply. With names of 255 bytes that is a megabyte."""
+
+SCANNED_MAX: Final = 65_536
+"""Names compared for a reply: some 50 ms of work, in slices. A page without a match ends here too."""
+
+_PART: Final = 4096
+"""Codes looked at between two slices."""
+
+
+@dataclass(frozen=True, slots=True)
+class SubjectPage:
+    """Some subjects in the order in which they became known. The next page begins behind `next`. `more`: it need not be
+    empty."""
+
+    subjects: list[str]
+    next: int
+    more: bool
+
+
+class Subjects:
+    """Lists subjects."""
+
+    def __init__(self, names: Names) -> None:
+        self._names = names
+
+    async def page(
+        self,
+        prefix: str,
+        pattern: str | None,
+        after: int,
+        count_max: int,
+        work: Work,
+        access: Access = EVERYTHING,
+    ) -> SubjectPage:
+        """The first subjects behind `after` that begin with `prefix`, match the shell-style `pattern`, and are open to the
+        client.
+
+        An `after` that this node never gave, such as one of an older data directory, begins anew."""
+        names, matches = self._names, _matcher(pattern)
+        after = after if after <= len(names) else 0
+        found: list[str] = []
+        stop = after + SCANNED_MAX
+        while after < stop:
+            codes, reached = names.codes_behind(SUBJECT, after, min(_PART, stop - after))
+            for code in codes:
+                await work.items()
+                name = names.name(code)
+                if name.startswith(prefix) and matches(name) and access.may(name):
+                    found.append(name)
+                    if len(found) == count_max:
+                        return SubjectPage(found, code, more=code < len(names))
+            if reached == after:
+                break
+            after = reached
+        return SubjectPage(found, after, more=after < len(names))
+
+
+def _matcher(pattern: str | None) -> Callable[[str], object]:
+    """Says whether a name matches, as patterns of routes do."""
+    return _any if pattern is None else re.compile(translate(pattern)).match
+
+
+def _any(_name: str) -> object:
+    return True

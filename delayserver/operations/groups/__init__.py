@@ -1,0 +1,1 @@
+"""Operations of consumers and on their groups."""

@@ -1,0 +1,263 @@
+"""The operations of consumers on the broker of this process: `pull`, `ack`, `nack` and `groups`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, NamedTuple, TypeAlias
+
+import trio
+
+from delayserver.broker.actions.consuming import Acked
+from delayserver.broker.actions.group_rows import GroupRow
+from delayserver.broker.filters.filter import FilterText
+from delayserver.broker.limits import NACK_DELAY_MS_MAX
+from delayserver.broker.pulled import PulledBatch
+from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.broker.service.positions import Goal
+from delayserver.broker.service.pulls import TOO_MANY_GROUPS, Outlet
+from delayserver.config.settings import BrokerSettings
+from delayserver.operations.groups.group_filters import GroupFilters
+from delayserver.operations.groups.policies import waiting_letters
+from delayserver.operations.groups.redelivery import Redelivery, commit_errors
+from delayserver.protocol.errors import GroupsFull, QueueFull
+from delayserver.receive.intake import Intake
+from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.turns import LARGE_ROWS
+from store.records.batches import I64
+from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
+
+# Bounds of a nack's delay, and of the lease that a pull may ask for.
+DELAY_MS_MAX: Final = NACK_DELAY_MS_MAX
+ACK_TIMEOUT_MS_MAX: Final = 86_400_000
+
+Pulled: TypeAlias = PulledBatch
+"""Leased messages in columns."""
+
+PullFilter: TypeAlias = FilterText
+"""A tag subscription and a property expression, as text."""
+
+
+class Pull(NamedTuple):
+    """A request of a consumer for messages. If none come, the answer follows after `wait_ms`."""
+
+    subject: str
+    group: str
+    max_messages: int
+    max_bytes: int
+    wait_ms: int
+    ack_timeout_ms: int
+    start: Goal | None = None
+    """Where the group begins if this pull makes it. None: at the earliest message kept."""
+    filter: PullFilter | None = None
+    """The filter of the group from now on; None: the one that it has."""
+    deadline_ms: int | None = None
+    """If the pull gets its turn at or after this time, by the server's clock, it takes no messages."""
+
+
+Handed = Callable[[Pulled, Callable[[], None]], None]
+"""Takes the messages of a pull, and a callback to call if they never reach the consumer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Nacked:
+    """Counts: `nacked` deliveries, `unknown` ones that were not leased, and of the nacked ones those that do not come
+    again: `expired`, and `dead_lettered` after their last attempt."""
+
+    nacked: int
+    unknown: int
+    expired: int
+    dead_lettered: int
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroup:
+    """A consumer group of a subject, by names, with its backlog."""
+
+    subject: str
+    group: str
+    row: GroupRow
+    dead_letters: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPage:
+    """Some consumer groups. The next page begins behind `next`; None on the last page."""
+
+    groups: list[ConsumerGroup]
+    next: GroupKey | None
+
+
+class Consuming:
+    """The operations of consumers."""
+
+    def __init__(
+        self,
+        broker: LocalBroker,
+        redelivery: Redelivery,
+        filters: GroupFilters,
+        intake: Intake,
+        names: Names,
+        settings: BrokerSettings,
+        runtime: Runtime,
+    ) -> None:
+        self._core = broker.core
+        self._broker = broker
+        self._redelivery = redelivery
+        self._filters = filters
+        self._intake = intake
+        self._names = names
+        self._settings = settings
+        self._turns = runtime.turns
+        self._clock = runtime.clock
+        # Waiting pulls of subjects without a message so far.
+        self._before_first = 0
+
+    @property
+    def waiting_pulls(self) -> int:
+        """Pulls that wait for messages."""
+        return self._broker.pulls.waiting + self._before_first
+
+    @property
+    def given_back(self) -> int:
+        """Deliveries so far whose reply was never sent."""
+        return self._redelivery.given_back
+
+    # -- pull
+
+    def name(self, code: int) -> str:
+        """The text of a code, such as that of a message's tag."""
+        return self._names.name(code)
+
+    async def pull(
+        self, pull: Pull, acks: I64 | None, handed: Handed, outlet: Outlet, waiting: trio.CancelScope
+    ) -> bool:
+        """Acks `acks` (i64[n]), then gives messages to `handed` in the step that leases them.
+
+        False if none came in time or the caller cancelled `waiting`. Leases nothing while `outlet` has no room.
+        Raises SubjectInvalid, FilterInvalid, FilterInUse, TagsFull, QueueFull, GroupsFull, PositionOutOfRange,
+        DeadlinePassed, ShuttingDown. The acks count also then."""
+        name, group_name, max_messages, max_bytes, wait_ms, ack_timeout_ms, start, filter_text, deadline_ms = pull
+        if deadline_ms is not None:
+            wait_ms = min(wait_ms, max(deadline_ms - self._clock.now_ms(), 0))
+        subject, group = self._known(name, group_name)
+        wanted = None if filter_text is None else await self._filters.compile(filter_text)
+        if acks is not None:
+            await self._turn_for(acks)
+            self._ack(subject, group, acks)
+            # The reply does not wait for the commit. After a crash before it these messages are delivered again.
+            self._broker.commit.soon()
+        del pull, acks  # they are views of the request, whose memory is freed before the wait
+        answered = False
+
+        def answer(pulled: Pulled) -> None:
+            nonlocal answered
+            self._redelivery.leased()
+            if len(pulled):
+                self._broker.recently.pulled(subject, group, pulled, self._clock.now_us())
+            handed(pulled, partial(self._redelivery.not_received, subject, group, pulled.delivery))
+            answered = True
+
+        expired = self._core.expired_messages
+        with waiting:
+            if not subject:
+                subject, wait_ms = await self._first_message(name, wait_ms)
+            if subject:
+                group = group or self._new_group(subject, group_name)
+                if start is not None:
+                    with commit_errors():
+                        await self._broker.positions.begin(subject, group, start)
+                await self._filters.for_pull(subject, group, wanted)
+                self._broker.positions.require_not_passed(subject, group)
+                await self._broker.pulls.pull(
+                    subject, group, max_messages, max_bytes, wait_ms, ack_timeout_ms, answer, outlet, deadline_ms
+                )
+        if self._core.expired_messages > expired:
+            self._broker.commit.soon()  # expired messages get no ack that would write their counts
+        return answered
+
+    async def _first_message(self, subject: str, wait_ms: int) -> tuple[int, int]:
+        """Waits for the first message of a subject. Its code, 0 if none comes in time, and the milliseconds left."""
+        if not wait_ms:
+            return 0, 0
+        if self.waiting_pulls >= self._settings.waiting_pulls_max:
+            raise QueueFull("too many pulls wait already; pull again later, or raise waiting_pulls_max")
+        began_us = self._clock.monotonic_us()
+        self._before_first += 1
+        try:
+            code = await self._intake.first_message(subject, wait_ms)
+        finally:
+            self._before_first -= 1
+        return code, max(wait_ms - (self._clock.monotonic_us() - began_us) // 1000, 0)
+
+    def _new_group(self, subject: int, name: str) -> int:
+        """The new code of a group at its first pull. Raises GroupsFull before anything is stored."""
+        if not self._core.admits(subject, 0):
+            raise GroupsFull(TOO_MANY_GROUPS)
+        return int(self._intake.intern(CONSUMER_GROUP, [name])[0])
+
+    # -- ack and nack
+
+    async def ack(self, subject: str, group: str, deliveries: I64) -> Acked:
+        """Acks deliveries, i64[n] in any order, durably. Raises SubjectInvalid, DiskFull, StorageFailed."""
+        codes = self._known(subject, group)
+        await self._turn_for(deliveries)
+        acked = self._ack(*codes, deliveries)
+        await self._redelivery.durable()
+        return acked
+
+    async def _turn_for(self, deliveries: I64) -> None:
+        if len(deliveries) > LARGE_ROWS:
+            await self._turns.take()
+
+    def _ack(self, subject: int, group: int, deliveries: I64) -> Acked:
+        if not subject or not group:  # no message of this group was ever handed out
+            return Acked(0, len(deliveries))
+        return self._broker.ack(subject, group, deliveries)
+
+    async def nack(
+        self, subject: str, group: str, deliveries: I64, delay_ms: int | None, reason: str | None = ""
+    ) -> Nacked:
+        """Redelivers deliveries (i64[n]) after `delay_ms`; None for the group's own pauses. Durable when this returns.
+
+        After the last attempt of the group's policy a message becomes a dead letter, which keeps the `reason`. With None
+        no consumer has looked at the messages, so none becomes a dead letter.
+        Raises SubjectInvalid, DiskFull, StorageFailed."""
+        subject_code, group_code = self._known(subject, group)
+        if not subject_code or not group_code:  # no message of this group was ever handed out
+            return Nacked(0, len(deliveries), 0, 0)
+        batch = await self._redelivery.nack(subject_code, group_code, deliveries, delay_ms, reason)
+        dead = 0 if batch.given_up is None else len(batch.given_up)
+        return Nacked(len(deliveries) - batch.unknown, batch.unknown, batch.expired, dead)
+
+    def _known(self, subject: str, group: str) -> tuple[int, int]:
+        """The codes of the names, 0 for a new one, which is checked but not stored. Raises SubjectInvalid."""
+        subject_code = self._names.code(SUBJECT, subject)
+        if not subject_code:
+            self._intake.check_subject(subject)
+        group_code = self._names.code(CONSUMER_GROUP, group)
+        if not group_code:
+            self._intake.check_subject(group, "group")
+        return subject_code, group_code
+
+    # -- groups
+
+    async def groups(self, subject: str | None, after: GroupKey, count_max: int) -> GroupPage:
+        """The first consumer groups behind `after`, of one subject or of all. Raises SubjectInvalid."""
+        code = 0
+        if subject is not None:
+            code = self._names.code(SUBJECT, self._intake.check_subject(subject))
+            if not code:
+                return GroupPage([], None)
+        keys = self._core.group_keys(after, code, count_max)
+        groups = []
+        for key in keys:
+            await trio.lowlevel.checkpoint()
+            row = await self._broker.reads.answer(partial(self._core.group_row, key))
+            if row is not None:
+                subject, group = self._names.name(row.subject), self._names.name(row.group)
+                dead_letters = waiting_letters(self._core, self._names, subject, group)
+                groups.append(ConsumerGroup(subject, group, row, dead_letters))
+        return GroupPage(groups, keys[-1] if len(keys) == count_max else None)

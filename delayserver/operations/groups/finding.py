@@ -1,0 +1,99 @@
+"""The operation `find`: messages that are stored on this node, by their id, by a key, or by subject and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from delayserver.broker.actions.finding import FindQuery, Place
+from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.operations.groups.positions import QueuePositions, Read
+from delayserver.protocol.receipts import parse_derived_message_id
+from delayserver.receive.intake import Intake
+from store.records.batches import StoredBatch
+from store.tables.names import SUBJECT, Names
+
+FOUND_AT_ONCE_MAX: Final = 1_000
+"""Messages of one reply."""
+
+FOUND_BYTES_MAX: Final = 4 << 20
+"""Bytes of bodies of one reply, and one more message: it fits into a frame."""
+
+START: Final[Place] = (-1, 0)
+"""Where a search begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What is searched for: an id, a key, or neither. The messages were dispatched to this node from `from_ms` to before
+    `to_ms`. `subject` is given if neither id nor key is."""
+
+    message_id: str | None
+    key: str | None
+    subject: str | None
+    from_ms: int
+    to_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPage:
+    """Found messages in the order in which they were stored. The search goes on behind `next`; None if it is complete."""
+
+    messages: StoredBatch
+    name_of: Callable[[int], str]
+    next: Place | None
+
+
+class Finding:
+    """Searches the store of the broker of this process."""
+
+    def __init__(self, broker: LocalBroker, positions: QueuePositions, intake: Intake, names: Names) -> None:
+        self._broker = broker
+        self._positions = positions
+        self._intake = intake
+        self._names = names
+
+    async def find(self, search: Search, after: Place, messages_max: int) -> FoundPage:
+        """The first messages behind `after`. Raises SubjectInvalid, StoreError."""
+        subject = 0
+        if search.subject is not None:
+            subject = self._names.code(SUBJECT, self._intake.check_subject(search.subject))
+            if not subject:
+                return self._page(StoredBatch.filled(0), None)
+        if search.message_id is None and search.key is None:
+            return await self._by_time(search, subject, after, messages_max)
+        derived = None if search.message_id is None else parse_derived_message_id(search.message_id)
+        found = await self._broker.finding.find(
+            FindQuery(
+                None if search.message_id is None else search.message_id.encode(),
+                None if derived is None else (int(derived[0], 16), derived[1]),
+                None if search.key is None else search.key.encode(),
+                subject,
+                search.from_ms * 1000,
+                search.to_ms * 1000,
+                after,
+                messages_max,
+                FOUND_BYTES_MAX,
+            )
+        )
+        return self._page(found.messages(), found.next)
+
+    async def _by_time(self, search: Search, subject: int, after: Place, messages_max: int) -> FoundPage:
+        """The messages of a subject that were dispatched in a time. They stand together in its queue."""
+        assert search.subject is not None
+        if after == START:
+            position = await self._broker.positions.at_time(subject, search.from_ms * 1000)
+        else:
+            position = after[0]
+        looked = await self._positions.read(Read(search.subject, position, messages_max, FOUND_BYTES_MAX, 0))
+        if looked.found is None:
+            return self._page(StoredBatch.filled(0), (looked.next, 0) if looked.next > position else None)
+        batch = looked.found.batch
+        in_time = int(np.count_nonzero(np.logical_and.accumulate(batch.dispatched_us < search.to_ms * 1000)))
+        return self._page(batch.slice(0, in_time), (looked.next, 0) if in_time == len(batch) else None)
+
+    def _page(self, messages: StoredBatch, following: Place | None) -> FoundPage:
+        return FoundPage(messages, self._names.name, following)

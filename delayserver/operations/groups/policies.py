@@ -1,0 +1,149 @@
+"""The operation `policy`: shows and sets how a consumer group of this node is served. See `GroupPolicy`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import trio
+
+from delayserver.broker.filters.filter import FilterText
+from delayserver.broker.policy import DEFAULT_POLICY, GroupPolicy, PolicyFault, policy_from
+from delayserver.broker.queues.groups import GroupKey
+from delayserver.broker.redelivery import RedeliveryPolicy
+from delayserver.broker.service.broker import Broker
+from delayserver.broker.service.pulls import TOO_MANY_GROUPS
+from delayserver.operations.groups.filtering import Compiled, FilterCompiler
+from delayserver.protocol.errors import DiskFull, GroupsFull, PolicyInvalid, StorageFailed, SubjectInvalid
+from delayserver.receive.intake import Intake
+from delayserver.runtime.runtime import Runtime
+from store.errors import DiskFullError, StoreError
+from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
+
+
+def dead_letter_subject(subject: str, group: str) -> str:
+    """The subject to which the dead letters of a consumer group go."""
+    return f"{subject}.dead.{group}"
+
+
+def waiting_letters(broker: Broker, names: Names, subject: str, group: str) -> int:
+    """How many dead letters of a consumer group were neither sent again nor dropped."""
+    dead_subject = names.code(SUBJECT, dead_letter_subject(subject, group))
+    return broker.dead_letters(dead_subject, names.code(CONSUMER_GROUP, group))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupPolicyOf:
+    """The policy of a group. `pauses` are those that apply, with the defaults of the node for what is not set."""
+
+    subject: str
+    group: str
+    policy: GroupPolicy
+    pauses: RedeliveryPolicy
+
+
+class Policies:
+    """Shows and sets policies."""
+
+    def __init__(self, broker: Broker, filters: FilterCompiler, intake: Intake, names: Names, runtime: Runtime) -> None:
+        self._broker = broker
+        self._filters = filters
+        self._intake = intake
+        self._names = names
+        self._workers = runtime.workers
+        self._changing = trio.Lock()
+        self._filter_changes: set[GroupKey] = set()
+
+    def get(self, subject: str, group: str) -> GroupPolicyOf:
+        """The policy of a group, which need not have pulled yet. Raises SubjectInvalid."""
+        self._intake.check_subject(subject)
+        self._intake.check_subject(group, "group")
+        codes = self._names.code(SUBJECT, subject), self._names.code(CONSUMER_GROUP, group)
+        return GroupPolicyOf(subject, group, self._broker.policy(*codes), self._broker.pauses(*codes))
+
+    async def set(self, subject: str, group: str, changes: Mapping[str, Any], *, reset: bool) -> GroupPolicyOf:
+        """Changes fields of a policy (None: back to the default); with `reset` all others go back first. Durable.
+
+        Raises SubjectInvalid, PolicyInvalid, FilterInvalid, TagsFull, GroupsFull, SubjectsFull, DiskFull, StorageFailed;
+        nothing changed then."""
+        async with self._changing:
+            before = DEFAULT_POLICY if reset else self.get(subject, group).policy
+            try:
+                policy = policy_from(before.to_full_map() | dict(changes))
+            except PolicyFault as fault:
+                raise PolicyInvalid(str(fault)) from None
+            self._check_names(subject, group, policy)
+            compiled = await self._filters.compile(FilterText(policy.tags, policy.where))
+            policy = replace(policy, tags=compiled.text.tags, where=compiled.text.where)
+            codes = (
+                int(self._intake.intern(SUBJECT, [subject])[0]),
+                int(self._intake.intern(CONSUMER_GROUP, [group])[0]),
+            )
+            await self._write(codes, policy, self._dead_subject(codes, subject, group, policy), compiled)
+            return self.get(subject, group)
+
+    async def set_filter(self, subject: int, group: int, compiled: Compiled, check: Callable[[], None]) -> None:
+        """Set the filter of a group by its codes, durably. `check` raises an error if it may not change.
+
+        Raises GroupsFull, DiskFull, StorageFailed."""
+        async with self._changing:
+            if self._broker.filter_text(subject, group) == compiled.text:
+                return
+            check()
+            policy = replace(self._broker.policy(subject, group), tags=compiled.text.tags, where=compiled.text.where)
+            self._filter_changes.add((subject, group))
+            try:
+                await self._write((subject, group), policy, self._broker.dead_subject(subject, group), compiled)
+            finally:
+                self._filter_changes.discard((subject, group))
+
+    async def filter_settled(self, subject: int, group: int) -> None:
+        """Wait while the filter of a group changes."""
+        while (subject, group) in self._filter_changes:
+            async with self._changing:
+                pass
+
+    def _check_names(self, subject: str, group: str, policy: GroupPolicy) -> None:
+        """Raises SubjectInvalid for the names, PolicyInvalid if the dead-letter subject would have no valid name."""
+        self._intake.check_subject(subject)
+        self._intake.check_subject(group, "group")
+        if policy.attempts:
+            try:
+                self._intake.check_subject(dead_letter_subject(subject, group))
+            except SubjectInvalid as error:
+                raise PolicyInvalid(f"its dead-letter subject cannot be made: {error.message}") from None
+
+    def _dead_subject(self, codes: tuple[int, int], subject: str, group: str, policy: GroupPolicy) -> int:
+        """The code of the group's dead-letter subject, a new one if it needs one. Raises PolicyInvalid, SubjectsFull."""
+        known = self._broker.dead_subject(*codes)
+        if known or not policy.attempts:
+            return known
+        name = dead_letter_subject(subject, group)
+        code = int(self._intake.intern(SUBJECT, [name])[0])
+        owner = self._broker.owner_of_dead(code)
+        if owner is not None and owner != codes:
+            of = f"group {self._names.name(owner[1])!r} of {self._names.name(owner[0])!r}"
+            raise PolicyInvalid(f"its dead-letter subject {name!r} is that of {of}: name the group differently")
+        return code
+
+    async def _write(self, codes: GroupKey, policy: GroupPolicy, dead_subject: int, compiled: Compiled) -> None:
+        """Make a policy durable; from then on it applies, with its filter."""
+        if not self._broker.takes_policy(*codes):
+            raise GroupsFull(TOO_MANY_GROUPS)
+        text = compiled.text
+        grows = len(text.tags or "") + len(text.where or "")
+        if text and self._broker.filter_characters() + grows > self._broker.limits.filters_characters_max:
+            raise GroupsFull(
+                "the filters of this node's groups are too long together; use fewer groups, or shorter filters"
+            )
+        plan = self._broker.policy_plan(*codes, policy, dead_subject)
+        try:
+            with trio.CancelScope(shield=True):  # what is written is also what applies
+                await self._workers.run(plan.run)
+        except DiskFullError as error:
+            raise DiskFull(str(error), retry_after_ms=1000) from error
+        except StoreError as error:
+            raise StorageFailed(str(error)) from error
+        self._broker.finish_policy(plan)
+        self._broker.use_filter(*codes, compiled.filter)

@@ -1,0 +1,1 @@
+"""Operations on accepted messages: find, cancel, reschedule, look up, end a transaction."""

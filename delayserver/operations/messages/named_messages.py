@@ -1,0 +1,200 @@
+"""Finds the messages of a `cancel`, `lookup` or `reschedule` by receipts, or by subject, message_id and due time.
+
+A name can change its message at any time: a reschedule to the same due time gives it to the new message.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from delayserver.operations.access.access import EVERYTHING, Access
+from delayserver.operations.messages.cancellation import Cancellation
+from delayserver.protocol.arguments import shown
+from delayserver.protocol.errors import (
+    DelayServerError,
+    ForeignReceipt,
+    MessageDamaged,
+    ReceiptInvalid,
+    kept,
+)
+from delayserver.protocol.receipts import parse_derived_message_id, parse_receipts
+from delayserver.receive.intake import Intake
+from delayserver.runtime.fair_turns import SLICE_ITEMS, Work
+from store.records.batches import I64
+from store.records.id_hash import hash_id
+from store.records.message_name import MessageName
+from store.tables.names import SUBJECT, Names
+
+Places = NDArray[np.intp]
+
+# Receipts that are parsed in one step, which takes 0.5 ms.
+RECEIPTS_AT_ONCE = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class GivenName:
+    """A message as its sender names it. Subject and id are not checked yet."""
+
+    subject: object
+    message_id: object
+    due_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenReceipts:
+    """The items of a request, each an unchecked receipt."""
+
+    receipts: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class GivenItems:
+    """The `count` items of a request. Each place is in `receipts`, in `names`, or in `errors` if it names nothing."""
+
+    count: int
+    receipts: dict[int, Any] = field(default_factory=dict)
+    names: dict[int, GivenName] = field(default_factory=dict)
+    errors: dict[int, DelayServerError] = field(default_factory=dict)
+
+
+Given = GivenReceipts | GivenItems
+
+
+@dataclass(frozen=True, slots=True)
+class NamedMessages:
+    """The n items of a request: `sequence` i64[n] and `due_ms` i64[n] of their messages, 0 for an unknown message. By
+    place: the `errors` of items that name nothing, and the `names` of items with an id of the client."""
+
+    receipts: list[str] | None
+    sequence: I64
+    due_ms: I64
+    errors: dict[int, DelayServerError]
+    names: dict[int, MessageName]
+
+
+class Naming:
+    """Names → messages."""
+
+    def __init__(self, server_id: str, intake: Intake, cancellation: Cancellation, subjects: Names) -> None:
+        self._server = server_id
+        self._intake = intake
+        self._cancellation = cancellation
+        self._subjects = subjects
+
+    async def find(self, given: Given, work: Work, access: Access = EVERYTHING) -> NamedMessages:
+        """Finds the messages that the client names. One whose subject is closed to it is an error of its place."""
+        named = await self._find(given, work)
+        if not access.everything:
+            for place, subject in (await self._closed(named.sequence, named.due_ms, access)).items():
+                named.sequence[place] = 0
+                named.names.pop(place, None)
+                named.errors.setdefault(place, access.refusal(subject))
+        return named
+
+    async def require(self, sequence: I64, due_ms: I64, access: Access) -> None:
+        """Raises Forbidden if one of the messages, i64[n] each, has a subject that is closed to the client."""
+        if not access.everything:
+            for subject in (await self._closed(sequence, due_ms, access)).values():
+                raise access.refusal(subject)
+
+    async def _closed(self, sequence: I64, due_ms: I64, access: Access) -> dict[int, str]:
+        """The subjects that are closed to the client, by the places of their messages."""
+        located = await self._cancellation.locate(sequence, due_ms)
+        codes, index = np.unique(located.subject, return_inverse=True)
+        subjects = {code: self._subjects.name(code) for code in codes.tolist() if code}
+        closed = {code: subject for code, subject in subjects.items() if not access.may(subject)}
+        if not closed:
+            return {}
+        return {place: closed[code] for place, code in enumerate(codes[index].tolist()) if code in closed}
+
+    async def _find(self, given: Given, work: Work) -> NamedMessages:
+        if isinstance(given, GivenReceipts):
+            return await self._of_receipts(given.receipts, work)
+        count = given.count
+        named = NamedMessages(None, np.zeros(count, np.int64), np.zeros(count, np.int64), dict(given.errors), {})
+        if given.receipts:
+            places = np.fromiter(given.receipts, np.intp, len(given.receipts))
+            found = await self._of_receipts(list(given.receipts.values()), work)
+            named.sequence[places], named.due_ms[places] = found.sequence, found.due_ms
+            named.errors.update({int(places[place]): error for place, error in found.errors.items()})
+        if given.names:
+            await self._put_names(named, given.names, work)
+        return named
+
+    async def replaced(self, named: NamedMessages, places: Places) -> Places:
+        """Looks the names at these places up again. Returns the places whose message has changed, and updates `named`.
+        This happens if a reschedule to the same time was in progress at the first look."""
+        places = places[[place in named.names for place in places.tolist()]]
+        if not len(places):
+            return places
+        before = named.sequence[places]
+        await self._locate(named, places.tolist())
+        places = places[named.sequence[places] != before]
+        return places
+
+    async def _of_receipts(self, receipts: list[str], work: Work) -> NamedMessages:
+        count = len(receipts)
+        named = NamedMessages(receipts, np.zeros(count, np.int64), np.zeros(count, np.int64), {}, {})
+        for start in range(0, count, RECEIPTS_AT_ONCE):
+            some = slice(start, start + RECEIPTS_AT_ONCE)
+            columns = parse_receipts(receipts[some], self._server)
+            named.sequence[some] = np.where(columns.own, columns.sequence, 0)
+            named.due_ms[some] = np.where(columns.own, columns.due_ms, 0)
+            for place in np.flatnonzero(~columns.own).tolist():
+                await work.items()
+                receipt = receipts[start + place]
+                named.errors[start + place] = (
+                    ForeignReceipt(f"{receipt} is another server's; this one is {self._server}")
+                    if columns.valid[place]
+                    else ReceiptInvalid(f"{shown(receipt)} is no receipt")
+                )
+            if start + RECEIPTS_AT_ONCE < count:
+                await work.items(SLICE_ITEMS)
+        return named
+
+    async def _put_names(self, named: NamedMessages, names: dict[int, GivenName], work: Work) -> None:
+        """Finds the messages of some places by their names."""
+        derived: dict[int, int] = {}
+        for place, given in names.items():
+            await work.items()
+            try:
+                name = self._name(given)
+            except DelayServerError as error:
+                named.errors[place] = kept(error)
+                continue
+            named.due_ms[place] = name.due_ms
+            own = parse_derived_message_id(name.message_id.decode())
+            if own is not None and own[0] == self._server:
+                named.sequence[place], derived[place] = own[1], name.subject
+            elif name.subject:
+                named.names[place] = name
+        if derived:
+            await self._keep_own(named, derived)
+        if named.names:
+            await self._locate(named, list(named.names))
+
+    def _name(self, given: GivenName) -> MessageName:
+        due_ms = given.due_ms if 0 <= given.due_ms < 1 << 48 else 0
+        message_id = self._intake.message_id(given.message_id)
+        subject = self._subjects.code(SUBJECT, self._intake.check_subject(given.subject))
+        return MessageName(subject, due_ms, message_id, hash_id(message_id))
+
+    async def _keep_own(self, named: NamedMessages, subjects: dict[int, int]) -> None:
+        """Sets the sequence to 0 where a derived id comes with a subject that is not its message's."""
+        places = np.fromiter(subjects, np.intp, len(subjects))
+        located = await self._cancellation.locate(named.sequence[places], named.due_ms[places])
+        subject = np.fromiter(subjects.values(), np.uint32, len(subjects))
+        named.sequence[places[located.found & (located.subject != subject)]] = 0
+
+    async def _locate(self, named: NamedMessages, places: list[int]) -> None:
+        """Finds the messages of the ids at these places. A place whose id is gone keeps its sequence."""
+        located = await self._cancellation.locate_names([named.names[place] for place in places])
+        for place in places:
+            name = named.names[place]
+            named.sequence[place] = located.sequence.get(name, named.sequence[place])
+            if name in located.hidden and not named.sequence[place]:
+                named.errors[place] = MessageDamaged(str(located.hidden[name]))

@@ -1,0 +1,87 @@
+"""The operation `route`: the nodes of a broker group, so that a consumer can pull from all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayserver.dispatch.broker_groups import BrokerGroups
+from delayserver.dispatch.targets.embedded_node import EMBEDDED
+from delayserver.protocol.arguments import shown
+from delayserver.protocol.errors import NotRouted, PublishedElsewhere
+from delayserver.runtime.clock import Clock
+from delayserver.state.memory.node_health import DRAINING, UP
+from delayserver.state.memory.routes import Routes
+
+
+@dataclass(frozen=True, slots=True)
+class RouteNode:
+    """One node of a group: its address, its weight in the group's deliveries, and what this server knows of it, since when
+    (milliseconds since 1970)."""
+
+    address: str
+    weight: int
+    state: str
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A group and its nodes. `key_node`: the address of the node that gets the next messages of the order key that was asked
+    for; None if none was."""
+
+    group: str
+    nodes: list[RouteNode]
+    key_node: str | None = None
+
+
+class Routing:
+    """Finds the nodes of a group."""
+
+    def __init__(self, routes: Routes, groups: BrokerGroups, own_address: str, clock: Clock) -> None:
+        """`own_address`: the address at which clients reach this process and its embedded node."""
+        self._routes = routes
+        self._groups = groups
+        self._own_address = own_address
+        self._clock = clock
+        self._all_here, self._version = False, -1
+
+    @property
+    def all_here(self) -> bool:
+        """Whether each group has the embedded node of this process."""
+        if self._version != self._groups.version:
+            self._version = self._groups.version
+            self._all_here = all(any(node.broker.address == EMBEDDED for node in group.nodes) for group in self._groups)
+        return self._all_here
+
+    def of_subject(self, subject: str, order_key: str | None = None) -> Route:
+        """The first group of a subject's route. A subject that matches no pattern goes to the first of all groups."""
+        route = self._routes.match(subject)
+        return self.of_group(route.groups[0] if route is not None else self._groups.first.name, order_key)
+
+    def require_here(self, subject: str) -> None:
+        """Raises PublishedElsewhere if the first group of the subject's route has no node in this process."""
+        nodes = self.of_subject(subject).nodes
+        if all(node.address != self._own_address for node in nodes):
+            there = ", ".join([node.address for node in nodes])
+            raise PublishedElsewhere(f"messages of {shown(subject)} are stored by {there}; publish there, or send")
+
+    def of_group(self, name: str, order_key: str | None = None) -> Route:
+        """The group of this name. Raises NotRouted."""
+        group = next((group for group in self._groups if group.name == name), None)
+        if group is None:
+            raise NotRouted(f"there is no broker group {shown(name)}")
+        nodes = []
+        now_ms, monotonic_us = self._clock.now_ms(), self._clock.monotonic_us()
+        for node in group.nodes:
+            address, health = node.broker.address, node.health
+            if address == EMBEDDED:  # it is this process, which answers
+                address, state = self._own_address, UP
+            else:
+                state = health.state
+            if not health.weight:
+                state = DRAINING
+            nodes.append(RouteNode(address, health.weight, state, now_ms - (monotonic_us - health.since_us) // 1000))
+        if order_key is None:
+            return Route(group.name, nodes)
+        key_address = group.node_of_key(order_key.encode()).broker.address
+        return Route(group.name, nodes, self._own_address if key_address == EMBEDDED else key_address)

@@ -1,0 +1,124 @@
+"""Delivers messages again that already have an outcome, for brokers that lost their messages.
+
+Existing records do not change. Each new delivery is an internal record, due at once, for no particular consumer group.
+`origin_sequence` is the message. The record goes through the pipeline like a retry and does not count in the balance.
+One request handles a bounded slice and returns the position of the next one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from delayserver.operations.nodes.servers import Peer, Servers
+from delayserver.operations.sending.admission import Admission
+from delayserver.operations.sending.redispatch_reading import RedispatchReader
+from delayserver.protocol.arguments import shown
+from delayserver.protocol.errors import InvalidArgument
+from delayserver.protocol.outcomes import Outcome
+from delayserver.receive.group_commit import GroupCommit
+from delayserver.recover.reading.redispatching import Unread, Wanted, deliveries_again
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.files import Files
+from delayserver.state.windows.window_book import WindowBook
+from store.logs.schedule_log import ScheduleKey
+from store.records.batches import I64
+from store.tables.names import SUBJECT
+
+# Cancelled and suppressed messages are never delivered.
+ALLOWED = (Outcome.DELIVERED, Outcome.EXPIRED, Outcome.DEAD_LETTERED)
+
+
+class Position(NamedTuple):
+    """The beginning of a slice: behind this sequence of the file with this start and source."""
+
+    start_ms: int
+    source: int
+    sequence: int
+
+
+_FIRST = Position(-1, 0, 0)
+_END_OF_FILE = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Selects messages due in [from_ms, to_ms), of one subject or all, with one of these outcomes out of `ALLOWED`."""
+
+    from_ms: int
+    to_ms: int
+    subject: str | None
+    outcomes: tuple[Outcome, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Redispatched:
+    """The number of `messages` delivered again, the `next` slice (None behind the last one), and `unread` damage."""
+
+    messages: int
+    next: Position | None
+    unread: Unread
+
+
+class Redispatch:
+    """The operation `redispatch` of a running server."""
+
+    def __init__(
+        self,
+        files: Files,
+        book: WindowBook,
+        reader: RedispatchReader,
+        commit: GroupCommit,
+        admission: Admission,
+        servers: Servers,
+        runtime: Runtime,
+    ) -> None:
+        self._server_id = files.server_id
+        self._schedule = files.schedule
+        self._reader = reader
+        self._commit = commit
+        self._names = files.names
+        self._admission = admission
+        self._servers = servers
+        self._book = book
+        self._clock = runtime.clock
+
+    async def slice(self, peer: Peer, asked: Asked, after: Position | None, dry_run: bool) -> Redispatched:
+        """Redispatches one slice behind `after`; with `dry_run` only counts it. Skips, reports and counts damage.
+
+        Raises ServerNotProven, InvalidArgument, and the errors of a send."""
+        self._servers.check_redispatch(peer)
+        self._admission.require()
+        unread, wanted, after = Unread(), self._wanted(asked), after or _FIRST
+        for key in self._files(wanted):
+            file = (key.start_ms, int(key.source))
+            if file < after[:2]:
+                continue
+            floor = after.sequence if file == after[:2] else 0
+            sequences, more = await self._reader.select(key, wanted, floor, unread)
+            if not len(sequences):
+                continue
+            count = len(sequences) if dry_run else await self._deliver(key, sequences, unread)
+            return Redispatched(count, Position(*file, int(sequences[-1]) if more else _END_OF_FILE), unread)
+        return Redispatched(0, None, unread)
+
+    def _wanted(self, asked: Asked) -> Wanted:
+        code = 0
+        if asked.subject is not None:
+            code = self._names.code(SUBJECT, asked.subject)
+            if not code:
+                raise InvalidArgument(f"no message of the subject {shown(asked.subject)} was ever accepted here")
+        return Wanted(asked.from_ms, asked.to_ms, code, tuple(map(int, asked.outcomes)))
+
+    def _files(self, wanted: Wanted) -> list[ScheduleKey]:
+        """The files of windows and whole days, also lost ones. No message of a coarse day was delivered."""
+        first_ms = self._book.start_of(wanted.from_ms)
+        keys = {*self._schedule.keys_between(first_ms, wanted.to_ms)}
+        keys |= {key for key in self._schedule.lost if first_ms <= key.start_ms < wanted.to_ms}
+        return sorted(key for key in keys if self._book.is_delivered_from(key))
+
+    async def _deliver(self, key: ScheduleKey, sequences: I64, unread: Unread) -> int:
+        batch = await self._reader.read(key, sequences, unread)
+        if len(batch):
+            await self._commit.commit(deliveries_again(batch, self._server_id, self._clock.now_us()))
+        return len(batch)

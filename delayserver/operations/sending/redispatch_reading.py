@@ -1,0 +1,167 @@
+"""Reads the messages of a redispatch. Damage is reported and counted, and the readable messages are served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+
+from delayserver.recover.reading.redispatching import BYTES_MAX, MESSAGES_MAX, Unread, Wanted
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.decisions.decided import Decided
+from store.errors import CorruptionError, FormatError
+from store.indexes.outcome_index import OutcomeIndex
+from store.logs.dispatch_log import DispatchKey, DispatchLog
+from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.records.batches import I64, U8, MessageBatch, OutcomeBatch
+from store.records.column_blocks import Columns
+from store.records.scan import Damage
+
+_LENGTHS = ("ids_length", "properties_length", "bodies_length", "order_keys_length")
+_COLUMNS = ("sequence", "due_ms", "subject", "origin_sequence", *_LENGTHS)
+_FINE = (Source.DIRECT, Source.FROM_DAY)
+_UNREADABLE = (CorruptionError, FormatError, FileNotFoundError)
+Read = TypeVar("Read")
+
+
+class RedispatchReader:
+    """Selects and reads messages of schedule files, each with its outcome."""
+
+    def __init__(self, schedule: ScheduleLog, dispatch: DispatchLog, decided: Decided, runtime: Runtime) -> None:
+        self._schedule = schedule
+        self._dispatch = dispatch
+        self._decided = decided
+        self._damage = runtime.damage
+        self._workers = runtime.workers
+        self._clock = runtime.clock
+
+    async def select(self, key: ScheduleKey, wanted: Wanted, floor: int, unread: Unread) -> tuple[I64, bool]:
+        """The next sequences behind `floor`, i64[n] ascending, at most one slice; and whether the file has more.
+
+        `unread` gets all damage. Hidden messages are counted with the first slice of the file (`floor` 0).
+        """
+        met: list[CorruptionError] = []
+        columns = await self._run(partial(self._columns, key, met))
+        self._tell(met, unread)
+        if met and not floor:
+            unread.count(await self._run(partial(self._lost, key, wanted)))
+        mask = wanted.mask(columns["due_ms"], columns["subject"], columns["origin_sequence"])
+        rows = np.flatnonzero(mask & (columns["sequence"] > floor))
+        outcome, known = await self._outcomes(_outcome_file(key), columns["sequence"][rows], unread)
+        if not known and not floor:
+            due = columns["due_ms"][rows] <= self._clock.now_us() // 1000
+            unread.count(int(np.count_nonzero((outcome == 0) & due)))
+        rows = rows[wanted.decided(outcome)]
+        sizes = sum([columns[name][rows].astype(np.int64) for name in _LENGTHS], np.zeros(len(rows), np.int64))
+        fitting = int(np.searchsorted(np.cumsum(sizes), BYTES_MAX, side="right"))
+        count = min(len(rows), MESSAGES_MAX, max(fitting, 1))
+        return columns["sequence"][rows[:count]], count < len(rows)
+
+    async def read(self, key: ScheduleKey, sequences: I64, unread: Unread) -> MessageBatch:
+        """The whole messages with these sequences. Unreadable ones are left out and counted in `unread`."""
+        met: list[CorruptionError] = []
+        batch = await self._run(partial(self._rows, key, sequences, met))
+        self._tell(met, unread)
+        unread.count(len(sequences) - len(batch))
+        return batch
+
+    async def _outcomes(self, file: DispatchKey, sequences: I64, unread: Unread) -> tuple[U8, bool]:
+        """Outcome codes u8[n] of messages of a window, 0 for none; and whether all outcomes could be read."""
+        try:
+            async with self._decided.pinned(file) as index:
+                return self._decided.outcome_of(file, index, sequences), True
+        except _UNREADABLE as error:
+            self._tell([_named(error)], unread)
+        met: list[CorruptionError] = []
+        # Only known outcomes: a message without a readable outcome may have been cancelled.
+        index = OutcomeIndex()
+        for batch in self._decided.unwritten():
+            index.add(batch.sequence, batch.outcome)
+        written = await self._run(partial(self._written, file, met))
+        index.add(written.sequence, written.outcome)
+        self._tell(met, unread)
+        return index.lookup(sequences), False
+
+    # In a thread, because the disk may be slow.
+
+    def _columns(self, key: ScheduleKey, met: list[CorruptionError]) -> Columns:
+        nothing = MessageBatch.filled(0)
+        hiding = self._schedule.hiding(key)
+        if hiding is not None:
+            met.append(hiding)
+        return _around_damage(
+            lambda damages: self._schedule.read_columns(key, _COLUMNS, None, self._schedule.end(key), damages=damages),
+            {name: getattr(nothing, name) for name in _COLUMNS},
+            partial(self._schedule.path, key),
+            met,
+        )
+
+    def _rows(self, key: ScheduleKey, sequences: I64, met: list[CorruptionError]) -> MessageBatch:
+        return _around_damage(
+            lambda damages: self._schedule.read_rows(key, sequences, damages=damages),
+            MessageBatch.filled(0),
+            partial(self._schedule.path, key),
+            met,
+        )
+
+    def _written(self, file: DispatchKey, met: list[CorruptionError]) -> OutcomeBatch:
+        return _around_damage(
+            lambda damages: self._dispatch.outcomes_left(file, damages=damages),
+            OutcomeBatch.filled(0),
+            partial(self._dispatch.path, file),
+            met,
+        )
+
+    def _lost(self, key: ScheduleKey, wanted: Wanted) -> int:
+        """Counts messages of the window with a wanted outcome that no file of it has. 0 unless `key` is the first
+        damaged file, so that they are counted once."""
+        damaged, placed = [], []
+        for file in [key] if key.source == Source.DAY else [ScheduleKey(key.start_ms, source) for source in _FINE]:
+            met: list[CorruptionError] = []
+            placed.append(self._columns(file, met)["sequence"])
+            if met:
+                damaged.append(file)
+        if damaged[:1] != [key]:
+            return 0
+        written = self._written(_outcome_file(key), [])
+        mask = wanted.mask(written.due_ms, written.subject, written.origin_sequence) & (written.redelivery == 0)
+        decided = written.sequence[mask & wanted.decided(written.outcome)]
+        return int(np.count_nonzero(~np.isin(np.unique(decided), np.concatenate(placed))))
+
+    # Reporting
+
+    def _tell(self, met: list[CorruptionError], unread: Unread) -> None:
+        for error in met:
+            self._damage.report(error)
+            unread.add(error.path, error.offset, error.detail)
+
+    async def _run(self, read: Callable[[], Read]) -> Read:
+        return await self._workers.run(read)
+
+
+def _outcome_file(key: ScheduleKey) -> DispatchKey:
+    return DispatchKey(key.start_ms, key.source == Source.DAY)
+
+
+def _around_damage(
+    read: Callable[[list[Damage]], Read], nothing: Read, path: Callable[[], str], met: list[CorruptionError]
+) -> Read:
+    """The result of `read`, or `nothing` if the file cannot be read at all. All damage goes to `met`."""
+    damages: list[Damage] = []
+    try:
+        return read(damages)
+    except _UNREADABLE as error:
+        met.append(_named(error))
+        return nothing
+    finally:
+        met += [damage.error(path()) for damage in damages]
+
+
+def _named(error: CorruptionError | FormatError | FileNotFoundError) -> CorruptionError:
+    if isinstance(error, CorruptionError):
+        return error
+    if isinstance(error, FormatError):
+        return CorruptionError(error.path, 0, error.detail)
+    return CorruptionError(str(error.filename), 0, "the file is missing")

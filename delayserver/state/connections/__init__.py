@@ -1,0 +1,1 @@
+"""The connections of clients, and the memory that they hold."""

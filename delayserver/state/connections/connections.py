@@ -1,0 +1,43 @@
+"""The connections of all fronts: how many are open, what they hold in memory, and which errors they were answered."""
+
+from __future__ import annotations
+
+from delayserver.state.connections.broadcasts import Broadcasts
+from delayserver.state.connections.connection_memory import ConnectionMemory
+
+
+class Connections:
+    """One for a server. The fronts write it, `status` reads it."""
+
+    __slots__ = ("broadcasts", "errors", "memory", "one_way_refused", "open")
+
+    def __init__(self, memory: ConnectionMemory) -> None:
+        self.memory = memory
+        self.broadcasts = Broadcasts()
+        self.open = 0
+        # Errors that went to clients, by name. The names come from a fixed set.
+        self.errors: dict[str, int] = {}
+        # Messages of one-way requests that were refused.
+        self.one_way_refused = 0
+
+    def began(self) -> None:
+        """A connection was accepted."""
+        self.open += 1
+
+    def ended(self, number: int) -> None:
+        """The connection of this number has ended."""
+        self.open -= 1
+        self.broadcasts.ended(number)
+
+    def count_error(self, name: str) -> None:
+        """One more error of this name went to a client."""
+        self.errors[name] = self.errors.get(name, 0) + 1
+
+    def count_one_way_refused(self, messages: int) -> None:
+        """So many more messages of one-way requests were refused."""
+        self.one_way_refused += messages
+
+    def check_invariants(self) -> None:
+        """No connection ends twice, and the memory adds up. For tests."""
+        assert self.open >= 0
+        self.memory.check_invariants()

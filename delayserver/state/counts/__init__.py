@@ -1,0 +1,1 @@
+"""How many messages there are, by rule 3, and how late they were."""

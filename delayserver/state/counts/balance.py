@@ -1,0 +1,47 @@
+"""How many messages were accepted, counted twice: when they are committed, and when they are placed (rule 3).
+
+What clients see is the count at the commit. What a checkpoint keeps is the count of the rounds that are published, since the
+next start counts on from there.
+"""
+
+from __future__ import annotations
+
+from delayserver.state.counts.subject_counts import SubjectCounts
+
+
+class Balance:
+    """Counts of accepted messages; internal records (redeliveries) are counted apart."""
+
+    __slots__ = ("_before", "_committed", "internal", "placed", "subjects")
+
+    def __init__(self) -> None:
+        # Found by the start, and committed since.
+        self._before = 0
+        self._committed = 0
+        self.placed = 0
+        self.internal = 0
+        # The same, for each subject.
+        self.subjects = SubjectCounts()
+
+    @property
+    def accepted(self) -> int:
+        """Messages that were accepted; 0 while the start still counts them."""
+        return self._before + self._committed
+
+    def found(self, accepted: int) -> None:
+        """The start has counted what was accepted before it."""
+        self._before = accepted
+
+    def commit(self, accepted: int) -> None:
+        """So many messages were committed. Writer: the group commit."""
+        self._committed += accepted
+
+    def place(self, accepted: int, internal: int) -> None:
+        """So many messages and internal records are in their files now. Writers: the start, then the replay."""
+        self.placed += accepted
+        self.internal += internal
+
+    def check_invariants(self) -> None:
+        """No count is negative."""
+        self.subjects.check_invariants()
+        assert min(self._before, self._committed, self.placed, self.internal) >= 0

@@ -1,0 +1,372 @@
+"""What is decided about messages: outcomes, written or not, and what stands in the way of a decision.
+
+Stages that decide add outcomes here, in the step that decides. The recorder waits for them and writes them to dispatch_log;
+it alone moves the mark `written`. Loader, publisher, cancel, lookup and retention ask here: no message may be delivered
+twice because the disk was slow. An outcome counts as durable only after its sync.
+
+This is the one part of `state` that reads files: the outcomes of a window are read when a stage first asks for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+from itertools import pairwise
+
+import numpy as np
+import trio
+from numpy.typing import NDArray
+
+from delayserver.protocol.outcomes import Outcome
+from delayserver.runtime.marks import Bell, Mark
+from delayserver.runtime.runtime import Runtime
+from delayserver.state.counts.subject_counts import SubjectCounts
+from delayserver.state.decisions.day_overlays import DayOverlays
+from delayserver.state.decisions.holds import Holds
+from delayserver.state.decisions.open_messages import OpenMessages
+from delayserver.state.decisions.outcome_rows import suppressed_outcomes
+from delayserver.state.membership import is_member
+from delayserver.state.positions.positions import Positions
+from store.errors import CorruptionError, FormatError
+from store.indexes.outcome_index import OutcomeIndex
+from store.indexes.schedule_index import ScheduleIndex
+from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
+from store.logs.windows import DAY_MS, day_of, window_of, window_starts
+from store.records.batches import I64, U8, MessageBatch, OutcomeBatch
+from store.records.scan import Damage
+from store.tables.days import DayTable
+
+# Indexes of windows that were asked for; 16 bytes a row.
+INDEX_BYTES_MAX = 96 << 20
+# A batch of so many rows belongs to a hot moment: the recorder lets more of them gather.
+HOT_ROWS = 1024
+
+
+class Decided:
+    """Outcomes on their way to dispatch_log, and the questions that are asked of them. For the event loop."""
+
+    def __init__(
+        self,
+        log: DispatchLog,
+        days: DayTable,
+        positions: Positions,
+        subjects: SubjectCounts,
+        rows_max: int,
+        window_ms: int,
+        runtime: Runtime,
+    ) -> None:
+        """`rows_max`: past so many unwritten rows `wait_for_room` waits."""
+        self._log = log
+        self._days = days
+        self._positions = positions
+        self._subjects = subjects
+        self._workers = runtime.workers
+        self._rows_max = rows_max
+        self._window_ms = window_ms
+        self._clock = runtime.clock
+        self._settle = runtime.stages.settle
+        self._damage = runtime.damage
+        self.holds = Holds()
+        self.overlays = DayOverlays()
+        self.open_messages = OpenMessages()
+        self._buffer: list[OutcomeBatch] = []
+        # When the first outcome came of those that wait, and of those that are written (monotonic).
+        self._waiting_since_us = 0
+        self._writing_since_us = 0
+        self._writing: list[OutcomeBatch] = []
+        # Those of both that count as ends of messages: moved outcomes were counted before.
+        self._buffer_counted: list[OutcomeBatch] = []
+        self._writing_counted: list[OutcomeBatch] = []
+        # Held while outcomes are written, until they are counted as durable. A part that needs files and counts that belong
+        # together holds it meanwhile.
+        self.writes = trio.Lock()
+        self._hot = False
+        # Rows that were added since the start, and how many of them are durable. Writer of the mark: the recorder.
+        self._added = 0
+        self.written = Mark(0)
+        # Rung when outcomes were added; when a part waits for an outcome that was promised; and when a part waits for all
+        # of them to be written.
+        self.arrived = Bell()
+        self.hurry = Bell()
+        self.wanted = Bell()
+        # Rung each time that the recorder meets a full disk.
+        self.disk_full = Bell()
+        # Whether outcomes could not be made durable: the server ends, and its next start decides again.
+        self.gave_up = False
+        # Counts of the balance (i64[16]) by outcome: of all that is decided, and of what is durable.
+        self.totals: I64 = np.zeros(16, dtype=np.int64)
+        self.durable_totals: I64 = np.zeros(16, dtype=np.int64)
+        self._indexes: dict[DispatchKey, OutcomeIndex] = {}
+        self._loading: dict[DispatchKey, list[OutcomeBatch]] = {}
+        self._pins: dict[DispatchKey, int] = {}
+        # Sequences decided before their round was published: of one round at most.
+        self._early: list[I64] = []
+
+    # -- what stages add
+
+    def add(self, batch: OutcomeBatch, *, moved: bool = False) -> None:
+        """Take outcomes. `moved` rows were counted when they were first added (a drained day's)."""
+        if not len(batch):
+            return
+        if not self._buffer:
+            self._waiting_since_us = self._clock.monotonic_us()
+        self._buffer.append(batch)
+        self._added += len(batch)
+        self._hot |= len(batch) >= HOT_ROWS
+        if not moved:
+            self._buffer_counted.append(batch)
+            balance = (batch.origin_sequence == 0) | (batch.outcome == int(Outcome.DEDUPLICATED))
+            if batch.outcome.strides == (0,):
+                self.totals[batch.outcome[0]] += np.count_nonzero(balance)
+            else:
+                self.totals += np.bincount(batch.outcome[balance], minlength=16)
+        if self._indexes or self._loading:
+            self._feed_indexes(batch)
+        self.open_messages.remove(batch.sequence)
+        early = batch.sequence[batch.sequence > self._positions.replayed_sequence.value]
+        if len(early):  # delivered by a load, while the round that placed them waits for room for the rest of it
+            self._early.append(early)
+        self.arrived.ring()
+
+    def add_lost_copies(self, window_ms: int, copies: ScheduleIndex, missing: NDArray[np.bool_]) -> None:
+        """Take the outcomes of duplicates of one window which a crash lost: `missing`, bool[n], says which of them have none
+        in its file. The schedule file has the verdict. Duplicates of a round that is not published yet come with it."""
+        lost = (
+            missing & self.overlays.not_done(window_ms, copies.sequence) & self._positions.has_replayed(copies.sequence)
+        )
+        if lost.any():
+            self.add(suppressed_outcomes(copies.take(np.flatnonzero(lost)), self._clock.now_us()))
+
+    def opened(self, messages: MessageBatch) -> None:
+        """A round of the message_log is published: its messages have no outcome, but for early ones."""
+        self.open_messages.add(messages)
+        for early in self._early:
+            self.open_messages.remove(early)
+        self._early.clear()
+
+    def count_durable(self, totals: I64) -> None:
+        """The start has counted these outcomes (i64[16]) in the files."""
+        self.totals += totals
+        self.durable_totals += totals
+
+    def leave_out(self, orphans: OutcomeBatch) -> None:
+        """Subtracts durable outcomes whose messages are gone (orphans). The counts of their files include them."""
+        self.count_durable(-count_outcomes(orphans)[0])
+
+    def _feed_indexes(self, batch: OutcomeBatch) -> None:
+        starts = window_starts(batch.due_ms, self._window_ms)
+        if starts[0] != starts[-1]:
+            # After a downtime a batch has rows of a thousand windows, and hardly any of them has an index.
+            known = [start for start in np.unique(starts).tolist() if self._is_known(self.key_of(start))]
+            batch = batch.take(np.flatnonzero(is_member(starts, np.array(known, np.int64))))
+            if not len(batch):
+                return
+        for key, part in self.by_file(batch):
+            index = self._indexes.get(key)
+            if index is not None:
+                index.add(part.sequence, part.outcome)
+            elif key in self._loading:
+                self._loading[key].append(part)
+
+    def _is_known(self, key: DispatchKey) -> bool:
+        return key in self._indexes or key in self._loading
+
+    # -- what is not written yet
+
+    @property
+    def rows_waiting(self) -> int:
+        """Rows that are decided and not durable yet."""
+        return self._added - self.written.value
+
+    def unwritten(self) -> list[OutcomeBatch]:
+        """Batches that are decided and maybe not in their files yet."""
+        return self._writing + self._buffer
+
+    async def wait_for_room(self) -> None:
+        """Return when the disk keeps up with what was decided (bound of memory)."""
+        while self.rows_waiting > self._rows_max:
+            await self.written.reached(self._added - self._rows_max)
+
+    async def all_written(self) -> None:
+        """Return when all that is decided now is durable. Where the disk fails for good the server ends first."""
+        if self.rows_waiting:
+            self.hurry.ring()
+            self.wanted.ring()
+            await self.written.reached(self._added)
+
+    # -- for the recorder
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is something to begin with."""
+        return bool(self._buffer)
+
+    def was_hot(self) -> bool:
+        """Whether a large batch came since the last call."""
+        hot, self._hot = self._hot, False
+        return hot
+
+    def begin_write(self) -> list[OutcomeBatch]:
+        """All that waits; `wrote` or `give_up` must follow before the next call."""
+        assert not self._writing
+        self._writing, self._buffer = self._buffer, []
+        self._writing_counted, self._buffer_counted = self._buffer_counted, []
+        self._writing_since_us = self._waiting_since_us
+        return self._writing
+
+    def wrote(self, totals: I64) -> None:
+        """What was begun is durable; `totals` are the counts of that moment."""
+        rows = sum([len(batch) for batch in self._writing])
+        self._subjects.end(self._writing_counted)
+        self._writing, self._writing_counted = [], []
+        self.durable_totals = totals
+        self.written.advance(self.written.value + rows)
+        self._settle.add(self._clock.monotonic_us() - self._writing_since_us)
+
+    def give_up(self) -> None:
+        """What was begun will never be durable. It stays unwritten: until the end no part hears otherwise."""
+        self.gave_up = True
+        self.arrived.ring()
+
+    # -- files
+
+    def key_of(self, due_ms: int) -> DispatchKey:
+        """The dispatch file of a message with this due time, as the days stand now."""
+        if self._days.is_coarse(due_ms):
+            return DispatchKey(day_of(due_ms), True)
+        return DispatchKey(window_of(due_ms, self._window_ms), False)
+
+    def by_file(self, batch: OutcomeBatch) -> list[tuple[DispatchKey, OutcomeBatch]]:
+        """The rows of each dispatch file. For any thread."""
+        if not len(batch):
+            return []
+        starts = window_starts(batch.due_ms, self._window_ms)
+        first = int(starts[0])
+        if bool((starts == first).all()):
+            return [(self.key_of(first), batch)]
+        order = np.argsort(starts, kind="stable")
+        starts = starts[order]
+        batch = batch.take(order)
+        cuts = [0, *(np.flatnonzero(np.diff(starts)) + 1).tolist(), len(starts)]
+        parts: dict[DispatchKey, list[OutcomeBatch]] = {}
+        for begin, end in pairwise(cuts):
+            parts.setdefault(self.key_of(int(starts[begin])), []).append(batch.slice(begin, end))
+        return [(key, OutcomeBatch.concatenate(list_)) for key, list_ in parts.items()]
+
+    # -- what is decided
+
+    def has_file(self, start_ms: int) -> bool:
+        """Whether this window has a dispatch file, or had one that is lost. Otherwise its outcomes are all in
+        `unwritten`."""
+        key = DispatchKey(start_ms, self._days.is_whole(start_ms))
+        return key in self._log or self._log.is_lost(key)
+
+    def is_unknown(self, due_ms: I64, sequences: I64) -> NDArray[np.bool_]:
+        """True where no outcome of a message waits to be written, bool[n]. Only those that are due at the same times are
+        looked at: of an overdue backlog a hundred thousand may wait, of the windows before these."""
+        if not len(sequences):
+            return np.zeros(0, dtype=bool)
+        first_ms, last_ms = due_ms.min(), due_ms.max()
+        waiting = [batch.sequence[(batch.due_ms >= first_ms) & (batch.due_ms <= last_ms)] for batch in self.unwritten()]
+        return ~is_member(sequences, np.concatenate([np.empty(0, np.int64), *waiting]))
+
+    def outcome_of(self, key: DispatchKey, index: OutcomeIndex, sequences: I64) -> U8:
+        """Outcome codes u8[n] of messages of one window or day, 0 where there is none yet; `index` as `pinned` gave it."""
+        answer: U8 = index.lookup(sequences)
+        if key.coarse or not self._days.is_draining(key.start_ms):
+            return answer
+        return np.where(answer == 0, self.overlays.outcomes(key.start_ms, sequences), answer)
+
+    @asynccontextmanager
+    async def pinned(self, key: DispatchKey) -> AsyncIterator[OutcomeIndex]:
+        """Sequences with an outcome in this file, those not written yet included; kept up until the block ends.
+
+        Raises CorruptionError where the file does not tell: no part may take its messages for undecided then."""
+        self._pins[key] = self._pins.get(key, 0) + 1
+        try:
+            while key not in self._indexes:
+                if key in self._loading:
+                    await self._clock.sleep_ms(1)
+                else:
+                    await self._load_index(key)
+            index = self._indexes.pop(key)
+            self._indexes[key] = index  # most recently used last
+            yield index
+        finally:
+            self._pins[key] -= 1
+            if not self._pins[key]:
+                del self._pins[key]
+                if key in self._indexes and not len(self._indexes[key]):
+                    del self._indexes[key]  # it costs nothing to make it anew, and a step for each outcome to keep it
+
+    async def told(self, key: DispatchKey, sequences: I64) -> U8:
+        """Outcome codes u8[n] where `pinned` raises: what can be read of the file is true all the same. TOO_LATE for a
+        message of which nothing can be read, since an attempt may have been made."""
+        damages: list[Damage] = []
+        index = OutcomeIndex()
+        written = OutcomeBatch.filled(0)
+        with suppress(CorruptionError, FormatError, KeyError):  # told by `pinned`
+            read = partial(self._log.rows_of, key, sequences, damages)
+            with trio.CancelScope(shield=True):
+                written = await self._workers.run(read)
+        for batch in (written, *self.unwritten()):
+            if len(batch):
+                index.add(batch.sequence, batch.outcome)
+        codes = index.lookup(sequences)
+        return np.where(codes == 0, np.uint8(Outcome.TOO_LATE), codes)
+
+    def forget(self, key: DispatchKey) -> None:
+        """The file is removed by retention."""
+        self._indexes.pop(key, None)
+
+    async def _load_index(self, key: DispatchKey) -> None:
+        captured = [
+            part for batch in self.unwritten() for owner, part in self.by_file(self._near(batch, key)) if owner == key
+        ]
+        self._loading[key] = captured
+        read = partial(self._read_index, key, self._log.end(key))
+        try:
+            index = await self._workers.run(read) if self._log.end(key) else read()
+            for part in captured:
+                index.add(part.sequence, part.outcome)
+            self._indexes[key] = index
+        except CorruptionError as error:
+            self._damage.report(error)
+            raise
+        finally:
+            del self._loading[key]
+        self._evict()
+
+    def _near(self, batch: OutcomeBatch, key: DispatchKey) -> OutcomeBatch:
+        """The rows that may belong to a file: hardly any, of a batch that has rows of a thousand windows."""
+        end_ms = key.start_ms + (DAY_MS if key.coarse else self._window_ms)
+        return batch.take(np.flatnonzero((batch.due_ms >= key.start_ms) & (batch.due_ms < end_ms)))
+
+    def _read_index(self, key: DispatchKey, end: int) -> OutcomeIndex:
+        index = OutcomeIndex()
+        written = self._log.outcomes(key, None, end)
+        if len(written):
+            index.add(written.sequence, written.outcome)
+        return index
+
+    def _evict(self) -> None:
+        total = sum([index.nbytes for index in self._indexes.values()])
+        for key in list(self._indexes)[:-1]:
+            if total <= INDEX_BYTES_MAX:
+                return
+            if key in self._pins:
+                continue
+            total -= self._indexes.pop(key).nbytes
+
+    def check_invariants(self) -> None:
+        """What waits is what was added and is not written, and no outcome of it leaves its message open."""
+        self.written.check_invariants()
+        self.holds.check_invariants()
+        self.overlays.check_invariants()
+        assert self.rows_waiting == sum([len(batch) for batch in self.unwritten()])
+        assert (self.durable_totals <= self.totals).all()
+        assert not self._indexes.keys() & self._loading.keys()
+        assert all(count > 0 for count in self._pins.values())
+        for batch in self.unwritten():
+            assert not self.open_messages.find(batch.sequence, batch.due_ms)[0].any()

@@ -1,0 +1,59 @@
+"""Up to which due time rows with an order key may leave the wheel: no message of their key that is due earlier may be
+missing in memory. Synchronous, no I/O.
+
+A message is missing while it is in message_log alone, in the file of a day that is not drained, or in a part of a window
+that is not loaded. What cannot be read is gone around: it holds back no key.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from delayserver.state.positions.positions import Positions
+from delayserver.state.windows.windows import Windows
+
+NEVER: Final = -1
+
+
+class OrderGate:
+    """Asked before each look at the wheels of rows with an order key."""
+
+    __slots__ = ("_asked_end", "_asked_ms", "_positions", "_replayed_ms", "_windows")
+
+    def __init__(self, windows: Windows, positions: Positions) -> None:
+        self._windows = windows
+        self._positions = positions
+        # The messages that had been accepted when this time was asked for are in their files.
+        self._replayed_ms = NEVER
+        # The time that was asked for since, and the end of message_log then.
+        self._asked_ms = NEVER
+        self._asked_end = 0
+
+    def limit_ms(self, to_ms: int) -> int:
+        """Rows that are due up to this time may leave, at most up to `to_ms`."""
+        return loaded_ms(self._windows, self._replayed(to_ms))
+
+    def _replayed(self, to_ms: int) -> int:
+        """A time up to which the replay brings nothing any more of what had been accepted when that time was near."""
+        positions = self._positions
+        if to_ms < self._asked_ms:  # the clock went back
+            self._replayed_ms = self._asked_ms = NEVER
+        if positions.replayed.value >= positions.durable.value:
+            self._replayed_ms = self._asked_ms = to_ms
+            return to_ms
+        if self._asked_ms == self._replayed_ms:
+            self._asked_ms, self._asked_end = to_ms, positions.durable.value
+        elif positions.replayed.value >= self._asked_end:
+            self._replayed_ms, self._asked_ms, self._asked_end = self._asked_ms, to_ms, positions.durable.value
+        positions.hurry.ring()
+        return min(self._replayed_ms, to_ms)
+
+
+def loaded_ms(windows: Windows, to_ms: int) -> int:
+    """The time up to which memory has got all rows that files hold, at most `to_ms`."""
+    limit_ms = min(to_ms, windows.drains.first_ms() - 1)
+    book, cursors = windows.book, windows.cursors
+    for start in book.incomplete_before(limit_ms + 1):
+        if not cursors.is_loaded(start) and not book.is_unreadable(start):
+            return min(limit_ms, max(cursors.loaded_limit(start).due_ms, start - 1))
+    return limit_ms

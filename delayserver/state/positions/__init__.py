@@ -1,0 +1,1 @@
+"""How far each part has come: marks, what waits between them, and the state of a start."""

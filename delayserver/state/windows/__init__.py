@@ -1,0 +1,1 @@
+"""Windows and days beside their files: incomplete, closed, drained, retired."""

@@ -1,0 +1,69 @@
+"""What a checkpoint says, captured in one step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayserver.runtime.believable_clock import BelievableClock
+from delayserver.state.counts.balance import Balance
+from delayserver.state.decisions.decided import Decided
+from delayserver.state.positions.positions import Positions
+from delayserver.state.windows.windows import Windows
+from store.records.batches import I64
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """How far the stages were at one moment."""
+
+    position: int
+    sequence: int
+    totals: dict[str, int]
+    drains: dict[int, int]
+    orphans: dict[int, int]
+    believable_us: int
+    outcomes: int
+    """Outcomes that were decided."""
+    subjects: I64 | None
+    """Placed messages by subject, see `SubjectCounts.placed_pending`."""
+
+
+class Progress:
+    """Reads how far the stages are."""
+
+    def __init__(
+        self,
+        positions: Positions,
+        balance: Balance,
+        decided: Decided,
+        windows: Windows,
+        believable: BelievableClock,
+    ) -> None:
+        self.positions = positions
+        self.decided = decided
+        self._balance = balance
+        self._windows = windows
+        self._believable = believable
+
+    def capture(self) -> Captured:
+        """One step. What replay does later may be in the marks of files too: their high-water marks make the next start skip
+        it."""
+        return Captured(
+            position=self.positions.replayed.value,
+            sequence=self.positions.replayed_sequence.value,
+            totals={"accepted": self._balance.placed, "internal": self._balance.internal},
+            drains=dict(self._windows.drains.positions),
+            orphans=dict(self._windows.book.orphans),
+            believable_us=self._believable.now_us(),
+            outcomes=self.outcomes,
+            subjects=self._balance.subjects.placed_pending(),
+        )
+
+    def ended_subjects(self) -> I64:
+        """Messages by subject whose outcomes have become durable since the start."""
+        return self._balance.subjects.ended()
+
+    @property
+    def outcomes(self) -> int:
+        """Outcomes that are decided."""
+        return int(self.decided.totals.sum())
