@@ -191,8 +191,8 @@ FRAME_ROOMS = {
 DISK_DOORS = {"store/disk/filesystem.py", "delayserver/runtime/fine_timer.py"}
 TIME_DOORS = {"delayserver/runtime/clock.py"}
 # The command line reads the files and writes the temporary directories of the person who calls it; no data directory. The
-# console's files belong to the package.
-EDGES = ("delayserver/cli/", "delayserver/config/toml_file.py", "delayserver/web/pages.py")
+# console's files belong to the package. The log writes a file of its own.
+EDGES = ("delayserver/cli/", "delayserver/config/toml_file.py", "delayserver/web/pages.py", "delayserver/logs/setup.py")
 # The clients draw for themselves; in the server chance is handed in, so that one seed repeats a whole simulated run.
 CHANCE_DOORS = {
     "delayserver/runtime/chance.py",
