@@ -15,12 +15,12 @@ import anyio
 import anyio.abc
 
 from delayserver.client import AsyncClient
-from delayserver.client.asynchronous.batching import AsyncBatcher
 from delayserver.client.connections.tls import TLS
-from delayserver.client.values.messages import SendResult, ServerInfo
+from delayserver.client.values.messages import ServerInfo
 from delayserver.protocol.errors import Forbidden, Unauthenticated
 from delayserver.protocol.tokens import ADMIN, LOOK
 from delayserver.web.idempotency import FirstTries
+from delayserver.web.singles import Singles
 
 TOKEN: Final = "delayserver.token"
 """The entry of an ASGI scope that has the token of the request; empty for none."""
@@ -31,9 +31,6 @@ TOKENS_MAX: Final = 256
 """Tokens with open connections, two connections each. The one that was used least recently is closed beyond it."""
 RETRIES: Final = 2
 """The caller retries too, so that the gateway gives up early."""
-BATCH_MESSAGES_MAX: Final = 1000
-PENDING_MESSAGES_MAX: Final = 20_000
-"""Single sends that wait for the server at the same time. Further requests wait before they are read to the end."""
 
 
 class TokenClient:
@@ -44,10 +41,7 @@ class TokenClient:
     def __init__(self, server: str, token: str, tls: TLS) -> None:
         self.calls = AsyncClient(server, retries=RETRIES, token=token or None, tls=tls)
         self.pulls = AsyncClient(server, retries=0, token=token or None, tls=tls)
-        # Without a pause: while one batch is on its way, the next one gathers.
-        self.sends: AsyncBatcher[SendResult] = self.calls.batcher(
-            batch_messages_max=BATCH_MESSAGES_MAX, linger_ms=0, pending_messages_max=PENDING_MESSAGES_MAX
-        )
+        self.sends = Singles(self.calls)
         self.first_tries = FirstTries()
         self._scope = anyio.CancelScope()
 
@@ -57,9 +51,8 @@ class TokenClient:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(self.calls.unconnected())
                 await stack.enter_async_context(self.pulls.unconnected())
-                await stack.enter_async_context(self.sends)
                 task_status.started()
-                await anyio.sleep_forever()
+                await self.sends.run()
 
     def close(self) -> None:
         """Close the connections."""

@@ -21,6 +21,7 @@ from delayserver.web.bodies import Receive, Scope
 from delayserver.web.clients import TOKEN, Clients
 from delayserver.web.origins import check_site, is_loopback_name
 from delayserver.web.problems import Problem, problem_of
+from delayserver.web.scraping import STATUS
 from delayserver.web.sessions import AGE_S_MAX, COOKIE, Sessions
 
 LOGIN: Final = "/login"
@@ -42,7 +43,8 @@ _CONSOLE: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self'; "
     b"manifest-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
 )
-_NO_STORE: Final = (b"cache-control", b"no-store")
+_OF_API: Final = (*_COMMON, _NOTHING, (b"cache-control", b"no-store"))
+_OF_CONSOLE: Final = (*_COMMON, _CONSOLE)
 
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -79,12 +81,12 @@ class Door:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         path = scope["path"]
-        send = _with_headers(send, _NOTHING if path.startswith(_API) else _CONSOLE)
+        api = path.startswith(_API)
+        send = _with_headers(scope, send, _OF_API if api else _OF_CONSOLE)
         try:
-            if path.startswith(_API):
+            if api:
                 check_site(scope["headers"])
-            token = self._token(scope)
-            scope = {**scope, TOKEN: token}
+            scope[TOKEN] = self._token(scope)
             if path in (LOGIN, LOGOUT, SESSION):
                 await (await self._own(path, scope, receive))(dict(scope), receive, send)
                 return
@@ -193,17 +195,15 @@ def _not_allowed(path: str, methods: list[str]) -> Problem:
     return Problem(405, "method_not_allowed", f"{path} takes {', '.join(methods)}", fields={"allowed": methods})
 
 
-def _with_headers(send: Send, policy: tuple[bytes, bytes]) -> Send:
-    """A `send` that adds the headers of every answer, where the answer does not have its own."""
+def _with_headers(scope: Scope, send: Send, common: tuple[tuple[bytes, bytes], ...]) -> Send:
+    """A `send` that notes the status, and adds common headers where the answer does not have its own."""
 
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            headers = list(message.get("headers", ()))
+            scope[STATUS] = message["status"]
+            headers = message.get("headers", ())
             names = {name for name, _ in headers}
-            headers += [each for each in (*_COMMON, policy) if each[0] not in names]
-            if policy is _NOTHING and b"cache-control" not in names:
-                headers.append(_NO_STORE)
-            message = {**message, "headers": headers}
+            message = {**message, "headers": [*headers, *[each for each in common if each[0] not in names]]}
         await send(message)
 
     return sending

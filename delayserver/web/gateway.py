@@ -168,7 +168,7 @@ class Gateway:
         try:
             found = self.router.find(scope["method"], scope["raw_path"].decode("latin-1"))
             if found is not None:
-                scope[ROUTE](found[0].path)
+                scope[ROUTE] = found[0].path
             if found is not None and found[0].direct is not None:
                 await found[0].direct(scope, receive, send)
                 return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from typing import Any, Final
+from urllib.parse import unquote
 
 import httptools
 from uvicorn.config import Config
@@ -18,6 +19,7 @@ from uvicorn.server import ServerState
 
 from delayserver.config.settings import HttpSettings
 from delayserver.web.bodies import LINES_TYPES
+from delayserver.web.exchange import Exchange
 from delayserver.web.problems import PROBLEM_JSON, TITLES, Problem
 
 PIPELINED_MAX: Final = 32
@@ -129,7 +131,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._body_bytes = 0
         self._got_body = False
         self._last_byte_s = 0.0
-        self._may_wait = False
         self._upgrading = False
         self._unanswered = 0
         self._refusal: Problem | None = None
@@ -159,7 +160,6 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._dropped_bytes > DROPPED_BYTES_MAX:
                 self.flow.pause_reading()
             return
-        self._unset_keepalive_if_required()
         self._last_byte_s = self.loop.time()
         if self.phase == IDLE:
             self.phase, self.since_s, self._head_bytes = HEAD, self._last_byte_s, 0
@@ -199,13 +199,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         try:
             self._check_head()
-            super().on_headers_complete()
+            self._begin_exchange()
         except Exception as error:
             # The parser may have another reason to stop, and tell that instead.
             self._failure = error if isinstance(error, Problem) else _malformed()
             raise
         self.phase, self.since_s, self._head_bytes, self._body_bytes = BODY, self._last_byte_s, 0, 0
-        self._may_wait = any(name == b"content-type" and _is_lines(value) for name, value in self.headers)
         self._unanswered += 1
 
     def _check_head(self) -> None:
@@ -216,6 +215,35 @@ class BoundedProtocol(HttpToolsProtocol):
             raise _large_head(self._connections.head_bytes_max)
         if len(self.pipeline) >= PIPELINED_MAX:
             raise Problem(429, "too_many_requests", f"at most {PIPELINED_MAX} requests may wait on a connection")
+
+    def _begin_exchange(self) -> None:
+        """As uvicorn does, but for web sockets and its bound of connections."""
+        version, scope = self.parser.get_http_version(), self.scope
+        url = httptools.parse_url(self.url)
+        path = url.path.decode("ascii")
+        scope["method"] = self.parser.get_method().decode("ascii")
+        scope["http_version"] = version
+        scope["path"] = unquote(path) if "%" in path else path
+        scope["raw_path"], scope["query_string"] = url.path, url.query or b""
+        before = self.cycle
+        self.cycle = Exchange(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        if before is None or before.response_complete:
+            self._start_asgi_task(self.cycle, self.app)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft((self.cycle, self.app))
 
     def on_body(self, body: bytes) -> None:
         self._got_body = True
@@ -231,8 +259,12 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._unanswered -= 1
         cut = self._unanswered == 0 and self.phase == BODY
-        super().on_response_complete()
-        if self.transport.is_closing() or self._unanswered:
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
+        if self._unanswered:
             return
         if self._refusal is not None:
             self._write_problem(self._refusal)
@@ -277,7 +309,6 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _linger(self) -> None:
         """Say that nothing more comes, and close once the client has had time to read that."""
-        self._unset_keepalive_if_required()
         self.phase = LINGERING
         self.flow.resume_reading()
         try:
@@ -305,7 +336,8 @@ class BoundedProtocol(HttpToolsProtocol):
             return False
         if now_s - self._last_byte_s > body_s:
             return True
-        return not self._may_wait and now_s - self.since_s > body_s + self._body_bytes / BYTES_PER_S_MIN
+        may_wait = any(name == b"content-type" and _is_lines(value) for name, value in self.headers)
+        return not may_wait and now_s - self.since_s > body_s + self._body_bytes / BYTES_PER_S_MIN
 
     def unread_since(self, now_s: float) -> float:
         """For how many seconds the client has read nothing of an answer that waits for it."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Final
 from urllib.parse import urlsplit
 
 from delayserver.web.problems import Problem
 
+HOST_CHARACTERS_MAX: Final = 300
+"""A name of DNS has at most 253, and a port five."""
 _OURS: Final = frozenset({b"same-origin", b"none"})
 _CROSS_SITE: Final = "the request comes from a page of another site; open the console, or call the API from a program"
 
@@ -42,6 +45,11 @@ def _place(origin: bytes) -> bytes:
 def is_loopback_name(host: str) -> bool:
     """Whether a `Host` header names this machine itself. Another name that leads here may belong to anybody, who then reads
     what a browser gets from the server under that name (DNS rebinding)."""
+    return len(host) <= HOST_CHARACTERS_MAX and _is_loopback_name(host)
+
+
+@lru_cache(64)
+def _is_loopback_name(host: str) -> bool:
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

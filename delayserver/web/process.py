@@ -95,8 +95,6 @@ async def serve_http(
                 log_config=None,
                 server_header=False,
                 proxy_headers=False,
-                # `Connections` looks after idle ones.
-                timeout_keep_alive=settings.idle_timeout_ms // 1000 + 60,
                 timeout_graceful_shutdown=GRACE_S,
                 **secured.of_uvicorn(),
             )

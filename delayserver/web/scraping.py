@@ -25,7 +25,9 @@ ANSWER_S: Final = 8.0
 AGAIN_S: Final = 0.25
 """Scrapes within this time get the same bytes, so that many of them cost no more than four a second."""
 ROUTE: Final = "delayserver.route"
-"""In the scope, a function that the application calls with the template of the request's path."""
+"""In the scope, the template of the request's path."""
+STATUS: Final = "delayserver.status"
+"""In the scope, the status code of the answer. 0: the client went away before it had one."""
 
 
 class Scraping:
@@ -84,30 +86,19 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 def measured(application: Application, figures: HttpFigures) -> Application:
-    """The application, whose requests are counted, and whose bugs are logged."""
+    """The application, whose requests are counted, and whose bugs are logged. It notes `ROUTE` and `STATUS`."""
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
-        status, route, begin_s = 0, OTHER, perf_counter()
-
-        def goes_to(template: str) -> None:
-            nonlocal route
-            route = template
-
-        async def sending(message: Any) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
-
-        scope[ROUTE] = goes_to
+        begin_s = perf_counter()
+        scope[ROUTE], scope[STATUS] = OTHER, 0
         figures.begin()
         try:
-            await application(scope, receive, sending)
+            await application(scope, receive, send)
         except Exception as error:
+            route = scope[ROUTE]
             events.error("http_bug", "bug while answering {method} {route}", error, method=scope["method"], route=route)
             raise
         finally:
-            # 0: the client went away before it had an answer.
-            figures.end(scope["method"], route, status, perf_counter() - begin_s)
+            figures.end(scope["method"], scope[ROUTE], scope[STATUS], perf_counter() - begin_s)
 
     return run

@@ -7,6 +7,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from delayserver.client.values.messages import Message
 from delayserver.protocol.errors import BatchTooLarge
 from delayserver.web.answers import Send, read_json, read_query, send_json
 from delayserver.web.bodies import LINES_TYPES, BodyReader, Receive, Scope, content_type, message_body
@@ -73,17 +74,17 @@ class Sending:
             elif message_id != key and not is_event(scope):
                 raise Problem(400, "invalid_argument", "message_id and Idempotency-Key differ: give one of them")
             due_ms = client.first_tries.due_ms(request.subject, key, request, due_ms)
-        handle = await client.sends.send(
-            body,
+        message = Message(
             request.subject,
-            due_ms=due_ms,
+            body,
+            due_ms,
             message_id=message_id,
             properties=with_trace(scope, request.properties),
             expires_ms=request.expires_ms,
             tag=request.tag,
             order_key=request.order_key,
         )
-        return Sent(*await handle)
+        return Sent(*await client.sends.send(message))
 
 
 def is_event(scope: Scope) -> bool:

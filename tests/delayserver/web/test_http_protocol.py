@@ -7,6 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
@@ -64,3 +65,59 @@ def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     with_a_connection(look)
+
+
+def read_now(client: socket.socket) -> bytes:
+    """What has come so far. On loopback it is there as soon as it is written."""
+    try:
+        return client.recv(65_536, socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return b""
+
+
+@pytest.mark.parametrize("headers", [[(b"content-length", b"4")], []])
+def test_the_head_waits_for_the_body_unless_it_is_a_stream(headers: list[tuple[bytes, bytes]]) -> None:
+    found: list[bytes] = []
+
+    async def ask(connection: BoundedProtocol, client: socket.socket) -> None:
+        async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            found.append(read_now(client))
+            for more in (True, False):
+                await send({"type": "http.response.body", "body": b"ab", "more_body": more})
+                found.append(read_now(client))
+
+        connection.app = answer
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        while len(found) < 3:
+            await asyncio.sleep(0.001)
+
+    with_a_connection(ask)
+    if headers:
+        assert found == [b"", b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nab", b"ab"]
+    else:
+        assert found == [
+            b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+            b"2\r\nab\r\n",
+            b"2\r\nab\r\n0\r\n\r\n",
+        ]
+
+
+@pytest.mark.parametrize("header", [(b"x", b"a\r\nb: c"), (b"x: y\r\nz", b"a")])
+def test_no_header_breaks_out_of_its_line(header: tuple[bytes, bytes]) -> None:
+    refused = asyncio.Event()
+
+    async def ask(connection: BoundedProtocol, client: socket.socket) -> None:
+        async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+            try:
+                await send({"type": "http.response.start", "status": 200, "headers": [header]})
+            except RuntimeError:
+                refused.set()
+                connection.abort()
+
+        connection.app = answer
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        await refused.wait()
+        assert read_now(client) == b""
+
+    with_a_connection(ask)

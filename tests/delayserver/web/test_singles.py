@@ -1,0 +1,89 @@
+"""Single sends that are folded into batches, on a fake server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from delayserver.client import AsyncClient
+from delayserver.client.values.messages import Message
+from delayserver.protocol.errors import ConnectionLost, DelayServerError, InvalidArgument, TooFar
+from delayserver.web.singles import Singles
+from tests.delayserver.client.fake_server import TOO_FAR_MS, FakeServer, Garbage
+
+SECONDS_MAX = 60
+
+
+def on_a_server(test: Callable[[FakeServer, Singles, asyncio.Task[None]], Awaitable[None]]) -> None:
+    """Run a test with the singles of one client; the task that sends them may be ended by the test."""
+
+    async def run() -> None:
+        with FakeServer() as server:
+            async with AsyncClient(server.address) as client:
+                singles = Singles(client)
+                running: asyncio.Task[None] = asyncio.create_task(singles.run())
+                await test(server, singles, running)
+                running.cancel()
+
+    asyncio.run(asyncio.wait_for(run(), SECONDS_MAX))
+
+
+def test_what_comes_while_a_batch_is_away_is_the_next_batch_and_each_gets_its_own_answer() -> None:
+    async def send(server: FakeServer, singles: Singles, _: asyncio.Task[None]) -> None:
+        due_ms = [1, 2, TOO_FAR_MS + 1, *range(4, 40)]
+        first = asyncio.create_task(singles.send(Message("a", b"", 0)))
+        while not server.count("send"):
+            await asyncio.sleep(0.001)
+        sends = [singles.send(Message("a", b"", each)) for each in due_ms]
+        sent = await asyncio.gather(*sends, return_exceptions=True)
+        await first
+        assert [each.due_ms for each in sent if not isinstance(each, BaseException)] == [
+            each for each in due_ms if each <= TOO_FAR_MS
+        ]
+        assert isinstance(sent[2], TooFar)
+        assert server.count("send") == 2
+
+    on_a_server(send)
+
+
+def test_a_message_that_cannot_be_sent_fails_no_other_one() -> None:
+    async def send(_server: FakeServer, singles: Singles, _: asyncio.Task[None]) -> None:
+        wrong = Message("a", "\ud800", 1)
+        sent = await asyncio.gather(singles.send(wrong), singles.send(Message("a", b"", 2)), return_exceptions=True)
+        assert isinstance(sent[0], InvalidArgument)
+        assert not isinstance(sent[1], BaseException) and sent[1].due_ms == 2
+
+    on_a_server(send)
+
+
+def test_messages_without_an_answer_are_abandoned_at_the_end() -> None:
+    async def send(server: FakeServer, singles: Singles, running: asyncio.Task[None]) -> None:
+        server.misbehave("send", Garbage(b""))
+        under_way = asyncio.create_task(singles.send(Message("a", b"", 1)))
+        while not server.count("send"):
+            await asyncio.sleep(0.001)
+        behind, cancelled = [asyncio.create_task(singles.send(Message("a", b"", each))) for each in (2, 3)]
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        running.cancel()
+        for lost in (under_way, behind, singles.send(Message("a", b"", 4))):
+            with pytest.raises(ConnectionLost):
+                await lost
+        with pytest.raises(asyncio.CancelledError):
+            await cancelled
+
+    on_a_server(send)
+
+
+def test_an_error_of_a_whole_request_is_that_of_each_message() -> None:
+    async def send(server: FakeServer, singles: Singles, _: asyncio.Task[None]) -> None:
+        server.drop_connections()
+        server.misbehave("send", *[Garbage(b"\xff" * 8)] * 20)
+        sends = [singles.send(Message("a", b"", each)) for each in range(3)]
+        found = await asyncio.gather(*sends, return_exceptions=True)
+        assert all(isinstance(each, DelayServerError) for each in found)
+        assert len({id(each) for each in found}) == 3, "each collects its own traceback"
+
+    on_a_server(send)
