@@ -9,13 +9,17 @@ because Spark refuses its default mode for sources written in Python.
 
 A task that Spark runs again sends the same ids, and the server suppresses the duplicates. A missing id is derived from
 subject, due time, body, properties and the option `campaign`. Rows that are equal in all of these are one message.
+
+For servers that ask for it: option `token`, and option `tls`: `true` for certificates that the executor's system trusts, or
+the path of a file with those of another authority, which each executor has.
 """
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
@@ -24,6 +28,7 @@ from pyspark.sql.types import StructType
 
 from delayserver.client import Client
 from delayserver.client.calls.core import parse_address
+from delayserver.client.connections.tls import TLS
 from ops.audit.message_rows import COLUMNS, MessageRows, rows_of
 from ops.audit.sending import Sender
 
@@ -34,7 +39,8 @@ def send(frame: DataFrame, servers: str | Sequence[str], **options: str) -> None
     """Sends every row of a DataFrame as a message. All are durable when this returns.
 
     `servers`: one or more HOST:PORT, with commas or as a list. `options` are those of the format: subject, campaign,
-    rejected. Raises the exception of Spark if a task fails for good. Call it again then; duplicates are suppressed.
+    rejected, token, tls. Raises the exception of Spark if a task fails for good. Call it again then; duplicates are
+    suppressed.
     """
     addresses = servers if isinstance(servers, str) else ",".join(servers)
     frame.sparkSession.dataSource.register(DelayServerSink)
@@ -59,12 +65,15 @@ class DelayServerSink(DataSource):  # type: ignore[misc,unused-ignore]  # Any wh
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """`servers`: addresses. The id of a message selects one, also for a retry. `subject`: for rows without that column.
-    `campaign`: makes derived ids differ from those of the same rows sent earlier. `rejected`: `fail` or `skip`."""
+    `campaign`: makes derived ids differ from those of the same rows sent earlier. `rejected`: `fail` or `skip`. `token`: of
+    the servers, if they have tokens. `tls`: `false`, `true`, or the path of the certificates to trust."""
 
     servers: tuple[str, ...]
     subject: str | None
     campaign: str
     rejected: str
+    token: str | None = field(repr=False)
+    tls: str
 
     @classmethod
     def read(cls, options: Mapping[str, str]) -> WriteOptions:
@@ -77,7 +86,21 @@ class WriteOptions:
         rejected = options.get("rejected", FAIL).lower()
         if rejected not in (FAIL, SKIP):
             raise ValueError(f"rejected={rejected}: write fail or skip")
-        return cls(tuple(servers), options.get("subject"), options.get("campaign", ""), rejected)
+        return cls(
+            tuple(servers),
+            options.get("subject"),
+            options.get("campaign", ""),
+            rejected,
+            options.get("token"),
+            options.get("tls", "false"),
+        )
+
+    def clients(self) -> list[Client]:
+        """A client for each server. Raises OSError if there is no such file of certificates."""
+        tls: TLS = self.tls == "true"
+        if self.tls not in ("true", "false"):
+            tls = ssl.create_default_context(cafile=self.tls)
+        return [Client(server, timeout_s=60.0, retries=8, token=self.token, tls=tls) for server in self.servers]
 
 
 @dataclass
@@ -107,8 +130,7 @@ class DelayServerWriter(DataSourceArrowWriter):  # type: ignore[misc,unused-igno
         """Runs one task. Raises named errors of the client, and ValueError for a rejected row if `rejected` is fail."""
         fail = self._options.rejected == FAIL
         with ExitStack() as stack:
-            clients = [Client(server, timeout_s=60.0, retries=8) for server in self._options.servers]
-            senders = [stack.enter_context(Sender(client, fail=fail)) for client in clients]
+            senders = [stack.enter_context(Sender(client, fail=fail)) for client in self._options.clients()]
             for batch in iterator:
                 for place, rows in self._shares(rows_of(batch, self._options.subject, self._options.campaign)):
                     senders[place].send(rows)

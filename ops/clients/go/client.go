@@ -5,6 +5,7 @@ package delayserver
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -33,8 +34,10 @@ const (
 
 // Options of a connection. The zero value is good.
 type Options struct {
-	Name   string     // name of the program, for hello
-	Dialer net.Dialer // how to connect
+	Name   string      // name of the program, for hello
+	Token  string      // for a server that asks for one
+	Dialer net.Dialer  // how to connect
+	TLS    *tls.Config // encrypts the connection; nil: it is not encrypted. An empty ServerName is the host of the address
 }
 
 // Limits of a server. All are inclusive.
@@ -123,6 +126,11 @@ func Dial(ctx context.Context, address string, options Options) (*Client, error)
 			return nil, fmt.Errorf("TCP keep-alive cannot be switched on: %w", err)
 		}
 	}
+	if options.TLS != nil {
+		if conn, err = encrypted(ctx, conn, address, options.TLS); err != nil {
+			return nil, err
+		}
+	}
 	c := &Client{
 		conn: conn, frames: make(chan []byte), done: make(chan struct{}), open: map[int64]*request{},
 		pulls: make(chan struct{}, pullsMax), others: make(chan struct{}, othersMax), free: make(chan struct{}, uncountedMax),
@@ -131,18 +139,41 @@ func Dial(ctx context.Context, address string, options Options) (*Client, error)
 	c.server.Limits = limitsDefault
 	go c.write()
 	go c.read()
-	if err := c.greet(ctx, options.Name); err != nil {
+	if err := c.greet(ctx, options.Name, options.Token); err != nil {
 		c.Close()
 		return nil, err
 	}
 	return c, nil
 }
 
-func (c *Client) greet(ctx context.Context, name string) error {
+// encrypted does the handshake. It closes the connection if that fails.
+func encrypted(ctx context.Context, conn net.Conn, address string, config *tls.Config) (net.Conn, error) {
+	if config.ServerName == "" && !config.InsecureSkipVerify {
+		host, _, err := net.SplitHostPort(address)
+		if err != nil {
+			conn.Close()
+			return nil, err
+		}
+		config = config.Clone()
+		config.ServerName = host
+	}
+	secured := tls.Client(conn, config)
+	if err := secured.HandshakeContext(ctx); err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return secured, nil
+}
+
+func (c *Client) greet(ctx context.Context, name, token string) error {
+	arguments := map[string]any{"versions": []int{protocolVersion}, "client": name}
+	if token != "" {
+		arguments["token"] = token
+	}
 	for attempt := 0; ; attempt++ {
 		look := reading{sentUs: localUs(), wall: time.Now().Round(0)}
 		server := Server{Limits: limitsDefault}
-		err := c.call(ctx, "hello", map[string]any{"versions": []int{protocolVersion}, "client": name}, &server)
+		err := c.call(ctx, "hello", arguments, &server)
 		var named *Error
 		if errors.As(err, &named) && named.Name == NotReady {
 			if err := sleep(ctx, named.Pause(attempt)); err != nil {

@@ -6,13 +6,22 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
 	"encoding/binary"
+	"encoding/json"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"io"
+	"math/big"
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -534,4 +543,59 @@ func TestTheExampleSendsAndReceives(t *testing.T) {
 	if err != nil || !strings.Contains(string(text), `received "hi"`) {
 		t.Fatalf("%v\n%s", err, text)
 	}
+}
+
+// certificate writes a self-signed certificate for 127.0.0.1, with its key, and returns the file and who trusts it.
+func certificate(t *testing.T) (string, *tls.Config) {
+	key := must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	about := &x509.Certificate{
+		SerialNumber: big.NewInt(1), IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, NotAfter: time.Now().Add(time.Hour),
+		IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign,
+	}
+	made := must(x509.CreateCertificate(rand.Reader, about, about, &key.PublicKey, key))(t)
+	secret := must(x509.MarshalPKCS8PrivateKey(key))(t)
+	blocks := append(
+		pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: made}),
+		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: secret})...,
+	)
+	file := filepath.Join(t.TempDir(), "server.pem")
+	if err := os.WriteFile(file, blocks, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	trusted := x509.NewCertPool()
+	trusted.AppendCertsFromPEM(blocks)
+	return file, &tls.Config{RootCAs: trusted}
+}
+
+func TestTokensAndTLS(t *testing.T) {
+	program := os.Getenv("DELAYSERVER")
+	if program == "" {
+		t.Skip("DELAYSERVER, the path of the command, is not set")
+	}
+	folder, ctx := t.TempDir(), patient(t)
+	file, config := certificate(t)
+	server := startServer(t, folder, "tls.certificate="+file, "tls.key="+file)
+	create := exec.Command(program, "token", "create", "--role", "send", "--server", server.address, "--tls-ca", file, "--json")
+	output, err := create.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, err.(*exec.ExitError).Stderr)
+	}
+	var token struct{ Token string }
+	if err := json.Unmarshal(output, &token); err != nil || token.Token == "" {
+		t.Fatal(err, string(output))
+	}
+	if _, err := Dial(ctx, server.address, Options{TLS: &tls.Config{RootCAs: x509.NewCertPool()}}); err == nil {
+		t.Error("a certificate of nobody we trust was taken")
+	}
+	stranger := must(Dial(ctx, server.address, Options{TLS: config}))(t)
+	defer stranger.Close()
+	if _, err := stranger.Send(ctx, &Message{Subject: "s"}); !errors.Is(err, &Error{Name: "unauthenticated"}) {
+		t.Error(err)
+	}
+	if _, err := Dial(ctx, server.address, Options{TLS: config, Token: "dst_wrong"}); !errors.Is(err, &Error{Name: "unauthenticated"}) {
+		t.Error(err)
+	}
+	client := must(Dial(ctx, server.address, Options{TLS: config, Token: token.Token}))(t)
+	defer client.Close()
+	must(client.Send(ctx, &Message{Subject: "s"}))(t)
 }

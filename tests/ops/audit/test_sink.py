@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -9,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
+from delayserver.client import Client
 from tests.ops.audit.needs_spark import require_pyspark
 
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("default")]
@@ -164,3 +167,21 @@ def test_spark_refuses_its_default_mode_with_the_words_that_readme_quotes(spark:
     assert str(refused.value).partition(" SQLSTATE")[0] in words
     with pytest.raises(Exception, match="not taken back"):
         rows.write.format("delayserver").option("servers", "127.0.0.1:1").mode("overwrite").save()
+
+
+def test_a_server_with_tls_and_tokens_gets_rows_of_a_job_that_has_a_token(spark: Any, tmp_path: Path) -> None:
+    authority, trusted, pem = trustme.CA(), tmp_path / "ca.pem", tmp_path / "server.pem"
+    authority.cert_pem.write_to_path(trusted)
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(pem)
+    server = ServerProcess("serve", tmp_path / "data", free_port())
+    server.start(f"tls.certificate={pem}", f"tls.key={pem}")
+    tls = ssl.create_default_context(cafile=trusted)
+    with Client(server.address, tls=tls) as client:
+        token = client.token("admin").text
+    rows = spark.createDataFrame([("a", int(time.time() * 1000) + 3_600_000)], "body string, due_ms long")
+    with pytest.raises(Exception, match="asks for a token"):
+        _send(rows, [server], subject="s", tls=str(trusted))
+    _send(rows, [server], subject="s", tls=str(trusted), token=token)
+    with Client(server.address, tls=tls, token=token) as client:
+        assert client.status()["pending"] == 1
+    server.stop()
