@@ -25,8 +25,8 @@ from store.errors import CorruptionError, DiskFullError, SyncFailedError
 from store.logs.schedule_log import ScheduleKey
 from store.records.batches import I64, U32, StoredBatch
 from tests.delayserver.broker.brokers import HOUR_US, NOW_US, SERVER, drain, messages, open_broker
+from tests.delayserver.dispatch.targets.test_remote_node import pair
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
-from tests.delayserver.dispatch.test_remote_node import pair
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.disk import FakeDisk, FakeFile
 from tests.fakes.host import Host, fake_group, faked_settings, small_settings, texts

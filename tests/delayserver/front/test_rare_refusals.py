@@ -17,8 +17,8 @@ from delayserver.net.transport import connect_socket
 from delayserver.protocol.frames import Request
 from delayserver.state.memory.group_rows import GroupRows
 from store.tables.names import SUBJECT
+from tests.delayserver.dispatch.targets.test_remote_node import pair
 from tests.delayserver.dispatch.test_broker_group import A_THEN_B, QUICK, TWO_GROUPS, put_many
-from tests.delayserver.dispatch.test_remote_node import pair
 from tests.fakes.clock import SimulatedClock
 from tests.fakes.host import Host, faked_settings, small_settings
 from tests.fakes.network import FakeNetwork

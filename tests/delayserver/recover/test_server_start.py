@@ -10,8 +10,8 @@ import pytest
 
 from delayserver.client import Client
 from tests.delayserver.recover import damaging
+from tests.delayserver.recover.checking.test_corruption_table import DAMAGES, files
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
-from tests.delayserver.recover.test_corruption_table import DAMAGES, files
 
 
 def refusal(made: Made) -> str:

@@ -21,9 +21,9 @@ from store.logs.schedule_key import ScheduleKey, ScheduleLayout, Source
 from store.logs.windows import DAY_MS
 from store.tables import identity
 from tests.delayserver.recover import damaging
+from tests.delayserver.recover.checking.test_corruption_table import files
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
-from tests.delayserver.recover.test_corruption_table import files
-from tests.delayserver.recover.test_repair_rebuild import status_of
+from tests.delayserver.recover.mending.test_repair_rebuild import status_of
 from tests.fakes.disk import FakeDisk
 from tests.fakes.host import Host, faked_settings, small_settings
 

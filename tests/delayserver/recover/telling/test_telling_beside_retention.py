@@ -17,7 +17,7 @@ from store.disk.filesystem import File, RealFileSystem
 from store.records.batches import LedgerBatch
 from store.tables.ledger import Ledger
 from tests.delayserver.recover.directories import Made, copy, in_process
-from tests.delayserver.recover.test_missing_files import files_of_window, start_of
+from tests.delayserver.recover.telling.test_missing_files import files_of_window, start_of
 
 
 def goes_when_opened(monkeypatch: pytest.MonkeyPatch, trigger: Path, gone: list[Path]) -> None:

@@ -21,8 +21,8 @@ from store.records.batches import LedgerBatch
 from store.tables import checkpoint as checkpoint_file
 from store.tables.ledger import Ledger
 from tests.delayserver.recover import damaging
+from tests.delayserver.recover.checking.test_corruption_table import files
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process
-from tests.delayserver.recover.test_corruption_table import files
 
 LONG_AGO = ("--from", "2020-01-01T00:00Z", "--to", "2020-01-02T00:00Z")
 EVERYTHING = ("--from", "2020-01-01T00:00Z", "--to", "2100-01-01T00:00Z")

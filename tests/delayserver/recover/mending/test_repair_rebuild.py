@@ -11,8 +11,8 @@ from delayserver.client import Client
 from store.disk.filesystem import RealFileSystem
 from store.errors import DiskFullError
 from tests.delayserver.recover import damaging
+from tests.delayserver.recover.checking.test_corruption_table import files
 from tests.delayserver.recover.directories import SMALL, Made, ServerProcess, copy, in_process, recover
-from tests.delayserver.recover.test_corruption_table import files
 
 
 def content(path: Path) -> dict[str, bytes]:

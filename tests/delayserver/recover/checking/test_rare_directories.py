@@ -32,16 +32,16 @@ from store.records.record import decode_header, encode_record
 from store.records.records import Records
 from store.records.scan import Scan, ScanReport
 from tests.delayserver.recover import damaging
+from tests.delayserver.recover.checking.test_corruption_table import files
 from tests.delayserver.recover.directories import Made, copy, in_process
-from tests.delayserver.recover.test_corruption_table import files
-from tests.delayserver.recover.test_hard_nights import (
+from tests.delayserver.recover.mending.test_hard_nights import (
     Boot,
     die_before_the_outcomes_of_a_drained_day_go,
     file_of_pending,
     findings_of,
     pending_of,
 )
-from tests.delayserver.recover.test_hard_nights import rebuild as rebuild_directory
+from tests.delayserver.recover.mending.test_hard_nights import rebuild as rebuild_directory
 from tests.fakes.host import faked_settings
 
 
