@@ -134,8 +134,8 @@ ops.docs: .cli .config .metrics .protocol .web
 ops.fuzz: store store.disk store.logs store.records store.tables .broker .broker.files .broker.filters .broker.queues
     .config .protocol .recover.checking .recover.telling .web
 ops.bench: store.disk delayserver .cli.terminal .client .config .protocol .runtime .server
-ops.audit: store store.disk store.logs store.records store.tables .cli.terminal .client .client.calls .config
-    .protocol ops.bench
+ops.audit: store store.disk store.logs store.records store.tables .cli.terminal .client .client.calls
+    .client.connections .config .protocol ops.bench
 """
 
 
