@@ -30,14 +30,14 @@ result. `close` gives the call up."""
 HELD_PER_CALL = 2
 # Places whose failed reads are counted: more than a failing disk has at once.
 _FAILED_PLACES_MAX = 1024
-STORE, BLOCKS, REBUILD, KEYS = "store", "blocks", "rebuild", "keys"
+STORE, BLOCKS, REBUILD, KEYS, SELECTED = "store", "blocks", "rebuild", "keys", "selected"
 
 
 class ReadPlan:
     """One read. `run` blocks, in any thread; all else belongs to the event loop.
 
     `kind` and `key` name what is read. It begins at the offset `start`, of the store or (BLOCKS) of the index blocks.
-    `stop` is the offset up to which a read of records (STORE) reaches, and `size_bytes` about what its result takes.
+    `stop` is the offset up to which a read of records (STORE, SELECTED) reaches. `size_bytes`: about what its result takes.
     """
 
     __slots__ = ("_error", "_found", "_put", "_read", "key", "kind", "size_bytes", "start", "stop")

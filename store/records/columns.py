@@ -321,7 +321,7 @@ def decode_columns(schema: Schema, data: Buffer, count: int) -> dict[str, NDArra
             columns[name] = np.ndarray((count,), dtype, view, position, (0,))
         else:
             first = int(np.frombuffer(view, dtype, 1, position)[0])
-            if first > _largest(dtype) - count:
+            if first > largest(dtype) - count:
                 raise MalformedColumnsError(f"column {name}: {count} steps from {first}")
             columns[name] = np.arange(first, first + count, dtype=dtype)
         position += (size + _ALIGN - 1) // _ALIGN * _ALIGN
@@ -331,7 +331,8 @@ def decode_columns(schema: Schema, data: Buffer, count: int) -> dict[str, NDArra
 
 
 @cache
-def _largest(dtype: np.dtype[Any]) -> int:
+def largest(dtype: np.dtype[Any]) -> int:
+    """The highest value of a type of integers."""
     return int(np.iinfo(dtype).max)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.broker.actions.selecting import Selecting, Selection
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.pulled import PullBudget, PulledBatch
@@ -50,6 +51,7 @@ class Consuming:
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
+        self._selecting = Selecting(state)
         self.pulled = 0
         self.acked = 0
         self._unfinished: set[GroupKey] = set()
@@ -94,6 +96,7 @@ class Consuming:
 
     def use_filter(self, key: GroupKey, wanted: Filter | None) -> None:
         """See `Broker.use_filter`."""
+        self._selecting.forget(key)
         if wanted is None:
             self._state.filters.pop(key, None)
         else:
@@ -164,11 +167,17 @@ class Consuming:
                     and cursor.place_ranges < limits.lease_ranges_max
                     and cursor.blocked() < limits.blocked_messages_max
                 )
-                looked = room if wanted is None else wanted.rows_within(budget.look_ns)
-                span = cursor.available(queue.end, looked) if fresh else None
+                span = cursor.available(queue.end, room if wanted is None else queue.end) if fresh else None
             try:
+                selection = None
+                if wanted is not None and span is not None and span[0] >= cursor.next:
+                    selection = self._selecting.find(key, wanted, queue, span, budget)
+                    if selection is None:
+                        span = (span[0], min(span[1], span[0] + wanted.rows_within(budget.look_ns)))
                 if len(free):
                     taken = self._take_free(key, retry, queue, cursor, budget, free, now_us, deadline_us)
+                elif span is not None and selection is not None:
+                    taken = self._take_selected(key, cursor, budget, selection, span, room, now_us, deadline_us)
                 elif span is not None:
                     taken = self._take(key, retry, queue, cursor, budget, span, room, now_us, deadline_us)
                 elif cursor.freed_keys():  # by messages that have expired in this pull
@@ -257,7 +266,8 @@ class Consuming:
         held = (start, start + count)
         if keys is not None:
             assert rows is not None
-            held = self._add_keys(key, retry, cursor, held, (rows, waiting), (keys, slots), before, deadline_us)
+            positions = np.arange(start, start + count)
+            held = self._add_keys(key, retry, cursor, positions, (rows, waiting), (keys, slots), before, deadline_us)
         if rows is not None and not len(rows):
             # If none expired, the lease of what was taken before goes on behind these.
             return (start if budget.parts and not looked else start + count), start + count
@@ -268,31 +278,107 @@ class Consuming:
             budget.take(batch.pick(row + rows), delivery[rows], before[rows], size)
         return held
 
+    def _take_selected(
+        self,
+        key: GroupKey,
+        cursor: Cursor,
+        budget: PullBudget,
+        selection: Selection,
+        span: Range,
+        room: int,
+        now_us: int,
+        deadline_us: int,
+    ) -> Range | None:
+        """Take of a selection what lies in `span`, at most `room` messages and as many as fit. As `_take`, for positions
+        that were never looked at."""
+        start, stop = span[0], min(span[1], selection.stop)
+        first, behind = np.searchsorted(selection.positions, (start, stop)).tolist()
+        positions, batch, size = selection.positions[first:behind], selection.batch, 0
+        if batch is not None and len(positions):
+            fit, size = budget.fitting_rows(batch, np.arange(first, min(behind, first + room)))
+            if fit < len(positions):  # up to the first one that does not fit
+                stop = int(positions[fit])
+                positions = positions[:fit]
+        if start == stop:
+            return None
+        budget.look(selection.work_ns(len(positions)))
+        before = cursor.attempts_before(start, stop - start)[positions - start]
+        cursor.hand_out(start, stop)
+        if len(positions) < stop - start:
+            self._state.pass_over(key, gaps(start, positions - start, stop - start))
+        if batch is None or not len(positions):
+            return (start if budget.parts else stop), stop
+        batch = batch.slice(first, first + len(positions))
+        return self._take_rows(
+            key, cursor, budget, (start, stop), positions, (batch, size), before, now_us, deadline_us
+        )
+
+    def _take_rows(
+        self,
+        key: GroupKey,
+        cursor: Cursor,
+        budget: PullBudget,
+        span: Range,
+        positions: I64,
+        batch_and_size: tuple[StoredBatch, int],
+        before: I64,
+        now_us: int,
+        deadline_us: int,
+    ) -> Range:
+        """Hand out messages at these positions of `span`, but for those that have expired or whose order key is not free."""
+        start, stop = span
+        batch, size = batch_and_size
+        rows, waiting, slots = np.arange(len(positions)), _NO_ROWS, _NO_ROWS
+        keys = _order_keys(batch, 0, len(positions))
+        if keys is not None:
+            slots = cursor.key_slots(keys)
+            admitted = cursor.admits(slots)
+            rows, waiting = rows[admitted], rows[~admitted]
+            budget.pass_over(len(waiting), 0)
+        looked = len(rows)
+        expired = expired_rows(batch.expires_ms[rows], now_us)
+        if expired is not None:
+            self._expire(key, False, cursor, positions[rows[expired]])
+            rows = rows[~expired]
+        budget.pass_over(looked - len(rows), 0 if len(rows) else size)
+        held = span
+        if keys is not None:
+            low, _ = self._add_keys(key, False, cursor, positions, (rows, waiting), (keys, slots), before, deadline_us)
+            held = (start if low == positions[0] else stop, stop)
+        if not len(rows):
+            return (start if budget.parts and not looked else stop), stop
+        delivery = scattered_ids(positions[rows], self._state.epoch, cursor.moves, retry=False)
+        if len(rows) == len(positions):
+            budget.take(batch, delivery, before, size)
+        else:
+            budget.take(batch.pick(rows), delivery, before[rows], size)
+        return held
+
     def _add_keys(
         self,
         key: GroupKey,
         retry: bool,
         cursor: Cursor,
-        span: Range,
+        positions: I64,
         rows: tuple[NDArray[np.intp], NDArray[np.intp]],
         keys: tuple[U64, I64],
         before: I64,
         deadline_us: int,
     ) -> Range:
-        """Of a span, the rows that go out, and those that wait for their order keys, get a state of their own. `keys`: the
-        hashes and the slots of their order keys. Returns the range of the others to lease."""
-        start, stop = span
+        """Of messages at these positions, the rows that go out, and those that wait for their order keys, get a state of
+        their own. `keys`: the hashes and the slots of their order keys. Returns the range of the others to lease."""
+        start, stop = int(positions[0]), int(positions[-1]) + 1
         taken, waiting = rows
         hashes, slots = keys
         keyed = taken[hashes[taken] != 0]
-        goes = np.zeros(stop - start, np.int8)
+        goes = np.zeros(len(positions), np.int8)
         goes[keyed], goes[waiting] = 1, 2
         added = np.flatnonzero(goes)
         if len(added):
             out = goes[added] == 1
-            logged = cursor.add_keys(start + added, slots[added], before[added], out, deadline_us)
+            logged = cursor.add_keys(positions[added], slots[added], before[added], out, deadline_us)
             if logged and len(waiting):  # the log has them as handed out from their place
-                for place in cursor.logged_places(start + waiting):
+                for place in cursor.logged_places(positions[waiting]):
                     self._state.in_place(key, retry, place)
             if len(keyed):
                 self._leased(key, deadline_us)

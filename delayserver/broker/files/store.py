@@ -14,12 +14,14 @@ from typing import Any, cast
 from numpy.typing import NDArray
 
 from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.reads import KEYS, REBUILD, STORE, ReadNeeded, ReadPlan, Reads
+from delayserver.broker.reads import KEYS, REBUILD, SELECTED, STORE, ReadNeeded, ReadPlan, Reads
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, StoreError
 from store.logs.message_log import LogDamage, MessageLog, WarmStep
 from store.records.batches import I64, StoredBatch
+from store.records.lazy_record import LazyRecord
 from store.records.record import HEADER_BYTES, BadRecordError, decode_header, verify_columns
+from store.records.scan import read_ahead
 from store.records.segment import FILE_HEADER_BYTES, FILE_STORE, Segment
 from store.records.stored_rows import StoredRows
 
@@ -215,6 +217,23 @@ class BrokerStore:
             yield found
             offset = found.stop
 
+    def holds(self, offset: int) -> bool:
+        """Whether the record that begins at an offset is in memory."""
+        return self._appended.holds(offset) or self._read_back.holds(offset)
+
+    def records_at(self, offsets: Sequence[int], end: int) -> Iterator[LazyRecord]:
+        """The records that begin at these offsets, which ascend, below `end`. Those that stand together are read together.
+        For a worker thread. Ends before the first record that cannot be read or does not verify."""
+        reader, read_from = None, -1
+        for offset in offsets:
+            base, segment = self._log.locate(offset)
+            if reader is None or base != read_from:
+                reader, read_from = _RecordReader(segment, min(segment.end, end - base), self._limits), base
+            record = reader.record(offset - base)
+            if record is None:
+                return
+            yield record
+
     def times(self, offset: int) -> I64:
         """The `dispatched_us` column of the record at an offset. May run in another thread. Raises StoreError."""
         base, segment = self._log.locate(offset)
@@ -252,7 +271,7 @@ class BrokerStore:
 
     def retire(self, below: int) -> list[str]:
         """Remove the segments that end at or below an offset; returns their paths. A segment that a read needs stays."""
-        reading = self._reads.lowest(STORE, REBUILD, KEYS)
+        reading = self._reads.lowest(STORE, REBUILD, KEYS, SELECTED)
         removed = self._log.retire(below if reading is None else min(below, reading))
         self._appended.drop_below(self._log.first)
         self._read_back.drop_below(self._log.first)
@@ -261,6 +280,35 @@ class BrokerStore:
     def close(self) -> None:
         """Close the files."""
         self._log.close()
+
+
+class _RecordReader:
+    """Reads records of one segment that stand at known places below `stop`, some read-ahead at a time."""
+
+    def __init__(self, segment: Segment, stop: int, limits: BrokerLimits) -> None:
+        self._file = segment.file
+        self._stop = stop
+        self._ahead_bytes = limits.read_ahead_bytes
+        self._buffer = memoryview(b"")
+        self._start = 0
+
+    def record(self, position: int) -> LazyRecord | None:
+        """The record of a message at a position; None if it cannot be read or does not verify."""
+        try:
+            header = decode_header(self._bytes(position, HEADER_BYTES), position)
+            if header.end > self._stop or header.kind != StoredBatch.schema.kind:
+                return None
+            return LazyRecord(header, self._bytes(position + HEADER_BYTES, header.body_bytes))
+        except BadRecordError:
+            return None
+
+    def _bytes(self, position: int, length: int) -> memoryview:
+        begin = position - self._start
+        if begin < 0 or begin + length > len(self._buffer):
+            want = min(max(length, self._ahead_bytes), max(self._stop - position, length))
+            self._buffer = memoryview(read_ahead(self._file, position, length, want))
+            self._start, begin = position, 0
+        return self._buffer[begin : begin + length]
 
 
 class _Batches:
@@ -284,6 +332,10 @@ class _Batches:
             batch = batch.to_batch()
             self._batches[offset] = batch, size
         return cast(StoredBatch, batch)
+
+    def holds(self, offset: int) -> bool:
+        """Whether the batch at an offset is there."""
+        return offset in self._batches
 
     def add(self, offset: int, batch: StoredBatch | StoredRows) -> None:
         """Add a batch behind all others, if it is not there."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -118,6 +119,21 @@ class ConsumeQueue:
         first, behind = np.searchsorted(runs.position, (position, stop)).tolist()
         found: list[int] = runs.store_offset[first : min(behind, first + OFFSETS_MAX)].tolist()
         return found
+
+    def runs_between(self, position: int, stop: int, blocks: RunBlocks) -> Iterator[Run]:
+        """The runs from the one that holds `position` up to the position `stop`, ascending: at most OFFSETS_MAX of those
+        that are in memory, or in the same block, which must have been read."""
+        index = bisect_right(self._positions, position) - 1
+        if index >= 0:
+            behind = min(bisect_left(self._positions, stop, index), index + OFFSETS_MAX)
+            columns = [column[index:behind] for column in self.memory_runs()]
+        else:
+            runs = blocks.read(self.block_at(position)[0].block_offset)
+            first = int(np.searchsorted(runs.position, position, side="right")) - 1
+            behind = min(int(np.searchsorted(runs.position, stop)), first + OFFSETS_MAX)
+            table = (runs.position, runs.store_offset, runs.row_start, runs.row_count)
+            columns = [column[first:behind].tolist() for column in table]
+        return map(Run, *columns)
 
     def block_at(self, position: int) -> tuple[SpilledBlock, int]:
         """The block on disk that holds a position below the runs in memory, and the position behind the block."""

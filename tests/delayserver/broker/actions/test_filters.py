@@ -13,6 +13,8 @@ from delayserver.broker.filters.filter import Filter
 from delayserver.broker.filters.program import compile_expression
 from delayserver.broker.limits import BrokerLimits
 from store.records.batches import StoredBatch
+from store.records.file_header import FILE_HEADER_BYTES
+from store.records.record import BadRecordError, decode_header, decode_record
 from tests.delayserver.broker.brokers import GROUP, NOW_US, SERVER, SUBJECT, DirectBroker, open_broker
 from tests.fakes.disk import FakeDisk
 
@@ -311,3 +313,117 @@ def test_a_restart_with_messages_in_their_place_hands_out_nothing_that_was_passe
         assert [list(pulled(broker, 1)), list(pulled(broker))] == [[1], [4, 6]]
         broker.check_invariants()
         broker.sync()
+
+
+COLD = replace(LIMITS, segment_bytes=4096, cache_bytes_max=0, read_ahead_bytes=512)
+
+
+def cold_broker(disk: FakeDisk, batches: list[StoredBatch], wanted: Filter | None = PAID) -> DirectBroker:
+    """A broker after a restart, which has none of its messages in memory."""
+    broker = filtered_broker(disk, wanted, COLD)
+    for batch in batches:
+        broker.deliver(batch, False, NOW_US)
+    broker.sync()
+    broker.close()
+    disk.kill()
+    return filtered_broker(disk, wanted, COLD)
+
+
+def all_pulled(broker: DirectBroker, count: int) -> list[int]:
+    """Pulls so many at a time, without acks, until nothing comes."""
+    found: list[int] = []
+    while part := pulled(broker, count):
+        assert len(part) <= count
+        found += part
+    return found
+
+
+@pytest.mark.parametrize("wanted", [PAID, Filter([], compile_expression("price > 3")), Filter([9], None)])
+@pytest.mark.parametrize("count", [1, 3, 1000])
+def test_a_cold_backlog_gives_a_group_what_its_filter_wants(wanted: Filter, count: int) -> None:
+    disk, random = FakeDisk(), Random(count)
+    tags = [[random.choice([1, 2, 2, 2]) for _ in range(random.choice([1, 9, 40]))] for _ in range(60)]
+    prices = [[random.choice(["1", "5", ""]) for _ in each] for each in tags]
+    firsts = np.cumsum([1, *map(len, tags)]).tolist()
+    broker = cold_broker(disk, [messages(*row) for row in zip(tags, firsts[:-1], prices, strict=True)], wanted)
+    rows = [
+        (tag, price) for one, other in zip(tags, prices, strict=True) for tag, price in zip(one, other, strict=True)
+    ]
+    by_tag = wanted.rows_within(1_000_000) > 1000
+    matches = [tag in wanted._tags if by_tag else price == "5" for tag, price in rows]
+    expected = [sequence for sequence, match in enumerate(matches, 1) if match]
+    assert all_pulled(broker, count) == expected
+    row = broker.group_row((SUBJECT, GROUP))
+    assert row is not None and (row.filtered, row.leased) == (len(rows) - len(expected), len(expected))
+    broker.check_invariants()
+
+
+def test_what_was_passed_over_in_a_cold_backlog_stays_so_after_a_crash() -> None:
+    disk = FakeDisk()
+    broker = cold_broker(disk, [messages([2] * 20, 1 + 20 * index) for index in range(30)] + [messages([1], 601)])
+    found = pulled(broker)
+    assert list(found) == [601]
+    ack(broker, found)
+    broker.sync()
+    disk.crash(Random(1))
+    broker = filtered_broker(disk, PAID, COLD)
+    assert pulled(broker) == {} and committed(broker) == 601
+
+
+def test_another_filter_sees_nothing_of_what_was_found_for_the_one_before() -> None:
+    disk = FakeDisk()
+    broker = cold_broker(disk, [messages([1, 1, 2, 2, 1, 2], 1 + 6 * index) for index in range(10)])
+    assert list(pulled(broker, 1)) == [1]
+    broker.use_filter(SUBJECT, GROUP, Filter([2], None))
+    assert list(pulled(broker, 5)) == [3, 4, 6, 9, 10]
+
+
+def test_messages_that_have_expired_or_whose_key_is_not_free_stay_back_in_a_cold_backlog() -> None:
+    disk = FakeDisk()
+    keyed = messages([1, 2, 1, 1, 2, 1]).with_columns(order_hash=np.array([5, 5, 5, 0, 0, 6], np.uint64))
+    broker = cold_broker(disk, [keyed, messages([1, 2], 7, expires_ms=NOW_US // 1000 - 1), messages([1, 2], 9)])
+    found = pulled(broker, 1)
+    assert [list(found), all_pulled(broker, 100)] == [[1], [4, 6, 9]]
+    row = broker.group_row((SUBJECT, GROUP))
+    assert row is not None and (row.expired, row.filtered) == (1, 4)
+    ack(broker, found)
+    assert list(pulled(broker)) == [3]
+
+
+def record_places(disk: FakeDisk, sequences: list[int]) -> list[tuple[str, int]]:
+    """The file, and the last byte of the body, of the messages with these sequences."""
+    found: dict[int, tuple[str, int]] = {}
+    for path in disk.files("/data/broker/store/"):
+        data = disk.content(path)
+        position = FILE_HEADER_BYTES
+        while (end := _end_of(data, position)) is not None:
+            batch = decode_record(data[position:end], position)
+            assert isinstance(batch, StoredBatch)
+            header = decode_header(data, position, position)
+            last = header.blob_offset + header.blob_bytes - 1
+            found |= dict.fromkeys(batch.sequence.tolist(), (path, last))
+            position = end
+    return [found[sequence] for sequence in sequences]
+
+
+def _end_of(data: bytes, position: int) -> int | None:
+    try:
+        return decode_header(data, position, position).end
+    except BadRecordError:
+        return None
+
+
+def test_damage_costs_a_group_the_messages_that_it_wanted_and_no_others() -> None:
+    """A body of a record of which it wants nothing is not looked at."""
+    disk = FakeDisk()
+    tags = [[1, 2, 1], [2, 2, 2], [1, 2, 1], [1, 1, 1], [2, 1, 2]]
+    cold_broker(disk, [messages(row, 1 + 3 * index) for index, row in enumerate(tags)]).close()
+    for path, offset in record_places(disk, [4, 7]):
+        disk.flip_bit(path, offset)
+    disk.kill()
+    broker = filtered_broker(disk, PAID, COLD)
+    assert all_pulled(broker, 2) == [1, 3, 10, 11, 12, 14]
+    status = broker.status()
+    assert status["damaged_messages"] == 3 and len(broker.damages) == 1
+    assert "blob checksum" in broker.damages[0] and "/data/broker/store/" in broker.damages[0]
+    assert [row.filtered for row in [broker.group_row((SUBJECT, GROUP))] if row] == [6]
