@@ -23,7 +23,7 @@ Exactly once rests on what the caller does in one step of the event loop, with n
   `evict_between`, with the same key and time.
 
 A source that has no file yet counts as end offset 0, so that everything which comes later goes straight to the wheel.
-Pure: no files, no clock. What is on disk, and which rows have an outcome already, the caller knows.
+Pure: no files, no clock. The caller knows which rows are on disk, and which have an outcome already.
 """
 
 from __future__ import annotations

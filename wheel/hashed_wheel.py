@@ -14,7 +14,7 @@ by one.
     loose   [ D  E ]                                  small batches spread wide, until they are worth cutting
     current   everything due before `current_end`, as sorted runs: rows leave from here only
 
-What differs here, and why:
+Differences, and their reasons:
 
 1. A slot holds *sorted runs of columns*, not a list of timers. A batch is sorted once and cut at tick boundaries; no
    step handles one row. The exact due time stands in each row, so rounds need no counter: the slot's rows of this

@@ -24,7 +24,7 @@ WAIT: Final = "wait"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupPolicy:
-    """What is set for one consumer group.
+    """The settings of one consumer group.
 
     `attempts`: how often a message is handed out before it becomes a dead letter; 0 or None: without end.
     `first_ms`, `factor`, `cap_ms`: the first pause before a redelivery, its growth, and the longest pause.

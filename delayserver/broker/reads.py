@@ -79,7 +79,7 @@ class ReadPlan:
         self._put(self._found)
 
     def find(self, key: Hashable) -> Any:
-        """What was read for a key; None if it was not read. Raises the error of the read that began there."""
+        """The result of the read for a key; None if it was not read. Raises the error of the read that began there."""
         if self._error is not None and key == self.key:
             raise _fresh(self._error)
         return self._found.get(key)
@@ -150,7 +150,7 @@ class Reads:
         return plan in self._holders
 
     def find(self, kind: str, key: Hashable) -> Any:
-        """What a held result has for a key; None if none has it. Raises the error of a read that began there."""
+        """The entry of a key in a held result; None if no result has it. Raises the error of a read that began there."""
         for plan in self._held:
             if plan.kind == kind and (found := plan.find(key)) is not None:
                 return found

@@ -25,7 +25,7 @@ _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)")
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong. `place`: the file or the assignment. `line`: of the file, from 1; None if it has no line."""
+    """A problem. `place`: the file or the assignment. `line`: of the file, from 1; None if it has no line."""
 
     place: str
     line: int | None

@@ -1,5 +1,5 @@
-"""What of a new configuration a running server takes over: broker groups, their nodes, weights and routes. Everything else
-needs a restart."""
+"""The parts of a new configuration that a running server takes over: broker groups, their nodes, weights and routes. All
+else needs a restart."""
 
 from __future__ import annotations
 

@@ -272,8 +272,8 @@ class TransactionSettings:
     checks_max: int = 15
     """Check-backs without an answer before the policy decides. With the pause above a quarter of an hour."""
     policy: str = "rollback"
-    """`rollback` or `commit`: the end of a transaction after its last check-back. What was never committed in the
-    producer's database must not be seen, so the default is the safe one."""
+    """`rollback` or `commit`: the end of a transaction after its last check-back. A message that the producer's
+    database never committed must not be seen, so the default is the safe one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ class Broker(Protocol):
 
     @property
     def problem(self) -> str:
-        """What an operator must mend before this node takes messages well: the name of an error, "" for nothing."""
+        """The name of the error that an operator must mend before this node takes messages well; "" for none."""
 
     async def deliver(self, batch: StoredBatch, *, uncertain: bool) -> NDArray[np.uint8]:
         """Hand over; returns DeliverOutcome codes u8[n] once the node has synced them. Raises DeliveryError.

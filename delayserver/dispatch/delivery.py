@@ -177,7 +177,7 @@ def _read(schedule: ScheduleLog, shipment: Shipment, server_id: int) -> tuple[St
 
 
 def _unreadable(schedule: ScheduleLog, key: ScheduleKey, payload: NDArray[Any]) -> UnreadableError | None:
-    """What the disk says where it cannot read these rows; None where it gives other bytes than were written."""
+    """The error of the disk if it cannot read these rows; None if it gives other bytes than were written."""
     try:
         for name in _BLOBS:
             offsets, lengths = payload[f"{name}_offset"], payload[f"{name}_length"]

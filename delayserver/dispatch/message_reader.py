@@ -36,7 +36,7 @@ AHEAD_MS = 4
 # How long before its due time a hot moment is looked for, and how often.
 LOOK_AHEAD_MS = 300
 LOOK_MS = 100
-# What makes a moment hot: so many rows, and so many in each millisecond of a run of the wheel.
+# A moment is hot with so many rows, and so many in each millisecond of a run of the wheel.
 HOT_ROWS_MIN = 1024
 HOT_ROWS_A_MS = 256
 # Runs are read together up to this.
@@ -44,7 +44,7 @@ PART_ROWS = 1 << 14
 PART_BYTES = 4 << 20
 # Beside its body, properties and id.
 ROW_BYTES = 64
-# What was read and not asked for since it was due was cancelled, or went elsewhere.
+# A body that was due and that no attempt asked for: its message was cancelled, or went elsewhere.
 KEPT_MS = 2_000
 
 
@@ -103,7 +103,7 @@ class MessageReader:
         self._wanted: deque[_Run] = deque()
         self._being_read: list[_Run] = []
         self._work = trio.Event()
-        # What could not be read (last due time, first and last sequence): it is not tried again before it is handed over.
+        # Parts that could not be read (last due time, first and last sequence): each is tried again only at its hand-over.
         self._failed: set[tuple[int, int, int]] = set()
         # Rows handed over that had been read ahead, since the start.
         self.rows_ahead = 0
@@ -181,11 +181,11 @@ class MessageReader:
                 self._parts += await self._workers.run(read)
                 self._parts.sort(key=lambda part: int(part.batch.sequence[0]))
             except (StoreError, OSError, KeyError, MemoryError):
-                # Who hands them over meets it too, reports it and serves what can be served.
+                # The hand-over meets it too: it reports the damage and serves the other rows.
                 self._failed |= {(int(run.rows.due_ms[-1]), run.first, run.last) for run in runs}
 
     def _next_runs(self) -> list[_Run]:
-        """The next of the noted runs that make one part. What is due by now its workers read already.
+        """The next of the noted runs that make one part. Workers read the rows that are due by now.
 
         Parts have as many rows as they may have, so that where they end most hand-overs end too."""
         runs: list[_Run] = []

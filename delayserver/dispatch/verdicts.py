@@ -1,4 +1,4 @@
-"""What an attempt means for its rows: delivered, expired, given up, or maybe delivered. No row moves here."""
+"""The meaning of an attempt for its rows: delivered, expired, given up, or maybe delivered. No row moves here."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class TaskBell:
 
 
 def _waker() -> Callable[[Callable[[], object]], object]:
-    """What runs a function in the loop of this task, soon, called from another thread."""
+    """A function that another thread calls to have something run in the loop of this task."""
     if sniffio.current_async_library() == "trio":
         return trio.lowlevel.current_trio_token().run_sync_soon
     import asyncio

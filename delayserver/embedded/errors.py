@@ -1,4 +1,4 @@
-"""Errors of an embedded server as a part of the program. What a server answers has the errors of `Client`."""
+"""Errors of an embedded server as a part of the program. Answers of a server have the errors of `Client`."""
 
 from __future__ import annotations
 

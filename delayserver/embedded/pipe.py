@@ -40,7 +40,7 @@ class Pipe:
 
     @property
     def unread_bytes(self) -> int:
-        """What was written and is not read."""
+        """The bytes that were written and not read yet."""
         return self._written_bytes - self._read_bytes
 
     def lacks_room(self) -> bool:
@@ -92,7 +92,7 @@ class Pipe:
         self._reader.ring()
 
     def abandon(self) -> None:
-        """The reader closes. What is unread goes with the pipe."""
+        """The reader closes. Unread bytes go with the pipe."""
         self.broken = True
         self._reader.ring()
         self._writer.ring()

@@ -22,7 +22,7 @@ _TIMEOUT_S_MAX: Final = 2_000_000.0
 
 
 class PipeConnection:
-    """What `SocketConnection` is over a socket. Raises the `EmbeddedError` of a server that is gone."""
+    """The same as `SocketConnection`, over a pipe. Raises the `EmbeddedError` of a server that is gone."""
 
     def __init__(self, running: Running) -> None:
         self._bell = ThreadBell()

@@ -159,7 +159,7 @@ class Connection:
         self._ready_bytes = 0
         self._blocked: deque[Callable[[], None]] = deque()
         self._unsent = Unsent()
-        # What was refused of one-way requests since the last reply.
+        # The refusals of one-way requests since the last reply.
         self._refused: OneWayRefused | None = None
         # Bytes received, and bytes that the kernel took, since the connection was accepted.
         self._came_bytes = 0

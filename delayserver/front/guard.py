@@ -22,7 +22,7 @@ Check = Callable[[Access, dict[str, Any]], None]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """Who may call an operation: a token with one of the `roles`, whose subjects pass the `check`. `operator`: also a
+    """The right to call an operation: a token with one of the `roles`, whose subjects pass the `check`. `operator`: also a
     server that has proven itself, without a token."""
 
     roles: frozenset[str]

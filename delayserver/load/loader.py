@@ -51,7 +51,7 @@ NEAR_LOOK_MS = 250
 
 @dataclass(frozen=True, slots=True)
 class _Many:
-    """What a read of several windows found: their rows, side by side, and what is wrong with the others."""
+    """The result of a read of several windows: their rows, side by side, and the errors of the others."""
 
     windows: list[int]
     found: list[WindowRows]
@@ -91,7 +91,7 @@ class Loader:
         self.loads = 0
 
     async def run(self) -> None:
-        """Load until cancelled. What becomes due now comes first: fresh messages do not wait for overdue windows. Nor do
+        """Load until cancelled. Rows that become due now come first: fresh messages do not wait for overdue windows. Nor do
         these wait for the rest of a near window that memory cannot hold (`load/turns.py`)."""
         residency = self._residency
         short_since_us: int | None = None

@@ -24,7 +24,7 @@ SOON_MS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class NearFuture:
-    """What memory holds of the near future."""
+    """The near future that memory holds."""
 
     loaded_to_ms: int
     """All rows that are due before this time are in memory."""

@@ -26,7 +26,7 @@ FAILED_READS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class WindowRows:
-    """What one read of a window found."""
+    """The result of one read of a window."""
 
     loaded: LoadedRows
     copies: ScheduleIndex

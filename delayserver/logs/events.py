@@ -12,7 +12,7 @@ from typing import Final
 
 Field = str | int | float | bool | None
 
-# What every line has beside the fields of its event. No field may bear such a name.
+# The keys of every line beside the fields of its event. No field may bear such a name.
 KEYS: Final = ("time", "level", "event", "message", "logger", "left_out", "error", "traceback")
 
 AUDIT_LOGGER: Final = "delayserver.audit"
@@ -33,15 +33,15 @@ class EventLogger:
         self._logger = logging.getLogger(name)
 
     def info(self, event: str, text: str, /, **fields: Field) -> None:
-        """What happens in a normal day: a start, a stop."""
+        """An event of a normal day: a start, a stop."""
         self._log(logging.INFO, event, text, fields, None)
 
     def warning(self, event: str, text: str, /, **fields: Field) -> None:
-        """What an operator should know, and what may mend itself."""
+        """An event that an operator should know. It may mend itself."""
         self._log(logging.WARNING, event, text, fields, None)
 
     def error(self, event: str, text: str, /, failure: BaseException | None = None, **fields: Field) -> None:
-        """What an operator must mend. A `failure` is written with its traceback."""
+        """An event that an operator must mend. A `failure` is written with its traceback."""
         self._log(logging.ERROR, event, text, fields, failure)
 
     def _log(

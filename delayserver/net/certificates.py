@@ -16,7 +16,7 @@ class CertificateError(OSError):
 
 
 class Contexts(Protocol):
-    """Whatever gives the context of the next connection."""
+    """A source of the context of the next connection."""
 
     @property
     def context(self) -> ssl.SSLContext:

@@ -16,7 +16,7 @@ import trio
 from delayserver.net.certificates import Contexts
 from delayserver.net.transport import RECEIVE_BYTES, Connect, Listener, Received, Transport, connect_socket
 
-# What is encrypted at once: so much may wait in memory for a kernel that takes nothing.
+# The bytes that are encrypted at once: so much may wait in memory for a kernel that takes nothing.
 WRITE_BYTES: Final = 64 * 1024
 
 

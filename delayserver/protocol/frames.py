@@ -82,7 +82,7 @@ class Reply(NamedTuple):
     result: dict[str, Any] | None
     error: DelayServerError | None
     refused: OneWayRefused | None = None
-    """What was refused of earlier one-way requests of the connection, if the reply tells it."""
+    """The refusals of earlier one-way requests of the connection, if the reply has them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ ID_BITS: Final = 48
 
 SEND, CONSUME, LOOK, ADMIN = "send", "consume", "look", "admin"
 ROLES: Final = (SEND, CONSUME, LOOK, ADMIN)
-"""What a token may do. `admin` includes the others."""
+"""The roles of tokens. `admin` includes the others."""
 
 NAME_CHARACTERS_MAX: Final = 100
 SUBJECTS_MAX: Final = 64

@@ -211,7 +211,7 @@ class GroupCommit:
     async def _commit_group(self, group: CommitGroup) -> None:
         try:
             batches, size, gathered_us = self._number(group), group.size_bytes, self._gathered_us
-            # What gathers meanwhile has waited at least since now.
+            # Rows that gather meanwhile have waited at least since now.
             self._gathered_us = self._clock.monotonic_us()
             if size <= self._settings.inline_sync_bytes_max and self._pace.quick:
                 entries = self._write(batches, size, gathered_us)

@@ -80,7 +80,7 @@ class DayTier:
         self._workers = runtime.workers
         self._settings = settings
         self._clock = runtime.clock
-        # What is read of a day and not drained yet, the day, and the position behind it.
+        # The rows of a day that are read and not drained yet, the day, and the position behind them.
         self._pieces: deque[MessageBatch] = deque()
         self._slice_of = 0
         self._slice_end = 0
@@ -139,7 +139,7 @@ class DayTier:
         return written
 
     def _outcomes_left(self, start_ms: int) -> OutcomeBatch:
-        """What can be read around damage is true."""
+        """Rows that can be read around damage are true."""
         with suppress(CorruptionError, FormatError):  # told
             return self._dispatch.outcomes_left(DispatchKey(start_ms, True))
         return OutcomeBatch.filled(0)
@@ -185,7 +185,7 @@ class DayTier:
             await self._clock.sleep_ms(200)
 
     async def _seal(self) -> None:
-        # What was decided so far belongs to the coarse files; nothing coarse is decided outside the replayer's task.
+        # Outcomes so far belong to the coarse files. Only the replayer's task decides about coarse rows.
         await self._decided.all_written()
         keys = {*self._schedule.keys(), *self._schedule.lost}
         starts = sorted({key.start_ms for key in keys if key.source == Source.DAY})

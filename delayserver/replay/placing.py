@@ -43,7 +43,7 @@ class Placed:
 
 @dataclass(slots=True)
 class Round:
-    """What one round of replay did, to be published."""
+    """The result of one round of replay, to be published."""
 
     end: int
     last_sequence: int

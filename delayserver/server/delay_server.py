@@ -228,7 +228,7 @@ class DelayServer:
         self.is_open = True
 
     def _build_state(self, opened: Opened) -> None:
-        """What the server knows: `state/`."""
+        """The state of the server: `state/`."""
         settings, storage, files = self.settings, self.settings.storage, opened.files
         self.book = WindowBook(files.schedule, files.dispatch, files.days, storage.window_ms)
         self.book.open()
@@ -260,7 +260,7 @@ class DelayServer:
         self._build_memory(opened)
 
     def _build_memory(self, opened: Opened) -> None:
-        """What holds index rows: a wheel, a queue and the health of its nodes for each broker group."""
+        """The holders of index rows: a wheel, a queue and the health of its nodes for each broker group."""
         settings = self.settings
         self.group_memory = memory = GroupMemory(settings, self.pacing, opened.names, self.runtime)
         codes = memory.codes(settings.groups)

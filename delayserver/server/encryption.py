@@ -15,7 +15,7 @@ events = EventLogger()
 
 
 class Encryption:
-    """What `[tls]` says. Without a certificate nothing is encrypted."""
+    """The contexts that `[tls]` asks for. Without a certificate nothing is encrypted."""
 
     def __init__(self, settings: TlsSettings) -> None:
         """Reads the files. Raises ConfigError."""

@@ -1,4 +1,4 @@
-"""What memory has of each broker group: a queue, two wheels, and the health of its nodes."""
+"""The memory of each broker group: a queue, two wheels, and the health of its nodes."""
 
 from __future__ import annotations
 

@@ -243,7 +243,7 @@ def run_server(
     """Run until a signal; returns the exit code of a clean stop. Raises what `serve` raises; the command line tells it."""
     # A worker thread that holds the interpreter gives it up after this long: the event loop waits no longer than that.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # What was made by now stays for good. Requests leave no cycles behind, so the rest is looked through rarely.
+    # Objects of the start stay for good. Requests leave no cycles behind, so the collector runs rarely.
     gc.collect()
     gc.freeze()
     gc.set_threshold(*COLLECTION_THRESHOLDS)

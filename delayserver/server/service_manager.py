@@ -22,7 +22,7 @@ STATUS_BYTES_MAX = 512
 
 
 class ServiceManager(Protocol):
-    """Whoever started this process and wants to know how it is."""
+    """The service manager that started this process and watches it."""
 
     @property
     def beat_ms(self) -> int:

@@ -45,7 +45,7 @@ from store.tables.identity import CLOCK_AHEAD_US, SEQUENCES, DataDirectory, Sequ
 from store.tables.ledger import Ledger
 from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
 
-# Indexes follow from the store. What is left of them does not say that the broker is there.
+# Indexes follow from the store. Their remains do not mean that the broker is there.
 INDEX_FOLDER = "index"
 
 

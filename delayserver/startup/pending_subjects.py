@@ -1,4 +1,4 @@
-"""What was pending of each subject when the last process ended, from its checkpoint and what came behind it.
+"""The pending messages of each subject at the end of the last process, from its checkpoint and the records behind it.
 
 A checkpoint tells the counts as of its replay position and its marks of dispatch_log. The start counts on from there: the
 replay counts messages, and outcomes behind the marks are read here. Where that is not exact, nothing is told, and the server

@@ -1,1 +1,1 @@
-"""What the server knows in memory. Synchronous; no file, no socket."""
+"""The server's state in memory. Synchronous; no file, no socket."""

@@ -1,4 +1,4 @@
-"""What becomes of a table of tokens when one is made, revoked or rotated. Pure: no clock, no disk, no chance."""
+"""The changes of a table of tokens when one is made, revoked or rotated. Pure: no clock, no disk, no chance."""
 
 from __future__ import annotations
 

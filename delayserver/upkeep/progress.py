@@ -1,4 +1,4 @@
-"""What a checkpoint says, captured in one step."""
+"""The contents of a checkpoint, captured in one step."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Progress:
         self._believable = believable
 
     def capture(self) -> Captured:
-        """One step. What replay does later may be in the marks of files too: their high-water marks make the next start skip
+        """One step. The marks of files may include what replay does later: their high-water marks make the next start skip
         it."""
         return Captured(
             position=self.positions.replayed.value,

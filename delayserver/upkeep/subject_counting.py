@@ -1,6 +1,6 @@
 """Counts the pending messages of each subject once, in the files, where no checkpoint tells them.
 
-It runs beside the server, in slices in worker threads. What is placed and what ends meanwhile is counted as it happens
+It runs beside the server, in slices in worker threads. Messages that are placed or end meanwhile are counted as it happens
 (`SubjectCounts`): the files are read as they were in one step of the event loop.
 """
 
@@ -104,7 +104,7 @@ class SubjectCounting:
         return result
 
     def _units(self, draining: frozenset[int]) -> list[list[_Unit]]:
-        """What is to be read, in units that share no message, some units for each hop."""
+        """The reads, in units that share no message, some units for each hop."""
         found: dict[tuple[int, bool], _Unit] = {}
 
         def unit_of(start_ms: int, *, of_day: bool) -> _Unit:

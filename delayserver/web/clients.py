@@ -88,7 +88,7 @@ class Clients:
         return client if client is not None else await self._open(token)
 
     async def who_is(self, token: str) -> ServerInfo:
-        """What the server says to a client with this token, now. Raises Unauthenticated."""
+        """The server's `hello` to a client with this token, asked now. Raises Unauthenticated."""
         client = await self.of_request({TOKEN: token})
         return await client.calls.hello()
 

@@ -1,4 +1,4 @@
-"""What every request passes before the gateway: which site it comes from, whose it is, and the headers of each answer.
+"""The checks that every request passes before the gateway: its site and its token. They also set headers of each answer.
 
 A token comes in `Authorization: Bearer`, or by the cookie of a session. The server judges it, over the connection of that
 token; the gateway does not.
@@ -56,7 +56,7 @@ class LoginRequest(msgspec.Struct):
 
 
 class SessionState(msgspec.Struct):
-    """Who the server takes the caller for. ``needs_token``: the server asks for a token, and this request has none that is
+    """The caller as the server sees it. ``needs_token``: the server asks for a token, and this request has none that is
     valid."""
 
     needs_token: bool

@@ -163,7 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._last_byte_s = self.loop.time()
         if self.phase == IDLE:
             self.phase, self.since_s, self._head_bytes = HEAD, self._last_byte_s, 0
-        # What is not body is head, or an extension of a chunk, or a trailer: the parser keeps it, or reads it for nothing.
+        # Bytes that are not body are head, or an extension of a chunk, or a trailer: the parser keeps them, or drops them.
         self._got_body = False
         try:
             self.parser.feed_data(data)

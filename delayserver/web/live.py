@@ -23,7 +23,7 @@ from delayserver.web.streams import Streams
 
 PERIOD_S: Final = 1.0
 COMING_PERIODS: Final = 10
-"""What is due in days changes slowly, and it takes the server a look at each window that is not complete."""
+"""The counts of coming days change slowly, and they cost the server a look at each window that is not complete."""
 ROWS_MAX: Final = 100
 """Rows of a list in `metrics`, those with the most messages. A page with thousands of rows is of no use to a person."""
 MINUTE_MS: Final = 60_000

@@ -36,7 +36,7 @@ class Messages:
         self._bodies = bodies
 
     async def get_message(self, request: Request, names: Mapping[str, str]) -> Response:
-        """What became of a message, with its body."""
+        """The fate of a message, with its body."""
         query = read_query(request.query_params, LookupQuery)
         return await self._look_up(request, names["receipt"], query)
 

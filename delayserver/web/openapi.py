@@ -14,7 +14,7 @@ from delayserver.web.router import Endpoint
 from delayserver.web.schemas import ProblemDocument
 
 COMMON_ERRORS: Final = (400, 401, 403, 429, 502, 503, 504)
-"""What every request can meet."""
+"""The errors that every request can meet."""
 JSON: Final = "application/json"
 
 _EVENT: Final[dict[str, Any]] = {

@@ -76,7 +76,7 @@ async def serve_http(
 ) -> None:
     """Serve HTTP on a listening socket as a client of ``upstream``, until ``until`` returns."""
     settings = within_descriptors(settings)
-    # The gateway has its own answers for bad requests. Nobody may fill the log by sending them.
+    # The gateway has its own answers for bad requests. Without this a client could fill the log by sending them.
     silence("uvicorn")
     host = str(listening.getsockname()[0]).partition("%")[0]
     async with Clients(upstream.server, upstream.token, upstream.tls) as clients, anyio.create_task_group() as tasks:

@@ -49,7 +49,7 @@ class Sent(Struct):
 
 
 class Fate(Struct, omit_defaults=True):
-    """What became of a message. The body and the fields beside it are there if the server still has them."""
+    """The fate of a message. The body and the fields beside it are there if the server still has them."""
 
     outcome: str
     receipt: str | None = None

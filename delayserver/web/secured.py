@@ -15,7 +15,7 @@ events = EventLogger()
 
 
 class Secured:
-    """What `[tls]` means for the gateway. It changes contexts in place, since the libraries keep theirs."""
+    """The TLS contexts of the gateway, from `[tls]`. It changes contexts in place, since the libraries keep theirs."""
 
     def __init__(self, settings: TlsSettings) -> None:
         """Raises CertificateError."""

@@ -13,7 +13,7 @@ _TRACEPARENT: Final = re.compile(
     rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?:-[ -~]{0,64})?"
 )
 STATE_BYTES_MAX: Final = 512
-"""What the recommendation asks everybody to carry. A longer one is left out."""
+"""The recommendation asks all programs to carry so many bytes. A longer state is left out."""
 
 
 def with_trace(scope: Mapping[str, Any], properties: Mapping[str, str] | None) -> Mapping[str, str] | None:

@@ -68,7 +68,7 @@ def cell_options(chosen: Range, slo_us: int, by: Sequence[str]) -> dict[str, str
 
 
 def gathered(batches: Sequence[pa.RecordBatch]) -> pa.Table:
-    """What `read_cells` makes of these batches, without Spark: each cell once."""
+    """The cells that `read_cells` makes of these batches, without Spark, each once."""
     table = pa.Table.from_batches(batches, schema=_SCHEMA)
     values = [*[(name, "sum") for name in _SUMS], *[(name, "max") for name in _MAXIMA]]
     values += [(name, "min") for name in _MINIMA]

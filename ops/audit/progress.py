@@ -1,4 +1,4 @@
-"""What a person sees of a report that runs: one bar on a terminal, elsewhere a line for each step."""
+"""The progress of a report that runs: one bar on a terminal, elsewhere a line for each step."""
 
 from __future__ import annotations
 

@@ -28,7 +28,6 @@ from pyspark.sql.types import StructType
 
 from delayserver.client import Client
 from delayserver.client.calls.core import parse_address
-from delayserver.client.connections.tls import TLS
 from ops.audit.message_rows import COLUMNS, MessageRows, rows_of
 from ops.audit.sending import Sender
 
@@ -97,7 +96,7 @@ class WriteOptions:
 
     def clients(self) -> list[Client]:
         """A client for each server. Raises OSError if there is no such file of certificates."""
-        tls: TLS = self.tls == "true"
+        tls: ssl.SSLContext | bool = self.tls == "true"
         if self.tls not in ("true", "false"):
             tls = ssl.create_default_context(cafile=self.tls)
         return [Client(server, timeout_s=60.0, retries=8, token=self.token, tls=tls) for server in self.servers]

@@ -123,7 +123,7 @@ PARTS: Final[dict[str, Callable[[], str]]] = {
     "outcomes": outcomes,
     "requests": requests,
 }
-"""What a document may ask for by a line ``<!-- made: NAME -->``."""
+"""The parts that a document asks for by a line ``<!-- made: NAME -->``."""
 
 
 def with_parts(markdown: str) -> str:

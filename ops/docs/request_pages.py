@@ -20,7 +20,7 @@ INT64_MAX: Final = 2**63 - 1
 
 
 def endpoints() -> list[Endpoint]:
-    """What the gateway answers, in its order. Nothing is connected."""
+    """The requests of the gateway, in their order. It opens no connection."""
 
     async def made() -> list[Endpoint]:
         return list(Gateway(Clients("127.0.0.1:1"), HttpSettings(), HttpFigures()).router.endpoints)

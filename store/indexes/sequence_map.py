@@ -38,7 +38,7 @@ class SequenceMap:
         return self._table.nbytes
 
     def add(self, first_sequence: int, last_sequence: int, start: int, stop: int) -> None:
-        """A record behind all others. What lies between is damage."""
+        """A record behind all others. Bytes between them are damage."""
         if start > self.end:
             self.gaps.append((self.last_sequence, first_sequence))
         self.last_sequence = last_sequence

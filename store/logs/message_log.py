@@ -167,7 +167,7 @@ class MessageLog:
         return self._segment_bytes
 
     def preparation(self, zero_bytes: int = 0) -> NextSegment | None:
-        """What to make now, from `prepare_from` on; None if there is nothing. Call its `make`, which may run in a thread
+        """The segment to make now, from `prepare_from` on; None if there is none. Call its `make`, which may run in a thread
         beside appends, then `prepared` or `not_prepared`, in the writer's own thread of control. `zero_bytes`: how much is
         to be warm from the start."""
         # A tail without its name still has the name of a prepared one.

@@ -59,7 +59,7 @@ __all__ = [
 
 
 Appendable: TypeAlias = ColumnBatch | MessageRows | StoredRows
-"""What an append makes a record of."""
+"""The parts of a record that is appended."""
 
 
 class Appended(NamedTuple):

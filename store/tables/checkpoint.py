@@ -119,8 +119,8 @@ class DispatchFiles(Table):
 
 @dataclass(frozen=True, slots=True)
 class CoarseDays(Table):
-    """Sealed days on their way to minutes: `drain_offset` is how far the day's file is in synced minute files. What state
-    a day is in stands in the file `days`, which is never behind."""
+    """Sealed days on their way to minutes: `drain_offset` is how far the day's file is in synced minute files. The file
+    `days` has the state of each day, and is never behind."""
 
     start_ms: I64
     drain_offset: I64

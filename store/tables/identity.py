@@ -78,8 +78,8 @@ def _read_identity(fs: FileSystem, path: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What `sequences` says: sequences below `reserved` may have been used; `next` is exact where `clean`. No checkpoint
-    tells a time behind `clock_us`, microseconds since 1970; 0: this is not known."""
+    """The contents of `sequences`: sequences below `reserved` may have been used; `next` is exact where `clean`. No
+    checkpoint tells a time behind `clock_us`, microseconds since 1970; 0: this is not known."""
 
     clean: bool
     next: int

@@ -516,7 +516,7 @@ def _order_keys(batch: StoredBatch, row: int, count: int) -> U64 | None:
 def _fitting(
     budget: PullBudget, wanted: Filter | None, batch: StoredBatch, span: tuple[int, int], room: int
 ) -> tuple[NDArray[np.intp] | None, int, int]:
-    """What a pull takes of a record: of `count` rows from `row` on (`span`), at most `room` and as many as fit.
+    """The rows of a record that a pull takes: of `count` rows from `row` on (`span`), at most `room` and as many as fit.
 
     Returns which rows, counted from `row`, how many rows it looked at, and the bytes. None: all of these."""
     row, count = span

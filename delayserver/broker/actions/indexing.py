@@ -1,4 +1,4 @@
-"""What the index of a segment holds, and making it from the segment. Runs in a worker thread, with files of its own."""
+"""The entries of a segment's index, made from the segment. Runs in a worker thread, with files of its own."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ _CODE_MAX: Final = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class PolicyRow:
-    """What the table has for one consumer group. `dead_subject`: the code of its dead-letter subject, 0 if it has none
+    """The entry of the table for one consumer group. `dead_subject`: the code of its dead-letter subject, 0 if it has none
     yet. Once given it stays, so that dead letters are found whatever the policy becomes."""
 
     policy: GroupPolicy

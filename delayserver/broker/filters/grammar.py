@@ -42,7 +42,7 @@ NUMBER: /[+-]?{UNSIGNED}{_END}/
 %ignore /[ \t\r\n]+/
 """
 
-# What a terminal is called in an error, in the order in which an error names them. All others are words.
+# The names of terminals in errors, in the order in which an error names them. All others are words.
 _CALLED: Final = {
     "NAME": "a property",
     "QUOTED": "a property",

@@ -38,7 +38,7 @@ class PropertyColumn:
 
     @property
     def numbers(self) -> NDArray[np.float64]:
-        """What each of `values` reads as, f64; NaN where it is no number, or None."""
+        """Each of `values` as a number, f64; NaN where it is no number, or None."""
         if self._numbers is None:
             self._numbers = np.array([np.nan if text is None else number_of(text) for text in self.values])
         return self._numbers

@@ -488,7 +488,7 @@ class Cursor:
         return parts
 
     def give_back(self, parts: list[Place]) -> None:
-        """End a claim: the positions are ready to be handed out. What a seek moved meanwhile is left alone."""
+        """End a claim: the positions are ready to be handed out. A group that a seek moved stays there."""
         for place in parts:
             for low, high in self.retrying.common(place.start, place.stop):
                 self.retrying.remove(low, high)

@@ -192,7 +192,7 @@ STEP_QUEUES = 1000
 
 @dataclass(frozen=True, slots=True)
 class CapturedQueues:
-    """What a capture found: all queues, and which of them were awake, with their rows i64[keys]."""
+    """The result of a capture: all queues, and which of them were awake, with their rows i64[keys]."""
 
     columns: QueueColumns
     keys: list[QueueKey]

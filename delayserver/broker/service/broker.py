@@ -96,7 +96,7 @@ class Broker:
 
     @property
     def room(self) -> Room:
-        """What its files may take of the disk."""
+        """How many bytes of the disk its files may take."""
         return self._state.room
 
     @property
@@ -302,7 +302,7 @@ class Broker:
     # Policies
 
     def policy(self, subject: int, group: int) -> GroupPolicy:
-        """What is set for a group; nothing if it has no policy."""
+        """The policy of a group; an empty one if none was set."""
         return self._state.policy((subject, group))
 
     def pauses(self, subject: int, group: int) -> RedeliveryPolicy:

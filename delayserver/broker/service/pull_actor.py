@@ -81,7 +81,7 @@ class WaitingPull:
         self.error: Exception | None = None
 
     def take(self, pulled: PulledBatch | None) -> None:
-        """What the broker handed out."""
+        """The deliveries that the broker handed out."""
         self.pulled = pulled
 
     def fail(self, error: Exception) -> None:

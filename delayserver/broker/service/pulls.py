@@ -32,8 +32,8 @@ __all__ = ["TOO_MANY_GROUPS", "Outlet", "PullService", "Unbounded"]
 _AT_ONCE_PER_TURN = 8
 # The time for turns before other tasks run.
 _STEP_US = 2_000
-# What a pull costs its group beside the measured time: at least this, and a microsecond for each KiB, since the reply is
-# encoded and sent later.
+# The cost of a pull for its group, beside the measured time: at least this, and a microsecond for each KiB, since the
+# reply is encoded and sent later.
 _PULL_US = 20
 _BYTES_A_US = 1024
 # Actors without a pull are kept, for what they used lately, until there are so many (300 bytes each).

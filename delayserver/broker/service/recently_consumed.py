@@ -1,4 +1,4 @@
-"""What consumers pulled and acked lately, so that an operator sees the end of a message's way.
+"""Recent pulls and acks of consumers, so that an operator sees the end of a message's way.
 
 In memory and bounded: the oldest pulls are forgotten first, and a restart forgets all. A pull or an ack is one entry with
 columns of numbers; no message has an object.

@@ -74,7 +74,7 @@ def list_groups(subject: str | None, server: str, as_json: bool) -> None:
 def seek_group(subject: str, group: str, goal: str | int | datetime, server: str, as_json: bool) -> None:
     """Let a consumer group of SUBJECT go on at another position.
 
-    Every message from there on comes as if for the first time. What the group's consumers hold now is no longer theirs:
+    Every message from there on comes as if for the first time. Consumers of the group lose the leases that they have:
     their acks are unknown. Redeliveries that wait at the node are dropped; those on their way still come.
     """
     with options.connect(server) as client:

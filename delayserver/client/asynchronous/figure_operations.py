@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class AsyncFigureOperations(ABC):
-    """What a client can learn about a server as a whole."""
+    """Requests about a server as a whole."""
 
     @abstractmethod
     async def _run(self, call: Call[T], close_count: int | None = None) -> T:

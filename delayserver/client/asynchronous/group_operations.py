@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class AsyncGroupOperations(ABC):
-    """What a client can do about consumer groups."""
+    """Requests about consumer groups."""
 
     @abstractmethod
     async def _run(self, call: Call[T], close_count: int | None = None) -> T:

@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class AsyncPositionOperations(ABC):
-    """What a client can do about the positions of consumer groups."""
+    """Requests about the positions of consumer groups."""
 
     @abstractmethod
     async def _run(self, call: Call[T], close_count: int | None = None) -> T:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class AsyncTransactionOperations(ABC):
-    """What a client can do about transactions."""
+    """Requests about transactions."""
 
     _core: ClientCore
     _retries: RetryPolicy
@@ -182,7 +182,7 @@ class AsyncTransactionOperations(ABC):
     # --- check-backs
 
     async def check_backs(self, group: str, max_messages: int = 100, wait_s: float = 0.0) -> list[CheckBack]:
-        """What the server asks a producer's group; waits up to ``wait_s`` for the first. Give each to `answer`.
+        """The questions of the server to a producer's group; waits up to ``wait_s`` for the first. Give each to `answer`.
 
         One that is not answered comes again after the ack timeout, or with the next check-back.
         """

@@ -31,7 +31,7 @@ _CLOSE_WAIT_S: Final = 0.1  # For a call of another thread, which the close has 
 
 
 class Connection(Protocol):
-    """What a client asks of one connection; `SocketConnection` says how each method behaves."""
+    """The methods that a client needs of a connection; `SocketConnection` says how each method behaves."""
 
     def usable(self, *, repeatable: bool) -> bool: ...
 

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class BlockingFigureOperations(ABC):
-    """What a client can learn about a server as a whole."""
+    """Requests about a server as a whole."""
 
     @abstractmethod
     def _run(self, call: Call[T], close_count: int | None = None) -> T:

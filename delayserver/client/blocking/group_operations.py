@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class BlockingGroupOperations(ABC):
-    """What a client can do about consumer groups."""
+    """Requests about consumer groups."""
 
     @abstractmethod
     def _run(self, call: Call[T], close_count: int | None = None) -> T:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class BlockingPositionOperations(ABC):
-    """What a client can do about the positions of consumer groups."""
+    """Requests about the positions of consumer groups."""
 
     @abstractmethod
     def _run(self, call: Call[T], close_count: int | None = None) -> T:

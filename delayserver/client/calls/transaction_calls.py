@@ -127,7 +127,7 @@ def _error(row: dict[str, Any]) -> DelayServerError:
 
 
 def check_back_of(delivery: Delivery) -> CheckBack:
-    """What a message of the subject ``GROUP.check`` asks. Raises `InvalidArgument` if it is no check-back."""
+    """The question in a message of the subject ``GROUP.check``. Raises `InvalidArgument` if it is no check-back."""
     properties = delivery.properties
     if not delivery.subject.endswith(CHECK_SUFFIX) or any(name not in properties for name in _OWN):
         raise InvalidArgument(f"a message of the subject {delivery.subject} is no check-back")

@@ -10,13 +10,11 @@ from typing import Final
 from delayserver.client.connections.socket_connection import SocketConnection
 from delayserver.protocol.errors import ConnectionLost
 
-_RECORD_BYTES: Final = (
-    16 * 1024
-)  # A record has at most as many. What is sent at once is kept until the kernel takes it.
+_RECORD_BYTES: Final = 16 * 1024  # A record has at most as many. Encrypted bytes are kept until the kernel takes them.
 
 
 class TlsConnection(SocketConnection):
-    """What `SocketConnection` is over a plain socket. The certificate must name the host of the address."""
+    """The same as `SocketConnection`, encrypted. The certificate must name the host of the address."""
 
     def __init__(self, host_and_port: tuple[str, int], connect_timeout_s: float, context: ssl.SSLContext) -> None:
         self._context = context

@@ -19,14 +19,14 @@ GROWTH: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What one pull may bring. The server always gives the first message, however large it is."""
+    """The bounds of one pull. The server always gives the first message, however large it is."""
 
     messages: int
     bytes: int
 
 
 class Share:
-    """What one source holds and has asked for.
+    """The messages that one source holds and has asked for.
 
     ``window``: it asks for no more at once. It grows when the handlers wait for messages, and halves when messages wait
     too long for handlers. ``backlog``: the last pull was filled, so more messages wait at the node.
@@ -100,7 +100,7 @@ class FlowControl:
         self._shares.discard(share)
 
     def next_ask(self, share: Share) -> Ask | None:
-        """What the source may ask for now; None: not before it holds less. A pull that takes it calls `asked`."""
+        """The bounds of the next pull of the source; None: not before it holds less. A pull that takes it calls `asked`."""
         if share.asked is not None:
             return None
         empty = not share.held_messages

@@ -1,4 +1,4 @@
-"""What becomes of one delivery in a listener: its times, its verdict and its hooks. No I/O.
+"""One delivery in a listener: its times, its verdict and its hooks. No I/O.
 
 Times are seconds of the listener's clock: that of the event loop, and of `time.monotonic` for threads.
 """
@@ -22,7 +22,7 @@ class CutOff(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a listener answers for a delivery. ``delay_ms``, ``level``: of a nack; None for the growing pauses of the group.
+    """The answer of a listener for a delivery. ``delay_ms``, ``level``: of a nack; None for the growing pauses of the group.
     ``given_back``: no handler has seen the delivery. ``reason``: a dead letter keeps it.
     """
 

@@ -177,7 +177,7 @@ class ListenerCore:
         return not source.ready and not source.running and not len(source.settlements)
 
     def remove(self, source: Source, now_s: float) -> Sequence[Handling]:
-        """Forget a source. What it could not settle is given up, and returned: it comes again when its lease ends."""
+        """Forget a source. Returns the deliveries that it could not settle: they come again when their leases end."""
         source.retire()
         self._give_back_all(source)
         lost = source.settlements.abandon()
@@ -190,7 +190,7 @@ class ListenerCore:
     # -- pulls
 
     def next_ask(self, source: Source) -> Ask | None:
-        """What a pull of this source may bring now. None: not yet, or, of a retired source, never."""
+        """The bounds of this source's next pull. None: not yet, or, of a retired source, never."""
         if source.retired or len(source.settlements) >= UNSETTLED_MAX:
             return None
         return self._flow.next_ask(source.share)
@@ -350,7 +350,7 @@ class ListenerCore:
     # -- the end
 
     def stop(self) -> None:
-        """Start no handler and pull nothing any more. What waits is given back."""
+        """Start no handler and pull nothing any more. Deliveries that wait are given back."""
         self.stopping = True
         for source in self._sources:
             source.retire()

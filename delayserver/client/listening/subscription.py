@@ -1,4 +1,4 @@
-"""What a listener is to consume: subjects and patterns, a group, a handler, and how. No I/O."""
+"""A subscription of a listener: subjects and patterns, a group, a handler, and its options. No I/O."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Subscription(Generic[H]):
 
     @property
     def name(self) -> str:
-        """What the log calls it."""
+        """Its name in the log."""
         called = getattr(self.handler, "__qualname__", type(self.handler).__qualname__)
         return f"{called} ({', '.join(self.subjects)} for {self.group})"
 

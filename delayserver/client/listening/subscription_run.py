@@ -1,6 +1,6 @@
 """Runs one subscription of a listener on an event loop: the tasks and requests around its `ListenerCore`.
 
-What may run handlers (tasks, or threads) is a `Workers`. Everything else is the same for both.
+`Workers` run the handlers, as tasks or in threads. Everything else is the same for both.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ END_PULLS_S: Final = 1.0
 """At the end the pulls under way get so much time. Messages of a later reply come again after the ack timeout."""
 
 SETTLE_S: Final = 5.0
-"""At the end the last acks and nacks get so much time. What a node has not answered then can come again."""
+"""At the end the last acks and nacks get so much time. A delivery without the node's answer can come again."""
 
 events = EventLogger("delayserver.client")
 

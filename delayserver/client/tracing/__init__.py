@@ -25,7 +25,7 @@ _NOTHING: Final[AbstractContextManager[None]] = nullcontext()
 
 @dataclass(slots=True)
 class Sending:
-    """What a send adds to a message while its span runs: nothing without OpenTelemetry."""
+    """The properties that a send adds to a message while its span runs. Without OpenTelemetry it adds none."""
 
     properties: Properties
 

@@ -44,7 +44,7 @@ events = EventLogger()
 _KNOWN = (DiskFull, DuplicateServerId, NotDue, NotReady, QueueFull, Refused, ShuttingDown, Superseded, UnknownOperation)
 # Until the node has answered `hello`: a process that hangs still has its connections accepted, by the kernel.
 CONNECT_TIMEOUT_S = 5.0
-# What does not mend itself.
+# Errors that do not mend themselves.
 _PROBLEMS = (DuplicateServerId, NotDue, ServerNotProven, Superseded, UnsupportedVersion)
 # A request that waits for a connection gives up this long before its own time is over: then it was certainly not sent.
 BEFORE_DEADLINE_S = 0.001
@@ -60,7 +60,7 @@ _OLD_SUPERSEDED = "newer connection"
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """Who delivers: the server id (12 hex digits), the instance of this process (16) and the secret that servers share."""
+    """The sender: its server id (12 hex digits), the instance of this process (16) and the secret that servers share."""
 
     server_id: str
     instance: str

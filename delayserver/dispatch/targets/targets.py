@@ -1,4 +1,4 @@
-"""What hands over to the nodes of all groups, by their addresses, and the connections to them."""
+"""The targets of all groups by the addresses of their nodes, and the connections to them."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Targets:
         self._changed = Bell()
 
     def at(self, address: str) -> EmbeddedNode | RemoteNode:
-        """What hands over to the node with this address, made at the first question."""
+        """The target of the node with this address. The first question makes it."""
         if address == EMBEDDED:
             return self._embedded
         if address not in self._remote:

@@ -114,7 +114,7 @@ def _times(found: Found) -> dict[str, int]:
 
 
 def _content(part: ContentsPart | None, place: int) -> dict[str, Any]:
-    """What a message says, for its row; `body_left_out` if the reply has no room for it."""
+    """The contents of a message, for its row; `body_left_out` if the reply has no room for it."""
     if part is None:
         return {}
     content = part.contents.get(place)

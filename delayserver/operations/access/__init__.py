@@ -1,1 +1,1 @@
-"""What one client may do: its rights, its limits, and the tokens behind them."""
+"""The rights of a client: its roles, its limits, and the tokens behind them."""

@@ -1,4 +1,4 @@
-"""What one client may do: the roles and subjects of its token. Decided at `hello`, asked at every request."""
+"""The rights of one client: the roles and subjects of its token. Decided at `hello`, asked at every request."""
 
 from __future__ import annotations
 

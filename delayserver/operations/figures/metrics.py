@@ -28,7 +28,7 @@ SUBJECTS_MAX: Final = 1_000
 """Subjects of a reply, those with the most pending messages. `pending` lists all of them by pages."""
 
 READS_MAX: Final = 64
-"""Groups for whose `oldest_ms` one call reads the disk. What it has no reads for is read by a later call, and kept."""
+"""Groups for whose `oldest_ms` one call reads the disk. A later call reads the rest, and the result is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class LatenessFigures:
 
 @dataclass(frozen=True, slots=True)
 class ConsumerGroupFigures:
-    """What a consumer group has before it. `oldest_ms`: the due time of its oldest message that is not acked; None if there
+    """The backlog of a consumer group. `oldest_ms`: the due time of its oldest message that is not acked; None if there
     is none, or if it was not read yet."""
 
     subject: str

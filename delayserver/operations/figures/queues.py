@@ -28,7 +28,7 @@ class QueueUse:
 
 
 class Receiving:
-    """What lies between the connections and schedule_log."""
+    """The queues between the connections and schedule_log."""
 
     def __init__(self, connections: Connections, gathering: Gathering, log_queue: LogQueue) -> None:
         self._connections = connections
@@ -48,7 +48,7 @@ class Receiving:
 
 
 class Serving:
-    """What lies between the broker and its consumers."""
+    """The queues between the broker and its consumers."""
 
     def __init__(self, broker: Broker, consuming: Consuming) -> None:
         self._broker = broker

@@ -28,7 +28,7 @@ START: Final[Place] = (-1, 0)
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """What is searched for: an id, a key, or neither. The messages were dispatched to this node from `from_ms` to before
+    """A search by an id, a key, or neither. The messages were dispatched to this node from `from_ms` to before
     `to_ms`. `subject` is given if neither id nor key is."""
 
     message_id: str | None

@@ -1,4 +1,4 @@
-"""What accepted messages say: their bodies and properties, read from schedule_log for a `lookup`."""
+"""The contents of accepted messages: their bodies and properties, read from schedule_log for a `lookup`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONTENTS_BYTES_MAX: Final = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What one message says. `properties` is a msgpack map, or empty. `tag` and `order_key` are empty for none."""
+    """The contents of one message. `properties` is a msgpack map, or empty. `tag` and `order_key` are empty for none."""
 
     message_id: str
     expires_ms: int

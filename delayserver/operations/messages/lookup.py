@@ -58,7 +58,7 @@ class Lookup:
         self._names = names
 
     def consumed(self, found: Found) -> list[ConsumedBy]:
-        """Who pulled and acked a message lately, as far as the node in this process remembers."""
+        """The recent pulls and acks of a message, as far as the node in this process remembers."""
         subject = self._names.code(SUBJECT, found.subject) if found.subject else 0
         return [
             ConsumedBy(self._names.name(each.group), each.pulled_us, each.acked_us)

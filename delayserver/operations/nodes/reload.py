@@ -21,7 +21,7 @@ Reread = Callable[[], Settings]
 
 
 class Changeable(Protocol):
-    """What the settings of groups and routes have built."""
+    """The parts that are built from the settings of groups and routes."""
 
     async def change(self, after: Settings) -> None:
         """Take over groups and routes. Returns when nothing of the old ones is in use. Raises TableFullError and

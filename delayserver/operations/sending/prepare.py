@@ -38,7 +38,7 @@ CHECK_SUFFIX: Final = ".check"
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request says about its transactions: the producer's `group`, and its policy. Unchecked; None for a default."""
+    """The terms of a request's transactions: the producer's `group`, and its policy. Unchecked; None for a default."""
 
     group: object
     check_after_ms: object = None
@@ -77,7 +77,7 @@ class Prepare:
         self._clock = clock
 
     def under(self, asked: Asked) -> PreparedSend:
-        """What takes messages under these terms. Raises InvalidArgument, SubjectInvalid, and the errors of `intern`."""
+        """A sender of messages under these terms. Raises InvalidArgument, SubjectInvalid, and the errors of `intern`."""
         self._admission.require()
         return PreparedSend(self._send, self._intake, self._commit, self._terms(asked), self._clock)
 

@@ -45,7 +45,7 @@ class SentColumns:
 
 
 class Sending(Protocol):
-    """What takes messages in rows or in columns, and answers when they are durable."""
+    """Takes messages in rows or in columns, and answers when they are durable."""
 
     def rows(self, messages: list[Any], answer: Callable[[SentRows | DelayServerError], None]) -> None:
         """See `Send.rows`."""
@@ -81,7 +81,7 @@ class Send:
             done(0)
 
     def sent(self, rows: list[Row], sequence: int) -> list[SentMessage]:
-        """What is answered for accepted rows, which have the sequences from this one on."""
+        """The answer for accepted rows. Their sequences begin with this one."""
         server_id, name_of, sent = self._server_id, self._names.name, []
         for due_ms, subject, _, message_id, _, _, _, _ in rows:
             receipt, derived_id = receipt_and_id(server_id, due_ms, sequence)

@@ -85,7 +85,7 @@ class BrokerCheck:
                 self._findings.add(ORPHANED, f"{self._root}/{name}", 0, "no file of the broker has such a name")
 
     def _verify_indexes(self) -> None:
-        """Every index is whole. What is damaged is made anew when somebody searches."""
+        """Every index is whole. The next search makes a damaged index anew."""
         folder = f"{self._root}/index"
         for name in self._taken.fs.listdir(folder):
             path, base = f"{folder}/{name}", base_of(name)

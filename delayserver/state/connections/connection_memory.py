@@ -1,7 +1,7 @@
-"""What all connections hold together: unfinished frames, requests that are not begun, and replies that are not sent.
+"""The memory of all connections together: unfinished frames, requests not begun, and replies not sent.
 
 Counts only. It knows no stream, no clock and no task. Each connection has an allowance of its own, which is always there:
-a small request of one client gets through whatever the others hold. What goes beyond the allowances comes from one pool.
+a small request of one client gets through whatever the others hold. Bytes beyond the allowances come from one pool.
 
 - A frame above the allowance is given its whole length before more of it is read. Frames wait for it in the order in which
   they came. So frames that have begun can end, and half frames cannot hold all of the pool against each other.
@@ -20,7 +20,7 @@ PROGRESS_BYTES = 1 << 20
 
 
 class Share:
-    """What one connection holds, in bytes. Only `ConnectionMemory` changes it."""
+    """The memory of one connection, in bytes. Only `ConnectionMemory` changes it."""
 
     __slots__ = ("frame_bytes", "granted", "ready_bytes", "unsent_bytes")
 
@@ -161,7 +161,7 @@ class ConnectionMemory:
         return self.allowance_bytes if self.short else max(self.bytes_max - self.used_bytes, self.allowance_bytes)
 
     def progress_bytes(self, share: Share, bytes_left: int) -> int:
-        """What must move of so many bytes, in the time after which a client is cut."""
+        """The part of so many bytes that must move in the time after which a client is cut."""
         hurry = self.short and share.held_bytes > self.allowance_bytes
         return min(PROGRESS_BYTES, bytes_left) if hurry else 1
 

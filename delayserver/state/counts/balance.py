@@ -1,6 +1,6 @@
 """How many messages were accepted, counted twice: when they are committed, and when they are placed (rule 3).
 
-What clients see is the count at the commit. What a checkpoint keeps is the count of the rounds that are published, since the
+Clients see the count at the commit. A checkpoint keeps the count of the rounds that are published, since the
 next start counts on from there.
 """
 

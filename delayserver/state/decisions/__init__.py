@@ -1,1 +1,1 @@
-"""What is decided about messages and not written yet."""
+"""Decisions about messages that are not written yet."""

@@ -1,4 +1,4 @@
-"""What is decided about messages: outcomes, written or not, and what stands in the way of a decision.
+"""Decisions about messages: outcomes, written or not, and the holds that stand in the way of a decision.
 
 Stages that decide add outcomes here, in the step that decides. The recorder waits for them and writes them to dispatch_log;
 it alone moves the mark `written`. Loader, publisher, cancel, lookup and retention ask here: no message may be delivered
@@ -216,7 +216,7 @@ class Decided:
         return self._writing
 
     def wrote(self, totals: I64) -> None:
-        """What was begun is durable; `totals` are the counts of that moment."""
+        """The write that was begun is durable; `totals` are the counts of that moment."""
         rows = sum([len(batch) for batch in self._writing])
         self._subjects.end(self._writing_counted)
         self._writing, self._writing_counted = [], []
@@ -225,7 +225,7 @@ class Decided:
         self._settle.add(self._clock.monotonic_us() - self._writing_since_us)
 
     def give_up(self) -> None:
-        """What was begun will never be durable. It stays unwritten: until the end no part hears otherwise."""
+        """The write that was begun will never be durable. Its outcomes stay unwritten until the end."""
         self.gave_up = True
         self.arrived.ring()
 
@@ -360,7 +360,7 @@ class Decided:
             total -= self._indexes.pop(key).nbytes
 
     def check_invariants(self) -> None:
-        """What waits is what was added and is not written, and no outcome of it leaves its message open."""
+        """The outcomes that wait are those that were added and are not written, and none leaves its message open."""
         self.written.check_invariants()
         self.holds.check_invariants()
         self.overlays.check_invariants()

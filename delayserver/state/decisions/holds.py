@@ -59,6 +59,6 @@ class Holds:
         await self._released.wait()
 
     def check_invariants(self) -> None:
-        """What a start holds is sorted and distinct."""
+        """The holds of a start are sorted and distinct."""
         assert (np.diff(self._at_start) > 0).all()
         assert not self._released.is_set()

@@ -2,7 +2,8 @@
 
 A row is here only while three things are known: it was accepted and replayed, it is no copy, no internal record and no
 prepared transaction, and nothing was decided about it. So a cancel of it needs neither its schedule file nor the outcomes
-of its window, however many windows a request names. What is not here says nothing: whoever asks looks into the files then.
+of its window, however many windows a request names. A message that is not here may still be
+open: the caller looks into the files then.
 """
 
 from __future__ import annotations

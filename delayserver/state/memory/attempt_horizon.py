@@ -28,7 +28,7 @@ class AttemptHorizon:
 
     @property
     def due_ms(self) -> int:
-        """What is due later may not be attempted yet."""
+        """Rows that are due later may not be attempted yet."""
         return self.peak_us // 1000 + AHEAD_MS
 
     def is_near(self, now_ms: int) -> bool:

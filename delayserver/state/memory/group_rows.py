@@ -24,7 +24,7 @@ FAILING_QUEUE_ROWS_MAX = 65_536
 
 @dataclass(slots=True)
 class GroupCounters:
-    """What a group did since the start."""
+    """Counts of a group since the start."""
 
     delivered: int = 0
     attempts_failed: int = 0

@@ -61,7 +61,7 @@ class KeyedLane:
 
     @property
     def chunks(self) -> list[Chunk]:
-        """What waits here, in order."""
+        """The rows that wait here, in order."""
         return self._chunks
 
     # -- in

@@ -16,7 +16,7 @@ from delayserver.state.memory.rows import SEVERAL_NODES
 events = EventLogger()
 
 
-# What a node is known to be. UNKNOWN: it was not tried since the start. FAILING: its last attempt failed. DOWN: so many
+# The state of a node. UNKNOWN: it was not tried since the start. FAILING: its last attempt failed. DOWN: so many
 # failed in a row that its circuit is open. DRAINING is a matter of its weight, which is 0.
 UNKNOWN, UP, FAILING, DOWN, DRAINING = "unknown", "up", "failing", "down", "draining"
 
@@ -37,7 +37,7 @@ class NodeHealth:
         self.failures_total = 0
         self.closed_until_us = 0
         self.last_error = ""
-        # What it is known to be, and since when (monotonic).
+        # Its state, and since when (monotonic).
         self.state = UNKNOWN
         self.since_us = now_us
         # Batches that were given to it and are not settled.

@@ -2,7 +2,7 @@
 missing in memory. Synchronous, no I/O.
 
 A message is missing while it is in message_log alone, in the file of a day that is not drained, or in a part of a window
-that is not loaded. What cannot be read is gone around: it holds back no key.
+that is not loaded. A row that cannot be read is gone around: it holds back no key.
 """
 
 from __future__ import annotations

@@ -454,7 +454,7 @@ class Residency:
         candidates = loaded.take(np.flatnonzero(~self.wheel.contains(loaded.due_ms, loaded.sequence))).by_key()
         rows = DueRows(candidates.due_ms, candidates.sequence, candidates.rows)
         other = group if place is None else self._idle_fallback(group, place)
-        # What is overdue goes before the far end of the wheel, which is read again in its time.
+        # Overdue rows go before the far end of the wheel, which is read again in its time.
         most = 0 if other is None else max(self.room, self.share)
         now, later = rows.slice(0, most), rows.slice(most, len(rows))
         if other is group and len(now):

@@ -137,7 +137,7 @@ class Routes:
         return leads
 
     def check_invariants(self) -> None:
-        """What is kept of each subject is what the routes say of its name."""
+        """For each subject the answer of the routes for its name is kept."""
         groups, places = self._matched(1, self._known)
         assert np.array_equal(self._table[1 : self._known + 1], groups)
         assert np.array_equal(self._places[1 : self._known + 1], places)

@@ -32,7 +32,7 @@ class Committed(NamedTuple):
 
 
 class CommitGroup:
-    """What is committed together: the rows of many sends, which become one record, and batches of one record each."""
+    """The rows of one commit: those of many sends, which become one record, and batches of one record each."""
 
     __slots__ = ("accepted_us", "batches", "dones", "first_sequence", "rows", "rows_dones", "size_bytes")
 

@@ -28,7 +28,7 @@ SOON_MS = 200
 
 
 class LogQueue:
-    """What the next round of replay may take from memory."""
+    """The entries that the next round of replay may take from memory."""
 
     def __init__(self, positions: Positions, clock: Clock, bytes_max: int = QUEUE_BYTES_MAX) -> None:
         self.positions = positions

@@ -45,7 +45,7 @@ class Drains:
 
     @property
     def needed_bytes(self) -> int:
-        """What the days that are drained now still bring to the files of their minutes."""
+        """The rows that the days that are drained now still bring to the files of their minutes."""
         return sum(
             [
                 max(self._schedule.end(key) - self.positions.get(key.start_ms, 0), 0)

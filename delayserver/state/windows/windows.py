@@ -1,4 +1,4 @@
-"""What the server knows of windows and days beside their files."""
+"""The server's facts about windows and days, beside their files."""
 
 from __future__ import annotations
 
