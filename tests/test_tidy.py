@@ -135,7 +135,7 @@ ops.fuzz: store store.disk store.logs store.records store.tables .broker .broker
     .config .protocol .recover.checking .recover.telling .web
 ops.bench: store.disk delayserver .cli.terminal .client .config .protocol .runtime .server
 ops.audit: store store.disk store.logs store.records store.tables .cli.terminal .client .client.calls
-    .client.connections .config .protocol ops.bench
+    .config .protocol ops.bench
 """
 
 
@@ -523,6 +523,7 @@ def test_nothing_is_left_to_do_in_a_comment() -> None:
         f"{name_of(path)}:{line} {comment.strip()}"
         for path in sources(*PACKAGES, "tests")
         if path != Path(__file__)
+        if left.search(path.read_text())
         for line, comment in comments(path.read_text())
         if left.search(comment)
     ]
