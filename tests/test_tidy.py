@@ -134,8 +134,8 @@ ops.docs: .cli .config .metrics .protocol .web
 ops.fuzz: store store.disk store.logs store.records store.tables .broker .broker.files .broker.filters .broker.queues
     .config .protocol .recover.checking .recover.telling .web
 ops.bench: store.disk delayserver .cli.terminal .client .config .protocol .runtime .server
-ops.audit: store store.disk store.logs store.records store.tables .cli.terminal .client .client.calls
-    .config .protocol ops.bench
+ops.audit: store store.disk store.logs store.records store.tables .cli.terminal .client .client.calls .config
+    .protocol ops.bench
 """
 
 
@@ -547,6 +547,9 @@ OF_LIBRARIES = {
 }
 
 
+SETTERS = {"setattr", "delattr", "__setattr__", "__delattr__"}
+
+
 def _made_here(function: ast.AST) -> set[str]:
     """Names of the locals that a function makes by a call. What a method of another object returns is not made here."""
     made = set()
@@ -584,8 +587,14 @@ def assigned_elsewhere(tree: ast.AST) -> list[tuple[int, str]]:
                 targets = [each for target in node.targets for each in _flat(target)]
             elif isinstance(node, ast.AugAssign | ast.AnnAssign):
                 targets = [node.target]
-            elif isinstance(node, ast.For | ast.AsyncFor):
+            elif isinstance(node, ast.For | ast.AsyncFor | ast.comprehension):
                 targets = _flat(node.target)
+            elif isinstance(node, ast.With | ast.AsyncWith):
+                targets = [each for item in node.items if item.optional_vars for each in _flat(item.optional_vars)]
+            elif isinstance(node, ast.Delete):
+                targets = [each for target in node.targets for each in _flat(target)]
+            elif isinstance(node, ast.Call) and dotted(node.func).rpartition(".")[2] in SETTERS and node.args:
+                found += [(node.lineno, dotted(node.func))] * (not _is_own(node.args[0], made))
             others = [each for each in targets if isinstance(each, ast.Attribute) and not _is_own(each.value, made)]
             found += [(each.lineno, dotted(each)) for each in others]
     return found
@@ -606,25 +615,50 @@ def test_no_statement_assigns_an_attribute_of_another_object() -> None:
         f"{name_of(path)}:{line} assigns {what}"
         for path in sources("delayserver", "store", "wheel")
         for line, what in assigned_elsewhere(parsed(path))
-        if what not in OF_LIBRARIES and not what.endswith("__")
+        if what not in OF_LIBRARIES and not what.endswith(("__cause__", "__context__"))
     ]
     assert found == [], "let the object change itself"
 
 
 # Beside `self` and the `Runtime`. Where more are needed, a noun is missing.
 PARAMETERS_MAX = 6
+# Three that lack nouns still.
+LONG_STILL = {"BrokerState", "Capture", "Opened"}
+COLUMN = re.compile(r"NDArray\[.*\]|[IU]\d+|Ragged")
 
 
 def long_constructors(tree: ast.AST) -> list[tuple[int, str]]:
-    """Constructors with too many parameters, with lines."""
+    """Constructors with too many parameters, with lines. `*args` may be any number, so it is too many, but in exceptions."""
     found = []
     for made in [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]:
+        parameters = _fields_of_part(made)
         for function in made.body:
             if isinstance(function, ast.FunctionDef) and function.name == "__init__":
                 parameters = [each.arg for each in (*function.args.args[1:], *function.args.kwonlyargs)]
-                if len([name for name in parameters if name != "runtime"]) > PARAMETERS_MAX:
-                    found.append((function.lineno, made.name))
+                parameters += ["*"] * PARAMETERS_MAX if function.args.vararg else []
+        if len([name for name in parameters if name != "runtime"]) > PARAMETERS_MAX:
+            found.append((made.lineno, made.name))
     return found
+
+
+def _fields_of_part(made: ast.ClassDef) -> list[str]:
+    """The fields without defaults of a dataclass that does something. A class of values alone may have many. The columns of
+    a table are one noun."""
+    decorators = [dotted(each.func if isinstance(each, ast.Call) else each) for each in made.decorator_list]
+    if "dataclass" not in decorators or not any(map(_acts, made.body)):
+        return []
+    fields = [each for each in made.body if isinstance(each, ast.AnnAssign) and each.value is None]
+    others = [ast.unparse(each.target) for each in fields if not COLUMN.fullmatch(ast.unparse(each.annotation))]
+    return others + ["columns"] * (len(others) < len(fields))
+
+
+def _acts(node: ast.stmt) -> bool:
+    """Whether a statement of a class is a method that does more than make or show a value."""
+    if isinstance(node, ast.AsyncFunctionDef):
+        return True
+    if not isinstance(node, ast.FunctionDef) or node.name.startswith("__"):
+        return False
+    return not any(dotted(each) in {"property", "classmethod", "staticmethod"} for each in node.decorator_list)
 
 
 def test_constructors_take_few_parameters() -> None:
@@ -632,6 +666,7 @@ def test_constructors_take_few_parameters() -> None:
         f"{name_of(path)}:{line} {name}"
         for path in sources("delayserver", "store", "wheel")
         for line, name in long_constructors(parsed(path))
+        if name not in LONG_STILL
     ]
     assert found == []
 
@@ -639,6 +674,26 @@ def test_constructors_take_few_parameters() -> None:
 def test_a_long_constructor_is_found() -> None:
     assert long_constructors(ast.parse("class A:\n def __init__(self, a, b, c, d, e, f, runtime, *, g): ..."))
     assert not long_constructors(ast.parse("class A:\n def __init__(self, a, b, c, d, e, f, runtime): ..."))
+    assert long_constructors(ast.parse("class A:\n def __init__(self, a, *others): ..."))
+
+
+SEVEN = "".join(f" {name}: int\n" for name in "abcdefg")
+
+
+@pytest.mark.parametrize(
+    ("body", "count"),
+    [
+        (SEVEN + " def act(self): ...", 1),
+        (SEVEN + " async def act(self): ...", 1),
+        (SEVEN, 0),
+        (SEVEN + " @property\n def shown(self): ...", 0),
+        (SEVEN.replace(" g: int", " g: int = 0") + " def act(self): ...", 0),
+        (SEVEN.replace(" g: int", " runtime: Runtime") + " def act(self): ...", 0),
+        (SEVEN.replace("int", "NDArray[np.int64]") + " def act(self): ...", 0),
+    ],
+)
+def test_a_long_dataclass_that_acts_is_found(body: str, count: int) -> None:
+    assert len(long_constructors(ast.parse(f"@dataclass(slots=True)\nclass A:\n{body}"))) == count
 
 
 @pytest.mark.parametrize(
@@ -648,6 +703,13 @@ def test_a_long_constructor_is_found() -> None:
         ("def f(part):\n    part.slot += 1", 1),
         ("def f(parts):\n    for part in parts:\n        part.slot, other = 1, 2", 1),
         ("def f(self):\n    part = self.made()\n    part.slot = 1", 1),
+        ("def f(part):\n    with opened() as part.slot: ...", 1),
+        ("def f(part):\n    for part.slot in range(3): ...", 1),
+        ("def f(part):\n    return [0 for part.slot in range(3)]", 1),
+        ("def f(part):\n    del part.slot", 1),
+        ("def f(part):\n    setattr(part, 'slot', 1)", 1),
+        ("def f(part):\n    object.__setattr__(part, 'slot', 1)", 1),
+        ("def f(self):\n    object.__setattr__(self, 'slot', 1)", 0),
         ("def f(self):\n    self.slot = 1", 0),
         ("def f(cls):\n    cls.slot: int = 1", 0),
         ("def f():\n    part = Part()\n    part.slot = 1", 0),

@@ -315,8 +315,6 @@ class DelayServer:
         self.recorder = OutcomeRecorder(
             self.decided, files.dispatch, self.book, settings.dispatch, self.pacing.outcomes_late_ms_max, self.runtime
         )
-        for window_files in (files.schedule, files.dispatch):
-            window_files.tell_damage(self.damage.report)
         self._build_upkeep(opened)
         self._count_totals(opened)
 

@@ -25,6 +25,7 @@ from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchLog
 from store.logs.message_log import MessageLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.window_files import FileUse
 from store.logs.window_span import find_span_ms
 from store.logs.window_state import FileMark
 from store.logs.windows import DAY_MS, day_of
@@ -140,7 +141,8 @@ def _open(
     days = DayTable.open(fs, f"{path}/days", day_of(clock.now_ms() + storage.fine_horizon_ms) + DAY_MS)
     dispatch_files_max = max(storage.open_files_max // 8, 8)
     schedule_files_max = storage.open_files_max - dispatch_files_max
-    schedule = ScheduleLog(fs, f"{path}/schedule_log", server_id, storage.window_ms, schedule_files_max)
+    use = FileUse(schedule_files_max, on_damage=damage.report)
+    schedule = ScheduleLog(fs, f"{path}/schedule_log", server_id, storage.window_ms, use)
     stack.callback(schedule.close)
     placed = schedule_marks(checkpoint.schedule)
     # A file that was properly removed after the checkpoint is not missing.
@@ -157,7 +159,7 @@ def _open(
         f"{path}/dispatch_log",
         server_id,
         storage.window_ms,
-        dispatch_files_max,
+        FileUse(dispatch_files_max, on_damage=damage.report),
         reserve_bytes=storage.dispatch_reserve_bytes,
     )
     stack.callback(dispatch.close)

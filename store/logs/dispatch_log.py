@@ -16,8 +16,7 @@ import numpy as np
 from store.disk.filesystem import FileSystem
 from store.disk.space_reserve import RESERVE_BYTES, SpaceReserve
 from store.errors import CorruptionError, DiskFullError
-from store.logs.open_files import OPEN_FILES_MAX
-from store.logs.window_files import WindowFiles
+from store.logs.window_files import DEFAULT_USE, FileUse, WindowFiles
 from store.logs.window_log import WindowLog
 from store.logs.window_state import FileMark, Loss
 from store.logs.windows import DAY_MS, check_window_ms, day_name, day_of, parse_day_name, parse_time_name, time_name
@@ -117,17 +116,13 @@ class DispatchLog(WindowLog[DispatchKey]):
         directory: str,
         server_id: int,
         window_ms: int,
-        open_files_max: int = OPEN_FILES_MAX,
+        use: FileUse = DEFAULT_USE,
         *,
-        reserve_bytes: int | None = RESERVE_BYTES,
+        reserve_bytes: int = RESERVE_BYTES,
     ) -> None:
-        """`reserve_bytes=None` opens nothing for writing and repairs nothing: for tools beside a running server.
-
-        The reserve is taken by `restore_reserve`, which a server calls at its start.
-        """
-        layout, write = DispatchLayout(window_ms), reserve_bytes is not None
-        super().__init__(WindowFiles(fs, directory, server_id, layout, open_files_max, write=write))
-        self.reserve = SpaceReserve(fs, f"{directory}/{RESERVE_FILE}", reserve_bytes or 0)
+        """The reserve is taken by `restore_reserve`, which a server calls at its start."""
+        super().__init__(WindowFiles(fs, directory, server_id, DispatchLayout(window_ms), use))
+        self.reserve = SpaceReserve(fs, f"{directory}/{RESERVE_FILE}", reserve_bytes)
 
     # Writing
 

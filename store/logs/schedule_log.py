@@ -17,10 +17,9 @@ import numpy as np
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError
 from store.indexes.schedule_index import ScheduleIndex, index_rows, part_of_index
-from store.logs.open_files import OPEN_FILES_MAX
 from store.logs.schedule_find import Found, ScheduleFinder
 from store.logs.schedule_key import ScheduleKey, ScheduleLayout, Source
-from store.logs.window_files import WindowFiles
+from store.logs.window_files import DEFAULT_USE, FileUse, WindowFiles
 from store.logs.window_log import WindowLog
 from store.logs.window_state import FileMark, Loss
 from store.records.batches import I64, U32, MessageBatch
@@ -51,13 +50,9 @@ class ScheduleLog(WindowLog[ScheduleKey]):
         directory: str,
         server_id: int,
         window_ms: int,
-        open_files_max: int = OPEN_FILES_MAX,
-        *,
-        write: bool = True,
+        use: FileUse = DEFAULT_USE,
     ) -> None:
-        """`write=False` opens nothing for writing and repairs nothing: for tools beside a running server."""
-        layout = ScheduleLayout(window_ms)
-        super().__init__(WindowFiles(fs, directory, server_id, layout, open_files_max, write=write))
+        super().__init__(WindowFiles(fs, directory, server_id, ScheduleLayout(window_ms), use))
         self._finder = ScheduleFinder(self._files)
 
     # Writing

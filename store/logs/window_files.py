@@ -10,11 +10,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Generic
 
 from store.disk.filesystem import FileSystem, read_twice
 from store.errors import CorruptionError, FormatError, StoreError
-from store.logs.open_files import OpenFiles, Pinned
+from store.logs.open_files import OPEN_FILES_MAX, OpenFiles, Pinned
 from store.logs.window_state import FileMark, FileState, Key, Layout, Loss
 from store.records.columns import ColumnBatch
 from store.records.file_header import header_verifies
@@ -42,24 +43,35 @@ class MisplacedError(CorruptionError):
         )
 
 
+@dataclass(frozen=True, slots=True)
+class FileUse:
+    """How a log uses its files. `on_damage` hears of damage that was met and gone around, in any thread. Without `write`
+    nothing is opened for writing or repaired: for tools beside a running server."""
+
+    open_files_max: int = OPEN_FILES_MAX
+    write: bool = True
+    on_damage: Callable[[CorruptionError], None] | None = None
+
+
+DEFAULT_USE = FileUse()
+
+
 class WindowFiles(Generic[Key]):
     """All files of one log. One thread appends; `sync` and reads may run in other threads beside it."""
 
-    def __init__(
-        self, fs: FileSystem, directory: str, server_id: int, layout: Layout[Key], open_files_max: int, *, write: bool
-    ) -> None:
+    def __init__(self, fs: FileSystem, directory: str, server_id: int, layout: Layout[Key], use: FileUse) -> None:
         self.fs = fs
         self.directory = directory
         self.states: dict[Key, FileState] = {}
-        self.table: OpenFiles[Key] = OpenFiles(open_files_max, self._open)
+        self.table: OpenFiles[Key] = OpenFiles(use.open_files_max, self._open)
         self._server_id = server_id
         self.layout = layout
-        self.write = write
+        self.write = use.write
         # Errors by key, for windows whose name a file of another window bears (or bore, before it was set aside).
         self.misplaced: dict[Key, CorruptionError] = {}
         # Files that lost rows which were durable. Checkpoints carry them on until `recover rebuild` ends them.
         self.lost: dict[Key, Loss] = {}
-        self._on_damage: Callable[[CorruptionError], None] = lambda _error: None
+        self._on_damage = use.on_damage
         self._dirty: dict[Key, None] = {}
         self._files_of_day: Counter[str] = Counter()
         # Folders of files that were removed, and not durably yet.
@@ -67,10 +79,6 @@ class WindowFiles(Generic[Key]):
         self._sync_lock = threading.Lock()
         # An append and the removal of a file exclude each other: a record must not go into a file that is gone.
         self._writing = threading.Lock()
-
-    def tell_damage(self, told: Callable[[CorruptionError], None]) -> None:
-        """Call `told` with the damage that is met and gone around. The call may come in any thread."""
-        self._on_damage = told
 
     # Appending
 
@@ -94,7 +102,7 @@ class WindowFiles(Generic[Key]):
             pinned = self.table.pin(key)
         except MisplacedError as error:  # it has the length in the checkpoint, so the start did not open it
             self.misplaced[key] = error
-            self._on_damage(error)
+            self._met(error)
             self.forget(key, state)
             (state,) = self._create([key])
             pinned = self.table.pin(key)
@@ -164,10 +172,14 @@ class WindowFiles(Generic[Key]):
 
     # Open files
 
+    def _met(self, damage: CorruptionError) -> None:
+        if self._on_damage is not None:
+            self._on_damage(damage)
+
     def _open(self, key: Key) -> Segment:
         state = self.states[key]
         try:
-            segment = self.open_segment(key, state)
+            segment = self.open_segment(key, state, self._met)
         except FileNotFoundError:
             if not self.write:
                 raise  # a tool: the server beside it may have removed it
@@ -183,8 +195,10 @@ class WindowFiles(Generic[Key]):
         segment.trust(state.end, state.durable.end)
         return segment
 
-    def open_segment(self, key: Key, state: FileState) -> Segment:
-        """The file, with its size as the end. A damaged header is reported, and the records are served all the same: the
+    def open_segment(
+        self, key: Key, state: FileState, told: Callable[[CorruptionError], None] | None = None
+    ) -> Segment:
+        """The file, with its size as the end. `told` gets the damage of a header. The records are served all the same: the
         name says what they are, and each has a checksum.
 
         Raises FormatError (whole, but of another server or a newer version), MisplacedError (a file of another window).
@@ -197,7 +211,8 @@ class WindowFiles(Generic[Key]):
                     raise
                 damage = error if isinstance(error, CorruptionError) else CorruptionError(state.path, 0, error.detail)
                 state.damage_header(error.detail, damage.errno)
-                self._on_damage(damage)
+                if told is not None:
+                    told(damage)
             else:
                 if segment.header.base != self.layout.header_base(key)[0]:
                     segment.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -90,10 +90,6 @@ class WindowLog(Generic[Key]):
     def open_file_count(self) -> int:
         """Files held open now."""
         return len(self._files.table)
-
-    def tell_damage(self, told: Callable[[CorruptionError], None]) -> None:
-        """Let an append call `told` with the damage that it meets and goes around; in any thread."""
-        self._files.tell_damage(told)
 
     # After a start
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from store.errors import CorruptionError
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.window_files import FileUse
 from store.logs.windows import day_of
 from store.records.batches import MessageBatch
 from tests.fakes.disk import FakeDisk
@@ -16,8 +20,14 @@ DAY = ScheduleKey(day_of(MINUTE), Source.DAY)
 ROOT = "/data/schedule_log"
 
 
-def opened(disk: FakeDisk, open_files_max: int = 256, *, server_id: int = 7) -> ScheduleLog:
-    return ScheduleLog(disk, ROOT, server_id, 60_000, open_files_max)
+def opened(
+    disk: FakeDisk,
+    open_files_max: int = 256,
+    *,
+    server_id: int = 7,
+    on_damage: Callable[[CorruptionError], None] | None = None,
+) -> ScheduleLog:
+    return ScheduleLog(disk, ROOT, server_id, 60_000, FileUse(open_files_max, on_damage=on_damage))
 
 
 def filled(disk: FakeDisk, counts: list[int], key: ScheduleKey = KEY) -> tuple[ScheduleLog, MessageBatch]:

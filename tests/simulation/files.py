@@ -9,6 +9,7 @@ import numpy as np
 
 from store.logs.dispatch_log import DispatchLog
 from store.logs.schedule_log import ScheduleLog, Source
+from store.logs.window_files import FileUse
 from store.tables.ledger import Ledger
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
@@ -26,7 +27,7 @@ def count_files(host: Host) -> Counter[str]:
     counts: Counter[str] = Counter()
     done: Counter[tuple[int, bool]] = Counter()
     outcome_of: dict[int, int] = {}
-    dispatch = DispatchLog(fs, "/data/dispatch_log", server_id, window_ms, reserve_bytes=None)
+    dispatch = DispatchLog(fs, "/data/dispatch_log", server_id, window_ms, FileUse(write=False), reserve_bytes=0)
     dispatch.recover_all({})
     ledger = Ledger.open(fs, "/data", server_id, write=False)
     for key in dispatch.keys():
@@ -70,7 +71,7 @@ def _retired_to(ledger: Ledger, start_ms: int, *, coarse: bool) -> int:
 
 def _scheduled(host: Host, server_id: int, window_ms: int, ledger: Ledger) -> dict[int, int]:
     """The subject codes of all messages, by their sequences."""
-    schedule = ScheduleLog(host.disk, "/data/schedule_log", server_id, window_ms, write=False)
+    schedule = ScheduleLog(host.disk, "/data/schedule_log", server_id, window_ms, FileUse(write=False))
     schedule.recover_all({})
     seen: dict[int, Source] = {}
     subjects: dict[int, int] = {}

@@ -6,7 +6,7 @@ The order is the rule: the store is synced before progress rows about it, and bo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Self
@@ -18,7 +18,6 @@ from delayserver.broker.files.store import StoreSync
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.queue_table import CapturedQueues, QueueCapture
 from store.disk.filesystem import FileSystem, keep_room, write_atomically
-from store.records.segment import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,23 +35,23 @@ class BrokerSync:
 
 @dataclass(slots=True)
 class CheckpointWrite:
-    """One checkpoint, captured on the event loop. `run` blocks, in any thread. `checkpoint` has all but the queues."""
+    """One checkpoint, captured on the event loop. `run` blocks, in any thread. `checkpoint` has all but the queues.
+    `syncs` sync the files that it points to."""
 
     fs: FileSystem
     path: str
     checkpoint: BrokerCheckpoint
     queues: QueueCapture
     removed: dict[GroupKey, int]
-    store: StoreSync
-    blocks: Segment
+    syncs: tuple[Callable[[], object], ...]
     captured: CapturedQueues | None = None
 
     def run(self) -> None:
         """Sync the files that it points to, then write it. Raises DiskFullError, SyncFailedError."""
         self.captured = self.queues.captured()
         content = encode_checkpoint(replace(self.checkpoint, queues=self.captured.columns))
-        self.store.run()
-        self.blocks.sync()
+        for sync in self.syncs:
+            sync()
         write_atomically(self.fs, self.path, content)
         # A start first writes a checkpoint, for its epoch. Space is reserved, because the disk may be full then.
         keep_room(self.fs, self.path, 2 * len(content))
@@ -96,8 +95,7 @@ class CheckpointCapture:
             replace(self._checkpoint, blocks_offset=state.blocks.end),
             self._queues,
             self._removed,
-            state.store.sync_plan(),
-            state.blocks.tail(),
+            (state.store.sync_plan().run, state.blocks.tail().sync),
         )
 
 

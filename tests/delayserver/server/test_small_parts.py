@@ -14,6 +14,7 @@ from delayserver.state.memory.routes import Routes
 from delayserver.state.windows.window_book import WindowBook
 from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.window_files import FileUse
 from store.tables.days import DayTable
 from store.tables.names import SUBJECT, Names
 from tests.fakes.disk import FakeDisk
@@ -125,8 +126,8 @@ def test_buckets_hold_every_row_once_in_the_order_of_their_sequences(seed: int) 
 
 def test_a_window_is_incomplete_until_each_row_has_an_outcome_and_again_after_a_late_row() -> None:
     disk = FakeDisk()
-    schedule = ScheduleLog(disk, "/s", 1, MINUTE_MS, 8)
-    dispatch = DispatchLog(disk, "/d", 1, MINUTE_MS, 8)
+    schedule = ScheduleLog(disk, "/s", 1, MINUTE_MS, FileUse(8))
+    dispatch = DispatchLog(disk, "/d", 1, MINUTE_MS, FileUse(8))
     book = WindowBook(schedule, dispatch, DayTable(disk, "/days", 0, {}), MINUTE_MS)
     key = ScheduleKey(MINUTE_MS, Source.DIRECT)
     schedule.append(key, messages(1, 3, due_ms=MINUTE_MS, span_ms=1_000))

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from store.disk.space_reserve import SpaceReserve
 from store.errors import CorruptionError, DiskFullError
 from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
+from store.logs.window_files import FileUse
 from store.logs.windows import day_of
 from store.records.batches import OutcomeBatch
 from store.records.segment import FILE_DISPATCH, Damage, Segment
@@ -24,7 +25,7 @@ PAGE = 4096
 
 
 def opened(disk: FakeDisk, open_files_max: int = 256, reserve_bytes: int = 4 * PAGE) -> DispatchLog:
-    return DispatchLog(disk, ROOT, 7, 60_000, open_files_max, reserve_bytes=reserve_bytes)
+    return DispatchLog(disk, ROOT, 7, 60_000, FileUse(open_files_max), reserve_bytes=reserve_bytes)
 
 
 def assert_same(left: OutcomeBatch, right: OutcomeBatch) -> None:

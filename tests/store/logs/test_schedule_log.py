@@ -450,12 +450,11 @@ def test_a_swapped_file_of_the_right_size_is_found_by_whoever_reads_or_writes_it
     log, (first, second, third) = three_windows(disk, [3, 3, 3])
     paths, marks = [log.path(key) for key in (first, second, third)], log.marks()
     swap(disk, paths[0], paths[1])
-    again = opened(disk)
+    told: list[CorruptionError] = []
+    again = opened(disk, on_damage=told.append)
     again.recover_all(marks)
     with pytest.raises(CorruptionError, match="window starts at"):
         again.index(first, damages=[])
-    told: list[CorruptionError] = []
-    again.tell_damage(told.append)
     again.append(second, messages(9, 2))
     assert [error.path for error in told] == [paths[1]]
     assert whole(again, second).sequence.tolist() == [9, 10] and len(whole(again, third)) == 3

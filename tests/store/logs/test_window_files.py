@@ -15,6 +15,7 @@ import pytest
 from store.disk.filesystem import RealFileSystem
 from store.errors import DiskFullError, StoreError, SyncFailedError
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
+from store.logs.window_files import FileUse
 from store.logs.windows import DAY_MS
 from store.records.batches import MessageBatch
 from tests.fakes.disk import PAGE, FakeDisk, SimulatedCrash
@@ -55,7 +56,7 @@ def test_a_file_closed_to_make_room_is_not_durable_before_its_sync() -> None:
 def test_a_reader_keeps_its_file_open_while_others_are_evicted() -> None:
     disk = FakeDisk()
     log, rows = filled(disk, [3, 3, 3])
-    log = ScheduleLog(disk, ROOT, 7, 60_000, 1)
+    log = ScheduleLog(disk, ROOT, 7, 60_000, FileUse(1))
     log.recover_all({})
     reading = log.batches(KEY)
     parts = [next(reading)[1]]
@@ -109,14 +110,14 @@ def test_a_tool_that_must_not_write_leaves_a_torn_tail_alone() -> None:
     log, rows = filled(disk, [4])
     place = log.append(KEY, messages(10, 3))
     disk.open(log.path(KEY)).truncate(place.end - 16)
-    tool = ScheduleLog(disk, ROOT, 7, 60_000, write=False)
+    tool = ScheduleLog(disk, ROOT, 7, 60_000, FileUse(write=False))
     tool.recover_all({})
     assert_same(whole(tool), rows)
     assert disk.size(log.path(KEY)) == place.end - 16
 
 
 def test_the_real_disk_behaves_like_the_fake(tmp_path: object) -> None:
-    log = ScheduleLog(RealFileSystem(), f"{tmp_path}/schedule_log", 7, 60_000, 2)
+    log = ScheduleLog(RealFileSystem(), f"{tmp_path}/schedule_log", 7, 60_000, FileUse(2))
     parts = [messages(1 + 10 * part, 10, due_ms=MINUTE) for part in range(3)]
     for part in parts:
         log.append(KEY, part)
@@ -125,7 +126,7 @@ def test_the_real_disk_behaves_like_the_fake(tmp_path: object) -> None:
     log.sync()
     marks = log.marks()
     log.close()
-    again = ScheduleLog(RealFileSystem(), f"{tmp_path}/schedule_log", 7, 60_000, 2)
+    again = ScheduleLog(RealFileSystem(), f"{tmp_path}/schedule_log", 7, 60_000, FileUse(2))
     again.recover_all(marks)
     assert_same(whole(again), MessageBatch.concatenate(parts))
     for key in list(again):
@@ -208,7 +209,7 @@ def test_tiny_and_large_records_decode_alike() -> None:
 
 
 def test_a_sync_in_another_thread_beside_appends_loses_nothing(tmp_path: object) -> None:
-    log = ScheduleLog(RealFileSystem(), f"{tmp_path}/schedule_log", 7, 60_000, 2)
+    log = ScheduleLog(RealFileSystem(), f"{tmp_path}/schedule_log", 7, 60_000, FileUse(2))
     keys = [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(4)]
     done = threading.Event()
 
@@ -293,7 +294,7 @@ def test_where_one_of_many_files_finds_no_room_none_is_made() -> None:
 @pytest.mark.parametrize("again", [False, True], ids=["removed", "made-again"])
 def test_a_file_that_goes_while_others_are_synced_takes_no_other_files_mark_along(again: bool, tmp_path: Path) -> None:
     fs = RealFileSystem()
-    log = ScheduleLog(fs, f"{tmp_path}/log", 1, 60_000, 64)
+    log = ScheduleLog(fs, f"{tmp_path}/log", 1, 60_000, FileUse(64))
     gone, other = KEY, ScheduleKey(KEY.start_ms + 10 * DAY_MS, Source.DIRECT)
     log.append(gone, messages(1, 1))
     log.append(other, messages(2, 1))
