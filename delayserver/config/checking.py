@@ -18,6 +18,7 @@ from delayserver.config.toml_file import (
     settings_of,
     text_of,
     with_flag,
+    with_secret,
 )
 
 _AT_LINE = re.compile(r"\(at line (\d+), column \d+\)")
@@ -54,7 +55,7 @@ def find_problems(path: str | None, assignments: Sequence[str]) -> list[Problem]
     found += wrong
     if not found:
         try:
-            check_settings(settings)
+            check_settings(with_secret(settings))
         except ConfigError as error:
             found.append(Problem(path or "command line", _line_named(str(error), lines), str(error)))
     return found

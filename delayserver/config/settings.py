@@ -44,6 +44,8 @@ class ListenSettings:
     server_secret: str = ""
     """A secret that servers and their nodes share. With it, only a peer that proves to know it may deliver or
     redispatch. Without it, only a peer in `server_networks` may: a name and a port must not be enough to do so."""
+    server_secret_file: str = ""
+    """A file with this secret, so that it stands in no configuration and in no list of processes."""
     server_networks: tuple[str, ...] = ("127.0.0.0/8", "::1/128")
     """Networks of servers that may deliver without a `server_secret`. Loopback by default: a demo needs no secret."""
 

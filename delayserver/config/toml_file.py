@@ -61,6 +61,7 @@ SECRETS: Final = frozenset({"listen.server_secret"})
 EMPTY_ALLOWED: Final = frozenset(
     {
         "listen.server_secret",
+        "listen.server_secret_file",
         "http.allowed_hosts",
         "log.audit_file",
         "tls.certificate",
@@ -102,6 +103,7 @@ def load_settings(path: str | None = None, flags: Mapping[str, Any] | None = Non
         for key, value in (flags or {}).items():
             settings = with_flag(settings, key, value)
         origin = path or origin
+        settings = with_secret(settings)
         check_settings(settings)
     except ConfigError as error:
         raise ConfigError(f"{origin}: {error}") from None
@@ -308,6 +310,21 @@ def with_flag(settings: Settings, key: str, value: object) -> Settings:
     part: Any = getattr(settings, section) if section else settings
     changed = dataclasses.replace(part, **{name: _read_value(get_type_hints(type(part))[name], value, key)})
     return dataclasses.replace(settings, **{section: changed}) if section else changed
+
+
+def with_secret(settings: Settings) -> Settings:
+    """Settings with the secret of `listen.server_secret_file`, if there is one. Raises `ConfigError`."""
+    path = settings.listen.server_secret_file
+    if not path:
+        return settings
+    if settings.listen.server_secret:
+        raise ConfigError("listen.server_secret_file: listen.server_secret is set too, give one of them")
+    try:
+        secret = Path(path).read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise ConfigError(f"listen.server_secret_file: {path} cannot be read: {reason}") from None
+    return with_flag(settings, "listen.server_secret", secret)
 
 
 def _table_type(hint: Any) -> type | None:

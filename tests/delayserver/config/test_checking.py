@@ -114,6 +114,25 @@ def test_values_that_contradict_each_other_are_a_problem_with_a_line(tmp_path: P
     assert (assigned.place, assigned.line) == ("command line", None)
 
 
+def test_a_secret_in_a_file_counts_as_one_in_the_configuration(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    path = write(tmp_path, f"[listen]\nserver_secret_file = '{secret}'\n")
+    (problem,) = find_problems(path, [])
+    assert problem.line == 2 and problem.text.endswith(f"{secret} cannot be read: No such file or directory")
+    secret.write_text("  at least sixteen characters\n")
+    assert find_problems(path, []) == []
+    assert toml_file.load_settings(path).listen.server_secret == "at least sixteen characters"
+    shown = {setting.key: setting.value for setting in effective_settings(path, {})}
+    assert shown["listen.server_secret"] is None and shown["listen.server_secret_file"] == str(secret)
+    (twice,) = find_problems(path, ["listen.server_secret=another of sixteen"])
+    assert "give one of them" in twice.text
+    secret.write_bytes(b"\xff" * 20)
+    (broken,) = find_problems(path, [])
+    assert broken.text.endswith("it is no text")
+    secret.write_text("short")
+    assert find_problems(path, [])
+
+
 def test_no_toml_and_no_file_are_problems(tmp_path: Path) -> None:
     path = write(tmp_path, "[listen]\nport = = 1\n")
     (problem,) = find_problems(path, [])

@@ -85,7 +85,7 @@ def test_the_pod_is_restricted() -> None:
         assert locked["readOnlyRootFilesystem"] is True
         assert locked["capabilities"] == {"drop": ["ALL"]}
         assert "memory" in container["resources"]["limits"]
-    assert set().union(*[set(volume) for volume in pod()["volumes"]]) <= {"name", "configMap", "emptyDir"}
+    assert set().union(*[set(volume) for volume in pod()["volumes"]]) <= {"name", "configMap", "secret", "emptyDir"}
     assert not pod()["automountServiceAccountToken"]
 
 
@@ -118,14 +118,18 @@ def test_the_command_and_the_configuration_are_valid(tmp_path: Path) -> None:
     assert mounts["config"] == "/etc/delayserver"
 
 
-def test_the_secret_of_the_example_is_refused_until_it_is_replaced() -> None:
+def test_the_secret_of_the_example_is_refused_until_it_is_replaced(tmp_path: Path) -> None:
     (server,) = pod()["containers"]
-    (variable,) = server["env"]
-    reference = variable["valueFrom"]["secretKeyRef"]
-    secret = one("Secret", reference["name"])["stringData"][reference["key"]]
+    volume = next(volume for volume in pod()["volumes"] if volume["name"] == "secret")
+    (mounted,) = (mount["mountPath"] for mount in server["volumeMounts"] if mount["name"] == "secret")
+    ((key, secret),) = one("Secret", volume["secret"]["secretName"])["stringData"].items()
     assert len(secret) < SERVER_SECRET_LENGTH_MIN
-    assert f"listen.server_secret=$({variable['name']})" in server["args"]
-    assert find_problems(None, [f"listen.server_secret={secret}"])
+    assert f"listen.server_secret_file={mounted}/{key}" in server["args"]
+    file = tmp_path / key
+    file.write_text(secret)
+    assert find_problems(None, [f"listen.server_secret_file={file}"])
+    file.write_text(secret * 2)
+    assert not find_problems(None, [f"listen.server_secret_file={file}"])
 
 
 def test_the_first_token_is_made_once_and_lets_an_administrator_in(tmp_path: Path) -> None:
