@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from bisect import bisect_left
+from collections.abc import Iterable
+from itertools import accumulate
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
-from prometheus_client.core import Metric
+from prometheus_client import CollectorRegistry, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 # From a lookup in memory to a pull that waits a minute.
 SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 OTHER: Final = "other"
 """The label of a method or a path that the gateway does not know, so that no client makes new label values."""
+
+_BOUNDS: Final = (*map(floatToGoString, SECONDS), "+Inf")
 
 PREFIX: Final = "delayserver_http_"
 
@@ -30,15 +35,8 @@ class HttpFigures:
     def __init__(self, server_pid: int | None = None) -> None:
         """`server_pid`: the process of the server, if it runs on this machine."""
         self.registry = registry = CollectorRegistry(auto_describe=False)
-        labels = ("method", "route", "status")
-        self._requests = Counter(f"{PREFIX}requests", "Requests answered.", labels, registry=registry)
-        self._seconds = Histogram(
-            f"{PREFIX}request_duration_seconds", "Time from the head of a request to the end of its answer.",
-            labels[:2], buckets=SECONDS, registry=registry,
-        )  # fmt: skip
-        self._in_flight = Gauge(f"{PREFIX}requests_in_flight", "Requests under way, streams too.", registry=registry)
-        # A look-up of labels costs as much as counting; there are as many entries as series.
-        self._known: dict[tuple[str, str, int], Callable[[float], None]] = {}
+        self._requests = _Requests()
+        registry.register(self._requests)
         ProcessCollector(namespace="delayserver_http", registry=registry)
         for python in (GCCollector, PlatformCollector):
             registry.register(_Prefixed(python(registry=CollectorRegistry())))
@@ -48,25 +46,68 @@ class HttpFigures:
 
     def begin(self) -> None:
         """A request begins."""
-        self._in_flight.inc()
+        self._requests.begin()
 
     def end(self, method: str, route: str, status: int, seconds: float) -> None:
         """A request has ended."""
-        self._in_flight.dec()
-        key = method, route, status
-        count = self._known.get(key)
-        if count is None:
-            count = self._known[key] = self._counting(method if method in METHODS else OTHER, route, status)
-        count(seconds)
+        self._requests.end(method if method in METHODS else OTHER, route, status, seconds)
 
-    def _counting(self, method: str, route: str, status: int) -> Callable[[float], None]:
-        requests, seconds = self._requests.labels(method, route, str(status)), self._seconds.labels(method, route)
 
-        def count(took_s: float) -> None:
-            requests.inc()
-            seconds.observe(took_s)
+class _Times:
+    """How many requests took how long."""
 
-        return count
+    __slots__ = ("buckets", "sum_s")
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(SECONDS) + 1)
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        """Count one request."""
+        self.buckets[bisect_left(SECONDS, seconds)] += 1
+        self.sum_s += seconds
+
+
+class _Requests(Collector):
+    """Counts requests on the event loop, without the locks of the library's counters; a scrape reads them in a thread. There
+    are as many entries as series."""
+
+    def __init__(self) -> None:
+        self._in_flight = 0
+        self._counts: dict[tuple[str, str, int], int] = {}
+        self._times: dict[tuple[str, str], _Times] = {}
+
+    def begin(self) -> None:
+        """See `HttpFigures`."""
+        self._in_flight += 1
+
+    def end(self, method: str, route: str, status: int, seconds: float) -> None:
+        """See `HttpFigures`."""
+        self._in_flight -= 1
+        key, pair = (method, route, status), (method, route)
+        self._counts[key] = self._counts.get(key, 0) + 1
+        times = self._times.get(pair)
+        if times is None:
+            times = self._times[pair] = _Times()
+        times.add(seconds)
+
+    def collect(self) -> Iterable[Metric]:
+        """See `Collector`."""
+        labels = ("method", "route", "status")
+        requests = CounterMetricFamily(f"{PREFIX}requests", "Requests answered.", labels=labels)
+        for (method, route, status), count in self._counts.copy().items():
+            requests.add_metric((method, route, str(status)), count)
+        yield requests
+        seconds = HistogramMetricFamily(
+            f"{PREFIX}request_duration_seconds",
+            "Time from the head of a request to the end of its answer.",
+            labels=labels[:2],
+        )
+        for pair, times in self._times.copy().items():
+            sums = [float(number) for number in accumulate(times.buckets)]
+            seconds.add_metric(pair, [*zip(_BOUNDS, sums, strict=True)], times.sum_s)
+        yield seconds
+        yield GaugeMetricFamily(f"{PREFIX}requests_in_flight", "Requests under way, streams too.", self._in_flight)
 
 
 class _Prefixed(Collector):

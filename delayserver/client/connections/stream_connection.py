@@ -51,7 +51,7 @@ class StreamConnection:
         self._unwritten: list[bytes] = []
         self._unwritten_bytes = 0
         self._something_to_write = anyio.Event()
-        self._written = anyio.Event()
+        self._written: anyio.Event | None = None  # if somebody waits for room
         self._received_count = 0
         self._scope = anyio.CancelScope()
         self._failure: DelayServerError | None = None
@@ -81,7 +81,7 @@ class StreamConnection:
         for waiter in self._waiters.values():
             waiter.fail(copied(self._failure))
         self._waiters.clear()
-        self._written.set()
+        self._make_room()
         self._scope.cancel()
 
     async def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
@@ -91,13 +91,13 @@ class StreamConnection:
         await self._turn(timeout_s)
         received_count = self._received_count
         try:
-            with anyio.fail_after(timeout_s):
+            # `fail_after` costs twice as much.
+            with anyio.CancelScope(deadline=anyio.current_time() + timeout_s):
                 return await self._exchange(request_id, frame)
-        except TimeoutError as exc:
             if self._received_count == received_count:
                 # Not one byte in all that time: the server is gone, and other requests would wait in vain.
                 self.close(ConnectionLost(f"the server sent nothing for {timeout_s:g} s"))
-            raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
+            raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown")
         finally:
             self._slots.release()
 
@@ -132,12 +132,18 @@ class StreamConnection:
             await self._slots.acquire()
             try:
                 while self._unwritten_bytes > UNWRITTEN_BYTES_MAX and self._failure is None:
+                    self._written = self._written or anyio.Event()
                     await self._written.wait()
             except BaseException:
                 self._slots.release()
                 raise
             return
         raise QueueFull(f"nothing was sent for {timeout_s:g} s: too many requests are in flight on this connection")
+
+    def _make_room(self) -> None:
+        if self._written is not None:
+            self._written.set()
+            self._written = None
 
     async def _exchange(self, request_id: int, frame: bytes) -> Reply:
         if self._failure is not None:
@@ -163,8 +169,7 @@ class StreamConnection:
                 self._unwritten.clear()
                 await self._stream.send(data)
                 self._unwritten_bytes -= len(data)
-                self._written.set()
-                self._written = anyio.Event()
+                self._make_room()
         except (anyio.BrokenResourceError, anyio.ClosedResourceError, OSError) as exc:
             self.close(ConnectionLost(f"the connection broke: {exc}"))
 
