@@ -50,6 +50,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(missing)
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many workers again as processors: tests often wait for disks and other processes."""
+    return (os.cpu_count() or 1) * 3 // 2 or 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that start Spark come first: they take longest, and the short ones then fill up both processes to the end."""
     items.sort(key=lambda item: AUDIT not in item.path.parents)
