@@ -12,7 +12,7 @@ from threading import Lock
 from delayserver.logs.events import EventLogger
 from delayserver.protocol.errors import DelayServerError, DiskFull, MessageDamaged, StorageFailed
 from delayserver.runtime.clock import Clock
-from store.errors import CorruptionError, DiskError, DiskFullError, StoreError, UnreadableError
+from store.errors import CorruptionError, DiskError, DiskFullError, StoreError, SyncFailedError, UnreadableError
 
 events = EventLogger()
 
@@ -46,6 +46,8 @@ class DamageReport:
             if isinstance(error, UnreadableError):
                 self._note_unreadable(error)
                 self._refused(str(error), (error.path, "read", error.errno))
+            elif isinstance(error, SyncFailedError):
+                self._refused(str(error), (str(error), "sync", 0))
             elif isinstance(error, DiskError):
                 self._refused(str(error), (error.path, error.operation, error.errno))
             else:

@@ -93,3 +93,14 @@ async def test_a_killed_server_leaves_one_and_the_next_life_makes_it_anew(boot: 
     assert seen.ahead["message_log"] == 1
     client = await host.client()
     assert (await client.status())["accepted"] == 15
+
+
+async def test_a_next_segment_that_cannot_be_synced_is_a_refusal_of_the_disk_and_no_corruption(boot: Boot) -> None:
+    host = boot(small_settings())
+    await host.start()
+    host.disk.fail_next_sync("/data/message_log/next.tmp")
+    await send_much(host, 30)
+    status = host.status()
+    assert status["corruption"] == []
+    assert "next.tmp: sync failed" in status["storage"]["disk_error_last"]
+    assert len(host.disk.files("/data/message_log")) >= 2, "it was made again"
