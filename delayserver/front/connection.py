@@ -57,6 +57,8 @@ SlowHandler = Callable[["Connection", Request], Awaitable[dict[str, Any] | None]
 
 # Slow requests (pulls, lookups) of one connection in parallel; each is a task of a few KiB.
 SLOW_REQUESTS_MAX = 1024
+# Pings of one connection that wait for one-way requests.
+UNTIL_TOLD_MAX = 64
 # The cost of beginning a request is measured from this frame size on. A smaller frame that comes alone is not measured.
 LARGE_FRAME_BYTES = 4096
 # Operations that go through their items one by one. Their requests are large with more than LARGE_ITEMS items.
@@ -107,6 +109,7 @@ class Connection:
         "_handlers",
         "_large_runs",
         "_large_waits",
+        "_last_one_way",
         "_long",
         "_memory",
         "_nursery",
@@ -121,6 +124,8 @@ class Connection:
         "_slow",
         "_ticket",
         "_unsent",
+        "_until_told",
+        "_untold",
         "_watching_frame",
         "_watching_unsent",
         "_writing",
@@ -161,6 +166,10 @@ class Connection:
         self._unsent = Unsent()
         # The refusals of one-way requests since the last reply.
         self._refused: OneWayRefused | None = None
+        # One-way requests under way, by their numbers, and the actions that wait for the end of all of them.
+        self._untold: set[int] = set()
+        self._last_one_way = 0
+        self._until_told: list[Callable[[], None]] = []
         # Bytes received, and bytes that the kernel took, since the connection was accepted.
         self._came_bytes = 0
         self._sent_bytes = 0
@@ -375,6 +384,7 @@ class Connection:
                 raise
             self.fail(error.request_id, error)
             return
+        last_one_way = self._last_one_way
         try:
             if "deadline_ms" in request.arguments:
                 self._require_time(request)
@@ -388,10 +398,13 @@ class Connection:
                 self.refuse_one_way(_messages_of(request), error)
             else:
                 self.fail(request.id, error)
+            self._end_one_way_behind(last_one_way)
         except (StoreError, FileNotFoundError) as error:
             self._refused_by_disk(request.id, error)
+            self._end_one_way_behind(last_one_way)
         except Exception as error:  # noqa: BLE001 - a bug in one handler must not end the other clients
             self._bug(request.id, request.operation, error)
+            self._end_one_way_behind(last_one_way)
 
     def _require_time(self, request: Request) -> None:
         """Raises DeadlinePassed for a request whose `deadline_ms` came before its turn, and InvalidArgument."""
@@ -511,6 +524,32 @@ class Connection:
             if before is None
             else OneWayRefused(before.messages + messages, before.first)
         )
+
+    def begin_one_way(self) -> int:
+        """Notes that a one-way request is under way; returns its number in this connection."""
+        self._last_one_way += 1
+        self._untold.add(self._last_one_way)
+        return self._last_one_way
+
+    def end_one_way(self, *numbers: int) -> None:
+        """Notes that it is known what was refused of one-way requests."""
+        self._untold.difference_update(numbers)
+        if not self._untold and self._until_told:
+            actions, self._until_told = self._until_told, []
+            for action in actions:
+                action()
+
+    def _end_one_way_behind(self, number: int) -> None:
+        """Ends what a handler began that failed."""
+        self.end_one_way(*range(number + 1, self._last_one_way + 1))
+
+    def when_told(self, action: Callable[[], None]) -> None:
+        """Calls `action` when it is known what was refused of all one-way requests that came before: in this call, or
+        later. At once beyond UNTIL_TOLD_MAX of them."""
+        if self._untold and len(self._until_told) < UNTIL_TOLD_MAX:
+            self._until_told.append(action)
+        else:
+            action()
 
     # -- replies
 

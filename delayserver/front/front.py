@@ -130,8 +130,13 @@ class Front:
         raise self._readiness.refusal()
 
     def _ping(self, connection: Connection, request: Request) -> None:
-        """The server's clock."""
-        connection.reply(encode_reply(request.id, {"server_us": self._clock.now_us()}))
+        """The server's clock. Behind one-way requests the reply waits until it is known what of them was refused."""
+        request_id = request.id
+
+        def answer() -> None:
+            connection.reply(encode_reply(request_id, {"server_us": self._clock.now_us()}))
+
+        connection.when_told(answer)
 
     def opened(self, steps: Step, table: Table, tokens: TokenBook, *, trusting: bool) -> None:
         """Adds the handlers, because the data directory is open; each one answers from the stage of its operation on.

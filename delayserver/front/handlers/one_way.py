@@ -39,10 +39,13 @@ def unless_one_way(
     if not is_one_way(request):
         return answer
 
+    number = connection.begin_one_way()
+
     def count(answered: T | DelayServerError) -> None:
         if isinstance(answered, DelayServerError):
             connection.refuse_one_way(messages, answered)
         elif answered.rejections:
             connection.refuse_one_way(len(answered.rejections), answered.rejections[0].error)
+        connection.end_one_way(number)
 
     return count

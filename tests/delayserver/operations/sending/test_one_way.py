@@ -105,3 +105,19 @@ async def test_a_frame_that_is_no_request_ends_the_connection_as_ever(boot: Boot
     await client.send_bytes(bytes(frame))
     await client.take()
     assert client.replies[0].error is not None and client.replies[0].error.name == "malformed_frame"
+
+
+@pytest.mark.parametrize("operation", ["send", "publish"])
+async def test_a_ping_waits_until_it_is_known_what_was_refused(boot: Boot, operation: str) -> None:
+    host = boot()
+    await host.start()
+    client = await host.client()
+    # More than a sync on the event loop takes: the other messages become durable in a worker thread.
+    good = {"subject": "s", "body": "x" * 1000} | ({"due_ms": host.now_ms} if operation == "send" else {})
+    await tell(client, operation, messages=[*[good] * 100, good | {"subject": ""}])
+    told = await refused(client)
+    assert told is not None and told["messages"] == 1
+    assert await refused(client) is None
+    # What a handler refuses as a whole is known at once.
+    await tell(client, operation, messages="none")
+    assert (await refused(client) or {})["messages"] == 1
