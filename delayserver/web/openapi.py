@@ -13,7 +13,7 @@ from delayserver.web.problems import PROBLEM_JSON, TITLES
 from delayserver.web.router import Endpoint
 from delayserver.web.schemas import ProblemDocument
 
-COMMON_ERRORS: Final = (400, 401, 403, 429, 502, 503, 504)
+COMMON_ERRORS: Final = (400, 401, 403, 408, 429, 431, 502, 503, 504)
 """The errors that every request can meet."""
 JSON: Final = "application/json"
 
