@@ -39,7 +39,7 @@ class Problem:
 def find_problems(path: str | None, assignments: Sequence[str]) -> list[Problem]:
     """Problems of a file and of assignments (`KEY=VALUE`). None: a server starts with them.
 
-    Values that contradict each other are looked for when each is valid alone, and the first contradiction is told."""
+    Values that contradict each other are looked for when each is valid alone, and only the first one is returned."""
     tree: dict[str, Any] = {}
     lines: dict[Path, int] = {}
     found: list[Problem] = []

@@ -28,7 +28,7 @@ class Setting:
 
     @property
     def secret(self) -> bool:
-        """Whether the value is not told."""
+        """Whether the value is not shown."""
         return self.key in SECRETS
 
 

@@ -251,7 +251,7 @@ class BrokerSettings:
     """Retention may remove what lies this far behind the end of the broker's store, although a consumer group has not
     consumed it. 0: never. Without a bound, a group that was forgotten keeps the store from shrinking for ever."""
     lag_ms_max: int = 0
-    """The same for messages that are older than this. A group that lost messages is told so at its next pull."""
+    """The same for messages that are older than this. A group that lost messages gets an error at its next pull."""
     groups_max: int = 65_536
     """Consumer groups of all subjects, about 1 KiB of memory each. They stay until they are removed."""
     waiting_pulls_max: int = 65_536

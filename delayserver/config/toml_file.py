@@ -56,7 +56,7 @@ ZERO_ALLOWED: Final = frozenset(
 )
 
 SECRETS: Final = frozenset({"listen.server_secret"})
-"""Keys whose values are shown to nobody."""
+"""Keys whose values are never shown."""
 
 EMPTY_ALLOWED: Final = frozenset(
     {

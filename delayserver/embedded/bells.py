@@ -12,7 +12,7 @@ import trio
 
 
 class TaskBell:
-    """For one waiting task, on trio or asyncio. A ring that nobody waits for is kept for the next wait."""
+    """For one waiting task, on trio or asyncio. A ring without a waiter is kept for the next wait."""
 
     __slots__ = ("_rung", "_thread", "_waiting", "_wake")
 

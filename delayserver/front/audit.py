@@ -32,7 +32,7 @@ _TEXT_CHARACTERS_MAX: Final = 255
 
 
 def audited(handlers: Mapping[str, SlowHandler]) -> dict[str, SlowHandler]:
-    """The handlers, of which those of administrative acts are told in the log."""
+    """The handlers. Those of administrative acts also write a line of the audit log."""
     return {name: _told(handler) if name in AUDITED else handler for name, handler in handlers.items()}
 
 

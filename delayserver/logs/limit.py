@@ -1,4 +1,4 @@
-"""How many lines of one event the log gets. Pure: the caller tells the time."""
+"""How many lines of one event the log gets. Pure: the caller gives the time."""
 
 from __future__ import annotations
 

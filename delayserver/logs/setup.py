@@ -21,7 +21,7 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 class BoundedLines(logging.Handler):
-    """Gives lines to another handler, at most `LINES_MAX` of one event a minute. Then it tells how many it has left out.
+    """Gives lines to another handler, at most `LINES_MAX` of one event a minute. Then a line says how many it has left out.
     Administrative acts have no bound."""
 
     def __init__(self, lines: logging.Handler, monotonic_s: Callable[[], float] = time.monotonic) -> None:
@@ -43,7 +43,7 @@ class BoundedLines(logging.Handler):
         self._lines.flush()
 
     def close(self) -> None:
-        """Tells what was left out in the last minute."""
+        """Says what was left out in the last minute."""
         self._tell_left_out(math.inf)
         self._lines.close()
         super().close()

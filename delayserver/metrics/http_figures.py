@@ -25,7 +25,7 @@ _BOUNDS: Final = (*map(floatToGoString, SECONDS), "+Inf")
 
 PREFIX: Final = "delayserver_http_"
 
-# The library's time of creation for each series: nobody asks for it, and it doubles their number.
+# The library's time of creation for each series: no query uses it, and it doubles their number.
 disable_created_metrics()
 
 

@@ -25,7 +25,7 @@ from delayserver.protocol.errors import (
 from delayserver.protocol.limits import DEFAULT_LIMITS, LIST_ITEMS_MAX
 
 HEADER_BYTES: Final = 4
-# The field of a reply that tells what was refused of earlier one-way requests.
+# The field of a reply with the refusals of earlier one-way requests.
 ONE_WAY_REFUSED: Final = "one_way_refused"
 REQUEST_ID_MAX: Final = 2**63 - 1
 

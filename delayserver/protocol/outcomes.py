@@ -38,7 +38,7 @@ class Outcome(IntEnum):
     ROLLED_BACK = 12
     """A transaction that was rolled back, by its producer or by its policy; it is never delivered."""
     PREPARED = 13
-    """A transaction that is neither committed nor rolled back; nobody sees it."""
+    """A transaction that is neither committed nor rolled back; no consumer sees it."""
     COMMITTED = 14
     """A transaction that was committed: another message has its place. In files it is CANCELLED and replaced."""
 

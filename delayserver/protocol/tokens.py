@@ -1,7 +1,7 @@
 """The form of an access token: ``dst_<id>_<secret>``. The prefix lets scanners of source code recognise a leaked one.
 
 The id has 12 hex digits and names the token in lists and logs. The secret has 256 random bits. So one round of SHA-256 is
-enough for its digest: nobody can try such secrets in turn, as one can try passwords.
+enough for its digest: such secrets cannot be tried in turn as passwords can.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Encryption:
         return connect_socket if self._nodes is None else connect_tls(self._nodes)
 
     def renew(self) -> None:
-        """Takes changed files for new connections. A file that is wrong is told, and those from before stay in use."""
+        """Takes changed files for new connections. The log names a wrong file, and those from before stay in use."""
         for certificates in (self._server, self._nodes):
             self._renew(certificates)
 

@@ -240,7 +240,7 @@ def run_server(
     reread: Reread | None = None,
     manager: ServiceManager | None = None,
 ) -> int:
-    """Run until a signal; returns the exit code of a clean stop. Raises what `serve` raises; the command line tells it."""
+    """Run until a signal; returns the exit code of a clean stop. Raises what `serve` raises; the command line prints it."""
     # A worker thread that holds the interpreter gives it up after this long: the event loop waits no longer than that.
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     # Objects of the start stay for good. Requests leave no cycles behind, so the collector runs rarely.

@@ -1,8 +1,8 @@
 """The pending messages of each subject at the end of the last process, from its checkpoint and the records behind it.
 
-A checkpoint tells the counts as of its replay position and its marks of dispatch_log. The start counts on from there: the
-replay counts messages, and outcomes behind the marks are read here. Where that is not exact, nothing is told, and the server
-counts its files once, beside its work (`SubjectCounting`).
+A checkpoint has the counts as of its replay position and its marks of dispatch_log. The start counts on from there: the
+replay counts messages, and outcomes behind the marks are read here. Where that is not exact, the counts are unknown, and the
+server counts its files once, beside its work (`SubjectCounting`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counts the pending messages of each subject once, in the files, where no checkpoint tells them.
+"""Counts the pending messages of each subject once, in the files, where no checkpoint has the counts.
 
 It runs beside the server, in slices in worker threads. Messages that are placed or end meanwhile are counted as it happens
 (`SubjectCounts`): the files are read as they were in one step of the event loop.

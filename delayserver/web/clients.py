@@ -1,6 +1,6 @@
 """The gateway's connections to the server. This is the one place where a request gets its client.
 
-A request belongs to a token, or to nobody. The gateway opens connections for each token and lets the server decide what
+A request has a token, or none. The gateway opens connections for each token and lets the server decide what
 the token may do.
 """
 

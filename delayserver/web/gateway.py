@@ -181,7 +181,7 @@ class Gateway:
         except DelayServerError as error:
             await problem_answer(problem_of(error))(dict(scope), receive, send)
         except ClientDisconnect:
-            pass  # There is nobody to answer.
+            pass  # There is no client to answer.
         # A bug must not take the form that a library gives it.
         except Exception as error:  # noqa: BLE001
             events.error("http_request_failed", "a request of HTTP met a bug: {path}", error, path=scope["path"][:200])

@@ -49,7 +49,7 @@ class Live:
         self._listeners = 0
         self._wanted = anyio.Event()
         self._arrived = anyio.Event()
-        # The events of the last reading; empty while nobody listens.
+        # The events of the last reading; empty while no page listens.
         self._live = b""
         self._coming = b""
 

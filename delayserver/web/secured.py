@@ -39,7 +39,7 @@ class Secured:
             self.renew(in_use)
 
     def renew(self, in_use: ssl.SSLContext | None) -> None:
-        """Takes changed files for new connections. A file that is wrong is told, and those from before stay in use."""
+        """Takes changed files for new connections. The log names a wrong file, and those from before stay in use."""
         assert self._server is not None and self.to_server is not None
         try:
             if self._server.renew():

@@ -123,7 +123,7 @@ def states(
     """One row per message: server, sequence, due_ms, subject_code, outcome (0: pending), internal, `maybe_twice`,
     `prepared`, and the flags of `PROBLEMS`.
 
-    `prepared`: a transaction that was prepared, which nobody sees before its commit.
+    `prepared`: a transaction that was prepared, which no consumer sees before its commit.
     `maybe_twice`: delivered, and an earlier hand-over to another node had no answer.
     `retired` rows (server, start_ms, last_sequence) are windows that the ledger counts.
     """

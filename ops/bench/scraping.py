@@ -18,7 +18,7 @@ SCRAPES: Final = 30
 PAUSE_S: Final = 0.3
 """Longer than the gateway keeps a scrape."""
 FORGOTTEN_S: Final = 66.0
-"""The server tells the longest stall of about the last minute. After so long, those of the preparation are forgotten."""
+"""The server reports the longest stall of about the last minute. After so long, those of the preparation are forgotten."""
 
 
 def measure_scrape(options: Options) -> Run:

@@ -37,7 +37,7 @@ class SlowFileSystem(RealFileSystem):
 
 
 def main() -> int:
-    """Serve until SIGTERM. One line tells that it is ready."""
+    """Serve until SIGTERM. One line says that it is ready."""
     parser = argparse.ArgumentParser()
     parser.add_argument("command", choices=["serve"])
     parser.add_argument("--json", action="store_true")

@@ -1,7 +1,7 @@
 """The owner of a data directory: the lock, the server id, and the reservation of sequences.
 
 (server id, sequence) is unique for ever: the id is drawn once when the directory is made, and no sequence is used
-before a durable reservation covers it. The reservation also covers the times that a checkpoint tells, because a
+before a durable reservation covers it. The reservation also covers the times of a checkpoint, because a
 checkpoint may be lost and this file may not. Both files are 64 bytes, checksummed and replaced atomically; FORMAT.md
 draws them.
 """
@@ -79,7 +79,7 @@ def _read_identity(fs: FileSystem, path: str) -> tuple[int, ...]:
 @dataclass(frozen=True, slots=True)
 class Reservation:
     """The contents of `sequences`: sequences below `reserved` may have been used; `next` is exact where `clean`. No
-    checkpoint tells a time behind `clock_us`, microseconds since 1970; 0: this is not known."""
+    checkpoint has a time behind `clock_us`, microseconds since 1970; 0: this is not known."""
 
     clean: bool
     next: int

@@ -111,7 +111,7 @@ class Arrivals:
 
     def store_own(self, batch: StoredBatch, now_us: int) -> list[QueueKey]:
         """Store messages that this node makes, as one record; returns the queues that got messages. They belong to no
-        window: nobody hands them over, so nobody repeats them. Raises DiskFullError (nothing stored)."""
+        window: no server hands them over, so none repeats them. Raises DiskFullError (nothing stored)."""
         stored = self.publish([batch], now_us, durably=False)
         self.published -= len(batch)  # no client asked for it
         return stored.arrived

@@ -1,7 +1,7 @@
 """Finding stored messages by their id or by a key. A search runs in a worker thread, with files of its own.
 
-The indexes of the segments propose rows. The search reads their records and compares the bytes, so two messages with one
-hash are told apart.
+The indexes of the segments propose rows. The search reads their records and compares the bytes, so it does not confuse
+two messages with one hash.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The table of consumer groups' policies: the file `groups` in the broker's directory, replaced whole at each change.
 
 A magic, a checksum and a msgpack map. Fields of a policy are kept by name, and only those that are set. A table that
-does not verify is told by name, and the defaults of the broker serve; the next change keeps it as `groups.damaged`.
+does not verify is reported by name, and the defaults of the broker serve; the next change keeps it as `groups.damaged`.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ BETWEEN_MS = 100
 
 
 class FindService:
-    """One search or one index at a time: a search costs the disk, and nobody waits for an index."""
+    """One search or one index at a time: a search costs the disk, and no client waits for an index."""
 
     def __init__(self, broker: Broker, runtime: Runtime) -> None:
         self._broker = broker

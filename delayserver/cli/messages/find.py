@@ -42,7 +42,7 @@ def find(
     """Find messages that are stored on a node, consumed or not: by --id, by --key, or by --subject and time.
 
     A message has keys if its sender gave it a property `keys` of words, as in --property 'keys=order-7 customer-42'. A
-    node knows the messages that it was handed: `lookup` tells of messages that are not due yet. The exit code is 1 if
+    node knows the messages that it was handed: use `lookup` for messages that are not due yet. The exit code is 1 if
     nothing was found.
     """
     if message_id is not None and key is not None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def repair(directory: str, dry_run: bool, yes: bool, as_json: bool) -> None:
     """Cut torn ends of the files in DIR, and move corrupt ranges aside into files of DIR/quarantine.
 
-    Each quarantine file begins with a line of JSON that says what was in the range, as far as that can be told. The
+    Each quarantine file begins with a line of JSON that says what was in the range, as far as that is known. The
     server must be stopped. Run `rebuild` afterwards: it restores from message_log what was taken out. Files of another
     server or of a newer version are never touched. The exit code is 1 where something is left to do.
     """

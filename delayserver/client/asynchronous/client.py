@@ -185,7 +185,7 @@ class AsyncClient(AsyncOperations):
             await anyio.sleep(pause_s)
 
     async def _wait(self, connection: StreamConnection, request_id: int, frame: bytes, wait_s: float) -> Reply:
-        """The exchange of a request that waits at the server. If the caller is cancelled, the server is told."""
+        """The exchange of a request that waits at the server. If the caller is cancelled, the client tells the server."""
         self._waits[request_id] = connection
         try:
             return await connection.exchange(request_id, frame, self._timeout_s + wait_s)

@@ -44,7 +44,7 @@ class AsyncFigureOperations(ABC):
         """How many messages are pending, by the ``"minute"`` or ``"hour"`` in which they are due, from counters of the
         server. Times without any are left out.
 
-        Only buckets that begin in [``from_ms``, ``to_ms``) are told. A day beyond the fine horizon is one bucket. It asks
+        Buckets begin in [``from_ms``, ``to_ms``). A day beyond the fine horizon is one bucket. It asks
         for a page at a time.
         """
         page = await self.pending_page(by, from_ms=from_ms, to_ms=to_ms)

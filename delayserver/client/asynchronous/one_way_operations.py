@@ -17,10 +17,10 @@ T = TypeVar("T")
 
 
 class AsyncOneWayOperations(ABC):
-    """Sends and publishes without a reply: as fast as the connection takes them, and nobody knows whether they arrived.
+    """Sends and publishes without a reply, as fast as the connection takes them. The client never knows if they arrived.
 
-    A message that the server refuses is counted. The next reply to any call of this client tells it; see
-    `take_one_way_refused`. Messages of a connection that breaks may be lost, and the server tells nothing of them.
+    A message that the server refuses is counted. The next reply to any call of this client has the count; see
+    `take_one_way_refused`. Messages of a connection that breaks may be lost without a trace.
     """
 
     _core: ClientCore

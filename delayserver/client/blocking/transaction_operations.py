@@ -68,9 +68,9 @@ class BlockingTransactionOperations(ABC):
         checks_max: int | None = None,
         policy: str | None = None,
     ) -> SendResult:
-        """Store a message that nobody sees until `commit` makes it visible. The message is durable on return.
+        """Store a message that consumers do not see until `commit` makes it visible. The message is durable on return.
 
-        Without a due time it is due at its commit. ``group`` is the producer's group: if nobody commits or rolls back, the
+        Without a due time it is due at its commit. ``group`` is the producer's group: without a commit or a rollback the
         server asks it (see `check_backs`) after ``check_after``, ``checks_max`` times. Then ``policy`` decides,
         ``"rollback"`` or ``"commit"``. The server has defaults for the three. Ids are made as by `send`.
         """
@@ -127,7 +127,7 @@ class BlockingTransactionOperations(ABC):
         return self._run(transaction_calls.commit_call(receipts)) if receipts else []
 
     def rollback(self, receipt: str) -> Ended:
-        """End a transaction, so that nobody ever sees its message. Durable on return. Raises the errors of `commit`."""
+        """End a transaction, so that no consumer ever sees its message. Durable on return. Raises the errors of `commit`."""
         rows = self._run(transaction_calls.rollback_call([receipt]))
         return only_row(rows)
 

@@ -1,6 +1,6 @@
 """The acks and nacks of one source that are not at their node yet: gathered, sent in batches, kept after a failure.
 
-Pure: the driver sends what `take` gives, and tells what became of it.
+Pure: the driver sends what `take` gives, and reports the results.
 """
 
 from __future__ import annotations

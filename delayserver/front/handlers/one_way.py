@@ -1,4 +1,4 @@
-"""Requests that get no reply: what is refused of them is counted, and told with the next reply of their connection."""
+"""Requests that get no reply: refusals are counted, and stand in the next reply of their connection."""
 
 from __future__ import annotations
 

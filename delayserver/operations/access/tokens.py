@@ -126,7 +126,7 @@ class TokenBook:
         return list(self._stored.values())
 
     async def create(self, wanted: NewToken) -> tuple[StoredToken, str]:
-        """Makes a token. Returns it with its text, which nobody can learn again. Raises InvalidArgument, DiskFull,
+        """Makes a token. Returns it with its text, which the server does not keep. Raises InvalidArgument, DiskFull,
         StorageFailed."""
         async with self._changing:
             token_id, text, digest = new_secret(self._chance)

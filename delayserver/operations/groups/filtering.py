@@ -38,7 +38,7 @@ class FilterCompiler:
         self._compiled: OrderedDict[FilterText, Compiled] = OrderedDict()
 
     async def compile(self, text: FilterText) -> Compiled:
-        """The compiled filter. A tag that nobody has sent gets its code now.
+        """The compiled filter. A new tag gets its code now.
 
         Raises FilterInvalid with the place of the fault, TagsFull, DiskFull, StorageFailed."""
         if not text:

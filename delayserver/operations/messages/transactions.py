@@ -2,7 +2,7 @@
 
 A commit is a reschedule of the prepared message: one record holds the visible message and ends the prepared one, which it
 replaces. A rollback is a control record, as a cancel is. Both take the way of a cancel, so of two that race the first
-durable one wins, and the other is told.
+durable one wins, and the answer to the other says so.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operation `prepare`: stores messages that nobody sees until their transaction is committed.
+"""The operation `prepare`: stores messages that consumers do not see until their transaction is committed.
 
 A prepared message lies in the files like any other, at the due time that the sender wants, and is never loaded. Beside it,
 in the same record, stands its timer: an internal record that comes due when the producer is to be asked.

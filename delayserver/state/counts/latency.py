@@ -16,7 +16,7 @@ TOLD_BOUNDS_US: Final = (
     500, 1_000, 2_000, 3_000, 5_000, 7_500, 10_000, 15_000, 20_000, 30_000, 50_000, 75_000, 100_000, 200_000, 500_000,
     1_000_000, 2_000_000, 5_000_000, 10_000_000, 30_000_000, 60_000_000, 300_000_000, 900_000_000, 3_600_000_000,
 )  # fmt: skip
-"""Bounds of the histogram that `metrics` tells, from 0.5 ms to one hour. They are bounds of the fine buckets too, so the
+"""Bounds of the histogram in `metrics`, from 0.5 ms to one hour. They are bounds of the fine buckets too, so the
 counts are exact."""
 
 _BOUNDS = np.unique(np.append(np.round(_GROWTH ** np.arange(0, 1400)).astype(np.int64), TOLD_BOUNDS_US))

@@ -92,7 +92,7 @@ class SubjectCounts:
         self._accepted = Tally()
         self._placed = Tally()
         self._ended = Tally()
-        # Whether `_base` is known. Until then nothing can be told.
+        # Whether `_base` is known. Until then the counts are unknown.
         self.is_counted = False
         # Whether the start knows it, as far as it came.
         self._is_found = False

@@ -1,6 +1,6 @@
 """Up to which due time attempts may have been made, durable before the first of them is made.
 
-After a crash nobody knows what was attempted in the last moments, and the clock does not say it: it may have been set
+After a crash the attempts of the last moments are unknown, and the clock does not say it: it may have been set
 back since, by any amount. So nothing is attempted that is due later than the horizon, and the horizon goes ahead of the
 clock with the checkpoint that says so.
 """

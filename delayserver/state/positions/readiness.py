@@ -1,4 +1,4 @@
-"""How far a start has come, and what a request is told meanwhile. State only: no tasks, no files.
+"""How far a start has come, and how requests are answered meanwhile. State only: no tasks, no files.
 
 The stages follow each other: `OPENING` (the files are being opened), `REPLAYING` (message_log is being replayed),
 `DELIVERING` (the replay waits for room, what is placed already goes out), `READY`. A start may leave one out, but it never

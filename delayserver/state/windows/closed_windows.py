@@ -1,6 +1,6 @@
 """Windows for which nothing is accepted any more: those in the ledger, and those that retention is about to enter there.
 
-With the files of a window goes what tells that a message is a duplicate, so no message may come later. Each window is
+Without the files of a window a duplicate is not recognised, so no message may come later. Each window is
 closed for itself: a clock that was ahead may have retired windows of the future, and the windows between them stay open.
 Retention is the only writer.
 """
