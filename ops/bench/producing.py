@@ -33,8 +33,10 @@ class Sent:
 
 
 def open_client(address: str) -> Client:
-    """A client without retries. It makes no ids, and any failure fails the run."""
-    client = Client(address, timeout_s=TIMEOUT_S, retries=0)
+    """A client without retries. It makes no ids, and any failure fails the run. A token may follow the address, behind a
+    `#`."""
+    place, _, token = address.partition("#")
+    client = Client(place, timeout_s=TIMEOUT_S, retries=0, token=token or None)
     client.connect()
     return client
 

@@ -26,6 +26,7 @@ from ops.bench.restart import measure_restart
 from ops.bench.scraping import measure_scrape
 from ops.bench.subjects import measure_subjects
 from ops.bench.watching import measure_watching
+from ops.bench.with_tokens import measure_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,5 +175,6 @@ ROWS: Final = (
         True,
         floors=(("step_ms", 2),),
     ),
+    Row("tokens", "sending and consuming with access tokens, against without", "ratio", 0.95, measure_tokens),
 )
 BY_NAME: Final = {row.name: row for row in ROWS}

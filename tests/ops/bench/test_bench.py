@@ -56,6 +56,7 @@ NAMES = [
     "filter-1in100",
     "ordered",
     "metrics-1000",
+    "tokens",
 ]
 
 
@@ -197,3 +198,10 @@ def test_a_backlog_on_a_slow_disk_is_read_beside_a_client_of_fresh_messages(tmp_
 def test_a_warm_backlog_is_consumed_whole(tmp_path: Path) -> None:
     (record,) = records(bench("consume-1m", "--json", "--runs", "1", "--messages", "3000", "--data-dir", str(tmp_path)))
     assert (record["row"], record["messages"]) == ("consume-1m", 3000)
+
+
+def test_tokens_are_measured_against_a_server_without(tmp_path: Path) -> None:
+    arguments = ("tokens", "--json", "--runs", "1", "--seconds", "0.02", "--messages", "1000")
+    (record,) = records(bench(*arguments, "--data-dir", str(tmp_path)))
+    assert record["row"] == "tokens"
+    assert min(record[f"{shape}_ratio"] for shape in ("c1b1", "c8b1", "c8b1000", "deliver")) == record["value"] > 0
