@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from typing import Protocol
 
 import trio
@@ -74,6 +75,17 @@ class Table(Protocol):
     slow: dict[str, SlowHandler]
 
 
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What a front serves when the data directory is open. `steps` is called at each step that reads requests. `trusting`:
+    no client needs a token."""
+
+    steps: Step
+    table: Table
+    tokens: TokenBook
+    trusting: bool
+
+
 class Front:
     """Accepts connections and serves each operation from its stage on."""
 
@@ -99,8 +111,7 @@ class Front:
         self._slow_before = 0
         self._decode = runtime.stages.decode
         self._step_began_us = 0
-        self._steps: Step | None = None
-        self._tokens: TokenBook | None = None
+        self._service: Service | None = None
         self._guard = Guard(servers)
         self._guarded = False
         self._stage = Stage.OPENING
@@ -120,8 +131,8 @@ class Front:
 
     async def guard(self) -> None:
         """Asks every client for a token, from the moment on at which the server has any."""
-        assert self._tokens is not None
-        await self._tokens.enabled.wait()
+        assert self._service is not None
+        await self._service.tokens.enabled.wait()
         self._guarded = True
         if not self.handlers.closed:
             self.enter(self._stage)
@@ -138,14 +149,12 @@ class Front:
 
         connection.when_told(answer)
 
-    def opened(self, steps: Step, table: Table, tokens: TokenBook, *, trusting: bool) -> None:
-        """Adds the handlers, because the data directory is open; each one answers from the stage of its operation on.
-        `steps` is called at each step that reads requests. `trusting`: no client needs a token."""
-        self._steps = steps
-        self._tokens = tokens
-        self._guarded = tokens.enabled.is_set() and not trusting
-        self._quick |= table.quick
-        self._slow |= table.slow
+    def opened(self, service: Service) -> None:
+        """Adds the handlers, because the data directory is open; each one answers from the stage of its operation on."""
+        self._service = service
+        self._guarded = service.tokens.enabled.is_set() and not service.trusting
+        self._quick |= service.table.quick
+        self._slow |= service.table.slow
 
     # -- connections
 
@@ -176,14 +185,14 @@ class Front:
         self._step_began_us = self._clock.monotonic_us()
         self._slow_before = self.handlers.slow_begun
         self._fair.begin_step()
-        if self._steps is not None:
-            self._steps.begin_step()
+        if self._service is not None:
+            self._service.steps.begin_step()
         memory = self._connections.memory
         return memory.allowance_bytes if memory.used_bytes and memory.short else RECEIVE_BYTES
 
     def _end_step(self) -> bool:
         self._decode.add(self._clock.monotonic_us() - self._step_began_us)
-        done = self._steps is None or self._steps.end_step()
+        done = self._service is None or self._service.steps.end_step()
         return done and self.handlers.slow_begun == self._slow_before
 
     async def _serve(self, transport: Transport) -> None:
@@ -193,5 +202,5 @@ class Front:
         finally:
             self._connections.ended(connection.peer.number)
             self._servers.closed(connection.peer)
-            if self._tokens is not None:
-                self._tokens.closed(connection.peer.number)
+            if self._service is not None:
+                self._service.tokens.closed(connection.peer.number)

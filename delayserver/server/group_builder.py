@@ -11,9 +11,10 @@ from delayserver.dispatch.message_reader import MessageReader
 from delayserver.dispatch.targets.targets import Targets
 from delayserver.dispatch.verdicts import Verdicts
 from delayserver.runtime.runtime import Runtime
-from delayserver.startup.opening import Opened
 from delayserver.state.counts.latency import Lateness
 from delayserver.state.decisions.decided import Decided
+from delayserver.state.files import Files
+from delayserver.state.memory.attempted import Attempted
 from delayserver.state.memory.group_rows import GroupRows
 from delayserver.state.memory.node_health import NodeHealth
 from delayserver.state.memory.residency import Residency
@@ -24,16 +25,16 @@ class GroupBuilder:
 
     def __init__(
         self,
-        opened: Opened,
-        residency: Residency,
-        decided: Decided,
+        files: Files,
+        attempted: Attempted,
+        rows: tuple[Residency, Decided],
         targets: Targets,
         pacing: Pacing,
         runtime: Runtime,
     ) -> None:
-        self._opened = opened
-        self._residency = residency
-        self._decided = decided
+        self._files = files
+        self._attempted = attempted
+        self._residency, self._decided = rows
         self._targets = targets
         self._pacing = pacing
         self._runtime = runtime
@@ -41,11 +42,11 @@ class GroupBuilder:
 
     def build(self, rows: GroupRows) -> BrokerGroup:
         """The group whose rows these are."""
-        opened, settings = self._opened, self._pacing.dispatch
+        settings = self._pacing.dispatch
         lateness = self.lateness.of(rows.name)
-        verdicts = Verdicts(rows, self._decided, opened.attempted, lateness, settings, self._runtime)
+        verdicts = Verdicts(rows, self._decided, self._attempted, lateness, settings, self._runtime)
         reader = MessageReader(
-            opened.schedule, opened.directory.server_id, self._pacing.read_early_bytes_max, self._runtime
+            self._files.schedule, self._files.server_id, self._pacing.read_early_bytes_max, self._runtime
         )
         nodes = self.nodes(rows.nodes)
         return BrokerGroup(rows, nodes, reader, self._residency, verdicts, settings, self._runtime)

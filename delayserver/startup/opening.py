@@ -50,40 +50,37 @@ from store.tables.names import CONSUMER_GROUP, SUBJECT, Names
 INDEX_FOLDER = "index"
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
+class FoundCheckpoint:
+    """The checkpoint with which a start begins: an empty one if it was `lost`."""
+
+    checkpoint: Checkpoint
+    lost: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Attempts:
+    """Which messages may have been attempted: before this start, and up to which due time from now on."""
+
+    attempted: Attempted
+    horizon: AttemptHorizon
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """All open files of a data directory, and the state that was read from them."""
 
     directory: DataDirectory
-    names: Names
-    log: MessageLog
-    schedule: ScheduleLog
-    dispatch: DispatchLog
-    ledger: Ledger
-    days: DayTable
+    files: Files
     sequences: SequenceReservation
-    checkpoint: Checkpoint
-    checkpoint_lost: bool
-    attempted: Attempted
-    horizon: AttemptHorizon
+    found: FoundCheckpoint
+    attempts: Attempts
     believable: BelievableClock
-    damage: DamageReport
-
-    @property
-    def files(self) -> Files:
-        """The logs and tables that several rooms use."""
-        return Files(
-            self.directory.server_id, self.log, self.schedule, self.dispatch, self.days, self.ledger, self.names
-        )
-
-    @property
-    def damages(self) -> list[str]:
-        """The known corruption, one text per case."""
-        return self.damage.corruption
 
     def close(self) -> None:
         """Closes all files and releases the lock, without a sync."""
-        for part in (self.log, self.schedule, self.dispatch, self.ledger, self.names, self.directory):
+        files = self.files
+        for part in (files.log, files.schedule, files.dispatch, files.ledger, files.names, self.directory):
             part.close()
 
 
@@ -204,19 +201,11 @@ def _open(
     known_us = clock.now_us() if directory.created else checkpoint.believable_us
     return Opened(
         directory,
-        names,
-        log,
-        schedule,
-        dispatch,
-        ledger,
-        days,
+        Files(server_id, log, schedule, dispatch, days, ledger, names),
         sequences,
-        checkpoint,
-        lost,
-        attempted,
-        horizon,
+        FoundCheckpoint(checkpoint, lost),
+        Attempts(attempted, horizon),
         BelievableClock(clock, storage.clock_hold_ms, known_us),
-        damage,
     )
 
 
@@ -297,18 +286,18 @@ def _remember_losses(
     return remembered
 
 
-def count_accepted(opened: Opened) -> tuple[int, int]:
+def count_accepted(files: Files) -> tuple[int, int]:
     """Counts accepted messages and internal records in all files by reading their columns, after a lost checkpoint."""
-    rows, internal = count_placed(opened, 0)
-    return rows + int(opened.ledger.totals().accepted.sum()), internal
+    rows, internal = count_placed(files, 0)
+    return rows + int(files.ledger.totals().accepted.sum()), internal
 
 
-def count_placed(opened: Opened, above: int) -> tuple[int, int]:
+def count_placed(files: Files, above: int) -> tuple[int, int]:
     """Counts messages and internal records in schedule files behind the sequence `above`.
 
     Some are behind the end of message_log only after damage of its tail or a loss of power (durability `os`). The
     latter may keep these pages and not those of the log."""
-    schedule, days, ledger = opened.schedule, opened.days, opened.ledger
+    schedule, days, ledger = files.schedule, files.days, files.ledger
     rows = internal = 0
     for key in schedule.keys():
         if schedule.last_sequence(key) <= above or (key.source == Source.FROM_DAY and days.is_draining(key.start_ms)):
@@ -326,13 +315,10 @@ def count_placed(opened: Opened, above: int) -> tuple[int, int]:
     return rows - internal, internal
 
 
-def find_lost_broker(fs: FileSystem, opened: Opened) -> CorruptionError | None:
+def find_lost_broker(fs: FileSystem, path: str, names: Names) -> CorruptionError | None:
     """The damage if the broker's files are missing in a directory that has had messages or consumers, else None. A new
     directory has no such files yet."""
-    path = f"{opened.directory.path}/broker"
-    if not len(opened.names.codes(SUBJECT)) + len(opened.names.codes(CONSUMER_GROUP)) or set(fs.listdir(path)) - {
-        INDEX_FOLDER
-    }:
+    if not len(names.codes(SUBJECT)) + len(names.codes(CONSUMER_GROUP)) or set(fs.listdir(path)) - {INDEX_FOLDER}:
         return None
     detail = (
         "the broker's files are missing; it begins empty: what was delivered and not consumed is lost to consumers "

@@ -15,7 +15,7 @@ import numpy as np
 
 from delayserver.logs.events import EventLogger
 from delayserver.runtime.runtime import Runtime
-from delayserver.startup.opening import Opened
+from delayserver.state.files import Files
 from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, FormatError
 from store.logs.dispatch_log import DispatchKey, DispatchLog, count_outcomes
@@ -23,6 +23,7 @@ from store.logs.message_log import MessageLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.logs.windows import day_of, window_starts
 from store.records.batches import I64, MessageBatch, OutcomeBatch
+from store.tables.checkpoint import Checkpoint
 from store.tables.checkpoint_marks import dispatch_marks, schedule_marks
 
 events = EventLogger()
@@ -129,12 +130,14 @@ class Uncounted:
 class OrphanSearch:
     """Finds the orphans of a newly opened directory after its replay is complete."""
 
-    def __init__(self, opened: Opened, book: WindowBook, window_ms: int, runtime: Runtime) -> None:
-        self._checkpoint = opened.checkpoint
-        self._log = opened.log
-        self._schedule = opened.schedule
-        self._dispatch = opened.dispatch
-        self._days = opened.days
+    def __init__(
+        self, files: Files, checkpoint: Checkpoint, book: WindowBook, window_ms: int, runtime: Runtime
+    ) -> None:
+        self._checkpoint = checkpoint
+        self._log = files.log
+        self._schedule = files.schedule
+        self._dispatch = files.dispatch
+        self._days = files.days
         self._book = book
         self._window_ms = window_ms
         self._workers = runtime.workers

@@ -281,12 +281,12 @@ class Host:
 
     def _opened(self, server: DelayServer) -> None:
         self._replace_nodes(server)
-        at = server.targets.at
-        server.targets.at = lambda address: self.brokers.get(address) or at(address)  # type: ignore[method-assign,assignment,return-value]
+        at = server.parts.targets.at
+        server.parts.targets.at = lambda address: self.brokers.get(address) or at(address)  # type: ignore[method-assign,assignment,return-value]
         self.before_run(server)
 
     def _replace_nodes(self, server: DelayServer) -> None:
-        for group in server.groups:
+        for group in server.parts.groups:
             for node in group.nodes:
                 if node.broker.address in self.brokers:
                     node.broker = self.brokers[node.broker.address]
@@ -351,16 +351,16 @@ class Host:
     async def settled(self) -> None:
         """Everything accepted is replayed, no attempt runs, and what is decided is on disk."""
         with trio.fail_after(REPLY_TIMEOUT_S):
-            positions = self.server.positions
+            positions = self.server.parts.positions
             await positions.replayed_sequence.reached(positions.accepted_sequence.value)
-        await self.until(lambda: not any(group.running for group in self.server.residency.groups.values()))
-        await self.server.recorder.flush()
+        await self.until(lambda: not any(group.running for group in self.server.parts.residency.groups.values()))
+        await self.server.parts.recorder.flush()
 
     # -- the balance of rule 3
 
     def status(self) -> dict[str, Any]:
         """What `status` answers now, without asking over the network."""
-        return status_map(self.server.status.now())
+        return status_map(self.server.parts.status.now())
 
     def check_balance(self, pending: int | None = None) -> dict[str, Any]:
         """Assert accepted = outcomes + pending in the counts, and that the counts are those of the files."""

@@ -22,7 +22,7 @@ OUTCOMES = {4: "delivered", 5: "cancelled", 6: "expired", 7: "deduplicated", 8: 
 def count_files(host: Host) -> Counter[str]:
     """The balance of rule 3 from dispatch_log, schedule_log and the ledger."""
     assert host.server is not None
-    directory, window_ms = host.server.opened.directory, host.settings.storage.window_ms
+    directory, window_ms = host.server.parts.opened.directory, host.settings.storage.window_ms
     fs, server_id = host.disk, directory.server_id
     counts: Counter[str] = Counter()
     done: Counter[tuple[int, bool]] = Counter()
@@ -103,7 +103,7 @@ def check_files(host: Host, status: dict[str, Any]) -> None:
 def _check_subjects(host: Host, counts: Counter[str]) -> None:
     """The counters of the subjects say what the files say, as soon as they are known."""
     assert host.server is not None
-    told = host.server.balance.subjects
+    told = host.server.parts.balance.subjects
     if not told.is_counted:
         return
     pending = {code: count for code, count in enumerate(told.pending().tolist()) if count}

@@ -162,7 +162,7 @@ class Host:
 
     def _opened(self, server: DelayServer) -> None:
         self.server = server
-        if server.opened.checkpoint_lost and not server.opened.directory.created:
+        if server.parts.opened.found.lost and not server.parts.opened.directory.created:
             self.on_no_checkpoint()
         self.open.set()
 
@@ -203,7 +203,7 @@ class Host:
             how = f"gave up: {self.died_of}"
         self.disk.no_more_faults()
         if self.server is not None:
-            self.on_reports([*self.server.opened.damages, *self.server.broker.damages])
+            self.on_reports([*self.server.damage.corruption, *self.server.parts.broker.damages])
         self._note(self.name, how, life=self.lives)
         self.server = None
         self._scope = None

@@ -377,12 +377,12 @@ class World:
 
     async def _after_start(self) -> None:
         """The first questions to a server that came back: who are you, and do you still know everything?"""
-        server_id = f"{self.host.server.opened.directory.server_id:012x}" if self.host.server else ""
+        server_id = f"{self.host.server.parts.opened.directory.server_id:012x}" if self.host.server else ""
         if self.model.server_id and server_id and server_id != self.model.server_id:
             raise SimulationFailure(f"the server id changed from {self.model.server_id} to {server_id}")
         self.model.server_id = self.model.server_id or server_id
         if self.host.server is not None:
-            self.damage.check_reports([*self.host.server.opened.damages, *self.host.server.broker.damages])
+            self.damage.check_reports([*self.host.server.damage.corruption, *self.host.server.parts.broker.damages])
         self._compare_files()
         await self._ask_for_all()
 
@@ -391,8 +391,8 @@ class World:
         server = self.host.server
         if self.damage.flips or self.audits.random() >= COUNTED_SHARE:
             return
-        if server is not None and self.host.alive and not self.host.disk.dead and not server.positions.lag_bytes:
-            check_files(self.host, status_map(server.status.now()))
+        if server is not None and self.host.alive and not self.host.disk.dead and not server.parts.positions.lag_bytes:
+            check_files(self.host, status_map(server.parts.status.now()))
 
     async def _ask_for_all(self) -> None:
         asked = self.model.asking()
@@ -612,8 +612,8 @@ class World:
     async def _recover(self) -> None:
         """Let a crash that was asked for come, and start again what is down."""
         host = self.host
-        if host.alive and host.server is not None and host.server.commit.refusal is not None:
-            self.note("world", "accepts nothing more", refusal=str(host.server.commit.refusal)[:80])
+        if host.alive and host.server is not None and host.server.parts.commit.refusal is not None:
+            self.note("world", "accepts nothing more", refusal=str(host.server.parts.commit.refusal)[:80])
             await self.time.sleep(0.2)
             if host.alive and not host.server.stopping.is_set():
                 host.crash(power=self.chance.random() < 0.5)

@@ -204,7 +204,7 @@ async def test_past_its_bound_a_queue_drops_rows_from_memory_and_delivers_each_o
     held = 0
     for _ in range(40):
         await host.sleep_ms(25)
-        held = max(held, host.server.residency.rows_held)
+        held = max(held, host.server.parts.residency.rows_held)
     assert held <= 100 + host.settings.dispatch.workers * 50
     assert host.status()["groups"]["fake"]["dropped_from_memory"] >= 1_900
     fake.up = True
@@ -221,7 +221,7 @@ async def test_a_failing_group_keeps_no_more_rows_than_a_working_one(boot: Boot)
     host.fake().up = False
     client = await host.client()
     await put_many(client, 200, host.now_ms + 100, "s")
-    (group,) = host.server.groups
+    (group,) = host.server.parts.groups
     await host.until(lambda: group.rows.failing)
     await put_many(client, 200, host.now_ms + 100, "s", first=200)
     for _ in range(40):
@@ -234,7 +234,7 @@ async def test_all_workers_of_a_group_work_and_their_common_failure_counts_once(
     await host.start()
     client, fake = await host.client(), host.fake()
     fake.gate, fake.up = trio.Event(), False
-    (group,) = host.server.groups
+    (group,) = host.server.parts.groups
     for number in range(6):
         await client.put(str(number), host.now_ms)
         await host.sleep_ms(10)

@@ -64,13 +64,13 @@ async def test_what_a_dead_group_holds_goes_to_the_group_that_takes_its_place(bo
         host.fake("fakeA").up = False
     await put_many(client, 300, host.now_ms, "a")
     await host.sleep_ms(2_000)
-    assert server.groups.first.rows.counters.dropped_from_memory and server.groups.first.rows.rows_held
+    assert server.parts.groups.first.rows.counters.dropped_from_memory and server.parts.groups.first.rows.rows_held
     assert (await host.reload(groups=(B,), routes=ALL_TO_B))[0] == "group fakeA is removed"
     await host.until(lambda: len(host.fake("fakeB").stored) == 300, within_ms=5_000)
     await host.settled()
     assert numbers(host, "fakeB") == [*range(300)] and not host.fake("fakeA").stored
     assert list((await client.status())["groups"]) == ["fakeB"]
-    assert len(server.residency.groups) == 2, "the other one is that of the timers"
+    assert len(server.parts.residency.groups) == 2, "the other one is that of the timers"
     host.check_balance(pending=0)
 
 
@@ -103,14 +103,14 @@ async def test_rows_that_were_left_alone_before_go_the_new_way(boot: Boot) -> No
     host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
     server = await host.start()
     client = await host.client()
-    gather, bad = server.opened.schedule.gather, [True]
+    gather, bad = server.parts.files.schedule.gather, [True]
 
     def bad_sector(key: ScheduleKey, offsets: I64, lengths: U32) -> memoryview:
         if bad:
             raise CorruptionError("a file of the window", 4096, "4096 bytes cannot be read: Input/output error")
         return gather(key, offsets, lengths)
 
-    server.opened.schedule.gather = bad_sector  # type: ignore[method-assign]
+    server.parts.files.schedule.gather = bad_sector  # type: ignore[method-assign]
     await put_many(client, 20, host.now_ms, "a")
     await host.sleep_ms(500)
     bad.clear()
@@ -135,7 +135,7 @@ async def test_batches_that_come_back_to_a_group_without_room_are_delivered_when
         nursery.start_soon(lambda: host.reload(groups=(B,), routes=ALL_TO_B))
         await host.sleep_ms(500)
         gate.set()
-    await host.until(lambda: bool(server.groups.first.rows.counters.dropped_from_memory))
+    await host.until(lambda: bool(server.parts.groups.first.rows.counters.dropped_from_memory))
     host.fake("fakeB").up = True
     await host.until(lambda: numbers(host, "fakeB") == [*range(5, 15)])
     await host.settled()
@@ -161,7 +161,7 @@ async def test_a_batch_that_fails_after_its_group_was_removed_goes_to_the_new_on
     await host.settled()
     assert numbers(host, "fakeB") == [*range(20)]
     # Each has one node, and yet a message may be at both.
-    assert server.groups.first.rows.counters.maybe_delivered_twice == (0 if known else 20)
+    assert server.parts.groups.first.rows.counters.maybe_delivered_twice == (0 if known else 20)
     host.check_balance(pending=0)
 
 
@@ -191,7 +191,7 @@ async def test_a_window_that_is_read_while_the_routes_change_is_read_for_the_new
     host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=dispatch))
     server = await host.start()
     client = await host.client()
-    group = server.groups.first
+    group = server.parts.groups.first
     host.fake("fakeA").up = False
     await put_many(client, 30, host.now_ms, "a")
     await host.until(lambda: group.rows.failing and bool(group.rows.spilled))
@@ -338,7 +338,7 @@ async def test_a_reload_ends_although_nobody_waits_for_it(boot: Boot) -> None:
     with trio.move_on_after(0.2):
         await host.reload(groups=(B,), routes=ALL_TO_B)
     gate.set()
-    await host.until(lambda: len(host.server.residency.groups) == 2)
+    await host.until(lambda: len(host.server.parts.residency.groups) == 2)
     assert await host.reload() == []
 
 

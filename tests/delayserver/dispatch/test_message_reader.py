@@ -36,7 +36,7 @@ HOT = 3_000
 
 
 def reader_of(host: Host) -> MessageReader:
-    (group,) = host.server.groups
+    (group,) = host.server.parts.groups
     return group.reader
 
 
@@ -94,16 +94,16 @@ async def test_bytes_that_cannot_be_read_ahead_are_reported_once_they_are_due(bo
     (path,) = host.disk.files("/data/schedule_log")
     host.disk.flip_bit(path, host.disk.content(path).index(b"damaged"))
     await host.sleep_ms(due_ms - 50 - host.now_ms)
-    assert not reader_of(host)._parts and reader_of(host)._failed and not host.server.opened.damages
+    assert not reader_of(host)._parts and reader_of(host)._failed and not host.server.damage.corruption
     await host.until(lambda: len(host.fake().stored) == HOT)
     assert host.died_of is None and sorted(map(int, host.fake().texts)) == list(range(HOT))
-    assert any("have changed since they were loaded" in text for text in host.server.opened.damages)
+    assert any("have changed since they were loaded" in text for text in host.server.damage.corruption)
 
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
 async def test_what_nobody_comes_for_is_let_go(boot: Boot, step_ms: int) -> None:
     host, _due_ms = await heated(boot)
-    host.server.groups.stop()
+    host.server.parts.groups.stop()
     assert reader_of(host)._parts
     host.clock.step(step_ms)
     await host.sleep_ms(2 * KEPT_MS)

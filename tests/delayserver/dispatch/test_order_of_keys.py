@@ -121,7 +121,7 @@ async def test_a_node_in_trouble_gets_the_messages_of_a_key_in_order(boot: Boot,
             node.up = not node.up
     node.up, node.refuse = True, None
     await host.until(lambda: len(set(node.stored)) == 600, within_ms=30_000)
-    assert host.server.groups.first.rows.counters.attempts_failed > 3
+    assert host.server.parts.groups.first.rows.counters.attempts_failed > 3
     assert inversions(node) == []
     await host.settled()
     host.check_balance(pending=0)
@@ -136,7 +136,7 @@ async def test_a_queue_that_is_too_short_keeps_the_order_of_keys(boot: Boot) -> 
     start_ms = host.now_ms
     await put_keyed(client, [start_ms + 200 + place * 7 % 2_000 for place in range(800)], lambda place: "ab"[place % 2])
     await host.until(lambda: len(node.stored) == 800, within_ms=60_000)
-    assert host.server.groups.first.rows.counters.dropped_from_memory > 0
+    assert host.server.parts.groups.first.rows.counters.dropped_from_memory > 0
     assert inversions(node) == []
     await host.settled()
     host.check_balance(pending=0)
@@ -187,7 +187,7 @@ async def test_a_key_has_one_node_until_that_counts_as_down_and_comes_back_to_it
     await host.start()
     client = await host.client()
     fakes = [host.fake(f"fake{number}") for number in (1, 2, 3)]
-    health = host.server.groups.first.nodes[0].health
+    health = host.server.parts.groups.first.nodes[0].health
 
     async def round_of_messages() -> dict[bytes, int]:
         await host.settled()
@@ -232,7 +232,7 @@ async def test_the_batch_that_shows_whether_a_node_is_back_has_no_more_rows_than
     host = boot(faked_settings(dispatch=QUICK | {"batch_messages_max": 3}))
     await host.start()
     client, node = await host.client(), host.fake()
-    rows = host.server.groups.first.rows
+    rows = host.server.parts.groups.first.rows
     node.up = False
     await put_keyed(client, [host.now_ms] * 60, lambda place: f"key{place}")
     await host.until(lambda: rows.failing)

@@ -76,7 +76,7 @@ async def test_acks_that_find_no_room_do_not_hold_up_the_outcomes_of_deliveries(
     def no_room(rows: ProgressRows) -> None:
         raise DiskFullError("no room for another page")
 
-    server.broker._state.progress.append = no_room  # type: ignore[method-assign]
+    server.parts.broker._state.progress.append = no_room  # type: ignore[method-assign]
     acked = {"subject": "s", "group": "g", "count": 1, "deliveries": first["delivery"].to_bytes(8, "little")}
     assert await client.refused("ack", acked) == "disk_full"
     sent = [(await client.put(str(number), host.now_ms))["receipt"] for number in range(10)]
@@ -114,7 +114,7 @@ async def test_the_disk_is_looked_at_while_nodes_do_not_hear(boot: Boot) -> None
     await host.until(lambda: any(host.fake(name).asked_to_hear for name in names), within_ms=150_000)
     host.disk.capacity_bytes = host.disk.used_bytes
     await host.sleep_ms(500)
-    assert host.server.housekeeping.disk_low
+    assert host.server.parts.housekeeping.disk_low
 
 
 async def test_what_is_due_together_reaches_a_node_in_frames_that_it_takes(boot: Boot) -> None:
@@ -151,16 +151,16 @@ async def test_messages_whose_bytes_could_not_be_read_once_are_delivered_without
     host = boot(faked_settings())
     server = await host.start()
     client = await host.client()
-    gather, unreadable = server.opened.schedule.gather, [True]
+    gather, unreadable = server.parts.files.schedule.gather, [True]
 
     def bad_sector(key: ScheduleKey, offsets: I64, lengths: U32) -> memoryview:
         if unreadable:
             raise CorruptionError(
-                server.opened.schedule.path(key), 4096, "4096 bytes cannot be read: Input/output error"
+                server.parts.files.schedule.path(key), 4096, "4096 bytes cannot be read: Input/output error"
             )
         return gather(key, offsets, lengths)
 
-    server.opened.schedule.gather = bad_sector  # type: ignore[method-assign]
+    server.parts.files.schedule.gather = bad_sector  # type: ignore[method-assign]
     await put_many(client, 100, host.now_ms + 100, "s")
     await host.sleep_ms(1_000)
     assert not host.fake().stored
@@ -180,7 +180,7 @@ async def test_rows_that_left_memory_and_could_not_be_read_back_once_are_deliver
     host.fake().up = False
     await put_many(client, 300, host.now_ms + 100, "s")
     await host.sleep_ms(1_000)
-    read = server.window_reader.read
+    read = server.parts.window_reader.read
     failed: list[int] = []
 
     def bad_sector(
@@ -191,7 +191,7 @@ async def test_rows_that_left_memory_and_could_not_be_read_back_once_are_deliver
             raise CorruptionError("a file of the window", 4096, "4096 bytes cannot be read: Input/output error")
         return read(window_ms, ends, from_key, to_key, rows_max)
 
-    server.window_reader.read = bad_sector  # type: ignore[method-assign]
+    server.parts.window_reader.read = bad_sector  # type: ignore[method-assign]
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) == 300, within_ms=90_000)
     assert failed
@@ -249,7 +249,7 @@ async def test_a_node_whose_store_takes_nothing_any_more_ends_so_that_a_restart_
     def failed(batch: StoredBatch) -> tuple[int, int]:
         raise SyncFailedError("a failed write could not be undone; restart the server to recover")
 
-    node.server.broker._state.store.append = failed  # type: ignore[method-assign]
+    node.server.parts.broker._state.store.append = failed  # type: ignore[method-assign]
     await client.put("m", server.now_ms)
     await server.sleep_ms(2_000)
     assert node.died_of is not None

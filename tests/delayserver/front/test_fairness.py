@@ -83,7 +83,7 @@ async def test_of_large_requests_one_at_a_time_runs_for_a_connection(boot: Boot)
     host = boot()
     server = await host.start()
     running = running_most = 0
-    real = server.states.find
+    real = server.parts.states.find
 
     async def find(*arguments: Any) -> Any:
         nonlocal running, running_most
@@ -94,7 +94,7 @@ async def test_of_large_requests_one_at_a_time_runs_for_a_connection(boot: Boot)
         finally:
             running -= 1
 
-    server.states.find = find  # type: ignore[method-assign,assignment]
+    server.parts.states.find = find  # type: ignore[method-assign,assignment]
     clients = [await host.client() for _ in range(2)]
     asked = [[await client.ask("lookup", RECEIPTS) for _ in range(10)] for client in clients]
     for client, numbers in zip(clients, asked, strict=True):

@@ -160,7 +160,7 @@ async def test_of_a_hand_over_of_many_files_only_what_cannot_be_read_waits(
     await host.start()
     await put_over_minutes(await host.client(), host.now_ms + 5 * MINUTE_MS, 20)
     server = await down_for(host, 2 * 3_600_000)
-    gather = server.opened.schedule.gather
+    gather = server.parts.files.schedule.gather
     lost: set[ScheduleKey] = set()
 
     def failing(key: ScheduleKey, *places: Any) -> memoryview:
@@ -169,9 +169,9 @@ async def test_of_a_hand_over_of_many_files_only_what_cannot_be_read_waits(
             raise KeyError(key)
         return gather(key, *places)
 
-    monkeypatch.setattr(server.opened.schedule, "gather", failing)
+    monkeypatch.setattr(server.parts.files.schedule, "gather", failing)
     await host.until(lambda: len(host.fake().stored) == 19, within_ms=10_000)
-    monkeypatch.setattr(server.opened.schedule, "gather", gather)
+    monkeypatch.setattr(server.parts.files.schedule, "gather", gather)
     await host.until(lambda: len(host.fake().stored) == 20, within_ms=3 * MINUTE_MS)
     assert len(set(host.fake().stored)) == 20
 
@@ -218,17 +218,17 @@ async def test_a_day_of_many_minutes_is_drained_in_steps_between_which_fresh_mes
     await put_over_minutes(await host.client(), far_ms, 40)
     server = await down_for(host, far_ms + 2 * 3_600_000 - host.now_ms)
     files: list[int] = []
-    place = server.placing.place_drained
+    place = server.parts.placing.place_drained
 
     async def counting(batch: MessageBatch) -> Any:
         done = await place(batch)
         files.append(len(done.placed))
         return done
 
-    monkeypatch.setattr(server.placing, "place_drained", counting)
+    monkeypatch.setattr(server.parts.placing, "place_drained", counting)
     await host.until(lambda: len(host.fake().stored) == 40, within_ms=30_000)
     assert max(files) <= 4 and sum(files) == 40
-    await host.until(lambda: not server.opened.days.draining(), within_ms=30_000)
+    await host.until(lambda: not server.parts.files.days.draining(), within_ms=30_000)
     assert len(set(host.fake().stored)) == 40
     await host.settled()
     host.check_balance(pending=0)
@@ -291,5 +291,5 @@ async def test_a_day_without_outcomes_is_finished_without_waiting_for_the_record
         raise AssertionError("a round of replay would wait until thousands of dispatch files are written")
 
     with monkeypatch.context() as patch:
-        patch.setattr(server.decided, "all_written", waits)
-        await server.tier._move_outcomes(far_ms)
+        patch.setattr(server.parts.decided, "all_written", waits)
+        await server.parts.tier._move_outcomes(far_ms)

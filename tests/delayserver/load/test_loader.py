@@ -40,11 +40,11 @@ async def test_more_rows_than_memory_may_hold_are_loaded_in_slices_and_delivered
         start_ms = host.now_ms
         await put_columns(client, [start_ms + chance.randrange(90_000) for _ in range(300)])
         await host.sleep_ms(1_000)
-        held = max(held, len(host.server.wheel) + host.server.residency.rows_held)
+        held = max(held, len(host.server.parts.wheel) + host.server.parts.residency.rows_held)
     for _ in range(1_000):
         await host.sleep_ms(100)
-        held = max(held, len(host.server.wheel) + host.server.residency.rows_held)
-    assert host.server.residency.evictions > 3
+        held = max(held, len(host.server.parts.wheel) + host.server.parts.residency.rows_held)
+    assert host.server.parts.residency.evictions > 3
     assert held <= 500, "rows in memory, with one batch that has just come"
     fake = host.fake()
     assert len(fake.stored) == len(set(fake.stored)) == 3_000
@@ -61,7 +61,7 @@ async def test_a_window_that_comes_late_does_not_wait_behind_later_ones(boot: Bo
     start_ms = host.now_ms // 60_000 * 60_000
     later = [start_ms + 60_000 * minute + 30_000 + row for minute in (2, 3) for row in range(45)]
     await put_columns(client, later)
-    await host.until(lambda: len(host.server.wheel) == len(later), within_ms=10_000)
+    await host.until(lambda: len(host.server.parts.wheel) == len(later), within_ms=10_000)
     await put_columns(client, [host.now_ms - 600_000] * late_rows)
     await host.until(lambda: len(host.fake().stored) == late_rows, within_ms=5_000)
     await host.sleep_ms(240_000)
@@ -82,7 +82,7 @@ async def test_overdue_messages_do_not_wait_behind_the_rest_of_this_minute(boot:
     await host.sleep_ms(60_000 - host.now_ms % 60_000)
     this_minute = [host.now_ms + 20_000 + 200 * row for row in range(150)]
     await put_columns(client, this_minute)
-    await host.until(lambda: len(host.server.wheel) >= 75, within_ms=5_000)
+    await host.until(lambda: len(host.server.parts.wheel) >= 75, within_ms=5_000)
     await put_columns(client, [host.now_ms - 600_000] * late_rows)
     await host.until(lambda: len(host.fake().stored) == late_rows, within_ms=2_000)
     await host.sleep_ms(120_000)
@@ -106,14 +106,14 @@ async def test_a_window_that_cannot_be_read_takes_no_memory_from_later_ones(boot
     await host.settled()
     await host.stop()
     (path,) = [path for path in host.disk.files("/data/dispatch_log") if path.endswith(".log")]
-    host.disk.overwrite(path, 0, FileHeader(FILE_DISPATCH, host.server.opened.directory.server_id, 0).encode())
+    host.disk.overwrite(path, 0, FileHeader(FILE_DISPATCH, host.server.parts.opened.directory.server_id, 0).encode())
     await host.start()
     await host.sleep_ms(5_000)
     later = [start_ms + 60_000 * minute + row for minute in (10, 11) for row in range(45)]
     await put_columns(await host.client(), later)
     await host.sleep_ms(200_000)  # it is looked at again every minute
-    assert len(host.server.wheel) == len(later)
-    assert host.server.residency.evictions == 0
+    assert len(host.server.parts.wheel) == len(later)
+    assert host.server.parts.residency.evictions == 0
     await host.sleep_ms(600_000)
     assert len(host.fake().stored) == len(later)
 
@@ -126,7 +126,7 @@ async def test_far_messages_cost_no_row_in_memory(boot: Boot) -> None:
         await put_columns(client, [host.now_ms + hour * 3_600_000 + i for i in range(1_000)])
     await host.settled()
     await host.sleep_ms(2_000)
-    assert len(host.server.wheel) == 0
+    assert len(host.server.parts.wheel) == 0
     host.check_balance(pending=10_000)
 
 
@@ -153,7 +153,7 @@ async def test_damage_in_one_window_is_reported_and_the_others_go_on(boot: Boot)
         await client.put(f"w{window}" + "x" * 200, first_ms + window * 60_000 + 5_000)
     await host.settled()
     await host.stop()
-    path = host.server.opened.schedule.path(ScheduleKey(first_ms, Source.DIRECT))
+    path = host.server.parts.files.schedule.path(ScheduleKey(first_ms, Source.DIRECT))
     host.disk.flip_bit(path, 64 + 90)
     host.clock.step(first_ms - 60_000 - host.now_ms)
     await host.start()
@@ -203,21 +203,21 @@ def deliver_everything(seed: int, steps: list[tuple[str, int]]) -> None:
                     case "tick":
                         await host.sleep_ms(amount * 20)
                     case "evict":
-                        if len(host.server.wheel):
-                            host.server.residency.evict_after(Key(host.now_ms + amount * 20, 1 << 62))
-                            host.server.residency.loadable.ring()
+                        if len(host.server.parts.wheel):
+                            host.server.parts.residency.evict_after(Key(host.now_ms + amount * 20, 1 << 62))
+                            host.server.parts.residency.loadable.ring()
                     case "step":
                         host.clock.step((amount - 20) * 100)
                     case "down":
                         fake.up = not fake.up
-                host.server.cursors.check_invariants()
-                host.server.wheel.check_invariants()
+                host.server.parts.cursors.check_invariants()
+                host.server.parts.wheel.check_invariants()
             fake.up = True
             await host.until(lambda: len(fake.stored) >= sent, within_ms=40_000)
             await host.sleep_ms(200)
             await host.settled()
             assert len(fake.stored) == len(set(fake.stored)) == sent
-            assert host.server.lateness.early == 0
+            assert host.server.parts.lateness.early == 0
             host.check_balance(pending=0)
             nursery.cancel_scope.cancel()
 
@@ -257,7 +257,7 @@ async def test_a_large_window_enters_memory_in_small_steps_and_a_cancel_between_
     results = await client.send(*[{"subject": "s", "body": "x", "due_ms": due_ms + row} for row in range(100)])
     await host.settled()
     sizes: list[int] = []
-    add = server.residency.add
+    add = server.parts.residency.add
     between = trio.Event()
 
     def counting(loaded: LoadedRows) -> None:
@@ -265,7 +265,7 @@ async def test_a_large_window_enters_memory_in_small_steps_and_a_cancel_between_
         between.set()
         add(loaded)
 
-    monkeypatch.setattr(server.residency, "add", counting)
+    monkeypatch.setattr(server.parts.residency, "add", counting)
     with trio.fail_after(300):
         await between.wait()
     assert max(sizes) <= 10

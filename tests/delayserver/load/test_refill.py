@@ -27,7 +27,7 @@ ONE_ALONE = (RouteSettings("a*", ("fakeA", "fakeB")), RouteSettings("c*", ("fake
 
 def count_reads(server: DelayServer) -> list[int]:
     """The windows that are read from now on."""
-    read = server.window_reader.read
+    read = server.parts.window_reader.read
     windows: list[int] = []
 
     def counting(
@@ -36,7 +36,7 @@ def count_reads(server: DelayServer) -> list[int]:
         windows.append(window_ms)
         return read(window_ms, ends, from_key, to_key, rows_max)
 
-    server.window_reader.read = counting  # type: ignore[method-assign]
+    server.parts.window_reader.read = counting  # type: ignore[method-assign]
     return windows
 
 
@@ -58,7 +58,7 @@ async def test_rows_that_leave_memory_while_their_window_is_read_back_are_read_b
     host.workers.around = slow
     host.fake().up = False
     await put_many(client, 30, host.now_ms, "s")
-    (group,) = server.groups
+    (group,) = server.parts.groups
     await host.until(lambda: group.rows.failing and bool(group.rows.spilled))
     host.fake().up = True
     await reading.wait()
@@ -85,7 +85,7 @@ async def test_a_window_that_is_decided_and_retired_before_it_is_read_back_is_do
     client = await host.client()
     host.fake().up = False
     await put_many(client, 12, host.now_ms, "s")
-    (group,) = server.groups
+    (group,) = server.parts.groups
     await host.until(lambda: group.rows.failing and bool(group.rows.spilled))
     await host.sleep_ms(3_000)
     due_ms = host.now_ms
@@ -93,7 +93,7 @@ async def test_a_window_that_is_decided_and_retired_before_it_is_read_back_is_do
     await host.sleep_ms(1_000)
     assert set(await client.cancel(*receipts)) == {"cancelled"}
     await host.sleep_ms(60_000)
-    assert not any(server.window_reader.ends(due_ms // 1_000 * 1_000).values()), "retention took the window"
+    assert not any(server.parts.window_reader.ends(due_ms // 1_000 * 1_000).values()), "retention took the window"
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) == 12 and not group.rows.spilled, within_ms=30_000)
     await host.settled()
@@ -111,7 +111,7 @@ async def test_a_window_that_retention_takes_while_it_is_read_back_is_done(
     await client.put("m", due_ms)
     await host.until(lambda: host.fake().texts == ["m"])
     await host.settled()
-    files = server.opened.schedule._files
+    files = server.parts.files.schedule._files
     reading = files.reading
 
     def retired_first(key: ScheduleKey) -> AbstractContextManager[Segment]:
@@ -119,7 +119,7 @@ async def test_a_window_that_retention_takes_while_it_is_read_back_is_done(
         return reading(key)
 
     monkeypatch.setattr(files, "reading", retired_first)
-    (group,) = server.groups
+    (group,) = server.parts.groups
     group.rows.spilled.add(due_ms // 60_000 * 60_000)
     await host.sleep_ms(3_000)
     assert host.died_of is None
@@ -231,7 +231,7 @@ async def test_a_load_of_the_near_future_looks_at_no_row_that_waits_in_a_queue(
     client = await host.client()
     host.fake().up = False
     await put_many(client, 200, host.now_ms, "s")
-    (group,) = server.groups
+    (group,) = server.parts.groups
     await host.until(lambda: len(group.rows.queue) > 150)
     later_ms = host.now_ms + 3 * 60_000
     await put_many(client, 100, later_ms, "s", first=200)
@@ -244,7 +244,7 @@ async def test_a_load_of_the_near_future_looks_at_no_row_that_waits_in_a_queue(
             return _ask(queue, *columns)
 
         monkeypatch.setattr(GroupQueue, name, counting)
-    await host.until(lambda: len(server.wheel) == 100, within_ms=3 * 60_000)
+    await host.until(lambda: len(server.parts.wheel) == 100, within_ms=3 * 60_000)
     assert not looked
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) == 300, within_ms=4 * 60_000)
@@ -259,15 +259,15 @@ async def test_rows_of_a_window_that_is_loaded_again_are_found_in_the_queue_wher
     due_ms = host.now_ms + 500
     await put_many(client, 50, due_ms, "s")
     await put_many(client, 50, due_ms + 1, "s", first=50)
-    (group,) = server.groups
+    (group,) = server.parts.groups
     await host.until(lambda: group.rows.rows_held == 100)
     # As a cancel that could not be recorded: from one of the rows on the window is loaded again.
-    server.residency.evict_after(Key(due_ms, int(group.rows.queue.sequences().min()) + 10))
-    server.residency.loadable.ring()
-    loads = server.loader.loads
-    await host.until(lambda: server.loader.loads > loads)
-    assert group.rows.rows_held == 100 and not len(server.wheel)
-    server.residency.check_invariants()
+    server.parts.residency.evict_after(Key(due_ms, int(group.rows.queue.sequences().min()) + 10))
+    server.parts.residency.loadable.ring()
+    loads = server.parts.loader.loads
+    await host.until(lambda: server.parts.loader.loads > loads)
+    assert group.rows.rows_held == 100 and not len(server.parts.wheel)
+    server.parts.residency.check_invariants()
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) == 100, within_ms=60_000)
     assert len(set(host.fake().stored)) == 100

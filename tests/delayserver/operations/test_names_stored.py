@@ -28,10 +28,10 @@ async def test_an_ack_or_nack_of_names_never_seen_stores_neither(
     client = await host.client()
     await client.put("m", host.now_ms)
     await host.sleep_ms(100)
-    before = len(server.opened.names)
+    before = len(server.parts.files.names)
     arguments = {"subject": subject, "group": group, "count": 2, "deliveries": [1]}
     assert (await client.request(operation, arguments))["unknown"] == 2
-    assert len(server.opened.names) == before
+    assert len(server.parts.files.names) == before
     assert (await client.request("groups"))["groups"] == []
 
 
@@ -39,10 +39,10 @@ async def test_a_pull_of_a_subject_never_seen_stores_nothing_and_is_answered_emp
     host = boot(small_settings())
     server = await host.start()
     client = await host.client()
-    before = len(server.opened.names)
+    before = len(server.parts.files.names)
     assert await pull(client, "misspelt", "g") == []
     assert await pull(client, "misspelt", "g", wait_ms=1_000) == []
-    assert len(server.opened.names) == before
+    assert len(server.parts.files.names) == before
     assert (await client.status())["broker"]["waiting_pulls"] == 0
 
 
@@ -74,7 +74,7 @@ async def test_a_waiting_pull_of_a_subject_never_seen_ends_in_its_time_and_with_
     assert (await waiting.reply(number))["messages"] == []
     gone.transport.close()
     await host.sleep_ms(100)
-    assert server.consuming.waiting_pulls == 0
+    assert server.parts.consuming.waiting_pulls == 0
 
 
 async def test_groups_have_a_bound_of_their_own_that_hello_and_status_tell(boot: Boot) -> None:
@@ -85,10 +85,10 @@ async def test_groups_have_a_bound_of_their_own_that_hello_and_status_tell(boot:
     await host.sleep_ms(100)
     for group in ("one", "two"):
         assert len(await pull(client, "a", group)) == 1, "subjects do not take the room of groups"
-    before = len(server.opened.names)
+    before = len(server.parts.files.names)
     assert await client.refused("pull", {"subject": "a", "group": "three"}) == "groups_full"
     assert await client.refused("pull", {"subject": "b", "group": "one"}) == "groups_full"
-    assert len(server.opened.names) == before
+    assert len(server.parts.files.names) == before
     (refused,) = await client.send({"subject": "c", "body": "m", "due_ms": host.now_ms})
     assert refused["error"] == "subjects_full"
     limits = (await client.request("hello", {"versions": [1]}))["limits"]

@@ -340,13 +340,13 @@ async def test_a_file_of_outcomes_is_read_once_for_all_messages_of_a_request(
     await host.sleep_ms(61_000)
     await host.settled()
     read: list[int] = []
-    rows_of = host.server.opened.dispatch.rows_of
+    rows_of = host.server.parts.files.dispatch.rows_of
 
     def counted(key: DispatchKey, sequences: I64, damages: list[Damage]) -> OutcomeBatch:
         read.append(len(sequences))
         return rows_of(key, sequences, damages)
 
-    monkeypatch.setattr(host.server.opened.dispatch, "rows_of", counted)
+    monkeypatch.setattr(host.server.parts.files.dispatch, "rows_of", counted)
     results = (await client.request("lookup", {"receipts": receipts}))["results"]
     assert read == [20]
     for index, result in enumerate(results):

@@ -58,7 +58,7 @@ async def test_what_rows_and_columns_give_comes_back_in_rows_and_columns(boot: B
     tags = [None, *pulled["tags"]]
     assert [tags[code] for code in np.frombuffer(pulled["tag_index"], "<u4")] == [tag for _, tag, _ in expected]
     assert pulled["order_keys"].decode() == "".join(key or "" for _, _, key in expected)
-    assert (await client.status())["storage"]["tags"] == len(server.opened.names.codes(3)) == 3
+    assert (await client.status())["storage"]["tags"] == len(server.parts.files.names.codes(3)) == 3
 
 
 async def test_messages_without_them_cost_no_byte_on_the_wire_nor_a_newer_record(boot: Boot) -> None:

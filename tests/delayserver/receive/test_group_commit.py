@@ -35,7 +35,7 @@ async def test_the_event_loop_waits_for_small_syncs_while_the_disk_is_quick(
     client = await host.client()
     await client.put("first", host.now_ms + 60_000)  # its subject is new, and its file
     await host.settled()
-    append, monotonic_us = server.commit._log.append_durably, host.clock.monotonic_us
+    append, monotonic_us = server.parts.commit._log.append_durably, host.clock.monotonic_us
     sync_us = spent_us = 0
     in_threads: list[str] = []
 
@@ -48,7 +48,7 @@ async def test_the_event_loop_waits_for_small_syncs_while_the_disk_is_quick(
         in_threads.append(name)
         return work()
 
-    monkeypatch.setattr(server.commit._log, "append_durably", append_slowly)
+    monkeypatch.setattr(server.parts.commit._log, "append_durably", append_slowly)
     monkeypatch.setattr(host.clock, "monotonic_us", lambda: monotonic_us() + spent_us)
     host.workers.around = note
     counts = []
@@ -158,7 +158,7 @@ async def test_a_full_disk_that_cannot_reserve_sequences_refuses_the_whole_group
     host = boot(disk=disk)
     await host.start()
     clients = [await host.client() for _ in range(3)]
-    sequences = host.server.opened.sequences
+    sequences = host.server.parts.opened.sequences
     sequences.take(sequences.reserved - sequences.next)  # a burst that was faster than the reservation ahead
     disk.remove("/data/sequences.tmp")  # the room that was kept for the next reservation
     disk.capacity_bytes = disk.used_bytes
@@ -236,13 +236,13 @@ async def test_sends_that_come_together_share_one_sync_and_take_consecutive_sequ
     await host.start()
     client = await host.client()
     await client.put("first", host.now_ms + 60_000)
-    groups, syncs = host.server.commit.groups, host.disk.counts["datasync"]
+    groups, syncs = host.server.parts.commit.groups, host.disk.counts["datasync"]
     message = {"subject": "s", "body": "x", "due_ms": host.now_ms + 60_000}
     await client.send_bytes(b"".join(encode_request(100 + i, "send", {"messages": [message]}) for i in range(50)))
     replies = [await client.reply(100 + i) for i in range(50)]
     sequences = [reply["results"][0]["sequence"] for reply in replies]
     assert sequences == list(range(sequences[0], sequences[0] + 50))
-    assert host.server.commit.groups == groups + 1
+    assert host.server.parts.commit.groups == groups + 1
     assert host.disk.counts["datasync"] - syncs <= 2
 
 
@@ -353,18 +353,18 @@ async def test_a_burst_larger_than_a_group_becomes_several_and_keeps_its_order(b
     host = boot(small_settings(storage={"group_bytes_max": 2_000}))
     await host.start()
     client = await host.client()
-    first, groups = (await client.put("first", host.now_ms + 60_000))["sequence"], host.server.commit.groups
+    first, groups = (await client.put("first", host.now_ms + 60_000))["sequence"], host.server.parts.commit.groups
     message = {"subject": "s", "body": "x" * 500, "due_ms": host.now_ms + 60_000}
     await client.send_bytes(b"".join(encode_request(100 + i, "send", {"messages": [message]}) for i in range(7)))
     replies = [await client.reply(100 + i) for i in range(7)]
     assert [reply["results"][0]["sequence"] for reply in replies] == list(range(first + 1, first + 8))
-    assert host.server.commit.groups == groups + 3  # of three, three and one
+    assert host.server.parts.commit.groups == groups + 3  # of three, three and one
 
 
 async def test_a_stop_waits_for_what_was_taken_in_the_same_pass(boot: Boot) -> None:
     host = boot()
     await host.start()
-    commit, told = host.server.commit, list[object]()
+    commit, told = host.server.parts.commit, list[object]()
     commit.submit(messages(0, 3, due_ms=host.now_ms + 60_000), told.append)
     await commit.stop()
     assert len(told) == 1 and not isinstance(told[0], DelayServerError)

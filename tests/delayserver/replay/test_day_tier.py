@@ -30,20 +30,20 @@ def drain_slowly(host: Host, pause_ms: int) -> None:
     """From the next start on, a pause after each slice of a day, so that other things happen in between."""
 
     def slow(server: DelayServer) -> None:
-        step = server.tier.step
+        step = server.parts.tier.step
 
         async def slowly() -> None:
             await step()
             await host.sleep_ms(pause_ms)
 
-        server.tier.step = slowly  # type: ignore[method-assign]
+        server.parts.tier.step = slowly  # type: ignore[method-assign]
 
     host.before_run = slow
 
 
 def sources(host: Host) -> dict[Source, int]:
     """Rows by source of their file."""
-    schedule = host.server.opened.schedule
+    schedule = host.server.parts.files.schedule
     rows = dict.fromkeys(Source, 0)
     for key in schedule.keys():
         rows[key.source] += schedule.rows(key)
@@ -133,20 +133,20 @@ async def test_a_refill_leaves_what_the_drain_has_placed_and_not_published_to_it
     await host.stop()
     host.clock.step(start_ms + 3 * HOUR_MS - host.now_ms)
     server = await host.start()
-    place, refills = server.placing.place_drained, 0
+    place, refills = server.parts.placing.place_drained, 0
 
     async def place_and_refill(batch: MessageBatch) -> Round:
         nonlocal refills
         done = await place(batch)
-        (group,) = server.groups
+        (group,) = server.parts.groups
         group.rows.released(Key(host.now_ms, 0))
         for placed in done.placed:
             group.rows.spilled.add(placed.key.start_ms)
-            await server.refill.read_back(group.rows, None)
+            await server.parts.refill.read_back(group.rows, None)
             refills += 1
         return done
 
-    monkeypatch.setattr(server.placing, "place_drained", place_and_refill)
+    monkeypatch.setattr(server.parts.placing, "place_drained", place_and_refill)
     await host.until(lambda: len(host.fake().stored) == 18, within_ms=60_000)
     await host.sleep_ms(1_000)
     await host.settled()
@@ -169,10 +169,10 @@ async def test_a_record_after_the_seal_goes_to_its_minute_while_the_day_drains(
     await host.sleep_ms(2_000)
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
     await host.until(lambda: sources(host)[Source.FROM_DAY] > 5, within_ms=40_000)
-    assert host.server.opened.days.draining(), "the day was drained before the test could send"
+    assert host.server.parts.files.days.draining(), "the day was drained before the test could send"
     await client.put("late", due_ms, message_id="y")
     await client.put("copy of early", due_ms, message_id="x")
-    await host.until(lambda: not host.server.opened.days.draining(), within_ms=40_000)
+    await host.until(lambda: not host.server.parts.files.days.draining(), within_ms=40_000)
     await host.settled()
     rows = sources(host)
     assert rows[Source.DIRECT] == 2
@@ -190,10 +190,10 @@ async def test_what_was_cancelled_in_a_day_stays_so_when_its_rows_leave_memory_w
     host.fake().up = False
     await host.start()
     await host.sleep_ms(3_000)
-    assert host.server.opened.days.draining()
+    assert host.server.parts.files.days.draining()
     host.fake().up = True
     await host.until(lambda: len(host.fake().stored) >= 18, within_ms=20_000)
-    assert host.server.opened.days.draining()
+    assert host.server.parts.files.days.draining()
     await host.sleep_ms(60_000)
     await host.settled()
     check_done(host)
@@ -233,7 +233,7 @@ async def test_a_crash_at_any_operation_of_sealing_and_draining_changes_nothing(
         await host.start()
         await host.sleep_ms(500)
         assert sources(host)[Source.DAY] == 0, operations
-        assert not host.server.opened.damages, operations
+        assert not host.server.damage.corruption, operations
         host.check_balance(pending=4)
         host.clock.step(start_ms + 2 * HOUR_MS - host.now_ms)
         await host.until(lambda host=host: len(host.fake().stored) == 4, within_ms=2_000)  # type: ignore[misc]
@@ -257,7 +257,7 @@ async def test_a_checkpoint_lost_while_a_day_drains_gives_the_same_balance(
     await host.kill()
     host.disk.remove("/data/checkpoint")
     await host.start()
-    assert host.server.opened.checkpoint_lost
+    assert host.server.parts.opened.found.lost
     host.check_balance(pending=18)
     await host.sleep_ms(40_000)
     host.check_balance(pending=18)

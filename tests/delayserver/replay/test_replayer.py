@@ -23,7 +23,7 @@ RARE_CHECKPOINTS = {"checkpoint_interval_ms": 1 << 40}
 
 def schedule_rows(host: Host) -> int:
     """Rows in all schedule files."""
-    schedule = host.server.opened.schedule
+    schedule = host.server.parts.files.schedule
     return sum(schedule.rows(key) for key in schedule.keys())
 
 
@@ -40,7 +40,7 @@ async def test_the_same_range_of_the_log_replayed_again_and_again_adds_nothing(b
         host.disk.remove("/data/checkpoint")
         await host.start()
         await host.settled()
-        assert host.server.opened.checkpoint_lost
+        assert host.server.parts.opened.found.lost
         assert schedule_rows(host) == 61, f"life {life}"
         status = host.check_balance()
         assert (status["accepted"], status["cancelled"], status["deduplicated"]) == (61, 5, 1)
@@ -91,12 +91,12 @@ async def test_a_disk_that_fills_up_in_the_middle_of_a_round_neither_loses_nor_r
             accepted += sum("receipt" in result for result in await client.send(*messages))
         except DelayServerError as error:
             assert error.name == "disk_full"
-    assert host.server.positions.lag_bytes > 0, "the replayer must have met the full disk"
+    assert host.server.parts.positions.lag_bytes > 0, "the replayer must have met the full disk"
     await host.sleep_ms(1_500)
     disk.capacity_bytes = None
     await host.sleep_ms(1_000)
     await host.settled()
-    assert host.server.balance.placed == accepted
+    assert host.server.parts.balance.placed == accepted
     await host.stop()
     await host.start()
     assert host.check_balance()["accepted"] == accepted
@@ -133,7 +133,7 @@ async def test_the_same_with_a_lost_checkpoint_counts_each_message_once(boot: Bo
     await host.start()
     await host.settled()
     assert host.check_balance(pending=accepted)["accepted"] == accepted
-    assert host.server.balance.placed == accepted
+    assert host.server.parts.balance.placed == accepted
 
 
 async def test_a_checkpoint_never_says_more_than_the_schedule_files_durably_hold(boot: Boot) -> None:
@@ -152,7 +152,7 @@ async def test_a_checkpoint_never_says_more_than_the_schedule_files_durably_hold
         await host.start()
         client = await host.client()
         assert await client.lookup(*receipts) == ["pending"] * 4, operations
-        assert not host.server.opened.damages, operations
+        assert not host.server.damage.corruption, operations
         assert host.check_balance(pending=4)["accepted"] == 4
         await host.kill()
 
@@ -162,9 +162,9 @@ async def test_replay_reads_the_log_back_when_it_fell_behind(boot: Boot) -> None
     host = boot(faked_settings(storage={"message_log_segment_bytes": 8 << 20}))
     await host.start()
     client = await host.client()
-    host.server.log_queue._bytes_max = 0  # as if that much waited already
+    host.server.parts.log_queue._bytes_max = 0  # as if that much waited already
     receipts = [(await client.put("x" * 50_000, host.now_ms + 2_000))["receipt"] for _ in range(20)]
-    host.server.log_queue._bytes_max = 32 << 20
+    host.server.parts.log_queue._bytes_max = 32 << 20
     await host.sleep_ms(3_000)
     assert set(await client.lookup(*receipts)) == {"delivered"}
     assert len(host.fake().stored) == 20
@@ -185,9 +185,9 @@ async def test_rounds_over_more_files_than_may_be_open_begin_with_those_that_are
         rows = messages(1 + number * windows, windows).with_columns(
             due_ms=start_ms + 60_000 * np.arange(windows, dtype=np.int64)
         )
-        server.placing.place_batch(rows, Round(0, 0), Source.DIRECT)
+        server.parts.placing.place_batch(rows, Round(0, 0), Source.DIRECT)
     assert schedule_rows(host) == windows * rounds
-    table = host.server.opened.schedule.open_file_count()
+    table = host.server.parts.files.schedule.open_file_count()
     assert disk.counts["open"] - opens == (rounds - 1) * (windows - table)
 
 
@@ -222,13 +222,13 @@ async def test_single_sends_that_never_pause_share_their_rounds(boot: Boot, monk
     client, server = await host.client(), host.server
     await client.put("first", host.now_ms + 600_000)
     await host.settled()
-    publish, rounds = server.publisher.publish, []
+    publish, rounds = server.parts.publisher.publish, []
 
     def counted(done: Round) -> None:
         rounds.append(len(done.placed))
         publish(done)
 
-    monkeypatch.setattr(server.publisher, "publish", counted)
+    monkeypatch.setattr(server.parts.publisher, "publish", counted)
     # The next ones come while a round takes its time.
     monkeypatch.setattr(server.runtime.turns, "take", partial(host.sleep_ms, 2))
     for number in range(300):

@@ -65,7 +65,7 @@ async def out(host: Host, count: int, within_ms: int = 60_000) -> None:
 
 
 def minutes(host: Host) -> int:
-    return sum(key.source != Source.DAY for key in host.server.opened.schedule.keys())
+    return sum(key.source != Source.DAY for key in host.server.parts.files.schedule.keys())
 
 
 def check(host: Host) -> tuple[int, int]:
@@ -86,11 +86,11 @@ async def test_an_overdue_day_leaves_from_its_own_file_in_due_order(boot: Boot) 
     await out(host, 40)
     due = [host.fake().due_ms[sequence] for sequence in host.fake().stored]
     assert due == sorted(due)
-    opened = host.server.opened
-    assert opened.days.is_whole(day_ms) and not opened.days.draining()
+    opened = host.server.parts.opened
+    assert opened.files.days.is_whole(day_ms) and not opened.files.days.draining()
     assert minutes(host) == 0
-    assert opened.dispatch.rows(DispatchKey(day_ms, True)) == 40
-    assert [key for key in opened.dispatch.keys() if not key.coarse] == []
+    assert opened.files.dispatch.rows(DispatchKey(day_ms, True)) == 40
+    assert [key for key in opened.files.dispatch.keys() if not key.coarse] == []
     host.check_balance(pending=0)
     assert check(host) == (40, 0)
 
@@ -107,7 +107,7 @@ async def test_a_day_that_is_not_over_or_not_small_is_split_into_minutes(
     await put_over_day(client, day_ms + DAY_MS, 10)
     await go_to(host, day_ms + 2 * DAY_MS - MINUTE_MS)
     await out(host, 21)
-    assert not host.server.opened.days.whole()
+    assert not host.server.parts.files.days.whole()
     assert minutes(host) == 21
     host.check_balance()
 
@@ -121,12 +121,12 @@ async def test_the_day_is_retired_with_the_counts_of_each_of_its_minutes(boot: B
     await go_to(host, day_ms + 2 * DAY_MS)
     await out(host, 9)
     await host.sleep_ms(30_000)
-    opened = host.server.opened
-    assert ScheduleKey(day_ms, Source.DAY) not in opened.schedule
-    assert DispatchKey(day_ms, True) not in opened.dispatch
-    assert len(opened.ledger) == 10
-    assert opened.ledger.window(day_ms).delivered.tolist() == [1]
-    assert opened.ledger.totals().cancelled.sum() == 1
+    opened = host.server.parts.opened
+    assert ScheduleKey(day_ms, Source.DAY) not in opened.files.schedule
+    assert DispatchKey(day_ms, True) not in opened.files.dispatch
+    assert len(opened.files.ledger) == 10
+    assert opened.files.ledger.window(day_ms).delivered.tolist() == [1]
+    assert opened.files.ledger.totals().cancelled.sum() == 1
     client = await host.client()
     assert set(await client.lookup(*receipts)) == {"retired"}
     assert set(await client.cancel(*receipts)) == {"retired"}
@@ -138,7 +138,7 @@ async def test_the_day_is_retired_with_the_counts_of_each_of_its_minutes(boot: B
             host.disk.remove("/data/checkpoint")
         await host.start()
         await host.sleep_ms(3_000)
-        assert ScheduleKey(day_ms, Source.DAY) not in host.server.opened.schedule
+        assert ScheduleKey(day_ms, Source.DAY) not in host.server.parts.files.schedule
         host.check_balance(pending=0)
         assert len(host.fake().stored) == 9
         assert check(host) == (10, 0)
@@ -157,7 +157,7 @@ async def test_cancel_lookup_copy_and_reschedule_meet_messages_of_the_day_as_any
     await host.stop()
     host.clock.step(day_ms + DAY_MS + HOUR_MS - host.now_ms)
     await host.start()
-    await host.until(lambda: host.server.opened.days.is_whole(day_ms))
+    await host.until(lambda: host.server.parts.files.days.is_whole(day_ms))
     client = await host.client()
     assert await client.cancel(receipts[0]) == ["already_cancelled"]
     assert await client.lookup(receipts[0]) == ["cancelled"]
@@ -183,7 +183,7 @@ async def test_a_clock_that_was_ahead_delivers_nothing_of_the_day_early(boot: Bo
     await host.settled()
     now_ms = host.now_ms
     host.clock.step(10 * DAY_MS)
-    await host.until(lambda: host.server.opened.days.is_whole(day_ms))
+    await host.until(lambda: host.server.parts.files.days.is_whole(day_ms))
     await host.sleep_ms(2_000)
     host.clock.step(now_ms - host.now_ms)
     host.fake().up = True
@@ -219,7 +219,7 @@ async def test_what_the_day_lost_is_rebuilt_and_nothing_is_delivered_again(boot:
     await put_over_day(await host.client(), day_ms, 20)
     await go_to(host, day_ms + 2 * DAY_MS)
     await out(host, 20)
-    path = host.server.opened.schedule.path(ScheduleKey(day_ms, Source.DAY))
+    path = host.server.parts.files.schedule.path(ScheduleKey(day_ms, Source.DAY))
     await host.stop()
     host.disk.remove("/data/days" if lost == "days" else path)
     rebuild(host)
@@ -227,7 +227,7 @@ async def test_what_the_day_lost_is_rebuilt_and_nothing_is_delivered_again(boot:
     await host.start()
     await host.sleep_ms(10_000)
     assert len(host.fake().stored) == 20
-    assert not host.server.opened.days.draining()
+    assert not host.server.parts.files.days.draining()
     host.check_balance(pending=0)
     assert check(host) == (20, 0)
 
@@ -239,7 +239,7 @@ async def test_a_day_whose_outcomes_were_lost_is_held_back_and_told(boot: Boot) 
     await put_over_day(await host.client(), day_ms, 20)
     await go_to(host, day_ms + 2 * DAY_MS)
     await out(host, 20)
-    path = host.server.opened.dispatch.path(DispatchKey(day_ms, True))
+    path = host.server.parts.files.dispatch.path(DispatchKey(day_ms, True))
     await host.stop()
     host.disk.remove(path)
     await host.start()
@@ -256,7 +256,7 @@ async def test_a_message_that_comes_while_the_day_is_retired_keeps_its_files_and
     await put_over_day(await host.client(), day_ms, 10)
     await go_to(host, day_ms + DAY_MS + HOUR_MS)
     await out(host, 10)
-    retention = host.server.retention
+    retention = host.server.parts.retention
     enter = retention._enter
     late = await (await host.client()).put("late", day_ms + DAY_MS - 1)
     await out(host, 11)
@@ -267,8 +267,10 @@ async def test_a_message_that_comes_while_the_day_is_retired_keeps_its_files_and
     monkeypatch.setattr(retention, "_enter", without_late)
     host.clock.step(4 * HOUR_MS)
     await host.sleep_ms(8_000)
-    opened = host.server.opened
-    assert ScheduleKey(day_ms, Source.DAY) in opened.schedule and opened.ledger.has_between(day_ms, day_ms + DAY_MS)
+    opened = host.server.parts.opened
+    assert ScheduleKey(day_ms, Source.DAY) in opened.files.schedule and opened.files.ledger.has_between(
+        day_ms, day_ms + DAY_MS
+    )
     host.check_balance(pending=0)
     assert check(host) == (11, 0)
     await host.kill()
@@ -277,7 +279,7 @@ async def test_a_message_that_comes_while_the_day_is_retired_keeps_its_files_and
     assert check(host) == (11, 0)
     assert len(host.fake().stored) == 11
     await host.sleep_ms(12_000)
-    assert not host.server.opened.schedule.keys()
+    assert not host.server.parts.files.schedule.keys()
     assert await (await host.client()).lookup(late["receipt"]) == ["retired"]
     host.check_balance(pending=0)
     assert check(host) == (11, 0)
@@ -292,17 +294,17 @@ async def test_a_file_that_a_retired_day_got_again_is_missed_when_it_is_lost(boo
     await go_to(host, day_ms + 2 * DAY_MS)
     await out(host, 5)
     await host.sleep_ms(20_000)
-    assert ScheduleKey(day_ms, Source.DAY) not in host.server.opened.schedule
+    assert ScheduleKey(day_ms, Source.DAY) not in host.server.parts.files.schedule
     host.clock.step(now_ms - host.now_ms)
     client = await host.client()
     await client.put("again", day_ms + 77 * MINUTE_MS)
     cancelled = await client.put("cancelled", day_ms + 78 * MINUTE_MS)
     assert await client.cancel(cancelled["receipt"]) == ["cancelled"]
     await host.settled()
-    opened = host.server.opened
+    opened = host.server.parts.opened
     paths = {
-        "schedule_log": opened.schedule.path(ScheduleKey(day_ms, Source.DAY)),
-        "dispatch_log": opened.dispatch.path(DispatchKey(day_ms, True)),
+        "schedule_log": opened.files.schedule.path(ScheduleKey(day_ms, Source.DAY)),
+        "dispatch_log": opened.files.dispatch.path(DispatchKey(day_ms, True)),
     }
     await host.stop()
     host.disk.remove(paths[log])
@@ -310,7 +312,7 @@ async def test_a_file_that_a_retired_day_got_again_is_missed_when_it_is_lost(boo
     taken.close()
     assert paths[log] in {finding.file for finding in checked.findings}
     await host.start()
-    files = host.server.opened.schedule if log == "schedule_log" else host.server.opened.dispatch
+    files = host.server.parts.files.schedule if log == "schedule_log" else host.server.parts.files.dispatch
     assert [*files.newly_lost] or not files.lost, "what message_log still tells is restored at once"
     assert await (await host.client()).lookup(cancelled["receipt"]) != ["pending"]
 
@@ -373,7 +375,7 @@ async def test_every_message_leaves_once_over_crashes_and_cancels_at_any_moment(
     host.clock.step(4 * HOUR_MS)
     await host.sleep_ms(30_000)
     host.check_balance(pending=0)
-    assert not host.server.opened.schedule.keys()
+    assert not host.server.parts.files.schedule.keys()
     assert check(host) == (52, 0)
 
 
@@ -381,7 +383,7 @@ async def test_a_load_of_overdue_windows_is_compared_with_unwritten_outcomes_of_
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = boot(settings())
-    known = (await host.start()).decided
+    known = (await host.start()).parts.decided
     now_ms = host.now_ms
     due_ms = now_ms - np.arange(1_000) * 1_000
     known.add(OutcomeBatch.filled(1_000, sequence=np.arange(1, 1_001), due_ms=due_ms, outcome=int(Outcome.DELIVERED)))
@@ -401,10 +403,10 @@ async def test_a_whole_day_whose_file_is_empty_is_retired(boot: Boot) -> None:
     host = boot(settings())
     server = await host.start()
     day_ms = far_day(host)
-    server.opened.schedule.prepare([ScheduleKey(day_ms, Source.DAY)])  # as a loss of power leaves it
+    server.parts.files.schedule.prepare([ScheduleKey(day_ms, Source.DAY)])  # as a loss of power leaves it
     await go_to(host, day_ms + DAY_MS + HOUR_MS, crash=Host.kill)
-    await host.until(lambda: host.server.opened.days.is_whole(day_ms))
+    await host.until(lambda: host.server.parts.files.days.is_whole(day_ms))
     host.clock.step(4 * HOUR_MS)
-    await host.until(lambda: ScheduleKey(day_ms, Source.DAY) not in host.server.opened.schedule, within_ms=60_000)
+    await host.until(lambda: ScheduleKey(day_ms, Source.DAY) not in host.server.parts.files.schedule, within_ms=60_000)
     host.check_balance(pending=0)
     check(host)

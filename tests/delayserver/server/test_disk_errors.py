@@ -72,7 +72,7 @@ async def test_a_schedule_file_that_the_disk_refuses_holds_back_its_own_rows_unt
     await client.put("held", due_ms)
     await client.put("other", due_ms + 60_000)
     await host.settled()
-    path = host.server.opened.schedule.path(min(host.server.opened.schedule.keys()))
+    path = host.server.parts.files.schedule.path(min(host.server.parts.files.schedule.keys()))
     await host.stop()
     await host.start()
     host.disk.refuse = refusing(operation, path, errno.EIO)

@@ -27,7 +27,7 @@ async def test_without_syncs_what_a_crash_takes_is_no_corruption(boot: Boot, see
         await client.put("x" * 5_000 + str(number), host.now_ms + 600_000)
     await host.lose_power(seed)
     server = await host.start()
-    assert not server.opened.damages
+    assert not server.damage.corruption
 
 
 async def test_a_checkpoint_points_behind_nothing_that_a_crash_takes(boot: Boot) -> None:
@@ -37,9 +37,9 @@ async def test_a_checkpoint_points_behind_nothing_that_a_crash_takes(boot: Boot)
     for number in range(12):
         await client.put("x" * 5_000 + str(number), host.now_ms + 600_000)
     await host.settled()
-    await server.checkpointing.write()
-    _, _, path = server.opened.log.segments()[-1]
-    end = server.opened.log.end
+    await server.parts.checkpointing.write()
+    _, _, path = server.parts.files.log.segments()[-1]
+    end = server.parts.files.log.end
     before = host.disk.content(path)[:end]
     await host.lose_power(1)
     assert host.disk.content(path)[:end] == before
@@ -53,7 +53,7 @@ async def test_replay_passes_over_what_repair_put_into_message_log(boot: Boot) -
     for number in range(3):
         await client.put(str(number), due_ms)
     await host.settled()
-    log = server.opened.log
+    log = server.parts.files.log
     base, _, path = log.segments()[-1]
     second = log.read(log.first, log.synced, 1 << 20)[1]
     await host.kill()
@@ -76,7 +76,7 @@ async def test_a_start_takes_time_in_proportion_to_the_cancels_it_meets(
         due_ms=host.now_ms + 60_000 * (np.arange(count) % windows),
         subject=1,
     )
-    server.publisher.recovered = [cancelled_outcomes(cancels, 0)]
+    server.parts.publisher.recovered = [cancelled_outcomes(cancels, 0)]
     compared = 0
     equal = DispatchKey.__eq__
 
@@ -86,7 +86,7 @@ async def test_a_start_takes_time_in_proportion_to_the_cancels_it_meets(
         return equal(left, right)
 
     monkeypatch.setattr(DispatchKey, "__eq__", counted)
-    await server.publisher.finish_recovery()
+    await server.parts.publisher.finish_recovery()
     assert compared < 10 * count  # it was rows times windows
 
 
@@ -129,14 +129,14 @@ async def test_a_sector_that_cannot_be_read_holds_back_its_own_record_and_not_it
         await client.put("x" * 5_000 + str(number), due_ms)
         await host.sleep_ms(100)  # a record of its own
     await host.settled()
-    (key,) = server.opened.schedule.keys()
-    records = [header for header, _ in server.opened.schedule.batches(key)]
+    (key,) = server.parts.files.schedule.keys()
+    records = [header for header, _ in server.parts.files.schedule.batches(key)]
     assert len(records) == 20
-    path = server.opened.schedule.path(key)
+    path = server.parts.files.schedule.path(key)
     host.disk.unreadable[path] = [(records[7].offset + 1_000, records[7].offset + 1_512)]
     await host.sleep_ms(delay_ms + 1_000)
     assert len(host.fake().stored) == 19
-    assert any(path in text for text in server.opened.damage.unreadable) and not server.opened.damages
+    assert any(path in text for text in server.damage.unreadable) and not server.damage.corruption
 
 
 async def test_a_message_that_a_node_refuses_holds_up_no_other_window(boot: Boot) -> None:
@@ -157,7 +157,7 @@ async def test_a_bad_sector_at_the_end_of_message_log_does_not_keep_the_server_d
     client = await host.client()
     due_ms = host.now_ms + 60_000
     await client.put("first", due_ms)
-    _, segment = server.opened.log.locate(server.opened.log.end)
+    _, segment = server.parts.files.log.locate(server.parts.files.log.end)
     path, start = segment.path, segment.end
     await client.put("x" * 5_000, due_ms)
     bad = (start + 1_024 if where == "in the last record" else segment.end + 100_000) // 512 * 512
@@ -165,7 +165,7 @@ async def test_a_bad_sector_at_the_end_of_message_log_does_not_keep_the_server_d
     host.disk.unreadable[path] = [(bad, bad + 512)]
     server = await host.start()
     assert host.died_of is None
-    assert any(path in text for text in server.opened.damage.unreadable) == (where == "in the last record")
+    assert any(path in text for text in server.damage.unreadable) == (where == "in the last record")
     await (await host.client()).put("next", due_ms)
     await host.kill()
     await host.start()

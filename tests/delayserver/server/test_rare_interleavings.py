@@ -43,7 +43,7 @@ def never_finish(host: Host) -> Callable[[DelayServer], None]:
     """Days are drained slowly, and none is given up."""
 
     def prepare(server: DelayServer) -> None:
-        step = server.tier.step
+        step = server.parts.tier.step
 
         async def slow() -> None:
             await host.sleep_ms(2_000)
@@ -52,7 +52,7 @@ def never_finish(host: Host) -> Callable[[DelayServer], None]:
         async def never(start_ms: int) -> None:
             await host.sleep_ms(1_000)
 
-        server.tier.step, server.tier._finish = slow, never  # type: ignore[method-assign]
+        server.parts.tier.step, server.parts.tier._finish = slow, never  # type: ignore[method-assign]
 
     return prepare
 
@@ -116,18 +116,18 @@ async def test_two_cancels_across_the_sealing_of_a_day_are_not_both_answered_can
     await host.stop()
     server = await host.start()  # what memory knows of open messages is gone
     first, second = await host.client(), await host.client()
-    load = server.decided._load_index
+    load = server.parts.decided._load_index
 
     async def slow(key: DispatchKey) -> None:
         if key.coarse:
             await host.sleep_ms(40_000)  # a large file, a slow disk
         await load(key)
 
-    server.decided._load_index = slow  # type: ignore[method-assign]
+    server.parts.decided._load_index = slow  # type: ignore[method-assign]
     number = await first.ask("cancel", {"receipts": [receipt]})
     await host.sleep_ms(100)
     host.clock.step(start_ms - HOUR_MS // 2 - host.now_ms)
-    days = server.opened.days
+    days = server.parts.files.days
     await host.until(lambda: days.is_draining(due_ms) or days.is_drained(start_ms), within_ms=35_000)
     assert await second.cancel(receipt) == ["cancelled"]
     await host.settled()
@@ -146,8 +146,8 @@ async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(b
     await host.stop()
     server = await host.start()
     client = await host.client()
-    server.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]  # the day is drained here
-    files, until = server.locator._files, server.tier.fine_until_ms() + 5 * DAY_MS
+    server.parts.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]  # the day is drained here
+    files, until = server.parts.locator._files, server.parts.tier.fine_until_ms() + 5 * DAY_MS
     ended: list[int] = []
 
     def held_up(start_ms: int) -> list[ScheduleKey]:
@@ -155,15 +155,15 @@ async def test_a_search_in_a_thread_beside_the_end_of_a_day_finds_its_messages(b
         found = files(start_ms)
         if not ended and any(key.source == Source.DAY for key in found):
             ended.append(start_ms)
-            server.opened.days.seal(until, server.positions.replayed_sequence.value, [start_ms])
-            for _, batch in server.opened.schedule.batches(ScheduleKey(start_ms, Source.DAY)):
+            server.parts.files.days.seal(until, server.parts.positions.replayed_sequence.value, [start_ms])
+            for _, batch in server.parts.files.schedule.batches(ScheduleKey(start_ms, Source.DAY)):
                 assert isinstance(batch, MessageBatch)
-                server.placing.place_batch(batch, Round(0, 0), Source.FROM_DAY)
-            server.opened.days.drained(start_ms)
-            server.tier._remove_day(start_ms)
+                server.parts.placing.place_batch(batch, Round(0, 0), Source.FROM_DAY)
+            server.parts.files.days.drained(start_ms)
+            server.parts.tier._remove_day(start_ms)
         return found
 
-    server.locator._files = held_up  # type: ignore[method-assign]
+    server.parts.locator._files = held_up  # type: ignore[method-assign]
     assert "unknown" not in await client.cancel(*receipts)
     assert ended
 
@@ -178,7 +178,7 @@ async def test_a_clean_stop_keeps_in_mind_what_was_attempted_and_lies_in_a_drain
     def never_sync(server: DelayServer) -> None:
         """The power fails behind the attempt, and before the minute that the message was drained into is durable."""
         never_finish(host)(server)
-        server.tier._sync = lambda _keys: host.sleep_ms(60_000)  # type: ignore[method-assign,assignment]
+        server.parts.tier._sync = lambda _keys: host.sleep_ms(60_000)  # type: ignore[method-assign,assignment]
 
     host.before_run = never_sync
     await host.start()
@@ -187,7 +187,7 @@ async def test_a_clean_stop_keeps_in_mind_what_was_attempted_and_lies_in_a_drain
     fake.up = True
 
     def hold_drain(server: DelayServer) -> None:
-        server.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]
+        server.parts.tier.step = partial(host.sleep_ms, 1_000)  # type: ignore[method-assign]
 
     host.before_run = hold_drain
     await host.start()
@@ -225,14 +225,14 @@ async def test_what_was_delivered_while_its_round_waited_for_room_cannot_be_canc
     client = await host.client()
     near_ms = (host.now_ms // 60_000 + 3) * 60_000 + 1_000  # its window is loaded soon, and not yet
     far_ms = near_ms + HOUR_MS
-    append, full = server.opened.schedule.append, [True]
+    append, full = server.parts.files.schedule.append, [True]
 
     def append_if_room(key: ScheduleKey, batch: MessageBatch) -> Appended:
         if full and key.start_ms > near_ms:
             raise DiskFullError("no room for another page")
         return append(key, batch)
 
-    server.opened.schedule.append = append_if_room  # type: ignore[method-assign]
+    server.parts.files.schedule.append = append_if_room  # type: ignore[method-assign]
     results = await client.send(*[{"subject": "s", "due_ms": due, "body": str(due)} for due in (near_ms, far_ms)])
     await host.until(lambda: bool(host.fake().stored), within_ms=240_000)
     await host.sleep_ms(1_000)
@@ -260,10 +260,10 @@ async def test_entries_that_replay_read_before_their_commit_came_back_are_replay
         return result
 
     host.workers.around = late
-    server.log_queue.overflowed = True  # as after more than it may hold in memory
+    server.parts.log_queue.overflowed = True  # as after more than it may hold in memory
     number = await client.ask("send", {"messages": [{"subject": "s", "due_ms": host.now_ms + 600_000, "body": "b"}]})
     await host.sleep_ms(5)
-    server.log_queue.arrived.ring()
+    server.parts.log_queue.arrived.ring()
     await client.reply(number)
     await host.settled()
     await host.sleep_ms(1_000)
@@ -313,7 +313,7 @@ async def test_the_outcome_of_a_late_message_survives_the_crash_that_takes_its_s
     await host.sleep_ms(500)
     host.clock.step(30 * 60_000)
     await host.sleep_ms(12_000)
-    assert not server.opened.schedule.keys(), "its window is retired"
+    assert not server.parts.files.schedule.keys(), "its window is retired"
     other_ms = host.now_ms
     await client.put("b", other_ms)
     await host.settled()

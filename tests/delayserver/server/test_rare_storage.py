@@ -37,19 +37,19 @@ async def test_message_log_is_retired_after_the_clock_was_set_back(boot: Boot) -
         await client.put("x" * 4_000 + str(number), host.now_ms)
     await host.settled()
     await host.sleep_ms(7_000)  # the sealed segments were seen
-    assert len(server.opened.log.segments()) > 2
+    assert len(server.parts.files.log.segments()) > 2
     host.clock.step(-365 * 24 * HOUR_MS)  # the clock of the board was a year ahead
     await host.sleep_ms(30_000)
-    assert len(server.opened.log.segments()) == 1
+    assert len(server.parts.files.log.segments()) == 1
 
 
 async def test_cursors_of_windows_without_messages_do_not_stay_for_ever(boot: Boot) -> None:
     host = boot(faked_settings(storage={"window_ms": 1_000, "retention_ms": 10_000}))
     server = await host.start()
     await host.sleep_ms(60_000)
-    few = len(server.cursors.windows())
+    few = len(server.parts.cursors.windows())
     await host.sleep_ms(600_000)
-    assert len(server.cursors.windows()) <= few + 10
+    assert len(server.parts.cursors.windows()) <= few + 10
 
 
 @pytest.mark.parametrize("durability", ["sync", "os"])
@@ -67,7 +67,7 @@ async def test_a_send_behind_the_deletion_of_the_data_directory_is_not_acknowled
     assert await client.refused("send", {"messages": [message]}) == "storage_failed"
     await host.wait_down()
     assert "deleted while the server ran" in repr(host.died_of)
-    assert server.balance.accepted == 1
+    assert server.parts.balance.accepted == 1
 
 
 async def test_what_could_not_be_undone_is_not_refused_as_if_it_were_gone(boot: Boot) -> None:
@@ -92,25 +92,25 @@ async def test_without_syncs_what_schedule_log_kept_and_message_log_lost_is_coun
     for number in range(4):
         await client.put(str(number), host.now_ms + 600_000 + number * 60_000)
     await host.settled()
-    server.opened.schedule.sync()  # as the kernel does after some seconds, or a checkpoint beside a round of replay
+    server.parts.files.schedule.sync()  # as the kernel does after some seconds, or a checkpoint beside a round of replay
     await host.lose_power(seed)
     server = await host.start()
-    rows = sum([server.book.rows(start) for start in server.book.starts()])
+    rows = sum([server.parts.book.rows(start) for start in server.parts.book.starts()])
     assert host.check_balance()["accepted"] == rows
 
 
 async def test_the_reserve_is_taken_again_when_there_is_room_for_it(boot: Boot) -> None:
     host = boot(faked_settings(storage={"dispatch_reserve_bytes": 1 << 20, "free_bytes_min": 1 << 16}))
     server = await host.start()
-    reserve = server.opened.dispatch.reserve
+    reserve = server.parts.files.dispatch.reserve
     assert reserve.held
     reserve.release()  # the disk was full
     host.disk.capacity_bytes = host.disk.used_bytes + (1 << 15)
     await host.sleep_ms(1_000)
-    assert server.housekeeping.disk_low
+    assert server.parts.housekeeping.disk_low
     host.disk.capacity_bytes = host.disk.used_bytes + (1 << 17)
     await host.sleep_ms(1_000)
-    assert not server.opened.dispatch.reserve.held
+    assert not server.parts.files.dispatch.reserve.held
     host.disk.capacity_bytes = host.disk.used_bytes + (10 << 20)
     await host.sleep_ms(10_000)
     assert reserve.held
@@ -121,22 +121,22 @@ async def test_what_is_accepted_has_its_room_in_schedule_log_before_more_is(boot
     server = await host.start()
     client = await host.client()
     go_on = trio.Event()
-    server.tier.step, server.tier.is_due = go_on.wait, True  # type: ignore[method-assign]
+    server.parts.tier.step, server.parts.tier.is_due = go_on.wait, True  # type: ignore[method-assign]
     # As behind by one more of a hundred files.
-    server.log_queue.arrived.ring()
+    server.parts.log_queue.arrived.ring()
     await client.put("first", host.now_ms + 60_000)
     host.disk.capacity_bytes = host.disk.used_bytes + (1 << 20) + (1 << 16)
     for _ in range(4):
         await client.put("x" * 20_000, host.now_ms + 60_000)
     await host.sleep_ms(300)
     assert host.disk.free_bytes("/data") >= 1 << 20
-    assert server.positions.lag_bytes > 1 << 16
+    assert server.parts.positions.lag_bytes > 1 << 16
     message = {"subject": "s", "body": "x", "due_ms": host.now_ms + 60_000}
     assert await client.refused("send", {"messages": [message]}) == "disk_full"
     host.disk.capacity_bytes += 1 << 20
     await host.sleep_ms(300)
     await client.put("last", host.now_ms + 60_000)
-    server.tier.is_due = False
+    server.parts.tier.is_due = False
     go_on.set()
     await host.settled()
     host.check_balance(pending=6)
@@ -157,7 +157,7 @@ async def test_a_schedule_file_that_is_gone_does_not_end_the_server(boot: Boot) 
     host.clock.step(gone_ms + 60_000 - host.now_ms)
     await host.sleep_ms(5_000)
     assert host.died_of is None
-    assert any(path in text for text in server.opened.damages)
+    assert any(path in text for text in server.damage.corruption)
     assert host.fake().texts == ["1"]
 
 
@@ -168,7 +168,7 @@ async def test_a_search_beside_the_removal_of_its_file_ends_without_an_error(boo
     receipt = (await client.put("m", host.now_ms))["receipt"]
     await client.put("n", host.now_ms)
     await host.sleep_ms(1_000)
-    schedule = server.opened.schedule
+    schedule = server.parts.files.schedule
     (key,) = schedule.keys()
     stretches = schedule._finder._stretches
 
@@ -200,14 +200,14 @@ async def test_a_hot_minute_is_not_read_into_memory_at_once(boot: Boot, monkeypa
         rows = [{"subject": "s", "due_ms": start_ms + i * 37 % 40_000, "body": f"{part}.{i}"} for i in range(100)]
         await client.send(*rows)
         await host.settled()
-    most, read = [0], server.window_reader.read
+    most, read = [0], server.parts.window_reader.read
 
     def measured(*arguments: Any) -> WindowRows:
         found = read(*arguments)
         most[0] = max(most[0], len(found.loaded))
         return found
 
-    server.window_reader.read = measured  # type: ignore[method-assign, assignment]
+    server.parts.window_reader.read = measured  # type: ignore[method-assign, assignment]
     host.clock.step(start_ms - 20_000 - host.now_ms)
     await host.until(lambda: len(host.fake().texts) == 2_000, within_ms=120_000)
     assert len(set(host.fake().texts)) == 2_000

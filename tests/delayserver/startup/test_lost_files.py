@@ -115,7 +115,7 @@ async def test_a_minute_whose_outcomes_are_lost_is_held_back_and_its_cancels_are
         told = await client.lookup(*sent.delivered, sent.pending)
         assert set(told) <= {"delivered", "pending"}
         await host.sleep_ms(100_000)
-        await host.server.checkpointing.write()
+        await host.server.parts.checkpointing.write()
         expected = ["delivered 0", "delivered 1", "other"] + ["pending"] * restored
         assert sorted(host.fake().texts) == expected, f"life {life}"
         host.check_balance()
@@ -137,7 +137,7 @@ async def test_a_file_of_outcomes_that_is_cut_twice_holds_back_all_that_it_lost(
         assert await client.lookup(*sent.cancelled) == ["cancelled"] * 2
         if where == "cut to the header":
             assert await client.cancel(sent.pending) == ["too_late"]
-        await host.server.checkpointing.write()
+        await host.server.parts.checkpointing.write()
         await host.stop()
     await host.start()
     await host.sleep_ms(200_000)
@@ -195,7 +195,7 @@ async def test_a_day_whose_outcomes_are_lost_delivers_no_cancelled_message(
     if message_log == "is retired":
         for _ in range(2):
             await client.put("x" * 70_000, host.now_ms, subject="filler")
-        await host.until(lambda: host.server.opened.log.first > FILE_HEADER_BYTES, within_ms=20_000)
+        await host.until(lambda: host.server.parts.files.log.first > FILE_HEADER_BYTES, within_ms=20_000)
     await host.stop()
     path = only_file(host, "dispatch_log", "day.log")
     content = host.disk.content(path)
@@ -210,7 +210,7 @@ async def test_a_day_whose_outcomes_are_lost_delivers_no_cancelled_message(
         assert told == ["cancelled"] * known + ["pending"] * (3 - known), f"life {life}"
         if known < 2:
             assert await client.cancel(receipts[2]) == ["too_late"]
-        await host.server.checkpointing.write()
+        await host.server.parts.checkpointing.write()
         await host.stop()
         await host.start()
     host.clock.step(3 * DAY_MS + 2 * HOUR_MS - host.now_ms % DAY_MS)
@@ -258,7 +258,7 @@ async def test_messages_whose_file_is_lost_are_known_to_lookup_and_cancel(boot: 
         fresh = (await client.put(f"fresh {life}", due_ms + 10 + life))["receipt"]
         assert await client.lookup(fresh) == ["pending"]
         await host.settled()
-        await host.server.checkpointing.write()
+        await host.server.parts.checkpointing.write()
         await (host.stop if life else host.kill)()
     await host.start()
     host.clock.step(due_ms + (2 * DAY_MS if day != "a minute" else 0) - host.now_ms)
@@ -281,7 +281,7 @@ async def test_a_schedule_file_that_is_put_back_is_served_whole(boot: Boot) -> N
     cut(host.disk, path, "missing")
     await host.start()
     assert await (await host.client()).lookup(*receipts) == ["message_damaged"] * 3
-    await host.server.checkpointing.write()
+    await host.server.parts.checkpointing.write()
     await host.stop()
     host.disk.open(path, create=True).pwrite(0, [content])
     host.disk.open(path).datasync()

@@ -51,7 +51,7 @@ async def test_the_checkpoint_knows_no_outcome_without_its_message(boot: Boot, m
     due_ms = host.now_ms + 30_000
     await client.put("waits", due_ms)
     await host.settled()
-    dispatch, sync = server.opened.dispatch, server.opened.schedule.sync
+    dispatch, sync = server.parts.files.dispatch, server.parts.files.schedule.sync
     key = DispatchKey(window_of(due_ms, 60_000), False)
 
     def sync_beside_a_delivery(*keys: Any) -> None:
@@ -61,12 +61,12 @@ async def test_the_checkpoint_knows_no_outcome_without_its_message(boot: Boot, m
         dispatch.sync()
 
     with monkeypatch.context() as patched:
-        patched.setattr(server.opened.schedule, "sync", sync_beside_a_delivery)
-        await server.checkpointing.write()
+        patched.setattr(server.parts.files.schedule, "sync", sync_beside_a_delivery)
+        await server.parts.checkpointing.write()
     await host.kill()
     host.clock.step(120_000)  # its minute is over, so that nothing but the counts brings it into memory
     await host.start()
-    assert host.server.book.orphans == {key.start_ms: 1}
+    assert host.server.parts.book.orphans == {key.start_ms: 1}
     await host.until(lambda: host.fake().texts == ["waits"])
 
 
@@ -79,7 +79,7 @@ async def test_outcomes_whose_messages_a_loss_of_power_took_count_for_nobody(boo
     start_ms = host.now_ms
     await client.put("waits", start_ms + 600_000)
     await host.settled()
-    await server.checkpointing.write()
+    await server.parts.checkpointing.write()
     await client.put("just now", start_ms)
     await host.until(lambda: len(host.fake().stored) == 1)
     await host.settled()
@@ -88,10 +88,10 @@ async def test_outcomes_whose_messages_a_loss_of_power_took_count_for_nobody(boo
     if again:  # with and without a checkpoint that knows of it
         await host.kill()
         await host.start()
-        await host.server.checkpointing.write()
+        await host.server.parts.checkpointing.write()
         await host.kill()
         await host.start()
-    assert host.server.book.orphans == {start_ms: 1}
+    assert host.server.parts.book.orphans == {start_ms: 1}
     assert counts(host) == (1, 0, 0, 1)
     host.clock.step(480_000)
     await host.until(lambda: host.fake().texts == ["just now", "waits"])
@@ -106,24 +106,24 @@ async def test_a_cancel_in_a_coarse_day_whose_message_a_loss_of_power_took_stand
     due_ms = (host.now_ms // DAY_MS + 3) * DAY_MS + HOUR_MS
     await client.put("waits", due_ms)
     await host.settled()
-    await server.checkpointing.write()
+    await server.parts.checkpointing.write()
     assert await client.cancel((await client.put("gone", due_ms))["receipt"]) == ["cancelled"]
     await host.settled()
     await lose_all_unsynced(host)
     for _ in range(2):
         await host.start()
         assert counts(host) == (1, 0, 0, 1)
-        await host.server.checkpointing.write()
+        await host.server.parts.checkpointing.write()
         await host.kill()
     await host.start()
     host.clock.step(due_ms - 2 * HOUR_MS - host.now_ms)
-    days = host.server.opened.days
+    days = host.server.parts.files.days
     await host.until(lambda: days.is_drained(due_ms // DAY_MS * DAY_MS), within_ms=120_000)
-    await host.server.checkpointing.write()
+    await host.server.parts.checkpointing.write()
     await host.kill()
     host.clock.step(due_ms + 300_000 - host.now_ms)  # so that nothing but the counts brings the minute into memory
     await host.start()
-    assert host.server.book.orphans == {due_ms: 1}
+    assert host.server.parts.book.orphans == {due_ms: 1}
     await host.until(lambda: host.fake().texts == ["waits"])
     await host.settled()
     assert counts(host) == (1, 1, 0, 0)
@@ -136,13 +136,13 @@ async def test_a_cancel_whose_message_is_gone_stands_for_no_other_when_its_day_b
     day_ms = (host.now_ms // DAY_MS + 3) * DAY_MS
     await client.put("waits", day_ms + HOUR_MS)
     await host.settled()
-    await server.checkpointing.write()
+    await server.parts.checkpointing.write()
     assert await client.cancel((await client.put("gone", day_ms + 2 * HOUR_MS))["receipt"]) == ["cancelled"]
     await host.settled()
     await lose_all_unsynced(host)
     await host.start()
     host.clock.step(day_ms + 2 * DAY_MS - host.now_ms)  # while the server runs: all of the day is overdue at once
-    await host.until(lambda: host.server.opened.days.is_whole(day_ms))
+    await host.until(lambda: host.server.parts.files.days.is_whole(day_ms))
     await host.until(lambda: host.fake().texts == ["waits"])
     await host.settled()
     assert counts(host) == (1, 1, 0, 0)
@@ -157,23 +157,23 @@ async def test_messages_whose_file_comes_back_count_again(boot: Boot) -> None:
     await client.put("waits", host.now_ms + 600_000)
     await host.until(lambda: len(host.fake().stored) == 2)
     await host.settled()
-    await server.checkpointing.write()
-    first, _ = server.opened.schedule.keys()
-    path = server.opened.schedule.path(first)
+    await server.parts.checkpointing.write()
+    first, _ = server.parts.files.schedule.keys()
+    path = server.parts.files.schedule.path(first)
     content = host.disk.content(path)
     await host.kill()
     host.disk.remove(path)
     for _ in range(2):
         await host.start()
-        assert host.server.book.orphans == {first.start_ms: 2}
+        assert host.server.parts.book.orphans == {first.start_ms: 2}
         assert counts(host) == (1, 0, 0, 1)
-        await host.server.checkpointing.write()
+        await host.server.parts.checkpointing.write()
         await host.kill()
     host.disk.make_directory(path.rpartition("/")[0])
     host.disk.open(path, create=True).pwrite(0, [content])
     for _ in range(2):
         await host.start()
-        assert not host.server.book.orphans
+        assert not host.server.parts.book.orphans
         assert counts(host) == (3, 2, 0, 1)
-        await host.server.checkpointing.write()
+        await host.server.parts.checkpointing.write()
         await host.kill()

@@ -32,7 +32,7 @@ async def test_every_incomplete_window_is_recovered_not_only_the_newest(boot: Bo
     host.clock.step(8 * 60_000)
     await host.start()
     await host.until(lambda: len(host.fake().stored) == 9, within_ms=1_000)
-    assert host.server.book.oldest_incomplete_ms is not None
+    assert host.server.parts.book.oldest_incomplete_ms is not None
     host.clock.step(4 * 60_000)
     await host.until(lambda: len(host.fake().stored) == 12, within_ms=1_000)
     assert sorted(host.fake().texts, key=int) == [str(window) for window in range(12)]
@@ -81,11 +81,11 @@ async def test_a_clean_stop_is_quick_says_so_and_a_kill_does_not(boot: Boot) -> 
     await host.stop()
     assert trio.current_time() - before < 1
     await host.start()
-    assert host.server.opened.sequences.clean
-    assert host.server.opened.checkpoint.clean
+    assert host.server.parts.opened.sequences.clean
+    assert host.server.parts.opened.found.checkpoint.clean
     await host.kill()
     await host.start()
-    assert not host.server.opened.sequences.clean
+    assert not host.server.parts.opened.sequences.clean
 
 
 @pytest.mark.parametrize("room_kept", [True, False])
@@ -105,7 +105,7 @@ async def test_a_stop_on_a_full_disk_ends_and_the_next_start_recovers(boot: Boot
     disk.kill()
     disk.capacity_bytes = None
     await host.start()
-    assert host.server.opened.sequences.clean == room_kept, "a clean end needs room to be written"
+    assert host.server.parts.opened.sequences.clean == room_kept, "a clean end needs room to be written"
     assert await (await host.client()).lookup(*receipts) == ["pending"] * 20
     host.check_balance(pending=20)
 
@@ -124,7 +124,7 @@ async def test_a_stop_waits_for_attempts_in_flight_and_no_longer_than_its_bound(
         assert trio.current_time() - before < 3.2
         host.fake().delay_ms = 0
         await host.start()
-        assert host.server.opened.sequences.clean == clean
+        assert host.server.parts.opened.sequences.clean == clean
         await host.sleep_ms(1_000)
         assert host.fake().texts == ["m"]
 
@@ -282,7 +282,7 @@ async def test_what_became_of_messages_is_not_guessed_where_their_outcomes_bear_
     await host.settled()
     await host.stop()
     (path,) = [path for path in host.disk.files("/data/dispatch_log") if path.endswith(".log")]
-    host.disk.overwrite(path, 0, FileHeader(FILE_DISPATCH, host.server.opened.directory.server_id, 0).encode())
+    host.disk.overwrite(path, 0, FileHeader(FILE_DISPATCH, host.server.parts.opened.directory.server_id, 0).encode())
     await host.start()
     client = await host.client()
     await host.sleep_ms(300_000)
@@ -356,7 +356,7 @@ async def test_schedule_files_are_found_by_name_in_utc(boot: Boot) -> None:
     await host.start()
     await (await host.client()).put("m", 1_772_366_400_000)
     await host.settled()
-    path = host.server.opened.schedule.path(ScheduleKey(1_772_366_400_000, Source.DIRECT))
+    path = host.server.parts.files.schedule.path(ScheduleKey(1_772_366_400_000, Source.DIRECT))
     assert "2026-03-01" in path or "20260301" in path
 
 

@@ -42,8 +42,8 @@ async def with_backlog(boot: Boot, count: int = 30, **storage: Any) -> Host:
 
 async def block_replay(host: Host) -> None:
     """Hold the replay up, as a long round of it does."""
-    host.server.tier.step, host.server.tier.is_due = trio.Event().wait, True  # type: ignore[method-assign]
-    host.server.log_queue.arrived.ring()
+    host.server.parts.tier.step, host.server.parts.tier.is_due = trio.Event().wait, True  # type: ignore[method-assign]
+    host.server.parts.log_queue.arrived.ring()
     await host.sleep_ms(100)
 
 
@@ -217,7 +217,7 @@ async def test_what_was_delivered_before_a_loss_of_power_is_not_delivered_again_
             host.disk.remove(path)  # it was not synced; what was delivered from it is recorded
     await start_with_room(host, 0)
     await host.until(lambda: host.server.readiness.stage == Stage.DELIVERING)
-    await host.until(lambda: host.server.cursors.is_taken(first_ms // 60_000 * 60_000))
+    await host.until(lambda: host.server.parts.cursors.is_taken(first_ms // 60_000 * 60_000))
     host.disk.capacity_bytes = None
     await host.until(lambda: host.server.readiness.ready)
     await host.sleep_ms(2_000)
@@ -230,7 +230,7 @@ async def test_consumers_pull_and_ack_while_the_replay_waits_for_room(boot: Boot
     host = await with_backlog(boot)
     await start_with_room(host, 0)
     client = await host.client()
-    await host.until(lambda: host.server.broker.status()["delivered"] == 1, within_ms=70_000)
+    await host.until(lambda: host.server.parts.broker.status()["delivered"] == 1, within_ms=70_000)
     (message,) = await client.pull()
     assert texts([message]) == ["placed"]
     delivery = {"subject": "s", "group": "g", "count": 1, "deliveries": int(message["delivery"]).to_bytes(8, "little")}
@@ -250,8 +250,8 @@ async def test_the_store_of_the_broker_does_not_take_the_room_that_accepted_mess
         await client.put(f"{number} " + "x" * 5_000, host.now_ms + 5_000 + 10 * number)
     await host.settled()
     go_on = trio.Event()
-    server.tier.step, server.tier.is_due = go_on.wait, True  # type: ignore[method-assign]
-    server.log_queue.arrived.ring()
+    server.parts.tier.step, server.parts.tier.is_due = go_on.wait, True  # type: ignore[method-assign]
+    server.parts.log_queue.arrived.ring()
     await host.sleep_ms(100)
     for _ in range(20):
         await client.put("y" * 5_000, host.now_ms + HOUR_MS)
@@ -259,14 +259,14 @@ async def test_the_store_of_the_broker_does_not_take_the_room_that_accepted_mess
     # Enough for another segment of the store, and not for what waits for its replay beside it.
     host.disk.capacity_bytes = host.disk.used_bytes + (1 << 18) + 50_000
     await host.sleep_ms(10_000)
-    assert 0 < server.broker.status()["delivered"] < 60
+    assert 0 < server.parts.broker.status()["delivered"] < 60
     assert len(host.disk.files("/data/broker/store/")) == segments
-    server.tier.is_due = False
+    server.parts.tier.is_due = False
     go_on.set()
-    await host.until(lambda: not server.positions.lag_bytes)
+    await host.until(lambda: not server.parts.positions.lag_bytes)
     assert not server.replay_room.waiting
     host.disk.capacity_bytes = None
-    await host.until(lambda: server.broker.status()["delivered"] == 60, within_ms=60_000)
+    await host.until(lambda: server.parts.broker.status()["delivered"] == 60, within_ms=60_000)
     await host.settled()
     host.check_balance(pending=20)
 
@@ -276,14 +276,14 @@ async def test_a_redelivery_is_refused_where_accepted_messages_need_the_room(boo
     server = await host.start()
     client = await host.client()
     await client.put("x" * 50_000, host.now_ms)
-    await host.until(lambda: server.broker.status()["delivered"] == 1)
+    await host.until(lambda: server.parts.broker.status()["delivered"] == 1)
     (message,) = await client.pull()
     host.disk.capacity_bytes = host.disk.used_bytes + 80_000
     delivery = {"subject": "s", "group": "g", "count": 1, "deliveries": int(message["delivery"]).to_bytes(8, "little")}
     assert await client.refused("nack", delivery) == "disk_full"
     host.disk.capacity_bytes = None
     assert (await client.request("nack", delivery))["nacked"] == 1
-    await host.until(lambda: server.broker.status()["delivered"] == 2)
+    await host.until(lambda: server.parts.broker.status()["delivered"] == 2)
 
 
 async def test_a_day_that_is_drained_keeps_its_room(boot: Boot) -> None:
@@ -294,9 +294,9 @@ async def test_a_day_that_is_drained_keeps_its_room(boot: Boot) -> None:
     for _ in range(10):
         await client.put("x" * 5_000, due_ms + HOUR_MS)
     await host.settled()
-    assert not server.kept_room.needed_bytes
+    assert not server.parts.kept_room.needed_bytes
     host.disk.capacity_bytes = host.disk.used_bytes + 20_000
     host.clock.step(due_ms - host.now_ms)
-    await host.until(lambda: server.kept_room.needed_bytes > 50_000)
+    await host.until(lambda: server.parts.kept_room.needed_bytes > 50_000)
     host.disk.capacity_bytes = None
-    await host.until(lambda: not server.kept_room.needed_bytes)
+    await host.until(lambda: not server.parts.kept_room.needed_bytes)

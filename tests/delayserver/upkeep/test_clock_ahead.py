@@ -44,7 +44,7 @@ async def test_a_clock_that_was_ahead_for_seconds_closes_no_window(boot: Boot) -
     again = [await client.put("again", now_ms + hours * HOUR_MS) for hours in range(1, 192, 5)]
     for day in range(1, 9):
         await client.put("beside", now_ms + day * DAY_MS)
-    assert len(host.server.opened.ledger) == 0
+    assert len(host.server.parts.files.ledger) == 0
     await host.stop()
     await host.start()
     client = await host.client()
@@ -62,7 +62,7 @@ async def test_windows_in_the_ledger_are_closed_each_for_itself(boot: Boot) -> N
     for due_ms in retired:
         await client.put("m", due_ms)
     await ahead_for_seconds(host)
-    assert len(host.server.opened.ledger) == 8
+    assert len(host.server.parts.files.ledger) == 8
     for _ in range(2):
         beside = [due_ms + minutes * MINUTE_MS for due_ms in retired for minutes in (-1, 1)]
         results = await client.send(*[{"subject": "s", "body": "m", "due_ms": due} for due in sorted(beside + retired)])
@@ -78,7 +78,7 @@ async def test_windows_in_the_ledger_are_closed_each_for_itself(boot: Boot) -> N
         await host.start()
         client = await host.client()
     assert (await client.request("status"))["storage"]["retired_windows_ahead"] == 8
-    host.server.retention.closed.check_invariants()
+    host.server.parts.retention.closed.check_invariants()
     await host.kill()
     taken, checked = check_directory(host.disk, "/data")
     ahead = retired_ahead(taken, host.now_ms)

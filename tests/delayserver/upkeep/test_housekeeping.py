@@ -75,7 +75,7 @@ async def test_a_window_is_not_told_as_complete_while_its_day_drains(boot: Boot)
     window_ms = host.now_ms // 60_000 * 60_000
     await client.put("done", window_ms + 100)
     draining = True
-    host.server.opened.days.is_draining = lambda due_ms: draining  # type: ignore[method-assign]
+    host.server.parts.files.days.is_draining = lambda due_ms: draining  # type: ignore[method-assign]
     await host.sleep_ms(130_000)
     assert host.fake().texts == ["done"]
     assert not host.fake().complete, "more of it is on its way from the day's file"
@@ -119,8 +119,8 @@ async def test_windows_that_were_complete_before_a_restart_do_not_hold_the_store
         await client.request("ack", {"subject": "s", "group": "g", "count": 1, "deliveries": message["delivery"]})
     await client.put("x" * 4000, host.now_ms)
     await host.sleep_ms(70_000)
-    assert host.server.broker.status()["open_windows"] == 0
-    host.server.broker.retire(host.clock.now_us() + 7_200_000_000)
+    assert host.server.parts.broker.status()["open_windows"] == 0
+    host.server.parts.broker.retire(host.clock.now_us() + 7_200_000_000)
     assert len(host.disk.files("/data/broker/store/")) <= 2
 
 
@@ -147,9 +147,9 @@ async def test_what_a_node_has_not_heard_is_bounded(boot: Boot, monkeypatch: pyt
         await client.put(str(window), first_ms + window * 60_000 + 50_000)
     await host.until(lambda: len(node.stored) == 4, within_ms=300_000)
     node.up = False
-    host.server.complete_windows._undeclared[node.address].clear()
+    host.server.parts.complete_windows._undeclared[node.address].clear()
     node.complete.clear()
-    host.server.complete_windows._completed.update(first_ms + window * 60_000 for window in range(4))
+    host.server.parts.complete_windows._completed.update(first_ms + window * 60_000 for window in range(4))
     await host.sleep_ms(70_000)
     node.up = True
     await host.until(lambda: bool(node.complete), within_ms=15_000)

@@ -47,8 +47,8 @@ async def test_complete_windows_go_after_their_time_and_incomplete_ones_never(bo
     assert await client.lookup(stuck, done) == ["retired", "retired"]
     assert host.fake().texts == ["done", "stuck"]
     host.check_balance(pending=0)
-    assert not host.server.opened.schedule.keys()
-    assert host.server.opened.dispatch.keys() == []
+    assert not host.server.parts.files.schedule.keys()
+    assert host.server.parts.files.dispatch.keys() == []
 
 
 async def test_windows_within_retention_stay(boot: Boot) -> None:
@@ -68,10 +68,10 @@ async def held_replay(host: Host) -> trio.Event:
     async def wait() -> None:
         held.set()
         await free.wait()
-        host.server.tier.is_due = False
+        host.server.parts.tier.is_due = False
 
-    host.server.tier.step, host.server.tier.is_due = wait, True  # type: ignore[method-assign]
-    host.server.log_queue.arrived.ring()
+    host.server.parts.tier.step, host.server.parts.tier.is_due = wait, True  # type: ignore[method-assign]
+    host.server.parts.log_queue.arrived.ring()
     await held.wait()
     return free
 
@@ -87,14 +87,14 @@ async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, w
     await host.settled()
     free = await held_replay(host)
     if where == "in the commit":
-        commit, lag_over = host.server.commit, trio.Event()
+        commit, lag_over = host.server.parts.commit, trio.Event()
         commit._lagging, commit._lag_over = lambda: True, lag_over.wait  # type: ignore[method-assign]
     copy = {"subject": "s", "due_ms": due_ms, "body": "copy", "message_id": "id"}
     number = await client.ask("send", {"messages": [copy]})
     await host.sleep_ms(100)
     host.clock.step(30 * MINUTE_MS)
     await host.sleep_ms(12_000)
-    assert host.server.opened.schedule.keys()
+    assert host.server.parts.files.schedule.keys()
     other = await host.client()
     (late,) = await other.send({"subject": "s", "due_ms": due_ms, "body": "late"})
     assert late["error"] == "too_old"
@@ -106,7 +106,7 @@ async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, w
     assert host.fake().texts == ["first"]
     assert host.check_balance(pending=0)["deduplicated"] == 1
     await host.sleep_ms(12_000)
-    assert not host.server.opened.schedule.keys()
+    assert not host.server.parts.files.schedule.keys()
     host.check_balance(pending=0)
 
 
@@ -161,18 +161,18 @@ async def test_a_window_that_goes_between_the_search_and_the_answer_is_retired_a
     receipts = [(await client.put(str(number), host.now_ms + 500))["receipt"] for number in range(3)]
     assert await client.cancel(receipts[0]) == ["cancelled"]
     await host.sleep_ms(1_000)
-    locate = server.cancellation.locate
+    locate = server.parts.cancellation.locate
 
     async def locate_and_retire(sequence: I64, due_ms: I64) -> Located:
         found = await locate(sequence, due_ms)
-        await server.retention.retire_windows()
+        await server.parts.retention.retire_windows()
         return found
 
-    server.cancellation.locate = locate_and_retire  # type: ignore[method-assign]
+    server.parts.cancellation.locate = locate_and_retire  # type: ignore[method-assign]
     host.clock.step(30 * MINUTE_MS)
-    server.opened.believable.now_us()
+    server.parts.opened.believable.now_us()
     await host.sleep_ms(2_000)
-    assert server.opened.believable.now_ms() == host.now_ms
+    assert server.parts.opened.believable.now_ms() == host.now_ms
     ask = client.cancel if operation == "cancel" else client.lookup
     assert await ask(*receipts) == ["retired"] * 3
     await host.settled()
@@ -191,32 +191,32 @@ async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_n
     await client.put("early", due_ms, message_id="one")
     await host.sleep_ms(5_000)
     held = trio.Event()
-    server.tier.step, server.tier.is_due = held.wait, True  # type: ignore[method-assign]
+    server.parts.tier.step, server.parts.tier.is_due = held.wait, True  # type: ignore[method-assign]
     # Replay is slow, and comes back when the window is past its retention.
-    server.log_queue.arrived.ring()
+    server.parts.log_queue.arrived.ring()
     await host.sleep_ms(100)
     late = (await client.put("late", due_ms, message_id="two"))["receipt"]
     window = ScheduleKey(due_ms // MINUTE_MS * MINUTE_MS, Source.DIRECT)
-    enter = server.retention._enter
+    enter = server.parts.retention._enter
 
     def enter_beside_replay(last: dict[int, int]) -> None:
         if moment == "after it":
             enter(last)
-        log = server.opened.log
-        (entry,) = log.read(server.positions.replayed.value, log.synced, 1 << 20)
+        log = server.parts.files.log
+        (entry,) = log.read(server.parts.positions.replayed.value, log.synced, 1 << 20)
         assert isinstance(entry.batch, MessageBatch)
-        server.placing.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
+        server.parts.placing.place_batch(entry.batch, Round(entry.end, 0), Source.DIRECT)
         if moment == "before it is counted":
             enter(last)
 
     async def nothing() -> set[int]:
         return set()
 
-    server.retention._enter = enter_beside_replay  # type: ignore[method-assign]
-    server.retention._coming.windows = nothing  # type: ignore[method-assign]  # or it would wait; this is the second line of defence
+    server.parts.retention._enter = enter_beside_replay  # type: ignore[method-assign]
+    server.parts.retention._coming.windows = nothing  # type: ignore[method-assign]  # or it would wait; this is the second line of defence
     host.clock.step(30 * MINUTE_MS)
-    await host.until(lambda: server.opened.schedule.rows(window) == 2, within_ms=12_000)
-    assert server.opened.ledger.has(window.start_ms)
+    await host.until(lambda: server.parts.files.schedule.rows(window) == 2, within_ms=12_000)
+    assert server.parts.files.ledger.has(window.start_ms)
     await host.sleep_ms(100)
     await host.kill()
     taken, checked = check_directory(host.disk, "/data")
@@ -232,7 +232,7 @@ async def test_a_message_placed_while_its_window_enters_the_ledger_is_kept_and_n
     assert (status["accepted"], status["delivered"]) == (2, 2)
     await host.sleep_ms(12_000)
     assert await (await host.client()).lookup(late) == ["retired"]
-    assert not host.server.opened.schedule.keys()
+    assert not host.server.parts.files.schedule.keys()
     status = host.check_balance(pending=0)
     assert (status["accepted"], status["delivered"]) == (2, 2)
     await host.kill()
@@ -248,12 +248,12 @@ async def test_message_log_is_retired_only_behind_a_checkpoint_and_after_its_tim
     for number in range(12):
         await client.put(str(number) + "x" * 30_000, host.now_ms + 60 * MINUTE_MS)
     await host.settled()
-    segments = len(host.server.opened.log.segments())
+    segments = len(host.server.parts.files.log.segments())
     assert segments > 3
     await host.sleep_ms(17_000)
-    assert len(host.server.opened.log.segments()) == segments, "no checkpoint yet"
+    assert len(host.server.parts.files.log.segments()) == segments, "no checkpoint yet"
     await host.sleep_ms(25_000)
-    assert len(host.server.opened.log.segments()) < 3
+    assert len(host.server.parts.files.log.segments()) < 3
     await host.kill()
     host.disk.remove("/data/checkpoint")
     await host.start()
@@ -270,7 +270,7 @@ async def test_what_came_too_late_for_a_retired_window_is_refused(boot: Boot) ->
     await client.put("m", due_ms, message_id="id")
     host.clock.step(30 * MINUTE_MS)
     await host.sleep_ms(12_000)
-    assert not host.server.opened.dispatch.rows(DispatchKey(due_ms // MINUTE_MS * MINUTE_MS, False))
+    assert not host.server.parts.files.dispatch.rows(DispatchKey(due_ms // MINUTE_MS * MINUTE_MS, False))
     host.clock.step(-29 * MINUTE_MS)
     (result,) = await client.send({"subject": "s", "body": "again", "due_ms": due_ms, "message_id": "id"})
     assert result["error"] == "too_old", "its id is forgotten: a copy could not be told"
@@ -307,7 +307,7 @@ async def test_a_ledger_of_many_records_is_written_anew_while_the_server_runs(
     host.clock.step(30 * MINUTE_MS)
     await host.sleep_ms(12_000)
     size = host.disk.size("/data/ledger.log")
-    assert len(host.server.opened.ledger) == 8 and size < 8 * 160
+    assert len(host.server.parts.files.ledger) == 8 and size < 8 * 160
     await host.kill()
     await host.start()
     assert host.disk.size("/data/ledger.log") == size
@@ -352,7 +352,7 @@ async def test_damage_in_the_ledger_is_told_and_what_it_hides_counts_as_retired(
     host.disk.flip_bit("/data/ledger.log", 100)
     assert await client.cancel(receipt) == ["retired"]
     assert await client.lookup(receipt) == ["retired"]
-    assert any("/data/ledger.log" in text for text in host.server.opened.damages)
+    assert any("/data/ledger.log" in text for text in host.server.damage.corruption)
 
 
 async def test_a_window_whose_entry_in_the_ledger_is_damaged_keeps_its_files_and_the_server_goes_on(boot: Boot) -> None:
@@ -363,10 +363,10 @@ async def test_a_window_whose_entry_in_the_ledger_is_damaged_keeps_its_files_and
     await (await host.client()).put("m", due_ms)
     await host.settled()
     host.clock.step(30 * MINUTE_MS)
-    await host.until(lambda: not server.opened.schedule.keys(), within_ms=60_000)
+    await host.until(lambda: not server.parts.files.schedule.keys(), within_ms=60_000)
     start_ms = due_ms // MINUTE_MS * MINUTE_MS
-    assert server.retired.has(start_ms)
+    assert server.parts.retired.has(start_ms)
     host.disk.flip_bit("/data/ledger.log", len(host.disk.content("/data/ledger.log")) - 8)
     with pytest.raises(CorruptionError):
-        server.retired.up_to(start_ms)
-    assert not server.retention._remove(start_ms)
+        server.parts.retired.up_to(start_ms)
+    assert not server.parts.retention._remove(start_ms)

@@ -256,7 +256,7 @@ async def test_new_names_of_a_deliver_share_one_sync_where_some_are_not_taken(bo
     settings = small_settings(message={"subjects_max": 40 if why == "full" else 1_000})
     node = boot(settings, name="node", role=BROKER)
     await node.start()
-    room = 40 - node.server.opened.names.count(SUBJECT)
+    room = 40 - node.server.parts.files.names.count(SUBJECT)
     client = await node.client()
     names = [f"s{number}" for number in range(count)]
     if why == "refused":
@@ -550,7 +550,7 @@ async def test_without_a_secret_only_loopback_delivers_and_redispatches(boot: Bo
         assert await far.refused("redispatch", {"from_ms": 0, "to_ms": 1, "dry_run": True}) == "server_not_proven"
         assert (await far.put("as before", host.now_ms))["receipt"]
     assert "never stored" not in [
-        host.server.opened.names.name(code) for code in range(1, len(host.server.opened.names))
+        host.server.parts.files.names.name(code) for code in range(1, len(host.server.parts.files.names))
     ]
 
 

@@ -100,7 +100,7 @@ async def test_a_far_day_is_one_bucket_and_stays_right_while_it_goes_to_its_minu
     await host.start()
     client = await host.client()
     assert await same_as_status(host, client) == 8
-    tier = host.server.tier
+    tier = host.server.parts.tier
     finish, seen = tier._finish, []
 
     async def looked_at(start_ms: int) -> None:

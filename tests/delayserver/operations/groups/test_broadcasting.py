@@ -60,7 +60,7 @@ async def test_a_group_ends_with_its_connection(boot: Boot) -> None:
     client.transport.close()
     await host.sleep_ms(50)
     assert host.server.connections.broadcasts.count == 0
-    assert host.server.broker.status()["groups"] == 0
+    assert host.server.parts.broker.status()["groups"] == 0
 
 
 async def test_a_connection_has_a_bounded_number_of_groups(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ async def test_a_group_that_retention_passed_is_told_once_and_goes_on(boot: Boot
     host, client = await booted(boot)
     await deliver(host, client, "a", "b", "c")
     assert await bodies(client, start="earliest") == [b"a"]
-    ((_, queue),) = host.server.broker._state.queues.items()
+    ((_, queue),) = host.server.parts.broker._state.queues.items()
     queue.drop_below(2)
     with pytest.raises(PositionOutOfRange) as caught:
         await bodies(client)

@@ -159,13 +159,13 @@ async def test_messages_of_several_servers_in_one_pull_name_each_its_own(boot: B
     client = await host.client()
     await client.put("mine", host.now_ms)
     await host.sleep_ms(100)
-    subject = host.server.opened.names.code(SUBJECT, "s")
+    subject = host.server.parts.files.names.code(SUBJECT, "s")
     for server_id in (0xABC, 0xDEF, 0xABC):
         batch = StoredBatch.filled(2, sequence=np.array([5, 6]), server_id=server_id, subject=subject)
-        host.server.broker.deliver(batch, host.clock.now_us())
+        host.server.parts.broker.deliver(batch, host.clock.now_us())
     pulled = await client.request("pull", {"subject": "s", "group": "g", "max_messages": 9, "columns": True})
     index = unpack_column(pulled["server_index"], 7, U32, "server_index").tolist()
-    own = f"{host.server.opened.directory.server_id:012x}"
+    own = f"{host.server.parts.opened.directory.server_id:012x}"
     pairs = ["000000000abc"] * 2, ["000000000def"] * 2
     assert [pulled["server_ids"][place] for place in index] == [own, *pairs[0], *pairs[1], *pairs[0]]
 
@@ -195,7 +195,7 @@ async def test_an_ack_makes_no_consumer_group(boot: Boot) -> None:
     for group in ("typo", "tipo", "typ0"):
         arguments = {"subject": "s", "group": group, "count": 1, "deliveries": message["delivery"]}
         assert await client.request("ack", arguments) == {"acked": 0, "unknown": 1}
-    assert len(host.server.broker._state.groups) == 1
+    assert len(host.server.parts.broker._state.groups) == 1
 
 
 async def test_two_groups_may_name_the_same_node(boot: Boot) -> None:

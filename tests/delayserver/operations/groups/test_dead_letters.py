@@ -99,7 +99,7 @@ async def test_after_its_last_attempt_a_message_is_a_dead_letter_once(boot: Boot
         "reason": "nacked",
         "text": "it does not fit",
         "attempts": 3,
-        "server_id": f"{shop.host.server.opened.directory.server_id:012x}",
+        "server_id": f"{shop.host.server.parts.opened.directory.server_id:012x}",
         "properties": {"trace": "7"},
         "body": b"m",
         "body_bytes": 1,

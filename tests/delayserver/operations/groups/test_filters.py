@@ -260,7 +260,7 @@ async def test_filters_of_all_groups_together_are_bounded(boot: Boot, monkeypatc
     server = host.server
     assert server is not None
     monkeypatch.setattr(
-        type(server.broker), "filter_characters", lambda _: server.broker.limits.filters_characters_max - 5
+        type(server.parts.broker), "filter_characters", lambda _: server.parts.broker.limits.filters_characters_max - 5
     )
     assert await client.refused("pull", {"subject": "s", "group": "g", "tags": "a || b"}) == "groups_full"
     assert await pull_and_ack(client, tags="c", group="h") == ["c1"]

@@ -357,7 +357,7 @@ async def test_what_memory_knows_and_what_files_tell_is_answered_alike_in_one_re
     sequences = (await client.request("send", columns))["first_sequence"] + np.arange(count, dtype=np.int64)
 
     async def cancel(rows: slice) -> list[int]:
-        host.server.decided.open_messages.remove(sequences[::3])
+        host.server.parts.decided.open_messages.remove(sequences[::3])
         part = {"sequence": pack_column(sequences[rows]), "due_ms": pack_column(due_ms[rows])}
         reply = await client.request("cancel", {"count": len(sequences[rows]), **part})
         codes: list[int] = unpack_column(reply["outcome"], len(sequences[rows]), U8, "outcome").tolist()
@@ -383,7 +383,7 @@ async def test_what_is_delivered_while_a_cancel_reads_other_outcomes_is_told_as_
     far = await client.put("far", host.now_ms + 3_600_000)
     near = await client.put("near", host.now_ms + 100)
     await host.settled()
-    decided = host.server.decided
+    decided = host.server.parts.decided
     pinned = decided.pinned
 
     @asynccontextmanager
@@ -393,7 +393,7 @@ async def test_what_is_delivered_while_a_cancel_reads_other_outcomes_is_told_as_
             yield index
 
     monkeypatch.setattr(decided, "pinned", on_a_slow_disk)
-    host.server.decided.open_messages.remove(np.array([far["sequence"]]))
+    host.server.parts.decided.open_messages.remove(np.array([far["sequence"]]))
     assert await client.cancel(far["receipt"], near["receipt"]) == ["cancelled", "delivered"]
     assert host.fake().texts == ["near"]
     await host.settled()
@@ -459,7 +459,7 @@ async def test_expired_is_not_told_where_it_could_not_be_made_durable(boot: Boot
     await host.sleep_ms(50)
     host.disk.fail_next_sync("/data/dispatch_log")
     with pytest.raises(StoreError):
-        await host.server.recorder.flush()
+        await host.server.parts.recorder.flush()
     assert await client.refused("lookup", {"receipts": [receipt]}) == "storage_failed"
     await host.wait_down()
     assert "SyncFailedError" in repr(host.died_of)
@@ -473,12 +473,12 @@ async def test_what_was_cancelled_stays_so_where_its_outcome_could_not_be_writte
     await client.put("first", host.now_ms)
     await host.until(lambda: host.fake().texts == ["first"])
     receipt = (await client.put("m", host.now_ms + 3_600_000))["receipt"]
-    recorder = host.server.recorder
+    recorder = host.server.parts.recorder
     assert await client.cancel(receipt) == ["cancelled"]
     host.disk.fail_next_sync("/data/dispatch_log")
     with pytest.raises(StoreError):
         await recorder.flush()
-    assert host.server.decided.unwritten()
+    assert host.server.parts.decided.unwritten()
     assert await client.lookup(receipt) == ["cancelled"]
     await host.lose_power(1)
     await host.start()
@@ -494,7 +494,7 @@ async def unanswered(host: Host, count: int) -> list[str]:
     due_ms = host.now_ms + 100
     receipts = [(await client.put(f"m{number}", due_ms))["receipt"] for number in range(count)]
     await host.until(lambda: fake.attempts != [], within_ms=2_000)
-    await host.until(lambda: not any(group.rows.running for group in host.server.groups))
+    await host.until(lambda: not any(group.rows.running for group in host.server.parts.groups))
     return receipts
 
 
@@ -505,12 +505,12 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_by_a_step_of_the_cl
     await host.start()
     (receipt,) = await unanswered(host, 1)
     host.clock.step(-10_000)
-    await host.until(lambda: len(host.server.wheel) == 1, within_ms=3_000, what="the row is put back")
+    await host.until(lambda: len(host.server.parts.wheel) == 1, within_ms=3_000, what="the row is put back")
     if evicted:
-        host.server.residency.evict_after(Key(0, 0))
-        assert len(host.server.wheel) == 0
-        host.server.residency.loadable.ring()
-        await host.until(lambda: len(host.server.wheel) == 1, within_ms=3_000, what="the row is loaded again")
+        host.server.parts.residency.evict_after(Key(0, 0))
+        assert len(host.server.parts.wheel) == 0
+        host.server.parts.residency.loadable.ring()
+        await host.until(lambda: len(host.server.parts.wheel) == 1, within_ms=3_000, what="the row is loaded again")
     client = await host.client()
     assert await client.cancel(receipt) == ["too_late"]
     host.fake().up = True
@@ -538,7 +538,7 @@ async def test_an_attempt_without_an_answer_is_not_forgotten_when_the_queue_is_t
     await host.start()
     client, fake = await host.client(), host.fake()
     fake.up, fake.known_failures, fake.gate = False, False, trio.Event()
-    (group,) = host.server.groups
+    (group,) = host.server.parts.groups
     receipts = []
     for rounds in (1, 2):
         rows = [{"subject": "s", "body": "m", "due_ms": host.now_ms} for _ in range(4)]
@@ -560,7 +560,7 @@ async def test_a_clean_stop_is_no_settlement_of_an_attempt_whose_row_left_the_qu
     await host.start()
     (receipt,) = await unanswered(host, 1)
     host.clock.step(-10_000)
-    await host.until(lambda: len(host.server.wheel) == 1, within_ms=3_000, what="the row is put back")
+    await host.until(lambda: len(host.server.parts.wheel) == 1, within_ms=3_000, what="the row is put back")
     await host.stop()
     await host.start()
     assert await (await host.client()).cancel(receipt) == ["too_late"]

@@ -111,7 +111,7 @@ async def test_what_many_messages_need_is_read_once_for_all_of_them(
     client = await host.client()
     names, receipts = await send_named(client, 50, host.now_ms // 60_000 * 60_000 + 3_600_000)
     await host.settled()
-    (group,) = server.groups
+    (group,) = server.parts.groups
     calls: Counter[str] = Counter()
 
     def counted(owner: object, name: str) -> None:
@@ -123,7 +123,7 @@ async def test_what_many_messages_need_is_read_once_for_all_of_them(
 
         monkeypatch.setattr(owner, name, call)
 
-    counted(server.opened.schedule, "find_ids")
+    counted(server.parts.files.schedule, "find_ids")
     counted(group.rows.queue, "retries")
     for arguments in ({"receipts": receipts}, {"messages": names}):
         results = (await client.request("lookup", arguments))["results"]
@@ -149,7 +149,7 @@ async def test_a_long_lookup_tells_only_what_was_true_since_it_began(
     host.fake().gate = answers = trio.Event()
     fails, waits = [(await client.put("m", start_ms + 60_000))["receipt"] for _ in range(2)]
     await host.until(lambda: len(host.fake().attempts) == 2)
-    pinned, reading, go_on = server.decided.pinned, trio.Event(), trio.Event()
+    pinned, reading, go_on = server.parts.decided.pinned, trio.Event(), trio.Event()
 
     @asynccontextmanager
     async def on_a_slow_disk(key: DispatchKey) -> AsyncIterator[OutcomeIndex]:
@@ -159,13 +159,13 @@ async def test_a_long_lookup_tells_only_what_was_true_since_it_began(
         async with pinned(key) as index:
             yield index
 
-    monkeypatch.setattr(server.decided, "pinned", on_a_slow_disk)
+    monkeypatch.setattr(server.parts.decided, "pinned", on_a_slow_disk)
     asked = await client.ask("lookup", {"receipts": [early, fails, waits, far]})
     await reading.wait()
     assert await other.cancel(far) == ["cancelled"]
     host.fake().up = False
     answers.set()
-    await host.until(lambda: not any(group.rows.running for group in server.groups))
+    await host.until(lambda: not any(group.rows.running for group in server.parts.groups))
     go_on.set()
     results = (await client.reply(asked))["results"]
     assert [result["outcome"] for result in results] == ["delivered", "in_flight", "pending", "cancelled"]

@@ -365,7 +365,7 @@ async def test_transactions_in_columns_are_those_of_rows(boot: Boot) -> None:
     reply = await client.request("prepare", columns)
     assert reply["accepted"] == 3
     receipts = [
-        format_receipt(host.server.identity.server_id, due_ms, reply["first_sequence"] + row) for row in range(3)
+        format_receipt(host.server.parts.identity.server_id, due_ms, reply["first_sequence"] + row) for row in range(3)
     ]
     assert await client.lookup(*receipts) == ["prepared"] * 3
     rows = await end(client, "commit", *receipts, receipts[0])

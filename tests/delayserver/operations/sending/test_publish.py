@@ -43,7 +43,7 @@ async def test_rows_and_columns_are_stored_in_their_order_and_told_their_positio
     assert first == {"message_id": "mine", "subject": "s", "position": 0}
     results = await publish(client, *({"subject": name, "body": name + "x"} for name in ("t", "s", "t")))
     assert [row["position"] for row in results] == [0, 1, 1]
-    assert all(row["message_id"].startswith(server.identity.server_id) for row in results)
+    assert all(row["message_id"].startswith(server.parts.identity.server_id) for row in results)
     reply = await put_columns(client, "abc")
     assert unpack_column(reply["position"], 3, I64, "position").tolist() == [2, 3, 4]
     index = np.array([1, 0, 1], "<u4").tobytes()
@@ -67,8 +67,8 @@ async def test_what_came_in_one_step_is_one_write_and_keeps_its_order(boot: Boot
     server = await host.start()
     client = await host.client()
     await put(client, "0")
-    groups = server.publishing.groups
-    server.publishing.begin_step()  # as the hub does around all that it reads
+    groups = server.parts.publishing.groups
+    server.parts.publishing.begin_step()  # as the hub does around all that it reads
     asked = []
     for number in range(1, 6):
         if number == 3:
@@ -77,11 +77,11 @@ async def test_what_came_in_one_step_is_one_write_and_keeps_its_order(boot: Boot
             arguments = {"messages": [{"subject": "s", "body": str(number)}]}
         asked.append(await client.ask("publish", arguments))
     await host.sleep_ms(1)
-    assert server.publishing.groups == groups and not client.replies
-    assert server.publishing.end_step()
+    assert server.parts.publishing.groups == groups and not client.replies
+    assert server.parts.publishing.end_step()
     for number in asked:
         await client.reply(number)
-    assert server.publishing.groups == groups + 1
+    assert server.parts.publishing.groups == groups + 1
     assert texts(await client.pull()) == ["0", "1", "2", "x", "y", "4", "5"]
 
 
@@ -134,8 +134,8 @@ async def test_what_was_answered_survives_and_nothing_twice(boot: Boot, crash: s
     pulled = await client.pull()
     assert texts(pulled) == [*[f"{number:02}" for number in range(20)], "a", "b", "c", "more"]
     assert len({row["sequence"] for row in pulled}) == 24
-    assert not server.broker.damages
-    assert server.broker.status()["open_windows"] == 0, "published messages have no window"
+    assert not server.parts.broker.damages
+    assert server.parts.broker.status()["open_windows"] == 0, "published messages have no window"
 
 
 async def test_a_nack_brings_a_published_message_again(boot: Boot) -> None:
@@ -219,15 +219,15 @@ async def test_a_subject_of_other_nodes_is_refused_with_their_names_and_stores_n
     host = boot(small_settings(groups=groups, routes=routes), name="server", network=network, clock=clock)
     server = await host.start()
     client = await host.client()
-    names = len(server.opened.names)
+    names = len(server.parts.files.names)
     good, far = {"subject": "s", "body": "x"}, {"subject": "far.a", "body": "x"}
     refused, stored = await publish(client, far, good)
     assert refused["error"] == "published_elsewhere" and "node:1" in refused["message"]
-    assert stored["position"] == 0 and len(server.opened.names) == names + 1
+    assert stored["position"] == 0 and len(server.parts.files.names) == names + 1
     arguments = {"count": 2, "subjects": ["s", "far.a"], "subject_index": [0], "bodies": b"ab", "body_length": 1}
     reply = await client.request("publish", arguments)
     assert [row[:2] for row in reply["rejected"]] == [[1, "published_elsewhere"]]
-    assert len(server.opened.names) == names + 1
+    assert len(server.parts.files.names) == names + 1
     assert (await put(await node.client(), "x", "far.a"))["position"] == 0
 
 

@@ -182,7 +182,9 @@ async def drained_with_copy(host: Host) -> int:
     host.clock.step(2 * DAY_MS)
     await host.start()
     client = await host.client()
-    await host.until(lambda: not host.server.opened.days.draining() and sum_of_minutes(host) == 1, within_ms=60_000)
+    await host.until(
+        lambda: not host.server.parts.files.days.draining() and sum_of_minutes(host) == 1, within_ms=60_000
+    )
     copied = (await client.put("copy", due_ms, message_id="x"))["receipt"]
     assert await client.lookup(copied) == ["deduplicated"]
     await host.sleep_ms(3_000)
@@ -191,7 +193,7 @@ async def drained_with_copy(host: Host) -> int:
 
 
 def sum_of_minutes(host: Host) -> int:
-    keys = host.server.opened.schedule.keys()
+    keys = host.server.parts.files.schedule.keys()
     return sum(key.source == Source.FROM_DAY for key in keys) * all(key.source != Source.DAY for key in keys)
 
 
@@ -223,7 +225,7 @@ async def test_sequences_are_rebuilt_above_what_retention_took(boot: Boot, monke
     far = (await client.put("far", host.now_ms + 3_600_000))["receipt"]
     ids: set[str] = set()
     last = 0
-    while len(ids) < 40 or host.server.opened.log._tail[1].end < 4096:
+    while len(ids) < 40 or host.server.parts.files.log._tail[1].end < 4096:
         reply = await client.put("x" * 500, host.now_ms + 10)
         ids.add(reply["message_id"])
         last = reply["sequence"]
@@ -352,9 +354,9 @@ async def test_a_check_is_clean_beside_a_server_whose_retention_takes_a_window_m
     await host.sleep_ms(3_000)
     findings = Findings()
     taken = capture(host.disk, "/data", findings)
-    kept = len(host.server.opened.schedule.keys())
+    kept = len(host.server.parts.files.schedule.keys())
     await host.sleep_ms(12_000)
-    assert len(host.server.opened.schedule.keys()) < kept, "a window is retired"
+    assert len(host.server.parts.files.schedule.keys()) < kept, "a window is retired"
     span = whole_windows(None, None, taken.window_ms)
     done = Check(taken, span, findings, lambda *_: None, lambda *_: None).run()
     taken.close()

@@ -37,7 +37,7 @@ async def test_on_a_full_disk_attempts_stay_behind_a_durable_horizon(
     await host.until(lambda: sent["sequence"] in fake.stored, within_ms=101_000)
     host.clock.step(-60_000)
     await host.sleep_ms(500)
-    assert host.server.recorder.disk_full, "the outcome cannot be on the disk"
+    assert host.server.parts.recorder.disk_full, "the outcome cannot be on the disk"
     await host.lose_power()
     host.disk.capacity_bytes = None
     fake.uncertain.clear()
@@ -58,10 +58,10 @@ async def test_the_horizon_is_written_over_the_last_checkpoint_and_changes_nothi
     before = checkpoint_file.decode(host.disk.content("/data/checkpoint"), "")
     used = host.disk.used_bytes
     host.disk.capacity_bytes = used
-    await host.server.checkpointing._move_horizon()
+    await host.server.parts.checkpointing._move_horizon()
     assert host.disk.content("/data/checkpoint") == checkpoint_file.encode(before), "there is time left"
     host.clock.step(25_000)
-    await host.server.checkpointing._move_horizon()
+    await host.server.parts.checkpointing._move_horizon()
     after = checkpoint_file.decode(host.disk.content("/data/checkpoint"), "")
     assert after.written_us // 1000 == host.now_ms
     assert checkpoint_file.encode(replace(before, written_us=after.written_us)) == checkpoint_file.encode(after)
@@ -72,7 +72,7 @@ async def test_a_checkpoint_that_was_begun_before_the_horizon_was_written_does_n
     host = boot(faked_settings())
     await host.start()
     await host.sleep_ms(1_000)
-    checkpointing = host.server.checkpointing
+    checkpointing = host.server.parts.checkpointing
     later_us = host.clock.now_us() + 50_000_000
     # As in a thread beside the one that writes a whole checkpoint: the event loop has not heard of it yet.
     checkpointing._file.move_horizon(later_us)

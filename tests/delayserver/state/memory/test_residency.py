@@ -21,11 +21,11 @@ async def with_a_queue(boot: Boot) -> tuple[Residency, GroupRows, DueRows]:
     client = await host.client()
     host.fake().up = False
     await client.send(*[{"subject": "s", "body": "m", "due_ms": host.now_ms} for _ in range(20)])
-    group = server.groups.first.rows
+    group = server.parts.groups.first.rows
     await host.until(lambda: len(group.queue) == 20)
     rows = group.queue.take(2, 1 << 30)
     assert rows is not None
-    return server.residency, group, rows
+    return server.parts.residency, group, rows
 
 
 async def test_a_row_that_leaves_the_queue_for_an_attempt_and_comes_back_is_in_one_place_all_the_time(

@@ -1,0 +1,554 @@
+"""Builds the parts of a server and hands each what it needs. The one place that knows all of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.redelivery import RedeliveryPolicy
+from delayserver.broker.service.broker import Broker
+from delayserver.broker.service.commit import BrokerCommit
+from delayserver.broker.service.local_broker import LocalBroker
+from delayserver.broker.service.publishing import Publishing
+from delayserver.broker.service.pulls import PullService
+from delayserver.broker.service.reading import BrokerReads
+from delayserver.config.pacing import Pacing
+from delayserver.config.settings import (
+    Settings,
+    redelivery_kept_ms,
+)
+from delayserver.config.units import parse_delay_levels
+from delayserver.dispatch.broker_group import BrokerGroup
+from delayserver.dispatch.broker_groups import BrokerGroups
+from delayserver.dispatch.broker_node import Node
+from delayserver.dispatch.complete_windows import CompleteWindows
+from delayserver.dispatch.dispatcher import Dispatcher
+from delayserver.dispatch.fail_over import FailOver
+from delayserver.dispatch.message_reader import MessageReader
+from delayserver.dispatch.targets.targets import Targets
+from delayserver.front.front import SERVER
+from delayserver.load.loader import Loader
+from delayserver.load.refill import Refill
+from delayserver.load.window_reader import WindowReader
+from delayserver.net.transport import Connect
+from delayserver.operations.access.tokens import OwnTokens, TokenBook
+from delayserver.operations.access.waiting import WaitingCounts
+from delayserver.operations.figures.metrics import GroupsReader, Metrics
+from delayserver.operations.figures.pending import Pending, PendingSubjects
+from delayserver.operations.figures.queues import QueuesReader, Receiving, Serving
+from delayserver.operations.figures.status import Status, StorageReader
+from delayserver.operations.figures.status_sections import (
+    BalanceReader,
+    BrokerReader,
+    DeliveryReader,
+    DiskReader,
+    ProcessReader,
+    ProgressReader,
+    WindowsReader,
+)
+from delayserver.operations.figures.subjects import Subjects
+from delayserver.operations.groups.broadcasting import Broadcasting
+from delayserver.operations.groups.consuming import Consuming
+from delayserver.operations.groups.dead_letters import DeadLetterOperations
+from delayserver.operations.groups.filtering import FilterCompiler
+from delayserver.operations.groups.finding import Finding
+from delayserver.operations.groups.group_filters import GroupFilters
+from delayserver.operations.groups.policies import Policies
+from delayserver.operations.groups.positions import QueuePositions
+from delayserver.operations.groups.redelivery import Redelivery
+from delayserver.operations.messages.cancel import Cancel
+from delayserver.operations.messages.cancellation import Cancellation
+from delayserver.operations.messages.check_backs import CheckBacks, Pipeline, TimerVerdicts
+from delayserver.operations.messages.contents import Contents
+from delayserver.operations.messages.locator import Locator
+from delayserver.operations.messages.lookup import Lookup
+from delayserver.operations.messages.message_states import MessageStates
+from delayserver.operations.messages.named_messages import Naming
+from delayserver.operations.messages.reschedule import Reschedule
+from delayserver.operations.messages.rescheduling import Rescheduling
+from delayserver.operations.messages.transactions import Transactions
+from delayserver.operations.nodes.delivering import Delivering
+from delayserver.operations.nodes.identity import Identity
+from delayserver.operations.nodes.reload import Reload, Reread
+from delayserver.operations.nodes.routing import Routing
+from delayserver.operations.nodes.servers import Servers
+from delayserver.operations.operations import DelayOperations, Operations
+from delayserver.operations.sending.admission import Admission
+from delayserver.operations.sending.prepare import Prepare
+from delayserver.operations.sending.publish import Publish
+from delayserver.operations.sending.redispatch import Redispatch
+from delayserver.operations.sending.redispatch_reading import RedispatchReader
+from delayserver.operations.sending.send import Send
+from delayserver.outcomes.outcome_recorder import OutcomeRecorder
+from delayserver.receive.group_commit import GroupCommit
+from delayserver.receive.intake import Intake
+from delayserver.replay.day_tier import DayTier
+from delayserver.replay.placing import Placing
+from delayserver.replay.publisher import Publisher
+from delayserver.replay.replayer import Replayer
+from delayserver.replay.rounds import Rounds
+from delayserver.runtime.room_wait import RoomWait
+from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.watchdog import Watchdog
+from delayserver.server.group_builder import GroupBuilder
+from delayserver.server.group_memory import TIMERS_AT_ONCE, GroupMemory, has_one_node
+from delayserver.server.topology import Topology
+from delayserver.startup.opening import Opened, count_accepted, find_lost_broker
+from delayserver.startup.pending_subjects import pending_before
+from delayserver.state.connections.connections import Connections
+from delayserver.state.counts.balance import Balance
+from delayserver.state.counts.latency import LatencyHistogram
+from delayserver.state.decisions.decided import Decided
+from delayserver.state.memory.group_wheels import GroupWheels
+from delayserver.state.memory.order_gate import OrderGate
+from delayserver.state.memory.residency import Residency
+from delayserver.state.memory.routes import TIMERS_GROUP, Routes
+from delayserver.state.positions.gathering import Gathering
+from delayserver.state.positions.log_queue import LogQueue
+from delayserver.state.positions.positions import Positions
+from delayserver.state.positions.readiness import Readiness
+from delayserver.state.windows.drains import Drains
+from delayserver.state.windows.retired import Retired
+from delayserver.state.windows.window_book import WindowBook
+from delayserver.state.windows.windows import Windows
+from delayserver.upkeep.checkpoint_file import CheckpointFile
+from delayserver.upkeep.checkpointing import Checkpointing
+from delayserver.upkeep.housekeeping import Housekeeping
+from delayserver.upkeep.kept_room import KeptRoom
+from delayserver.upkeep.log_retention import LogRetention
+from delayserver.upkeep.on_their_way import OnTheirWay
+from delayserver.upkeep.progress import Progress
+from delayserver.upkeep.retention import Retention
+from delayserver.upkeep.segments_ahead import SegmentsAhead
+from delayserver.upkeep.subject_counting import SubjectCounting
+from store.disk.filesystem import FileSystem
+from store.records.transaction_timer import TIMER
+from wheel.cursors import LoadCursors
+
+
+@dataclass(frozen=True, slots=True)
+class Outside:
+    """What a server has before its data directory is open. `instance` names this process. `given` are the settings as the
+    operator gave them; `reread` reads them again, for `reload`."""
+
+    role: str
+    instance: str
+    fs: FileSystem
+    connect: Connect
+    given: Settings
+    reread: Reread | None
+    readiness: Readiness
+    replay_room: RoomWait
+    servers: Servers
+    own_tokens: OwnTokens
+    connections: Connections
+    watchdog: Watchdog
+
+
+class Parts:
+    """All parts of a server on an open data directory, from the state up to the operations. It starts nothing."""
+
+    def __init__(self, opened: Opened, outside: Outside, settings: Settings, runtime: Runtime) -> None:
+        """May run in any thread. Raises StoreError and its kinds."""
+        self.opened = opened
+        self.files = opened.files
+        self._outside = outside
+        self._settings = settings
+        self._pacing = Pacing.of(settings)
+        self._runtime = runtime
+        self._clock = runtime.clock
+        self._build_state(opened)
+        self._build_pipeline(opened)
+        self._build_decisions(opened)
+        self._build_dispatch(opened)
+        self._build_front(opened)
+
+    def _build_state(self, opened: Opened) -> None:
+        """The state of the server: `state/`."""
+        settings, storage, files = self._settings, self._settings.storage, opened.files
+        self.book = WindowBook(files.schedule, files.dispatch, files.days, storage.window_ms)
+        self.book.open()
+        self.retired = Retired(files.ledger, self.book, self._runtime.damage)
+        self.cursors = LoadCursors(storage.window_ms, self.book.start_of)
+        drained = opened.found.checkpoint.coarse_days
+        positions = dict(zip(drained.start_ms.tolist(), drained.drain_offset.tolist(), strict=True))
+        self.drains = Drains(files.days, files.schedule, positions)
+        self.windows = Windows(self.book, self.cursors, self.retired, self.drains)
+        self.positions = Positions(
+            durable=files.log.synced,
+            accepted_sequence=opened.sequences.next - 1,
+            replayed=opened.found.checkpoint.replay_offset if not opened.found.lost else files.log.first,
+            replayed_sequence=opened.found.checkpoint.replayed_sequence,
+        )
+        self.gathering = Gathering(storage)
+        self.log_queue = LogQueue(self.positions, self._clock)
+        self.balance = Balance()
+        self.decided = Decided(
+            files.dispatch,
+            files.days,
+            self.positions,
+            self.balance.subjects,
+            settings.dispatch.outcome_rows_max,
+            storage.window_ms,
+            self._runtime,
+        )
+        self.progress = Progress(self.positions, self.balance, self.decided, self.windows, opened.believable)
+        self._build_memory(opened)
+
+    def _build_memory(self, opened: Opened) -> None:
+        """The holders of index rows: a wheel, a queue and the health of its nodes for each broker group."""
+        settings = self._settings
+        self.group_memory = memory = GroupMemory(settings, self._pacing, opened.files.names, self._runtime)
+        codes = memory.codes(settings.groups)
+        self.routes = Routes(settings.routes, codes, opened.files.names)
+        wheels, backlog = ({code: memory.wheel() for code in (*codes.values(), TIMERS_GROUP)} for _ in range(2))
+        self.wheel = GroupWheels(
+            wheels, backlog, self.routes, memory.start_ms, opened.attempts.horizon.earlier, memory.wheel
+        )
+        rows = {
+            codes[group.name]: memory.rows(
+                group, codes[group.name], alone=has_one_node(group, settings.groups, settings.routes)
+            )
+            for group in settings.groups
+        }
+        rows[TIMERS_GROUP] = memory.timer_rows()
+        self.residency = Residency(
+            self.wheel, rows, self.windows, self.decided, opened.attempts.attempted, settings.wheel, self._runtime
+        )
+
+    def _build_pipeline(self, opened: Opened) -> None:
+        """The stages from the log to memory, and upkeep."""
+        settings, storage, files = self._settings, self._settings.storage, opened.files
+        self.kept_room = KeptRoom(
+            self._outside.fs, opened.directory.path, self.positions, self.drains, storage.free_bytes_min
+        )
+        self.commit = GroupCommit(
+            files.log, opened.sequences, self.gathering, self.log_queue, self.balance, storage, self._runtime
+        )
+        self.placing = Placing(
+            files,
+            self.windows,
+            self.positions,
+            self._outside.replay_room,
+            storage,
+            self._runtime,
+            count_skipped=not opened.found.lost,
+        )
+        self.publisher = Publisher(
+            self.positions, self.balance, self.windows, self.residency, self.decided, settings.wheel, self._runtime
+        )
+        rounds = Rounds(self.placing, self.publisher)
+        self.tier = DayTier(files, self.windows, self.decided, rounds, self.log_queue, storage, self._runtime)
+        self.tier.open()
+        self.replayer = Replayer(files, self.windows, rounds, self.tier, self.log_queue, self._runtime)
+        self.window_reader = WindowReader(files.schedule, self.book, opened.attempts.attempted, self._runtime)
+        self.loader = Loader(
+            self.window_reader,
+            self.book,
+            self.residency,
+            self.cursors,
+            self.decided,
+            settings.wheel,
+            self._runtime,
+        )
+        self.refill = Refill(self.window_reader, self.residency, self.book, self.decided, self.positions, self._runtime)
+        self.recorder = OutcomeRecorder(
+            self.decided, files.dispatch, self.book, settings.dispatch, self._pacing.outcomes_late_ms_max, self._runtime
+        )
+        self._build_upkeep(opened)
+        self._count_totals(opened)
+
+    def _build_upkeep(self, opened: Opened) -> None:
+        storage, files = self._settings.storage, opened.files
+        coming = OnTheirWay(self.gathering, files.log, self.positions, storage.window_ms, self._runtime)
+        self.retention = Retention(files, self.windows, coming, self.decided, storage, opened.believable, self._runtime)
+        self.retention.finish_interrupted()
+        self.log_retention = LogRetention(files.log, self.positions, storage, self._runtime)
+        self.segments_ahead = SegmentsAhead(files.log, self.positions, self.kept_room, storage, self._runtime)
+        checkpoint = CheckpointFile(
+            self._outside.fs,
+            f"{opened.directory.path}/checkpoint",
+            opened.sequences,
+            opened.attempts.horizon,
+            None if opened.found.lost else opened.found.checkpoint,
+        )
+        self.subject_counting = SubjectCounting(
+            files, self.windows, self.decided, self.positions, self.balance.subjects, self._runtime
+        )
+        self.checkpointing = Checkpointing(
+            checkpoint, files, self.progress, opened.attempts.horizon, storage, self._runtime
+        )
+
+    def _count_totals(self, opened: Opened) -> None:
+        totals = self.retention.retired_totals() - self.tier.moved_already
+        for key in opened.files.dispatch.keys():
+            totals += opened.files.dispatch.counts(key)
+        self.decided.count_durable(totals)
+        pending = pending_before(opened.files, opened.found, created=opened.directory.created)
+        if pending is not None:
+            self.balance.subjects.found(pending)
+        if opened.found.lost:
+            self.balance.place(*count_accepted(opened.files))
+        else:
+            self.balance.place(*[opened.found.checkpoint.totals.get(name, 0) for name in ("accepted", "internal")])
+
+    def _build_dispatch(self, opened: Opened) -> None:
+        settings = self._settings
+        server_id = opened.directory.server_id
+        limits = settings.broker
+        lost = find_lost_broker(self._outside.fs, f"{opened.directory.path}/broker", opened.files.names)
+        if lost is not None:
+            self._runtime.damage.report(lost)
+        self.broker = Broker.open(
+            self._outside.fs,
+            f"{opened.directory.path}/broker",
+            server_id,
+            self._clock.now_us(),
+            BrokerLimits(
+                segment_bytes=limits.segment_bytes,
+                cache_bytes_max=limits.cache_bytes_max,
+                ack_timeout_ms_default=limits.ack_timeout_ms,
+                retention_ms=limits.retention_ms,
+                unconsumed_retention_ms=limits.unconsumed_retention_ms,
+                lag_bytes_max=limits.lag_bytes_max,
+                lag_ms_max=limits.lag_ms_max,
+                groups_max=limits.groups_max,
+                waiting_pulls_max=limits.waiting_pulls_max,
+                mailbox_pulls_max=limits.mailbox_pulls_max,
+                pull_messages_max=limits.pull_messages_max,
+                redelivery=RedeliveryPolicy(limits.redelivery_first_ms, limits.redelivery_cap_ms),
+                delay_levels_ms=parse_delay_levels(settings.message.delay_levels),
+                redelivery_bytes_max=limits.redelivery_bytes_max,
+                redelivery_kept_ms=redelivery_kept_ms(settings),
+                read_ahead_bytes=self._pacing.read_ahead_bytes,
+            ),
+            self.kept_room,
+            self._clock.monotonic_us(),
+        )
+        self.broker_commit = BrokerCommit(self.broker, opened.believable, self._runtime)
+        self.broker_reads = BrokerReads(self.broker.reads, self._runtime)
+        self.pulls = PullService(self.broker, self.broker_reads, self._runtime, self._pacing.pulled_rows_max)
+        self.local_broker = LocalBroker(self.broker, self.broker_commit, self.broker_reads, self.pulls, self._runtime)
+        self.publishing = Publishing(
+            self.local_broker, opened.sequences, server_id, settings.storage, self.commit.storage_failed, self._runtime
+        )
+        self.targets = Targets(
+            self.local_broker,
+            server_id,
+            self._outside.instance,
+            settings.listen,
+            opened.files.names.name,
+            self._outside.connect,
+        )
+        builder = GroupBuilder(
+            opened.files,
+            opened.attempts.attempted,
+            (self.residency, self.decided),
+            self.targets,
+            self._pacing,
+            self._runtime,
+        )
+        self.lateness = builder.lateness
+        groups = [builder.build(rows) for code, rows in self.residency.groups.items() if code != TIMERS_GROUP]
+        fail_over = FailOver(self.residency, self._pacing.slice_rows, self._runtime)
+        self.groups = BrokerGroups(groups, self._build_timers(opened), fail_over)
+        self.topology = Topology(self.group_memory, self.residency, self.groups, builder, self.targets, self._runtime)
+        self.reload = Reload(
+            self.topology, self._outside.servers, self._outside.given, self._outside.reread, self._runtime
+        )
+        gate = OrderGate(self.windows, self.positions)
+        self.dispatcher = Dispatcher(
+            self.groups, self.residency, opened.attempts.horizon, gate, self._pacing.slice_rows, self._runtime
+        )
+        self.complete_windows = CompleteWindows(self.book, opened.files.days, self.groups, self._runtime)
+
+    def _build_timers(self, opened: Opened) -> BrokerGroup:
+        """The group of the timers of transactions, whose only node is a part of this server."""
+        self.check_backs = CheckBacks(
+            opened.directory.server_id,
+            opened.files.names,
+            self.cancellation,
+            self.rescheduling,
+            Pipeline(self.commit, self.decided, self.kept_room, self.locator),
+            self._runtime,
+        )
+        rows, settings = self.residency.groups[TIMERS_GROUP], self.group_memory.timer_settings
+        verdicts = TimerVerdicts(
+            rows, self.decided, opened.attempts.attempted, LatencyHistogram(), settings, self._runtime
+        )
+        reader = MessageReader(
+            opened.files.schedule, opened.directory.server_id, TIMERS_AT_ONCE * TIMER.itemsize, self._runtime
+        )
+        nodes = [Node(self.check_backs, health) for health in rows.nodes]
+        return BrokerGroup(rows, nodes, reader, self.residency, verdicts, settings, self._runtime)
+
+    def _build_decisions(self, opened: Opened) -> None:
+        """Builds the parts that accept messages, and those that end messages before their delivery."""
+        settings = self._settings
+        self.intake = Intake(
+            settings.message,
+            f"{opened.directory.server_id:012x}",
+            opened.files.names,
+            self.retention.oldest_due_ms,
+            self.retention.closed,
+            self.commit.storage_failed,
+            self._runtime,
+        )
+        self.locator = Locator(opened.files.schedule, opened.files.days, settings.storage.window_ms, self._runtime)
+        self.cancellation = Cancellation(
+            self.commit,
+            self.positions,
+            self.locator,
+            self.decided,
+            self.residency,
+            self.windows,
+            self._runtime,
+        )
+        self.rescheduling = Rescheduling(self.cancellation, self.locator, self.intake, self._runtime)
+
+    def _build_front(self, opened: Opened) -> None:
+        settings = self._settings
+        self.states = MessageStates(
+            self.cancellation, self.decided, opened.files, self.residency, self.windows, self._runtime
+        )
+        self.redelivery = Redelivery(
+            self.local_broker, self.commit, self.kept_room, opened.sequences, opened.files.names, self._clock
+        )
+        filters = FilterCompiler(self.intake, self._runtime)
+        self.policies = Policies(self.broker, filters, self.intake, opened.files.names, self._runtime)
+        self.consuming = Consuming(
+            self.local_broker,
+            self.redelivery,
+            GroupFilters(self.local_broker, filters, self.policies),
+            self.intake,
+            opened.files.names,
+            settings.broker,
+            self._runtime,
+        )
+        self.housekeeping = Housekeeping(
+            self._outside.fs,
+            opened.directory.path,
+            opened.files.dispatch.reserve,
+            self.kept_room,
+            (opened.attempts.horizon.earlier, self.residency.loadable),
+            settings.storage,
+            self._runtime,
+        )
+        waiting = WaitingCounts(self.balance, opened.files.names, self._clock)
+        directory = opened.directory
+        self.tokens = TokenBook(
+            self._outside.fs, directory.path, directory.server_id, self._outside.own_tokens, waiting, self._runtime
+        )
+        self.identity = Identity(f"{opened.directory.server_id:012x}", self._outside.role)
+        self.status = Status(
+            ProcessReader(
+                self.identity,
+                self._outside.readiness,
+                opened.believable,
+                self.housekeeping,
+                self._outside.watchdog,
+                self._clock,
+            ),
+            BalanceReader(self.balance, self.decided, self.lateness),
+            StorageReader(
+                DiskReader(
+                    settings,
+                    opened.files.schedule,
+                    opened.files.dispatch,
+                    opened.files.names,
+                    self.housekeeping,
+                    self._runtime,
+                ),
+                ProgressReader(self.commit, self.positions, self.decided, self.checkpointing),
+                WindowsReader(self.book, self.retention, self._clock),
+            ),
+            DeliveryReader(self.residency, self.loader, self.groups, self._clock),
+            BrokerReader(self.broker, self.consuming, self._outside.servers),
+            self._outside.connections,
+        )
+        self.metrics = Metrics(
+            self.status,
+            self.lateness,
+            QueuesReader(
+                settings,
+                Receiving(self._outside.connections, self.gathering, self.log_queue),
+                opened.files,
+                self.residency,
+                self.decided,
+                Serving(self.broker, self.consuming),
+            ),
+            GroupsReader(self.local_broker, opened.files.names),
+            PendingSubjects(self.balance, opened.files.names),
+            self._runtime,
+        )
+
+    def operations(self, address: tuple[str, int]) -> Operations:
+        """What requests do, for a front at this address."""
+        opened, (host, port) = self.opened, address
+        names = opened.files.names
+        routing = Routing(self.routes, self.groups, f"{host}:{port}", self._clock)
+        looking = QueuePositions(
+            self.local_broker, self.intake, opened.files.names, self._settings.broker, self._runtime
+        )
+        return Operations(
+            identity=self.identity,
+            status=self.status,
+            metrics=self.metrics,
+            routing=routing,
+            servers=self._outside.servers,
+            tokens=self.tokens,
+            consuming=self.consuming,
+            subjects=Subjects(opened.files.names),
+            publish=Publish(self.identity.server_id, self._admission(), self.intake, routing, self.publishing, names),
+            positions=looking,
+            broadcasting=Broadcasting(
+                self.local_broker, looking, self._outside.connections.broadcasts, self.intake, names, self._runtime
+            ),
+            finding=Finding(self.local_broker, looking, self.intake, opened.files.names),
+            dead_letters=DeadLetterOperations(
+                self.local_broker, self.redelivery, self.intake, opened.files.names, self._clock
+            ),
+            policies=self.policies,
+            delivering=Delivering(
+                self.local_broker,
+                self._outside.servers,
+                self.intake,
+                self.commit,
+                self._settings.broker.server_clock_ahead_ms_max,
+                self._clock,
+            ),
+            delay=self._build_delay_operations(opened) if self._outside.role == SERVER else None,
+        )
+
+    def _admission(self) -> Admission:
+        return Admission(self._outside.readiness, self.housekeeping, self._settings.storage.free_bytes_min)
+
+    def _build_delay_operations(self, opened: Opened) -> DelayOperations:
+        server_id, names, intake = self.identity.server_id, opened.files.names, self.intake
+        admission = self._admission()
+        naming = Naming(server_id, intake, self.cancellation, names)
+        reader = RedispatchReader(opened.files.schedule, opened.files.dispatch, self.decided, self._runtime)
+        send = Send(server_id, admission, intake, self.commit, names)
+        terms = self._settings.transactions, self._settings.message.delay_ms_max
+        return DelayOperations(
+            send=send,
+            cancel=Cancel(naming, self.cancellation),
+            reschedule=Reschedule(admission, naming, intake, self.rescheduling),
+            lookup=Lookup(
+                server_id,
+                naming,
+                self.states,
+                Contents(server_id, self.locator, names, self._runtime),
+                self.local_broker.recently,
+                names,
+            ),
+            redispatch=Redispatch(
+                opened.files, self.book, reader, self.commit, admission, self._outside.servers, self._runtime
+            ),
+            reload=self.reload,
+            pending=Pending(opened.files, self.windows, self.balance),
+            prepare=Prepare(send, admission, intake, self.commit, terms, self._clock),
+            transactions=Transactions(
+                admission, naming, intake, self.rescheduling, self.cancellation, self.states, self._runtime
+            ),
+        )
