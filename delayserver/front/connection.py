@@ -47,6 +47,7 @@ from delayserver.protocol.frames import (
 from delayserver.runtime.damage import DamageReport, as_disk_error, named
 from delayserver.runtime.fair_shares import Account, Ticket
 from delayserver.runtime.fair_turns import REQUEST_US, SLICE_ITEMS, TASK_US, FairTurns, Work
+from delayserver.state.connections.broadcasts import Broadcasts
 from delayserver.state.connections.connections import Connections
 from store.errors import StoreError
 
@@ -130,6 +131,7 @@ class Connection:
         "_watching_unsent",
         "_writing",
         "access",
+        "broadcasts",
         "open",
         "peer",
         "transport",
@@ -184,6 +186,7 @@ class Connection:
         # Numbers count the connections of this process in the order in which they were accepted.
         self.peer = Peer(next(_numbers), transport.peer)
         self.open = True
+        self.broadcasts = Broadcasts()
         # The rights of the client. `EVERYTHING` until it gives a token; a guarded front takes that for no rights.
         self.access: Access = EVERYTHING
 
@@ -218,6 +221,7 @@ class Connection:
         self._ready.clear()
         self._ready_bytes = 0
         self._blocked.clear()
+        self.broadcasts.end()
         lost = self._unsent.drop()
         self.transport.close()
         self._memory.leave(self._share)

@@ -200,7 +200,7 @@ class Front:
         try:
             await connection.run()
         finally:
-            self._connections.ended(connection.peer.number)
+            self._connections.ended()
             self._servers.closed(connection.peer)
             if self._service is not None:
                 self._service.tokens.closed(connection.peer.number)

@@ -501,9 +501,7 @@ class Parts:
             subjects=Subjects(opened.files.names),
             publish=Publish(self.identity.server_id, self._admission(), self.intake, routing, self.publishing, names),
             positions=looking,
-            broadcasting=Broadcasting(
-                self.local_broker, looking, self._outside.connections.broadcasts, self.intake, names, self._runtime
-            ),
+            broadcasting=Broadcasting(self.local_broker, looking, self.intake, names, self._runtime),
             finding=Finding(self.local_broker, looking, self.intake, opened.files.names),
             dead_letters=DeadLetterOperations(
                 self.local_broker, self.redelivery, self.intake, opened.files.names, self._clock

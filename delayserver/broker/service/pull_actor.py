@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, NamedTuple
 
 import trio
 
@@ -20,24 +20,17 @@ from delayserver.runtime.fair_shares import Account, Ticket
 Answer = Callable[[PulledBatch], None]
 
 
-class Outlet(Protocol):
-    """The destination of a pull's messages: a connection, whose client may read more slowly than messages come."""
+class Outlet(NamedTuple):
+    """How much the consumer of a pull may get: it may read more slowly than messages come."""
 
-    def reply_bytes(self) -> int:
-        """How many bytes a reply may have now. 0: hand out nothing until `when_room` calls its action."""
+    reply_bytes: Callable[[], int]
+    """How many bytes a reply may have now. 0: hand out nothing until `when_room` calls its action."""
+    when_room: Callable[[Callable[[], None]], None]
+    """Calls its action once, when there is room for a reply, at once or later. Never if the consumer ends first."""
 
-    def when_room(self, action: Callable[[], None]) -> None:
-        """Call `action` once, when there is room for a reply, at once or later. Never if the connection ends first."""
 
-
-class Unbounded:
-    """An `Outlet` that takes everything."""
-
-    def reply_bytes(self) -> int:
-        return 1 << 62
-
-    def when_room(self, action: Callable[[], None]) -> None:
-        action()
+UNBOUNDED: Final = Outlet(lambda: 1 << 62, lambda action: action())
+"""It takes everything."""
 
 
 class WaitingPull:

@@ -17,7 +17,7 @@ from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.queues.queue import QueueKey
 from delayserver.broker.reads import ReadNeeded, ReadPlan
 from delayserver.broker.service.broker import Broker
-from delayserver.broker.service.pull_actor import Answer, Outlet, PullActor, Unbounded, WaitingPull
+from delayserver.broker.service.pull_actor import UNBOUNDED, Answer, Outlet, PullActor, WaitingPull
 from delayserver.broker.service.reading import BrokerReads
 from delayserver.protocol.errors import DeadlinePassed, GroupsFull, QueueFull, ShuttingDown
 from delayserver.runtime.fair_shares import FairShares, Ticket
@@ -25,7 +25,7 @@ from delayserver.runtime.runtime import Runtime
 from delayserver.runtime.turns import LARGE_ROWS
 from store.errors import StoreError
 
-__all__ = ["TOO_MANY_GROUPS", "Outlet", "PullService", "Unbounded"]
+__all__ = ["TOO_MANY_GROUPS", "Outlet", "PullService"]
 
 # Pulls served at once, between two turns of the serving task. A lone consumer is spared the hop to that task. Of many
 # consumers that pull in the same event-loop iteration, the rest is served in fair order.
@@ -45,9 +45,6 @@ TOO_MANY_GROUPS = (
     "this node has all the consumer groups that it may have; use one name for all consumers of a kind, or raise "
     "broker.groups_max"
 )
-
-
-_UNBOUNDED = Unbounded()
 
 
 class PullService:
@@ -82,7 +79,7 @@ class PullService:
         wait_ms: int,
         ack_timeout_ms: int | None = None,
         answer: Answer | None = None,
-        outlet: Outlet | None = None,
+        outlet: Outlet = UNBOUNDED,
         deadline_ms: int | None = None,
     ) -> PulledBatch | None:
         """Wait for messages and return them; None after `wait_ms` without any. A pull that is cancelled before it is
@@ -92,7 +89,6 @@ class PullService:
         With `answer` the pull returns None and calls `answer` with the messages, in the step that hands them out. This
         spares a waiting consumer an event-loop iteration. Errors of `answer` are raised here. While `outlet` has no
         room, the pull gets no messages and other pulls go first."""
-        outlet = outlet or _UNBOUNDED
         await trio.lowlevel.checkpoint_if_cancelled()
         if self._closed:
             raise ShuttingDown("the server is stopping", retry_after_ms=1000)

@@ -22,6 +22,7 @@ from delayserver.operations.groups.consuming import (
     Pull,
     Pulled,
     PullFilter,
+    PullRoom,
 )
 from delayserver.operations.groups.positions import EARLIEST, LATEST, TIME, Goal
 from delayserver.protocol.arguments import boolean, integer, invalid
@@ -97,7 +98,9 @@ class ConsumingHandlers:
         def handed(pulled: Pulled, lost: Callable[[], None]) -> None:
             connection.reply(encode_bulk_reply(request_id, reply_of(subject, columns, pulled, name)), lost)
 
-        answer = self._consuming.pull(pull, acks, handed, connection, waiting)
+        answer = self._consuming.pull(
+            pull, acks, handed, PullRoom(connection.reply_bytes, connection.when_room), waiting
+        )
         del pull, acks  # they are views of the request, whose memory is freed before the wait
         try:
             answered = await answer
@@ -117,7 +120,7 @@ class ConsumingHandlers:
                 raise InvalidArgument("a broadcast group has no filter: leave out tags and where, or broadcast")
             await connection.room()
             with waiting:
-                pulled = await self._broadcasting.pull(connection.peer.number, pull)
+                pulled = await self._broadcasting.pull(connection.broadcasts, pull)
         finally:
             key = connection.peer.number, request_id
             if self._waits.get(key) is waiting:
@@ -141,7 +144,7 @@ class ConsumingHandlers:
     async def ack(self, connection: Connection, request: Request) -> dict[str, Any]:
         """Acks deliveries, durable before the reply. Those of a broadcast group are done already."""
         names, deliveries = read_names(request.arguments), _deliveries(request.arguments)
-        if self._broadcasting.has(connection.peer.number, *names):
+        if names in connection.broadcasts:
             return {"acked": len(deliveries), "unknown": 0}
         acked = await self._consuming.ack(*names, deliveries)
         return {"acked": acked.acked, "unknown": acked.unknown}

@@ -1,7 +1,7 @@
-"""Pulls of broadcast groups: every consumer gets every message, for as long as its connection lives.
+"""Pulls of broadcast groups: every consumer gets every message, for as long as it lives.
 
 A broadcast group is a place in a subject. It has no leases: each message is handed out once, and nothing waits for an
-ack. It holds back no message, is not on disk, and ends with its connection.
+ack. It holds back no message, is not on disk, and ends with its consumer.
 """
 
 from __future__ import annotations
@@ -26,39 +26,33 @@ class Broadcasting:
         self,
         broker: LocalBroker,
         positions: QueuePositions,
-        broadcasts: Broadcasts,
         intake: Intake,
         names: Names,
         runtime: Runtime,
     ) -> None:
         self._broker = broker
         self._positions = positions
-        self._broadcasts = broadcasts
         self._intake = intake
         self._names = names
         self._clock = runtime.clock
 
-    def has(self, connection: int, subject: str, group: str) -> bool:
-        """Whether a connection has this broadcast group."""
-        return self._broadcasts.has(connection, (subject, group))
-
-    async def pull(self, connection: int, pull: Pull) -> PulledBatch | None:
-        """The next messages of a group of a connection; None if none came in time. The first pull makes the group.
+    async def pull(self, groups: Broadcasts, pull: Pull) -> PulledBatch | None:
+        """The next messages of a group of a consumer; None if none came in time. The first pull makes the group.
 
         Raises SubjectInvalid, GroupsFull, PositionOutOfRange (once for messages that retention removed), QueueFull."""
         name = (self._intake.check_subject(pull.subject), self._intake.check_subject(pull.group, "group"))
         until_us = self._clock.monotonic_us() + pull.wait_ms * 1000
-        place = await self._place(connection, name, pull.start)
+        place = await self._place(groups, name, pull.start)
         while True:
             wait_ms = max((until_us - self._clock.monotonic_us()) // 1000, 0)
             found = await self._positions.read(Read(pull.subject, place, pull.max_messages, pull.max_bytes, wait_ms))
-            now_at = self._broadcasts.place(connection, name)
-            if now_at is None:  # the connection is gone
+            now_at = groups.place(name)
+            if now_at is None:  # the consumer is gone
                 return None
-            if now_at != place:  # another pull of the connection was served first
+            if now_at != place:  # another pull of the consumer was served first
                 place = now_at
                 continue
-            self._broadcasts.put(connection, name, found.next)
+            groups.put(name, found.next)
             place = found.next
             if found.status == RETIRED:
                 detail = "retention removed messages before this broadcast group got them; the next pull goes on at "
@@ -66,16 +60,16 @@ class Broadcasting:
             if found.found is not None or found.status not in (FOUND, TOO_LARGE):
                 return found.found
 
-    async def _place(self, connection: int, name: tuple[str, str], start: Goal | None) -> int:
-        place = self._broadcasts.place(connection, name)
+    async def _place(self, groups: Broadcasts, name: tuple[str, str], start: Goal | None) -> int:
+        place = groups.place(name)
         if place is not None:
             return place
         code = self._names.code(SUBJECT, name[0])
         position = await self._broker.positions.find(code, start or Goal(LATEST)) if code else 0
-        place = self._broadcasts.place(connection, name)
-        if place is not None:  # another pull of the connection made it
+        place = groups.place(name)
+        if place is not None:  # another pull of the consumer made it
             return place
-        if not self._broadcasts.has_room(connection):
+        if not groups.has_room:
             raise GroupsFull(f"a connection has at most {BROADCASTS_MAX} broadcast groups")
-        self._broadcasts.put(connection, name, position)
+        groups.put(name, position)
         return position

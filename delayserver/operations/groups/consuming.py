@@ -17,7 +17,8 @@ from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.service.local_broker import LocalBroker
 from delayserver.broker.service.positions import Goal
-from delayserver.broker.service.pulls import TOO_MANY_GROUPS, Outlet
+from delayserver.broker.service.pull_actor import Outlet
+from delayserver.broker.service.pulls import TOO_MANY_GROUPS
 from delayserver.config.settings import BrokerSettings
 from delayserver.operations.groups.group_filters import GroupFilters
 from delayserver.operations.groups.policies import waiting_letters
@@ -35,6 +36,9 @@ ACK_TIMEOUT_MS_MAX: Final = 86_400_000
 
 Pulled: TypeAlias = PulledBatch
 """Leased messages in columns."""
+
+PullRoom: TypeAlias = Outlet
+"""How much the consumer of a pull may get."""
 
 PullFilter: TypeAlias = FilterText
 """A tag subscription and a property expression, as text."""
@@ -132,7 +136,7 @@ class Consuming:
         return self._names.name(code)
 
     async def pull(
-        self, pull: Pull, acks: I64 | None, handed: Handed, outlet: Outlet, waiting: trio.CancelScope
+        self, pull: Pull, acks: I64 | None, handed: Handed, outlet: PullRoom, waiting: trio.CancelScope
     ) -> bool:
         """Acks `acks` (i64[n]), then gives messages to `handed` in the step that leases them.
 

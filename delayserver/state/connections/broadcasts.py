@@ -1,8 +1,8 @@
-"""The broadcast groups of connections: each is a place in a subject, and ends with its connection."""
+"""The broadcast groups of one consumer: each is a place in a subject. Nothing of them is on disk."""
 
 from __future__ import annotations
 
-# A connection has a few subjects. A place takes about 200 bytes.
+# A consumer has a few subjects. A place takes about 200 bytes.
 BROADCASTS_MAX = 1024
 
 Name = tuple[str, str]
@@ -10,35 +10,35 @@ Name = tuple[str, str]
 
 
 class Broadcasts:
-    """Places by connection number. Nothing of them is on disk, and they hold back no message."""
+    """Next positions by name. They hold back no message, and end with their consumer."""
 
-    __slots__ = ("_of",)
+    __slots__ = ("_ended", "_places")
 
     def __init__(self) -> None:
-        self._of: dict[int, dict[Name, int]] = {}
+        self._places: dict[Name, int] = {}
+        self._ended = False
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __contains__(self, name: Name) -> bool:
+        return name in self._places
+
+    def place(self, name: Name) -> int | None:
+        """The next position of a group; None if there is no such group."""
+        return self._places.get(name)
 
     @property
-    def count(self) -> int:
-        """How many broadcast groups there are."""
-        return sum([len(places) for places in self._of.values()])
+    def has_room(self) -> bool:
+        """Whether there may be one more group."""
+        return len(self._places) < BROADCASTS_MAX
 
-    def has(self, connection: int, name: Name) -> bool:
-        """Whether a connection has a broadcast group."""
-        return name in self._of.get(connection, ())
+    def put(self, name: Name, position: int) -> None:
+        """Make a group, or move it on. Does nothing after the end."""
+        if not self._ended:
+            self._places[name] = position
 
-    def place(self, connection: int, name: Name) -> int | None:
-        """The next position of a group; None if the connection has no such group."""
-        places = self._of.get(connection)
-        return None if places is None else places.get(name)
-
-    def has_room(self, connection: int) -> bool:
-        """Whether the connection may have one more group."""
-        return len(self._of.get(connection, ())) < BROADCASTS_MAX
-
-    def put(self, connection: int, name: Name, position: int) -> None:
-        """Make a group, or move it on."""
-        self._of.setdefault(connection, {})[name] = position
-
-    def ended(self, connection: int) -> None:
-        """The connection is gone, and its groups with it."""
-        self._of.pop(connection, None)
+    def end(self) -> None:
+        """The consumer is gone, and its groups with it."""
+        self._ended = True
+        self._places.clear()

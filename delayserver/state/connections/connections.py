@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from delayserver.state.connections.broadcasts import Broadcasts
 from delayserver.state.connections.connection_memory import ConnectionMemory
 
 
 class Connections:
     """One for a server. The fronts write it, `status` reads it."""
 
-    __slots__ = ("broadcasts", "errors", "memory", "one_way_refused", "open")
+    __slots__ = ("errors", "memory", "one_way_refused", "open")
 
     def __init__(self, memory: ConnectionMemory) -> None:
         self.memory = memory
-        self.broadcasts = Broadcasts()
         self.open = 0
         # Errors that went to clients, by name. The names come from a fixed set.
         self.errors: dict[str, int] = {}
@@ -24,10 +22,9 @@ class Connections:
         """A connection was accepted."""
         self.open += 1
 
-    def ended(self, number: int) -> None:
-        """The connection of this number has ended."""
+    def ended(self) -> None:
+        """A connection has ended."""
         self.open -= 1
-        self.broadcasts.ended(number)
 
     def count_error(self, name: str) -> None:
         """One more error of this name went to a client."""

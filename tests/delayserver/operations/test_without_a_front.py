@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import trio
 
-from delayserver.broker.service.pulls import Unbounded
+from delayserver.broker.service.pull_actor import UNBOUNDED
 from delayserver.operations.groups.consuming import Pull, Pulled
 from delayserver.operations.messages.named_messages import GivenItems, GivenName, GivenReceipts
 from delayserver.operations.messages.reschedule import Change, GivenMoves
@@ -105,8 +105,8 @@ async def test_a_pull_hands_messages_to_its_caller_and_takes_back_what_was_lost(
         handed.append(pulled)
 
     await send(host, {"subject": "s", "body": "m", "delay_ms": 0})
-    assert await consuming.pull(pull, None, lose, Unbounded(), trio.CancelScope())
-    assert await consuming.pull(pull, None, keep, Unbounded(), trio.CancelScope())
+    assert await consuming.pull(pull, None, lose, UNBOUNDED, trio.CancelScope())
+    assert await consuming.pull(pull, None, keep, UNBOUNDED, trio.CancelScope())
     assert [pulled.attempt.tolist() for pulled in handed] == [[1], [2]]
     await host.until(lambda: consuming.given_back == 1)
     acked = await consuming.ack("s", "g", handed[1].delivery)
@@ -123,7 +123,7 @@ async def test_a_caller_ends_its_wait_by_the_scope_that_it_gave(boot: Boot) -> N
 
     async def consume() -> None:
         consuming = host.server.parts.operations(host.server.address).consuming
-        answered.append(await consuming.pull(pull, None, lambda _pulled, _lost: None, Unbounded(), waiting))
+        answered.append(await consuming.pull(pull, None, lambda _pulled, _lost: None, UNBOUNDED, waiting))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(consume)

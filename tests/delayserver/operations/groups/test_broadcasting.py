@@ -9,6 +9,7 @@ import pytest
 
 from delayserver.protocol.errors import GroupsFull, PositionOutOfRange
 from delayserver.state.connections import broadcasts
+from delayserver.state.connections.broadcasts import Broadcasts
 from tests.fakes.host import Client, Host, small_settings
 
 Boot = Callable[..., Host]
@@ -55,12 +56,20 @@ async def test_a_pull_that_was_given_up_takes_no_message(boot: Boot) -> None:
 
 async def test_a_group_ends_with_its_connection(boot: Boot) -> None:
     host, client = await booted(boot)
-    await bodies(client)
-    assert host.server.connections.broadcasts.count == 1
+    assert await bodies(client) == []
+    await deliver(host, client, "a")
     client.transport.close()
     await host.sleep_ms(50)
-    assert host.server.connections.broadcasts.count == 0
+    assert await bodies(await host.client()) == []
     assert host.server.parts.broker.status()["groups"] == 0
+
+
+def test_groups_do_not_come_back_after_the_end() -> None:
+    groups = Broadcasts()
+    groups.put(("orders", "g"), 7)
+    groups.end()
+    groups.put(("orders", "g"), 8)
+    assert not len(groups)
 
 
 async def test_a_connection_has_a_bounded_number_of_groups(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
