@@ -4,32 +4,25 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Final
 
 import anyio
 import anyio.lowlevel
 from anyio.abc import ByteStream
 
-from delayserver.client.calls.core import ReplyStream
+from delayserver.client.connections.exchanging import ExchangingConnection, remaining_s
 from delayserver.embedded.bells import TaskBell, ThreadBell
 from delayserver.embedded.pipe import PIPE_BYTES_MAX
 from delayserver.embedded.running import Running
-from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
 from delayserver.protocol.frames import Reply
 
-# A lock waits at most about this long.
-_TIMEOUT_S_MAX: Final = 2_000_000.0
 
-
-class PipeConnection:
+class PipeConnection(ExchangingConnection):
     """The same as `SocketConnection`, over a pipe. Raises the `EmbeddedError` of a server that is gone."""
 
     def __init__(self, running: Running) -> None:
+        super().__init__()
         self._bell = ThreadBell()
         self._incoming, self._outgoing = running.connect(self._bell, self._bell).pipes
-        self._replies = ReplyStream()
-        self._process = os.getpid()
-        self._closed = False
 
     def usable(self, *, repeatable: bool) -> bool:
         """Whether a call may be sent over this connection, as `SocketConnection.usable` says."""
@@ -47,68 +40,30 @@ class PipeConnection:
         """Close; may be called again."""
         self.shut_down()
 
-    def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
-        """Send a request's frame and wait for its reply. Raises `ConnectionLost`, `RequestTimedOut` or a protocol error, and
-        closes the connection then.
-        """
-        deadline_s = time.monotonic() + min(timeout_s, _TIMEOUT_S_MAX)
-        try:
-            sent = self._outgoing.write(frame)
-            if sent < len(frame):
-                self._send_rest(memoryview(frame)[sent:], deadline_s)
-            while True:
-                data = self._incoming.read(PIPE_BYTES_MAX)
-                if data is None:
-                    self._bell.wait(_remaining_s(deadline_s))
-                    continue
-                for reply in self._replies.feed(data):
-                    if reply.id == request_id:
-                        if self._replies.failure is not None:
-                            self.close()
-                        return reply
-                self._replies.check()
-        except TimeoutError as exc:
-            self.close()
-            raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
-        except OSError as exc:
-            self.close()
-            raise ConnectionLost(f"the connection broke: {exc}") from exc
-        # Also after an interrupt: a late reply must not reach the next request.
-        except BaseException:
-            self.close()
-            raise
+    def _exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+        deadline_s = time.monotonic() + timeout_s
+        self._send_all(frame, deadline_s)
+        while True:
+            data = self._incoming.read(PIPE_BYTES_MAX)
+            if data is None:
+                self._bell.wait(remaining_s(deadline_s))
+                continue
+            for reply in self._replies.feed(data):
+                if reply.id == request_id:
+                    return reply
+            self._replies.check()
 
-    def send(self, frame: bytes, timeout_s: float) -> None:
-        """Send a request that gets no reply. Raises and closes as `exchange` does."""
-        deadline_s = time.monotonic() + min(timeout_s, _TIMEOUT_S_MAX)
-        try:
-            sent = self._outgoing.write(frame)
-            if sent < len(frame):
-                self._send_rest(memoryview(frame)[sent:], deadline_s)
-        except TimeoutError as exc:
-            self.close()
-            raise RequestTimedOut(f"not sent within {timeout_s:g} s") from exc
-        except OSError as exc:
-            self.close()
-            raise ConnectionLost(f"the connection broke: {exc}") from exc
-        except BaseException:
-            self.close()
-            raise
+    def _send_all(self, frame: bytes, deadline_s: float) -> None:
+        sent = self._outgoing.write(frame)
+        if sent < len(frame):
+            self._send_rest(memoryview(frame)[sent:], deadline_s)
 
     def _send_rest(self, unsent: memoryview, deadline_s: float) -> None:
         while unsent:
             if self._outgoing.lacks_room():
-                self._bell.wait(_remaining_s(deadline_s))
+                self._bell.wait(remaining_s(deadline_s))
             else:
                 unsent = unsent[self._outgoing.write(unsent) :]
-
-
-def _remaining_s(deadline_s: float) -> float:
-    """Seconds until the deadline. Raises TimeoutError after it."""
-    remaining_s = deadline_s - time.monotonic()
-    if remaining_s <= 0:
-        raise TimeoutError
-    return remaining_s
 
 
 class PipeStream(ByteStream):

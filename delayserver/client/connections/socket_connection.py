@@ -11,8 +11,8 @@ import time
 from contextlib import suppress
 from typing import Final
 
-from delayserver.client.calls.core import ReplyStream
-from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
+from delayserver.client.connections.exchanging import ExchangingConnection, remaining_s
+from delayserver.protocol.errors import ConnectionLost
 from delayserver.protocol.frames import Reply
 from delayserver.protocol.keepalive import keep_alive
 
@@ -20,14 +20,13 @@ _RECEIVE_BYTES: Final = 64 * 1024
 _RECEIVE_BYTES_LARGE: Final = 1024 * 1024  # For the rest of a large reply: fewer system calls.
 # A connection that answered a request so short a time ago counts as alive without a poll.
 _FRESH_S: Final = 0.01
-# A poll waits at most about this long: 2^31 ms.
-_TIMEOUT_S_MAX: Final = 2_000_000.0
 
 
-class SocketConnection:
+class SocketConnection(ExchangingConnection):
     """A connected socket with its reply stream. Raises `ConnectionLost` if it cannot be opened."""
 
     def __init__(self, host_and_port: tuple[str, int], connect_timeout_s: float) -> None:
+        super().__init__()
         try:
             self._socket = socket.create_connection(host_and_port, connect_timeout_s)
         # Python refuses a host such as `a..b` before it looks it up.
@@ -42,9 +41,6 @@ class SocketConnection:
         self._exchanged_s = 0.0
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
-        self._replies = ReplyStream()
-        self._process = os.getpid()
-        self._closed = False
 
     def _secure(self, host: str) -> None:
         """Agrees on a secret with the server, if the connection is encrypted. Raises `ConnectionLost`."""
@@ -73,67 +69,39 @@ class SocketConnection:
         self._closed = True
         self._socket.close()
 
-    def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
-        """Send a request's frame and wait for its reply. Raises `ConnectionLost`, `RequestTimedOut` or a protocol error, and
-        closes the connection then.
-        """
-        remaining_s = min(timeout_s, _TIMEOUT_S_MAX)
+    def _exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+        left_s = timeout_s
         started_s = time.monotonic()
-        deadline_s = started_s + remaining_s
+        deadline_s = started_s + timeout_s
         size = _RECEIVE_BYTES
+        sent = self._send(frame)
+        if sent < len(frame):
+            self._send_rest(memoryview(frame)[sent:], deadline_s)
+        while True:
+            if not self._wait_readable(left_s):
+                raise TimeoutError
+            data = self._receive(size)
+            for reply in self._replies.feed(data) if data is not None else ():
+                if reply.id == request_id:
+                    self._exchanged_s = started_s
+                    return reply
+            self._replies.check()
+            size = _RECEIVE_BYTES_LARGE if self._replies.decoder.buffered_bytes else _RECEIVE_BYTES
+            left_s = remaining_s(deadline_s)
+
+    def _send_all(self, frame: bytes, deadline_s: float) -> None:
         try:
             sent = self._send(frame)
-            if sent < len(frame):
-                self._send_rest(memoryview(frame)[sent:], deadline_s)
-            while True:
-                if not self._wait_readable(remaining_s):
-                    raise TimeoutError
-                data = self._receive(size)
-                for reply in self._replies.feed(data) if data is not None else ():
-                    if reply.id == request_id:
-                        self._exchanged_s = started_s
-                        if self._replies.failure is not None:
-                            self.close()
-                        return reply
-                self._replies.check()
-                size = _RECEIVE_BYTES_LARGE if self._replies.decoder.buffered_bytes else _RECEIVE_BYTES
-                remaining_s = _remaining_s(deadline_s)
-        except TimeoutError as exc:
-            self.close()
-            raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
-        except OSError as exc:
-            self.close()
-            raise ConnectionLost(f"the connection broke: {exc}") from exc
-        # Also after an interrupt: a late reply must not reach the next request.
-        except BaseException:
-            self.close()
-            raise
-
-    def send(self, frame: bytes, timeout_s: float) -> None:
-        """Send a request that gets no reply. Raises and closes as `exchange` does."""
-        deadline_s = time.monotonic() + min(timeout_s, _TIMEOUT_S_MAX)
-        try:
-            try:
-                sent = self._send(frame)
-            except BlockingIOError:
-                sent = 0
-            if sent < len(frame):
-                self._send_rest(memoryview(frame)[sent:], deadline_s)
-        except TimeoutError as exc:
-            self.close()
-            raise RequestTimedOut(f"not sent within {timeout_s:g} s") from exc
-        except OSError as exc:
-            self.close()
-            raise ConnectionLost(f"the connection broke: {exc}") from exc
-        except BaseException:
-            self.close()
-            raise
+        except BlockingIOError:
+            sent = 0
+        if sent < len(frame):
+            self._send_rest(memoryview(frame)[sent:], deadline_s)
 
     def _send_rest(self, unsent: memoryview, deadline_s: float) -> None:
         writable = select.poll()
         writable.register(self._socket, select.POLLOUT)
         while unsent:
-            if not writable.poll(_remaining_s(deadline_s) * 1000):
+            if not writable.poll(remaining_s(deadline_s) * 1000):
                 raise TimeoutError
             unsent = unsent[self._send(unsent) :]
 
@@ -148,11 +116,3 @@ class SocketConnection:
     def _send(self, data: bytes | memoryview) -> int:
         """Sends what the kernel takes; returns how many bytes."""
         return self._socket.send(data)
-
-
-def _remaining_s(deadline_s: float) -> float:
-    """Seconds until the deadline. Raises TimeoutError after it."""
-    remaining_s = deadline_s - time.monotonic()
-    if remaining_s <= 0:
-        raise TimeoutError
-    return remaining_s

@@ -1,0 +1,78 @@
+"""What blocking connections share: one request at a time, for a limited time. Any failure closes the connection."""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from typing import Final
+
+from delayserver.client.calls.core import ReplyStream
+from delayserver.protocol.errors import ConnectionLost, RequestTimedOut
+from delayserver.protocol.frames import Reply
+
+# A poll waits at most about this long: 2^31 ms.
+_TIMEOUT_S_MAX: Final = 2_000_000.0
+
+
+class ExchangingConnection(ABC):
+    """One blocking connection over some stream of bytes. The client retries after a failure."""
+
+    def __init__(self) -> None:
+        self._replies = ReplyStream()
+        self._process = os.getpid()
+        self._closed = False
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close; may be called again."""
+
+    @abstractmethod
+    def _exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+        """`exchange`, which raises TimeoutError or OSError."""
+
+    @abstractmethod
+    def _send_all(self, frame: bytes, deadline_s: float) -> None:
+        """Send all of a frame. Raises TimeoutError, OSError."""
+
+    def exchange(self, request_id: int, frame: bytes, timeout_s: float) -> Reply:
+        """Send a request's frame and wait for its reply. Raises `ConnectionLost`, `RequestTimedOut` or a protocol error, and
+        closes the connection then.
+        """
+        try:
+            reply = self._exchange(request_id, frame, min(timeout_s, _TIMEOUT_S_MAX))
+        except TimeoutError as exc:
+            self.close()
+            raise RequestTimedOut(f"no reply within {timeout_s:g} s; the result is unknown") from exc
+        except OSError as exc:
+            self.close()
+            raise ConnectionLost(f"the connection broke: {exc}") from exc
+        # Also after an interrupt: a late reply must not reach the next request.
+        except BaseException:
+            self.close()
+            raise
+        if self._replies.failure is not None:
+            self.close()
+        return reply
+
+    def send(self, frame: bytes, timeout_s: float) -> None:
+        """Send a request that gets no reply. Raises and closes as `exchange` does."""
+        try:
+            self._send_all(frame, time.monotonic() + min(timeout_s, _TIMEOUT_S_MAX))
+        except TimeoutError as exc:
+            self.close()
+            raise RequestTimedOut(f"not sent within {timeout_s:g} s") from exc
+        except OSError as exc:
+            self.close()
+            raise ConnectionLost(f"the connection broke: {exc}") from exc
+        except BaseException:
+            self.close()
+            raise
+
+
+def remaining_s(deadline_s: float) -> float:
+    """Seconds until the deadline. Raises TimeoutError after it."""
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
