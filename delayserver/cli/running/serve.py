@@ -21,30 +21,16 @@ if TYPE_CHECKING:
     help="Keep the data in memory, at most storage.memory_bytes_max. It ends with the process.",
 )
 @click.pass_context
-def serve(
-    context: click.Context,
-    data_dir: str | None,
-    host: str | None,
-    port: int | None,
-    http_port: int | None,
-    insecure: bool,
-    config: str | None,
-    assignments: tuple[str, ...],
-    log_format: str | None,
-    log_level: str | None,
-    as_json: bool,
-    memory: bool,
-) -> None:
+def serve(context: click.Context, /, memory: bool, as_json: bool, **given: Any) -> None:
     """Run the server until SIGTERM or SIGINT. Prints one line once it accepts requests.
 
     It needs no configuration file: the defaults serve. The broker that consumers pull from runs inside. SIGHUP and
     `delayserver reload` have it read the configuration again and take over groups, nodes, weights and routes.
     """
-    if memory and data_dir is not None:
+    if memory and given["data_dir"] is not None:
         raise click.UsageError("--memory has no data directory: leave --data-dir out")
-    named = (data_dir, host, port, http_port, config, assignments, log_format, log_level, insecure)
-    reread = partial(_reread, memory, *named)
-    settings = running.settings_from(*named)
+    reread = partial(_reread, memory, given)
+    settings = running.settings_from(**given)
     settings, fs = running.disk_for(settings, memory=memory)
     running.begin_logs(settings)
     from delayserver.server.process import run_server
@@ -60,6 +46,6 @@ def serve(
     context.exit(code)
 
 
-def _reread(memory: bool, *named: Any) -> Settings:
+def _reread(memory: bool, given: dict[str, Any]) -> Settings:
     """The settings as they are now. Raises `ConfigError`."""
-    return running.disk_for(running.settings_from(*named), memory=memory)[0]
+    return running.disk_for(running.settings_from(**given), memory=memory)[0]
