@@ -7,9 +7,14 @@ of the plain kind, so a line is a join. A test compares the bytes with those of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TypeAlias
 
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
+
+Known: TypeAlias = dict[int, tuple[Mapping[str, str], str]]
+"""Labels as text, by their identity: the families of a table share the labels of its rows. It holds the labels too, so that
+no others get their identity."""
 
 _TEXT_TYPES = {"unknown": "untyped", "info": "gauge", "stateset": "gauge"}
 _TEXT_SUFFIXES = {"counter": "_total", "info": "_info"}
@@ -18,28 +23,37 @@ _TEXT_SUFFIXES = {"counter": "_total", "info": "_info"}
 def text_lines(families: Iterable[Metric]) -> bytes:
     """The text format, version 0.0.4."""
     lines: list[str] = []
+    known: Known = {}
     for family in families:
         name = family.name + _TEXT_SUFFIXES.get(family.type, "")
         lines.append(f"# HELP {name} {_escaped(family.documentation, quotes=False)}\n")
         lines.append(f"# TYPE {name} {_TEXT_TYPES.get(family.type, family.type)}\n")
-        lines += _samples(family)
+        lines += _samples(family, known)
     return "".join(lines).encode()
 
 
 def openmetrics_lines(families: Iterable[Metric]) -> bytes:
     """OpenMetrics, version 1.0.0."""
     lines: list[str] = []
+    known: Known = {}
     for family in families:
         lines.append(f"# HELP {family.name} {_escaped(family.documentation, quotes=True)}\n")
         lines.append(f"# TYPE {family.name} {family.type}\n")
-        lines += _samples(family)
+        lines += _samples(family, known)
     return "".join([*lines, "# EOF\n"]).encode()
 
 
-def _samples(family: Metric) -> Iterator[str]:
-    for sample in family.samples:
-        labels = _labels(sample.labels) if sample.labels else ""
-        yield f"{sample.name}{labels} {floatToGoString(sample.value)}\n"
+def _samples(family: Metric, known: Known) -> Iterator[str]:
+    for name, labels, value, *_ in family.samples:
+        text = ""
+        if labels:
+            found = known.get(id(labels))
+            if found is None:
+                found = known[id(labels)] = labels, _labels(labels)
+            text = found[1]
+        # What Go writes as Python does: it takes to exponents sooner.
+        number = repr(value) if type(value) is float and 0.0 <= value < 1e6 else floatToGoString(value)
+        yield f"{name}{text} {number}\n"
 
 
 def _labels(labels: Mapping[str, str]) -> str:

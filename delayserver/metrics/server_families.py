@@ -274,7 +274,7 @@ def _subjects(subjects: Sequence[Reply]) -> Iterator[Metric]:
     shown = _largest(subjects, "pending")
     pending = GaugeMetricFamily("delayserver_subject_pending", "Pending messages of a subject.", labels=["subject"])
     for row in shown:
-        pending.add_metric([row["subject"]], row["pending"])
+        pending.add_sample(pending.name, {"subject": row["subject"]}, float(row["pending"]))
     yield pending
 
 
@@ -292,15 +292,17 @@ def _largest(rows: Sequence[Reply], by: str) -> Sequence[Reply]:
     return rows if len(rows) <= ROWS_MAX else sorted(rows, key=lambda row: -row[by])[:ROWS_MAX]
 
 
-def _table(columns: Sequence[Plain], rows: Sequence[tuple[Mapping[str, str], Reply]]) -> Iterator[Metric]:
+def _table(columns: Sequence[Plain], rows: Sequence[tuple[dict[str, str], Reply]]) -> Iterator[Metric]:
     if not rows:
         return
     for plain in columns:
         family = plain.family(rows[0][0])
+        name = f"{plain.name}_total" if plain.counter else plain.name
         for labels, row in rows:
             value = _number_at(row, plain.path)
             if value is not None:
-                family.add_metric(list(labels.values()), value * plain.scale)
+                # Not `add_metric`: it copies the labels, which all columns of a row share.
+                family.add_sample(name, labels, value * plain.scale)
         yield family
 
 
@@ -312,7 +314,10 @@ def _add_histogram(family: HistogramMetricFamily, label: str, histogram: Reply) 
 
 
 def _number_at(reply: Reply, path: str) -> float | None:
-    value: Any = reply
+    value: Any = reply.get(path)
+    if type(value) is int:  # by far the most
+        return float(value)
+    value = reply
     for name in path.split("."):
         value = value.get(name) if isinstance(value, Mapping) else None
     return float(value) if isinstance(value, int | float) else None
