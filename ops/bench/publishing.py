@@ -1,57 +1,83 @@
-"""Rows `publish-*`: messages per second that are stored durably for consumers, from C connections with batches of B.
+"""Rows `publish-*`: the rate of messages that are stored durably for consumers, against that of the rows `ingest-*`.
 
-They are the rows `ingest-*` of the same shape, but for the operation. So their ratio in one run is what publishing costs.
+C connections publish and send batches of B in turns on one server, in slots of the clock that they share. So the ratio
+does not depend on how quick the machine is at the moment.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import Counter
 from collections.abc import Callable
+from typing import Final
 
+from delayserver.client import Client
 from ops.bench.bodies import BODY_BYTES, make_bodies
 from ops.bench.children import Gate, run_together
 from ops.bench.figures import Options, Run, expect, rounded
-from ops.bench.producing import SUBJECT, Sent, open_client, rate_of, sent_of
+from ops.bench.producing import HOUR_MS, SUBJECT, open_client, send_batch
 from ops.bench.server_process import ServerProcess, fresh_directory
 
-SECONDS = 4.0
+SECONDS: Final = 12.0
+SLOT_S: Final = 0.3
+# So many slots have a whole pair between the parts at both ends.
+SLOTS_MIN: Final = 5
 
 
-def publish(gate: Gate, address: str, batch: int, seconds: float) -> Sent:
-    """Publishes batches one after the other for some time."""
+def publish_and_send(gate: Gate, address: str, batch: int, seconds: float) -> Counter[int]:
+    """Publishes in the even slots of the clock, and sends messages due in a day in the odd ones; messages by slot."""
     blob = make_bodies(batch).tobytes()
-    calls = []
+    messages: Counter[int] = Counter()
     with open_client(address) as client:
         gate.wait()
-        begin = now = time.perf_counter()
-        while now - begin < seconds:
-            if batch == 1:
-                client.publish(SUBJECT, blob)
-            else:
-                published = client.publish_columns(SUBJECT, blob, body_length=BODY_BYTES, count=batch)
-                expect(published.accepted == batch, f"{published.accepted} of {batch} accepted")
-            before, now = now, time.perf_counter()
-            calls.append(now - before)
-    return sent_of(len(calls) * batch, begin, now, calls)
+        end = time.monotonic() + max(seconds, SLOTS_MIN * SLOT_S)
+        while (now := time.monotonic()) < end:
+            slot = int(now / SLOT_S)
+            messages[slot] += _send(client, batch, blob) if slot % 2 else _publish(client, batch, blob)
+    return messages
+
+
+def _publish(client: Client, batch: int, blob: bytes) -> int:
+    if batch == 1:
+        client.publish(SUBJECT, blob)
+        return 1
+    published = client.publish_columns(SUBJECT, blob, body_length=BODY_BYTES, count=batch)
+    expect(published.accepted == batch, f"{published.accepted} of {batch} accepted")
+    return batch
+
+
+def _send(client: Client, batch: int, blob: bytes) -> int:
+    due_ms = time.time_ns() // 1_000_000 + 24 * HOUR_MS
+    if batch == 1:
+        client.send(SUBJECT, blob, due_ms=due_ms)
+        return 1
+    send_batch(client, SUBJECT, due_ms, blob, batch)
+    return batch
 
 
 def measure_publish(connections: int, batch: int) -> Callable[[Options], Run]:
-    """A row: only publishes, to one subject without consumers."""
+    """A row: publishes to one subject without consumers. The value is the median ratio of neighbouring slots."""
 
     def measure(options: Options) -> Run:
         with fresh_directory(options.data_dir) as directory, ServerProcess(directory) as server:
-            before_s = server.cpu_s()
-            results = run_together([(publish, server.address, batch, options.seconds or SECONDS)] * connections)
-            server_cpu_s = server.cpu_s() - before_s
-            messages = sum(sent.messages for sent in results)
-            stored = server.status()["broker"]["published"]
-            expect(stored == messages, f"{messages} were published, but the server says {stored}")
-        details = {
-            "messages": messages,
-            "call_p50_ms": rounded(sum(sent.call_p50_ms for sent in results) / len(results)),
-            "call_p99_ms": rounded(max(sent.call_p99_ms for sent in results)),
-            "server_cpu_s": rounded(server_cpu_s),
-        }
-        return Run(rate_of(results), details)
+            target = (publish_and_send, server.address, batch, options.seconds or SECONDS)
+            results: list[Counter[int]] = run_together([target] * connections)
+            status = server.status()
+        messages = sum(results, Counter())
+        published = sum([count for slot, count in messages.items() if slot % 2 == 0])
+        for name, count, told in (
+            ("published", published, status["broker"]["published"]),
+            ("sent", messages.total() - published, status["accepted"]),
+        ):
+            expect(told == count, f"{count} were {name}, but the server says {told}")
+        # The first and the last slot of a connection are parts.
+        whole = range(max(map(min, results)) + 1, min(map(max, results)))
+        even = [slot for slot in whole if slot % 2 == 0 and slot + 1 in whole]
+        pairs = [(messages[slot], messages[slot + 1]) for slot in even if messages[slot] and messages[slot + 1]]
+        expect(len(pairs) > 0, "no slot of publishes and the one behind it have an answer each")
+        rates = [statistics.median(rate) / SLOT_S for rate in zip(*pairs, strict=True)]
+        details = {"messages": messages.total(), "published_rate": rounded(rates[0]), "sent_rate": rounded(rates[1])}
+        return Run(statistics.median([published / sent for published, sent in pairs]), details)
 
     return measure

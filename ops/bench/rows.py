@@ -60,9 +60,14 @@ ROWS: Final = (
     Row("ingest-c1b100", "1 connection, batches of 100", "msg/s", 140_000, measure_ingest(1, 100)),
     Row("ingest-c1b1", "1 connection, one message at a time", "msg/s", 5_000, measure_ingest(1, 1)),
     Row("ingest-c8b1", "8 connections, one at a time each", "msg/s", 13_000, measure_ingest(8, 1)),
-    # The floors are those of the ingest rows of the same shape, by the ratios 0.8 and 1.0.
-    Row("publish-c8b1000", "8 connections, batches of 1,000, published", "msg/s", 640_000, measure_publish(8, 1000)),
-    Row("publish-c1b1", "1 connection, one publish at a time", "msg/s", 5_000, measure_publish(1, 1)),
+    Row(
+        "publish-c8b1000",
+        "8 connections publish batches of 1,000, against sends",
+        "ratio",
+        0.8,
+        measure_publish(8, 1000),
+    ),
+    Row("publish-c1b1", "1 connection publishes one at a time, against sends", "ratio", 1.0, measure_publish(1, 1)),
     Row(
         "ingest-spread",
         "due over one year against one hour",
@@ -121,7 +126,7 @@ ROWS: Final = (
         1,
         measure_subjects,
         True,
-        (("longest_wait_ms", 100.0),),
+        (("longest_wait_ms", 100.0), ("open_files", 64)),
     ),
     Row(
         "backlog-fairness",

@@ -1,6 +1,7 @@
 """The row `subjects-100k`: a server whose broker holds messages of 100,000 subjects.
 
-Measures the longest time that a request waits while the broker writes a checkpoint, and the start after a clean stop."""
+Measures the longest time that a request waits while the broker writes a checkpoint, the start after a clean stop, and the
+files that it has open then."""
 
 from __future__ import annotations
 
@@ -33,23 +34,32 @@ def measure_subjects(options: Options) -> Run:
             held_bytes = server.memory_bytes()["rss"]
             _grow(client)
             longest_ms, usual_ms = _longest_wait(server.address)
-        server.stop()
-        begin = time.perf_counter()
-        server.launch()
-        server.wait_ready()
-        start_s = time.perf_counter() - begin
-        restarted_bytes = server.memory_bytes()["rss"]
+        start_s = _restarted(server)
+        restarted_bytes, open_files = server.memory_bytes()["rss"], server.open_files()
         with open_client(server.address) as client:
             last = client.read(f"s{subjects - 1}", 0)
         expect(last.end > 0, "the last subject lost its message")
+    with fresh_directory(options.data_dir) as directory, ServerProcess(directory) as server:
+        empty_start_s = _restarted(server)
     details = {
         "subjects": subjects,
+        "empty_start_s": rounded(empty_start_s),
+        "open_files": open_files,
         "longest_wait_ms": rounded(longest_ms),
         "usual_wait_ms": rounded(usual_ms),
         "bytes_per_subject": rounded((held_bytes - idle_bytes) / subjects),
         "bytes_per_subject_after_start": rounded((restarted_bytes - idle_bytes) / subjects),
     }
     return Run(start_s, details)
+
+
+def _restarted(server: ServerProcess) -> float:
+    """The seconds of a start after a clean stop."""
+    server.stop()
+    begin = time.perf_counter()
+    server.launch()
+    server.wait_ready()
+    return time.perf_counter() - begin
 
 
 def _fill(client: Client, subjects: int) -> None:
