@@ -6,7 +6,6 @@ Clients do not wait for outcomes as they do for acks, so the outcomes of a burst
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import trio
@@ -116,13 +115,17 @@ class OutcomeRecorder:
 
     async def _write(self, batches: list[OutcomeBatch]) -> set[DispatchKey]:
         """Writes and syncs outcomes in a thread, as they are not urgent. Returns the files. Retries on a full disk."""
-        parts: list[tuple[DispatchKey, OutcomeBatch]] = await self._run(
-            lambda: self._decided.by_file(OutcomeBatch.concatenate(batches))
-        )
+        parts: list[tuple[DispatchKey, OutcomeBatch]] = []
         done = 0
+
+        def write() -> None:
+            if not parts:  # the first try; a hop to a thread costs as much as sorting them
+                parts.extend(self._decided.by_file(OutcomeBatch.concatenate(batches)))
+            self._append_and_sync(parts, done)
+
         while True:
             try:
-                await self._run(partial(self._append_and_sync, parts, done))
+                await self._run(write)
                 self.disk_full = False
                 return {key for key, _ in parts}
             except _PartlyWrittenError as error:

@@ -1,9 +1,10 @@
 """What a group's filter wants of the messages behind its position, found over many records at once.
 
-Of records in memory the filter looks at columns in this step, within the work that the step may do. Of records on disk a
-worker thread reads the columns, asks the filter, and verifies and keeps the wanted rows alone. So a group that passes over
-most messages costs the event loop little, and a record of which it wants nothing costs no look at bodies. Each record is
-verified as far as it is looked at: its columns always, and its bodies before one of them is handed out.
+Of records in memory the filter looks at columns in this step, within the work that the step may do; an expression that has
+more to look at does so in a worker thread. Of records on disk a worker thread reads the columns, asks the filter, and
+verifies and keeps the wanted rows alone. So a group that passes over most messages costs the event loop little, and a record
+of which it wants nothing costs no look at bodies. Each record is verified as far as it is looked at: its columns always, and
+its bodies before one of them is handed out.
 
 Records that do not verify are left to the ordinary way of reading: it names the damage and passes over it.
 """
@@ -31,7 +32,7 @@ from store.records.record import BadRecordError
 # Selections kept of which a group has not taken all, with the rows of all groups together. The oldest is made again.
 _KEPT_BYTES_MAX = 16 << 20
 # Work of a filter in a worker thread for one plan, as the filter estimates it. A seek or a stop waits for no more.
-_PLAN_NS = 30_000_000
+_PLAN_NS = 50_000_000
 # Work of the event loop for a selection, and for each of its rows: their ranges, leases and columns.
 _SELECTION_NS = 100_000
 _ROW_NS = 1_500
@@ -110,10 +111,12 @@ class Selecting:
         if run.store_offset < store.first:
             return None
         runs = queue.runs_between(start, stop, self._state.blocks)
-        if store.holds(run.store_offset):
-            return self._from_memory(wanted, runs, span, budget)
-        to_read = list(takewhile(lambda each: not store.holds(each.store_offset), runs))
-        raise ReadNeeded(self._plan(key, wanted, to_read, span, budget.wanted))
+        if not store.holds(run.store_offset):
+            to_read = list(takewhile(lambda each: not store.holds(each.store_offset), runs))
+            raise ReadNeeded(self._plan(key, wanted, to_read, span, budget.wanted))
+        if wanted.is_dear and stop - start > wanted.rows_within(self._state.limits.filter_step_ns):
+            raise ReadNeeded(self._look_plan(key, wanted, runs, span, budget.wanted))
+        return self._from_memory(wanted, runs, span, budget)
 
     def _from_memory(
         self, wanted: Filter, runs: Iterable[Run], span: tuple[int, int], budget: PullBudget
@@ -121,18 +124,32 @@ class Selecting:
         gathering = _Gathering(wanted, *span, budget.look_ns, (budget.messages, budget.bytes))
         for run in runs:
             batch = self._state.store.in_memory(run.store_offset)
-            if batch is None or not gathering.may_look(run):
+            if batch is None or not gathering.may_look(run) or not _take_batch(gathering, run, batch):
                 break
-            row, count = gathering.rows_of(run)
-            if int(batch.position[run.row_start]) != run.position:
-                break
-            rows = wanted.rows(batch, row, row + count)
-            if rows is None and gathering.nothing_yet:
-                return None
-            gathering.add(count, rows)
-            if rows is None or len(rows):
-                gathering.gatherer.add_batch(batch, row + (np.arange(count) if rows is None else rows))
         return gathering.selection()
+
+    def _look_plan(
+        self, key: GroupKey, wanted: Filter, runs: Iterable[Run], span: tuple[int, int], most: tuple[int, int]
+    ) -> ReadPlan:
+        """A look at the records in memory, which a thread does because the filter has much to do."""
+        found: list[tuple[Run, StoredBatch]] = []
+        rows, rows_max = 0, wanted.rows_within(_PLAN_NS)
+        for run in runs:
+            batch = self._state.store.in_memory(run.store_offset) if rows < rows_max else None
+            if batch is None:
+                break
+            found.append((run, batch))
+            rows += run.row_count
+
+        def look() -> dict[tuple[GroupKey, Filter, int], Selection]:
+            gathering = _Gathering(wanted, *span, _PLAN_NS, most)
+            for run, batch in found:
+                if not gathering.may_look(run) or not _take_batch(gathering, run, batch):
+                    break
+            return {(key, wanted, span[0]): gathering.selection()}
+
+        reach = (found[0][0].store_offset, found[-1][0].store_offset + 1)
+        return ReadPlan(SELECTED, (key, wanted, span[0]), reach, self._state.limits.pull_bytes_max, look, _nothing)
 
     def _plan(
         self, key: GroupKey, wanted: Filter, runs: list[Run], span: tuple[int, int], most: tuple[int, int]
@@ -158,6 +175,20 @@ class Selecting:
 
 def _nothing(found: object) -> None:
     """A selection is held by the plan until the pull took it."""
+
+
+def _take_batch(gathering: _Gathering, run: Run, batch: StoredBatch) -> bool:
+    """Whether a batch in memory is that of the run. If it comes first and a tag wants all of it, it is not copied."""
+    row, count = gathering.rows_of(run)
+    if int(batch.position[run.row_start]) != run.position:
+        return False
+    rows = gathering.wanted.rows(batch, row, row + count)
+    if rows is None and gathering.nothing_yet and not gathering.wanted.is_dear:
+        return False
+    if rows is None or len(rows):
+        gathering.gatherer.add_batch(batch, row + (np.arange(count) if rows is None else rows))
+    gathering.add(count, rows)
+    return True
 
 
 def _take_rows(gathering: _Gathering, run: Run, record: LazyRecord) -> bool:

@@ -98,6 +98,11 @@ class Filter:
         if where is not None:
             self._row_ns += _PROPERTIES_NS + _COMPARISON_NS * len(where.steps)
 
+    @property
+    def is_dear(self) -> bool:
+        """Whether it unpacks properties."""
+        return self._where is not None
+
     def rows_within(self, work_ns: int) -> int:
         """How many rows it can look at in so much work, at least one."""
         return max(1, (work_ns - _RECORD_NS) // self._row_ns)

@@ -30,10 +30,11 @@ class PropertyColumn:
 
     __slots__ = ("_index", "_numbers", "codes", "values")
 
-    def __init__(self, texts: Sequence[str | None]) -> None:
+    def __init__(self, texts: Sequence[str | None], rows: NDArray[np.int64]) -> None:
+        """`rows` i64[n]: which of `texts` each row has. A text may stand there several times."""
         self._index = {text: code for code, text in enumerate(dict.fromkeys(texts))}
         self.values = list(self._index)
-        self.codes = np.fromiter(map(self._index.__getitem__, texts), np.int64, len(texts))
+        self.codes = np.fromiter(map(self._index.__getitem__, texts), np.int64, len(texts))[rows]
         self._numbers: NDArray[np.float64] | None = None
 
     @property
@@ -64,9 +65,10 @@ def property_columns(blob: memoryview, lengths: NDArray[np.uint32], names: Itera
     """
     data = bytes(blob)
     rows = [data[start:end] for start, end in pairwise(ragged_offsets(lengths).tolist())]
-    unpacked = {row: _unpack(row) for row in set(rows)}
-    maps = [unpacked[row] for row in rows]
-    return {name: PropertyColumn(_texts(maps, name)) for name in names}
+    codes = {row: code for code, row in enumerate(dict.fromkeys(rows))}
+    maps = [_unpack(row) for row in codes]
+    code_of_rows = np.fromiter(map(codes.__getitem__, rows), np.int64, len(rows))
+    return {name: PropertyColumn(_texts(maps, name), code_of_rows) for name in names}
 
 
 def _texts(maps: list[Properties], name: str) -> list[str | None]:

@@ -12,6 +12,8 @@ import pytest
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.filters.program import compile_expression
 from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.reads import SELECTED, ReadNeeded
+from delayserver.broker.service.broker import Broker
 from store.records.batches import StoredBatch
 from store.records.file_header import FILE_HEADER_BYTES
 from store.records.record import BadRecordError, decode_header, decode_record
@@ -215,11 +217,10 @@ def test_expired_messages_that_do_not_match_count_as_filtered() -> None:
 
 
 def test_a_step_is_bounded_by_the_work_of_its_filter() -> None:
-    wanted = Filter([], compile_expression("price > 3"))
-    broker = filtered_broker(FakeDisk(), wanted, replace(LIMITS, filter_step_ns=100_000))
+    broker = filtered_broker(FakeDisk(), PAID, replace(LIMITS, filter_step_ns=100_000))
     for index in range(40):
-        broker.deliver(messages([1] * 10, 1 + 10 * index, ["1"] * 10), False, NOW_US)
-    broker.deliver(messages([1], 401, ["5"]), False, NOW_US)
+        broker.deliver(messages([2] * 10, 1 + 10 * index), False, NOW_US)
+    broker.deliver(messages([1], 401), False, NOW_US)
     steps = 0
     while not (found := pulled(broker)):
         assert broker.is_unfinished(SUBJECT, GROUP), "it gave up before the match"
@@ -228,10 +229,23 @@ def test_a_step_is_bounded_by_the_work_of_its_filter() -> None:
     assert pulled(broker) == {} and not broker.is_unfinished(SUBJECT, GROUP)
 
 
-def test_an_expensive_filter_looks_at_one_message_at_least() -> None:
+def test_an_expression_with_much_to_look_at_leaves_the_event_loop() -> None:
     wanted = Filter([], compile_expression("price > 3"))
-    broker = filtered_broker(FakeDisk(), wanted, replace(LIMITS, filter_step_ns=1))
-    broker.deliver(messages([1] * 3, 1, ["1", "1", "5"]), False, NOW_US)
+    broker = filtered_broker(FakeDisk(), wanted)
+    rows = wanted.rows_within(LIMITS.filter_step_ns) + 1
+    broker.deliver(messages([1] * rows, 1, ["1"] * (rows - 1) + ["5"]), False, NOW_US)
+    with pytest.raises(ReadNeeded) as needed:
+        Broker.pull(broker, SUBJECT, GROUP, 100, 1 << 20, NOW_US, NOW_US)
+    assert needed.value.plan.kind == SELECTED
+    assert list(pulled(broker)) == [rows]
+    broker.deliver(messages([1, 1], rows + 1, ["9", "1"]), False, NOW_US)
+    few = Broker.pull(broker, SUBJECT, GROUP, 100, 1 << 20, NOW_US, NOW_US)
+    assert few is not None and few.batch.sequence.tolist() == [rows + 1]
+
+
+def test_an_expensive_filter_looks_at_one_message_at_least() -> None:
+    broker = filtered_broker(FakeDisk(), PAID, replace(LIMITS, filter_step_ns=1))
+    broker.deliver(messages([2, 2, 1]), False, NOW_US)
     assert [pulled(broker), pulled(broker), list(pulled(broker))] == [{}, {}, [3]]
 
 
