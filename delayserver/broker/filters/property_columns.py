@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
 from types import NoneType
 from typing import Any, Final, TypeAlias
 
@@ -18,6 +17,13 @@ Mask: TypeAlias = NDArray[np.bool_]
 Properties: TypeAlias = dict[str, Any]
 
 _NONE: Final[Properties] = {}
+# With fewer rows (of one length), an object for each costs less than calls of numpy.
+_ROWS_MIN: Final = 64
+# Longer rows seldom repeat. Their words take memory.
+_WIDTH_MAX: Final = 256
+# Lengths, and groups of equal rows of one length, that are looked for.
+_LENGTHS_MAX: Final = 8
+_GROUPS_MAX: Final = 16
 _TEXT_OR_NONE: Final = {str, NoneType}
 
 
@@ -63,12 +69,67 @@ def property_columns(blob: memoryview, lengths: NDArray[np.uint32], names: Itera
     Rows with the same bytes are unpacked once. Bytes that are no map have no properties, and a value that is no text is
     none.
     """
-    data = bytes(blob)
-    rows = [data[start:end] for start, end in pairwise(ragged_offsets(lengths).tolist())]
-    codes = {row: code for code, row in enumerate(dict.fromkeys(rows))}
-    maps = [_unpack(row) for row in codes]
-    code_of_rows = np.fromiter(map(codes.__getitem__, rows), np.int64, len(rows))
-    return {name: PropertyColumn(_texts(maps, name), code_of_rows) for name in names}
+    rows, codes = distinct_rows(bytes(blob), lengths)
+    maps = [_unpack(row) for row in rows]
+    return {name: PropertyColumn(_texts(maps, name), codes) for name in names}
+
+
+def distinct_rows(data: bytes, lengths: NDArray[np.uint32]) -> tuple[list[bytes], NDArray[np.int64]]:
+    """Different rows of a blob, and which of them each row is, i64[n]. A few of them may be there twice.
+
+    Rows that repeat cost no object each: those of a length are compared with the first of them, as words, then the others
+    with the first of the others, and so on."""
+    offsets = ragged_offsets(lengths)
+    codes = np.full(len(lengths), -1, np.int64)
+    found: list[bytes] = []
+    if len(lengths) >= _ROWS_MIN:
+        for length in _usual_lengths(lengths):
+            rows = np.arange(len(lengths)) if lengths.strides == (0,) else np.flatnonzero(lengths == length)
+            for same in _repeated(data, offsets[rows], length):
+                codes[rows[same]] = len(found)
+                start = int(offsets[rows[same[0]]])
+                found.append(data[start : start + length])
+    others = np.flatnonzero(codes < 0)
+    if len(others):
+        bounds = zip(offsets[others].tolist(), offsets[others + 1].tolist(), strict=True)
+        texts = [data[start:end] for start, end in bounds]
+        code_of = {text: code for code, text in enumerate(dict.fromkeys(texts), len(found))}
+        codes[others] = np.fromiter(map(code_of.__getitem__, texts), np.int64, len(texts))
+        found += code_of
+    return found, codes
+
+
+def _usual_lengths(lengths: NDArray[np.uint32]) -> list[int]:
+    """The lengths that many rows have, if they are few; the rows of others cost as much one by one."""
+    if lengths.strides == (0,):
+        return [int(lengths[0])] if int(lengths[0]) <= _WIDTH_MAX else []
+    counts = np.bincount(lengths[lengths <= _WIDTH_MAX])
+    usual = np.flatnonzero(counts >= _ROWS_MIN)
+    return [] if len(usual) > _LENGTHS_MAX else usual.tolist()
+
+
+def _repeated(data: bytes, starts: NDArray[np.int64], width: int) -> Iterator[NDArray[np.intp]]:
+    """Of rows of one length, groups of equal ones, until too few are left or too many differ."""
+    left = np.arange(len(starts))
+    words = _words(data, starts, width)
+    for _ in range(_GROUPS_MAX):
+        if not len(left):
+            return
+        same = np.ones(len(left), bool)
+        for column in words:
+            same &= column == column[0]
+        yield left[same]
+        if np.count_nonzero(same) * _GROUPS_MAX < len(left):
+            return
+        left, words = left[~same], [column[~same] for column in words]
+
+
+def _words(data: bytes, starts: NDArray[np.int64], width: int) -> list[NDArray[np.uint64]]:
+    """The bytes of rows of one length as columns of words, filled up with zeros."""
+    padded = np.zeros((len(starts), -(-width // 8) * 8), np.uint8)
+    windows: NDArray[np.uint8] = np.ndarray((len(data) - width + 1, width), np.uint8, data, strides=(1, 1))
+    padded[:, :width] = windows[starts]
+    return list(np.ascontiguousarray(padded.view("<u8").T))
 
 
 def _texts(maps: list[Properties], name: str) -> list[str | None]:

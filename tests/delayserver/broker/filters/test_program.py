@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from random import Random
 
 import msgpack
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from hypothesis import example, given, settings
 
 from delayserver.broker.filters.program import compile_expression
+from delayserver.broker.filters.property_columns import distinct_rows
+from store.records.columns import constant_column
 from tests.delayserver.broker.filters.expressions import (
     NAMES,
     Compared,
@@ -117,3 +120,19 @@ def test_properties_that_are_no_map_of_texts_are_none() -> None:
 def test_no_rows_give_an_empty_mask() -> None:
     for expression in ("a > 1", "a in ('x', 1)", "a like 'x'", "a = b", "a is null", "a = 'x'", "1 = 1"):
         assert masked(expression, []) == []
+
+
+def test_rows_of_a_blob_are_told_apart_however_many_repeat() -> None:
+    random = Random(4)
+    for _ in range(60):
+        kinds = [random.randbytes(random.choice([0, 1, 7, 8, 9, 30, 300])) for _ in range(random.choice([1, 3, 40]))]
+        kinds += [kind[:-1] + b"\0" for kind in kinds if kind]  # zeros at the end are bytes as well
+        rows = [random.choice(kinds) for _ in range(random.choice([1, 63, 64, 500]))]
+        if random.random() < 0.3:
+            rows = [row for row in rows if len(row) == len(rows[0])]
+        lengths = np.array([len(row) for row in rows], np.uint32)
+        if random.random() < 0.5 and int(lengths.min()) == int(lengths.max()):
+            lengths = constant_column(lengths[0], len(rows), np.uint32)
+        found, codes = distinct_rows(b"".join(rows), lengths)
+        assert [found[code] for code in codes.tolist()] == rows
+        assert len(found) <= 2 * len(set(rows))
