@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import selectors
 import socket
 import time
@@ -130,6 +131,8 @@ def measure_backlog_fairness(options: Options) -> Run:
 
 def lag(gate: Gate, address: str) -> int:
     """Pulls a backlog over many connections, in one group, until the call to stop; returns how many replies came."""
+    # As the abusers of `fairness`, the consumers stand for other machines: they take no processor from the normal client.
+    os.nice(19)
     request = encode_request(
         1, "pull", {"subject": SUBJECT, "group": "cold", "max_messages": BACKLOG_PULL, "columns": True, "wait_ms": 1000}
     )
