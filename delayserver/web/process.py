@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import resource
 import socket
 import time
@@ -26,6 +27,8 @@ from delayserver.web.scraping import measured
 from delayserver.web.secured import Secured
 from delayserver.web.sessions import Sessions
 
+NICE = 5
+"""The gateway and the server share processors. Where both want one, a delivery goes before an answer over HTTP."""
 GRACE_S = 2
 """Requests that are still running so long after the end was asked for are cancelled."""
 
@@ -76,6 +79,7 @@ async def serve_http(
 ) -> None:
     """Serve HTTP on a listening socket as a client of ``upstream``, until ``until`` returns."""
     settings = within_descriptors(settings)
+    os.nice(NICE)
     # The gateway has its own answers for bad requests. Without this a client could fill the log by sending them.
     silence("uvicorn")
     host = str(listening.getsockname()[0]).partition("%")[0]

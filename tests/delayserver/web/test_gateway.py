@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from delayserver.web.process import NICE
 from tests.delayserver.web.web_server import ROOT, SECONDS_MAX, Web, serve, stop
 
 
@@ -210,3 +211,9 @@ def test_a_gateway_without_a_server_says_so() -> None:
         assert (reply.status, reply.json["error"]) == (502, "connection_lost")
         process.terminate()
         assert process.wait(SECONDS_MAX) == 0
+
+
+def test_the_server_goes_before_its_gateway(web: Web) -> None:
+    assert web.ask("GET", "/healthz").status == 200
+    server, gateway = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (web.process.pid, web.gateway()))
+    assert gateway == min(server + NICE, 19)
