@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ class Guarded:
             self.shop = client.token(["send", "consume"], "orders*").text
             self.other = client.token(["send", "consume", "look"], "bills*").text
             self.look = client.token("look").text
+            self.look_at_bills = client.token("look", "bills*").text
             self.slow = client.token("send", "orders*", rate=1).text
             self.gone = client.token("send").text
             client.revoke_token(self.gone[4:16])
@@ -95,21 +98,128 @@ def test_a_token_that_is_revoked_while_it_is_in_use_ends_at_once(guarded: Guarde
     problem(guarded.ask(made.text, "POST", "/v1/messages", MESSAGE), 401, "unauthenticated")
 
 
-def test_another_tenants_messages_are_forbidden(guarded: Guarded) -> None:
-    receipt = guarded.ask(guarded.shop, "POST", "/v1/messages", MESSAGE).json["receipt"]
-    problem(guarded.ask(guarded.other, "POST", "/v1/messages", MESSAGE), 403, "forbidden")
-    for method, path, document in (
-        ("GET", f"/v1/messages/{receipt}", None),
-        ("DELETE", f"/v1/messages/{receipt}", None),
-        ("POST", "/v1/subjects/orders.a/groups/g/pull", {}),
-        ("POST", "/v1/subjects/orders.a/groups/g/ack", {"deliveries": ["1"]}),
-        ("POST", "/v1/subjects/orders.a/groups/g/nack", {"deliveries": ["1"]}),
-    ):
-        problem(guarded.ask(guarded.other, method, path, document), 403, "forbidden")
-    for path in ("/v1/live", "/metrics"):
-        problem(guarded.ask(guarded.other, "GET", path), 403, "forbidden")
-    assert guarded.ask(guarded.look, "GET", "/metrics").status == 200
-    assert guarded.ask(guarded.admin, "GET", f"/v1/messages/{receipt}").json["outcome"] == "pending"
+# Each request to an endpoint that needs a token, about what is another tenant's. `{receipt}` is that of a message of
+# `orders.a`. The answer is `forbidden`, or a list without anything of the other tenant.
+KEY = "subject=orders.a&message_id=theirs&due_ms={due_ms}"
+IN_GROUP = "/v1/subjects/orders.a/groups/theirs"
+FORBIDDEN: list[tuple[str, str, object]] = [
+    ("POST", "/v1/messages", MESSAGE),
+    ("GET", "/v1/messages/{receipt}", None),
+    ("GET", "/v1/messages/{receipt}?times=true", None),
+    ("DELETE", "/v1/messages/{receipt}", None),
+    ("PATCH", "/v1/messages/{receipt}", {"delay": "2h"}),
+    ("GET", f"/v1/messages?{KEY}", None),
+    ("DELETE", f"/v1/messages?{KEY}", None),
+    ("PATCH", f"/v1/messages?{KEY}", {"delay": "2h"}),
+    ("POST", "/v1/subjects/orders.a/publish", {"body": "x"}),
+    ("POST", f"{IN_GROUP}/pull", {}),
+    ("POST", f"{IN_GROUP}/pull", {"ack": True, "tags": "paid", "where": "n > 3"}),
+    ("POST", f"{IN_GROUP}/ack", {"deliveries": ["{delivery}"]}),
+    ("POST", f"{IN_GROUP}/nack", {"deliveries": ["{delivery}"]}),
+    ("GET", f"{IN_GROUP}/deliveries", None),
+    ("GET", "/v1/subjects/orders.a/groups", None),
+    ("GET", "/v1/find?subject=orders.a", None),
+    ("GET", "/v1/live", None),
+    ("GET", "/metrics", None),
+]
+LEFT_OUT: list[tuple[str, str, object]] = [
+    ("GET", "/v1/find?message_id=theirs", None),
+    ("GET", "/v1/groups", None),
+    ("GET", "/v1/groups?subject=*", None),
+    ("GET", "/v1/pending?by=subject", None),
+    ("GET", "/v1/pending", None),
+    ("GET", "/v1/status", None),
+]
+# No token is asked for.
+OPEN = {("GET", "/openapi.json"), ("GET", "/healthz"), ("GET", "/readyz")}
+
+
+@dataclass(frozen=True)
+class Theirs:
+    """What a tenant has: a message that is pending, one that is leased to a group, and one that is stored."""
+
+    receipt: str
+    due_ms: int
+    delivery: str
+
+    def fill(self, text: str) -> str:
+        """A path or a document with the names of these."""
+        for name, value in (("receipt", self.receipt), ("due_ms", str(self.due_ms)), ("delivery", self.delivery)):
+            text = text.replace(f"{{{name}}}", value)
+        return text
+
+
+@pytest.fixture(scope="module")
+def theirs(guarded: Guarded) -> Theirs:
+    pending = guarded.ask(guarded.shop, "POST", "/v1/messages", MESSAGE | {"message_id": "theirs"}).json
+    assert guarded.ask(guarded.shop, "POST", "/v1/subjects/orders.a/publish", {"body": "leased"}).status == 201
+    pull = {"wait_ms": 20_000, "ack_timeout_ms": 3_600_000, "max_messages": 1}
+    (leased,) = guarded.ask(guarded.shop, "POST", f"{IN_GROUP}/pull", pull).json["messages"]
+    return Theirs(pending["receipt"], pending["due_ms"], leased["delivery"])
+
+
+def state_of(guarded: Guarded, theirs: Theirs) -> dict[str, Any]:
+    """What an administrator sees of a tenant: the messages, the groups and the counts."""
+    status = guarded.ask(guarded.admin, "GET", "/v1/status").json
+    groups = guarded.ask(guarded.admin, "GET", "/v1/subjects/orders.a/groups").json["groups"]
+    kept = ("group", "position", "end", "lag", "leased", "retrying")
+    return {
+        "message": guarded.ask(guarded.admin, "GET", f"/v1/messages/{theirs.receipt}").json,
+        "groups": [{name: group[name] for name in kept} for group in groups],
+        "counts": [status[name] for name in ("accepted", "cancelled", "delivered", "pending")],
+    }
+
+
+def test_the_table_of_another_tenants_requests_has_every_endpoint(guarded: Guarded) -> None:
+    document = guarded.web.ask("GET", "/openapi.json").json
+    endpoints = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    asked = [(method, path.partition("?")[0]) for method, path, _ in [*FORBIDDEN, *LEFT_OUT]]
+    named = {(method, path.replace("orders.a", "{subject}").replace("theirs", "{group}")) for method, path in asked}
+    assert named == endpoints - OPEN
+
+
+@pytest.mark.parametrize("role", ["other", "look_at_bills"])
+def test_no_request_about_another_tenant_is_served_and_nothing_of_it_changes(
+    guarded: Guarded, theirs: Theirs, role: str
+) -> None:
+    token, before = getattr(guarded, role), state_of(guarded, theirs)
+    for method, path, document in FORBIDDEN:
+        filled = None if document is None else json.loads(theirs.fill(json.dumps(document)))
+        problem(guarded.ask(token, method, theirs.fill(path), filled), 403, "forbidden")
+    for method, path, document in LEFT_OUT:
+        reply = guarded.ask(token, method, path, document)
+        assert reply.status == 200 or problem(reply, 403, "forbidden")
+        assert b"orders" not in reply.body and theirs.receipt.encode() not in reply.body, (path, reply.body)
+    for body, media in ((json.dumps([MESSAGE] * 2), "json"), (f"{json.dumps(MESSAGE)}\n" * 2, "x-ndjson")):
+        headers = {"content-type": f"application/{media}"}
+        reply = guarded.ask(token, "POST", "/v1/messages", body.encode(), **headers)
+        rows = (
+            json.loads(f"[{','.join(reply.body.decode().split(chr(10))[:-1])}]") if media == "x-ndjson" else reply.json
+        )
+        assert {row["error"] for row in (rows if isinstance(rows, list) else [rows])} == {"forbidden"}, reply
+    assert state_of(guarded, theirs) == before
+
+
+def test_an_expired_token_is_unauthenticated(guarded: Guarded) -> None:
+    with Client(guarded.web.address, token=guarded.admin) as client:
+        until = datetime.now(UTC) + timedelta(seconds=2)
+        made = client.token(["send", "consume"], "orders*", expires=until).text
+    # A pull that waits ends with its token, and every request behind it is refused.
+    reply = guarded.ask(made, "POST", "/v1/subjects/orders.a/groups/waits/pull", {"wait_ms": 50_000, "tags": "never"})
+    assert reply.status in (401, 503), reply
+    problem(guarded.ask(made, "POST", "/v1/messages", MESSAGE), 401, "unauthenticated")
+
+
+def test_a_rotated_token_ends_at_once_or_with_its_overlap(guarded: Guarded) -> None:
+    with Client(guarded.web.address, token=guarded.admin) as client:
+        made = client.token("send", "orders*")
+        assert guarded.ask(made.text, "POST", "/v1/messages", MESSAGE).status == 201
+        beside = client.rotate_token(made.token.id, overlap=3600).text
+        assert [guarded.ask(text, "POST", "/v1/messages", MESSAGE).status for text in (made.text, beside)] == [201, 201]
+        last = client.rotate_token(made.token.id, overlap=0).text
+    for text in (made.text, beside):
+        problem(guarded.ask(text, "POST", "/v1/messages", MESSAGE), 401, "unauthenticated")
+    assert guarded.ask(last, "POST", "/v1/messages", MESSAGE).status == 201
 
 
 def test_a_limit_is_429_with_the_time_to_wait(guarded: Guarded) -> None:

@@ -1,0 +1,105 @@
+"""The certificate of HTTPS is renewed in place: the context that uvicorn has made serves the new one to new connections."""
+
+from __future__ import annotations
+
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+
+from delayserver.config.settings import TlsSettings
+from delayserver.web.secured import Secured
+
+HOST = "127.0.0.1"
+
+
+class Files:
+    """An authority, and the files of the certificate that it gave out last."""
+
+    def __init__(self, directory: Path) -> None:
+        self.authority = trustme.CA()
+        self.certificate, self.key = directory / "cert.pem", directory / "key.pem"
+        self.issue()
+
+    def issue(self) -> None:
+        """Replace certificate and key."""
+        issued = self.authority.issue_cert(HOST)
+        issued.private_key_pem.write_to_path(self.key)
+        self.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+
+    def secured(self) -> tuple[Secured, ssl.SSLContext]:
+        """The contexts of a gateway, and that of its listening socket, made as uvicorn makes it."""
+        secured = Secured(TlsSettings(certificate=str(self.certificate), key=str(self.key)))
+        names = secured.of_uvicorn()
+        in_use = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        in_use.load_cert_chain(names["ssl_certfile"], names["ssl_keyfile"])
+        return secured, in_use
+
+    def served(self, in_use: ssl.SSLContext) -> str:
+        """The serial number of the certificate that a browser gets, which trusts the authority."""
+        client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self.authority.configure_trust(client)
+        return shaken(client, in_use, HOST)
+
+
+def shaken(client: ssl.SSLContext, server: ssl.SSLContext, host: str) -> str:
+    """A handshake without a network; the serial number of the server's certificate as the client saw it."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(to_client, to_server, server_hostname=host)
+    answering = server.wrap_bio(to_server, to_client, server_side=True)
+    for _ in range(4):
+        for end in (asking, answering):
+            try:
+                end.do_handshake()
+            except ssl.SSLWantReadError:
+                pass
+    certificate = asking.getpeercert()
+    assert certificate is not None
+    return str(certificate["serialNumber"])
+
+
+def test_new_files_are_served_by_the_context_that_is_in_use(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    secured, in_use = files.secured()
+    first = files.served(in_use)
+    secured.renew(in_use)
+    assert files.served(in_use) == first
+    files.issue()
+    secured.renew(in_use)
+    assert files.served(in_use) != first
+
+
+def test_wrong_files_leave_the_certificate_from_before_and_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = Files(tmp_path)
+    secured, in_use = files.secured()
+    first = files.served(in_use)
+    key = files.key.read_text()
+    for wrong in ("no key", trustme.CA().issue_cert(HOST).private_key_pem.bytes().decode()):
+        files.key.write_text(wrong)
+        secured.renew(in_use)
+        assert files.served(in_use) == first
+    assert "the changed certificates are not used" in caplog.text
+    # The next look takes the files when they are right again.
+    files.key.write_text(key)
+    files.issue()
+    secured.renew(in_use)
+    assert files.served(in_use) != first
+
+
+def test_the_gateway_knows_the_server_by_its_renewed_certificate(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    secured, in_use = files.secured()
+    assert secured.to_server is not None
+    files.issue()
+    secured.renew(in_use)
+    renewed = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    renewed.load_cert_chain(files.certificate, files.key)
+    assert shaken(secured.to_server, renewed, HOST) == files.served(in_use)
+    stranger = Files(tmp_path)
+    other = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    other.load_cert_chain(stranger.certificate, stranger.key)
+    with pytest.raises(ssl.SSLCertVerificationError):
+        shaken(secured.to_server, other, HOST)
