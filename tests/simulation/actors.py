@@ -471,6 +471,8 @@ class Consumer:
                 await self._client.sleep(0.3)
             except DelayServerError as error:
                 self._note(self._client.name, "refused", error=error.name)
+                if error.name == "position_out_of_range":
+                    self._model.group_was_let_go(self._group, self._subject)
                 await self._client.sleep(0.5)
 
     async def turn(self) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import trio
 
 from delayserver.protocol.errors import DelayServerError
-from delayserver.protocol.frames import FrameDecoder, decode_reply, encode_request
+from delayserver.protocol.frames import FrameDecoder, Reply, decode_reply, encode_request
 from tests.simulation.network import Network, SimulatedTransport
 
 FRAME_BYTES_MAX = 16 << 20
@@ -32,6 +32,9 @@ class Client:
         self._transport: SimulatedTransport | None = None
         self._decoder = FrameDecoder(FRAME_BYTES_MAX)
         self._last_id = 0
+        # Connections that were made, and messages of requests without a reply that the server said it refused, over all.
+        self.connections = 0
+        self.one_way_refused = 0
         self._unread: deque[tuple[int, dict[str, Any] | DelayServerError]] = deque()
 
     def close(self) -> None:
@@ -91,6 +94,24 @@ class Client:
             timeout.action = None
         return [answers.get(number) for number in ids]
 
+    async def post(self, operation: str, arguments: dict[str, Any]) -> None:
+        """Send a request that gets no reply. Raises Lost."""
+        try:
+            transport = self._transport or await self._connect()
+            self._last_id += 1
+            await self._send(transport, encode_request(self._last_id, operation, arguments | {"one_way": True}))
+        except OSError as error:
+            self.close()
+            raise Lost(f"not sent: {error!r}", sent=True) from error
+        except trio.Cancelled:
+            self.close()
+            raise
+
+    def _note_refused(self, reply: Reply) -> None:
+        """Count what the reply says of requests without one."""
+        if reply.refused is not None:
+            self.one_way_refused += reply.refused.messages
+
     async def _any_reply(self, transport: SimulatedTransport) -> tuple[int, dict[str, Any] | DelayServerError]:
         while not self._unread:
             data = await transport.receive()
@@ -100,6 +121,7 @@ class Client:
                 reply = decode_reply(payload)
                 if reply.id == 0 and reply.error is not None:
                     raise ConnectionResetError(str(reply.error))
+                self._note_refused(reply)
                 answer = reply.result if reply.error is None else reply.error
                 assert answer is not None
                 self._unread.append((reply.id, answer))
@@ -112,6 +134,7 @@ class Client:
     async def _connect(self) -> SimulatedTransport:
         self._decoder = FrameDecoder(FRAME_BYTES_MAX)
         self._unread.clear()
+        self.connections += 1
         self._transport = await self._network.connect(self._address)
         return self._transport
 
@@ -129,6 +152,7 @@ class Client:
                 raise ConnectionResetError("closed by the server")
             for payload in self._decoder.feed(data):
                 reply = decode_reply(payload)
+                self._note_refused(reply)
                 if reply.id != request_id:
                     if reply.id == 0 and reply.error is not None:
                         raise reply.error

@@ -10,7 +10,8 @@ While the server is down, a schedule or dispatch file is cut or removed, where t
 less than a bit: a cancelled message is not delivered because of it, a message does not come again, and none is forgotten.
 
 What else a bit may explain depends on the file: in the ledger, of the windows in the record; in the broker's progress log,
-only that messages come again; in the broker's index and its checkpoint nothing, since the store has all that is in them.
+only that messages come again; in its table of policies, that a group goes by the defaults; in the broker's index and its
+checkpoint nothing, since the store has all that is in them.
 """
 
 from __future__ import annotations
@@ -36,11 +37,12 @@ from tests.simulation.failures import SimulationFailure
 DAY_MS = 86_400_000
 LOGS = ("/data/message_log/", "/data/schedule_log/", "/data/dispatch_log/")
 LEDGER, PROGRESS = "/data/ledger.log", "/data/broker/progress.log"
-BROKER = ("/data/broker/store/", "/data/broker/queue/", PROGRESS, "/data/broker/checkpoint")
+STORE, POLICIES = "/data/broker/store/", "/data/broker/groups"
+BROKER = (STORE, "/data/broker/queue/", PROGRESS, "/data/broker/checkpoint", POLICIES)
 # Small files that a start cannot do without: it refuses and names them, and the operator brings them back from a copy.
 TABLES = ("/data/identity", "/data/names.log", "/data/days", "/data/sequences")
 CHECKPOINT = "/data/checkpoint"
-REPLACED = (CHECKPOINT, "/data/broker/checkpoint", "/data/identity", "/data/days", "/data/sequences")
+REPLACED = (CHECKPOINT, "/data/broker/checkpoint", POLICIES, "/data/identity", "/data/days", "/data/sequences")
 
 
 @dataclass(slots=True)
@@ -206,6 +208,16 @@ class Damage:
             or (again and flip.path == PROGRESS)
         ]
 
+    @property
+    def of_store(self) -> bool:
+        """Whether a bit of the broker's store flipped: a message of its queues may be lost."""
+        return any(flip.path.startswith(STORE) for flip in self.flips)
+
+    @property
+    def of_progress(self) -> bool:
+        """Whether a bit of the broker's progress log flipped: a start may forget acks, seeks and removals of groups."""
+        return any(flip.path == PROGRESS for flip in self.flips)
+
     def _starts(self, due_ms: int) -> set[tuple[int, bool]]:
         return {(due_ms - due_ms % self._window_ms, False), (due_ms - due_ms % DAY_MS, True)}
 
@@ -229,7 +241,7 @@ class Damage:
 
     def _without_path(self, text: str) -> bool:
         """Whether it is one of the reports that follow another one and tell offsets alone."""
-        begins = {"store offset": "/data/broker/store/", "acked up to ": "/data/broker/"}
+        begins = {"store offset": "/data/broker/", "acked up to ": "/data/broker/"}
         return any(
             text.startswith(begin) and flip.path.startswith(folder)
             for begin, folder in begins.items()

@@ -73,6 +73,8 @@ class KeyedAhead:
         self._chance = chance
         self._note = note
         self.messages: dict[int, Ahead] = {}
+        # Whether a node kept no more for the group, so that it may have lost any message.
+        self._let_go = False
         self.ending = False
 
     async def run(self) -> None:
@@ -93,6 +95,7 @@ class KeyedAhead:
             return 0
         except DelayServerError as error:
             self._note("keyed", "refused", error=error.name)
+            self._let_go |= error.name == "position_out_of_range"
             return 0
 
     async def _send(self) -> int:
@@ -196,7 +199,7 @@ class KeyedAhead:
                 for message in self.messages.values()
                 if message.sequence and not message.arrived and not self._damaged(message)
             ]
-            if not missing:
+            if not missing or self._let_go:
                 return
             came = 0
             for client, subject in self._consumers:

@@ -24,19 +24,22 @@ from delayserver.broker.queues import deliveries
 from delayserver.broker.queues.groups import Cursor
 from delayserver.broker.queues.key_order import KeyOrder
 from delayserver.broker.service import publishing
+from delayserver.broker.service import recovery as broker_recovery
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
 from delayserver.broker.service.pulls import PullService
 from delayserver.dispatch import broker_group, message_reader
 from delayserver.dispatch.broker_group import BrokerGroup
+from delayserver.front.connection import Connection
 from delayserver.load import window_reader
 from delayserver.load.loader import Loader
 from delayserver.load.turns import LoadTurn
 from delayserver.load.window_reader import WindowReader
+from delayserver.operations.groups import filtering
 from delayserver.operations.messages import check_backs
 from delayserver.operations.messages.cancellation import Cancellation
 from delayserver.operations.messages.transactions import Transactions
-from delayserver.protocol.errors import TooFar
+from delayserver.protocol.errors import FilterInvalid, TooFar
 from delayserver.protocol.outcomes import Outcome
 from delayserver.receive.intake import Intake
 from delayserver.replay import publisher
@@ -46,6 +49,7 @@ from delayserver.runtime.believable_clock import BelievableClock
 from delayserver.startup import pending_subjects
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.memory.keyed_lane import KeyedLane
+from delayserver.state.memory.order_gate import OrderGate
 from delayserver.state.memory.residency import Residency
 from delayserver.upkeep.retention import Retention
 from store.indexes.outcome_index import OutcomeIndex
@@ -194,7 +198,7 @@ def empty_body_on_retry() -> list[Change]:
         def read(schedule: Any, shipment: Any, server_id: int) -> Any:
             batch = right(schedule, shipment, server_id)
             if shipment.rows.payload["attempts"].any():
-                return batch.with_columns(bodies=b"", bodies_length=0)
+                return replace(batch, bodies=b"", bodies_length=np.zeros(len(batch), np.uint32))
             return batch
 
         return read
@@ -562,6 +566,57 @@ def back_to_a_group_that_is_gone() -> list[Change]:
     return [(Residency, "_kept_by", lambda _right: lambda _self, _group, rows: rows)]
 
 
+def a_gate_that_waits_for_nothing() -> list[Change]:
+    """A message with an order key leaves the wheel while an earlier one of its key is not in memory yet."""
+    return [(OrderGate, "limit_ms", lambda _right: lambda _gate, to_ms: to_ms)]
+
+
+def refused_without_a_word() -> list[Change]:
+    """A message of a one-way request is refused, and the producer never hears of it."""
+    return [(Connection, "refuse_one_way", lambda _right: lambda _connection, _messages, _error: None)]
+
+
+def stored_behind_its_deadline() -> list[Change]:
+    """A request whose deadline has passed is served all the same."""
+    return [(Connection, "_require_time", lambda _right: lambda _connection, _request: None)]
+
+
+def let_go_without_a_word() -> list[Change]:
+    """A group lags by more than the node keeps for it, and goes on behind what it lost as if nothing was."""
+
+    def mistaken(right: Any) -> Any:
+        def take_passed(positions: Positions, key: Any) -> None:
+            right(positions, key)
+
+        return take_passed
+
+    return [(Positions, "take_passed", mistaken)]
+
+
+def a_bad_filter_is_no_filter() -> list[Change]:
+    """A filter that does not parse counts as none, and the group gets everything."""
+
+    def mistaken(right: Any) -> Any:
+        async def compile_(self: Any, text: Any) -> Any:
+            try:
+                return await right(self, text)
+            except FilterInvalid:
+                return filtering.EVERYTHING
+
+        return compile_
+
+    return [(filtering.FilterCompiler, "compile", mistaken)]
+
+
+def policies_lost_in_silence() -> list[Change]:
+    """The table of policies is damaged, its groups go by the defaults, and nobody says so."""
+
+    def mistaken(right: Any) -> Any:
+        return lambda fs, directory, server_id: replace(right(fs, directory, server_id), damage=None)
+
+    return [(broker_recovery, "read_policies", mistaken)]
+
+
 MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     ack_before_sync,
     checksum_never_checked,
@@ -611,6 +666,12 @@ MISTAKES: tuple[Callable[[], list[Change]], ...] = (
     a_batch_in_the_order_of_acceptance,
     queues_emptied_for_nobody,
     back_to_a_group_that_is_gone,
+    a_gate_that_waits_for_nothing,
+    refused_without_a_word,
+    stored_behind_its_deadline,
+    let_go_without_a_word,
+    a_bad_filter_is_no_filter,
+    policies_lost_in_silence,
 )
 
 

@@ -187,6 +187,8 @@ class Model:
         # Told by the world: the life of the server, and for how long all has been well for a subject.
         self.life: Callable[[], int] = lambda: 0
         self.damage = damage
+        # Until when messages of a group and a subject were due that a broker may have let go.
+        self._let_go_ms: dict[tuple[str, str], int] = {}
         self.well_for_us: Callable[[str], int] = lambda _subject: 0
         # What the books of other actors add to a count, at least and at most.
         self.deals: list[Callable[[str], tuple[int, int]]] = []
@@ -608,9 +610,20 @@ class Model:
                 identity.may_expire
                 and (identity.last_answer in ("delivered", "expired", "retired") or identity.unknown)
             )
-            and not {group for group in groups if self.wants(group, identity.copies[0])}
+            and not {
+                group for group in groups if self.wants(group, identity.copies[0]) and not self._let_go(group, identity)
+            }
             <= {hands.partition("@")[0] for hands in identity.arrived}
         ]
+
+    def group_was_let_go(self, group: str, subject: str) -> None:
+        """A broker kept no more for a group that lagged: of what was due until now it may have lost any message."""
+        self._let_go_ms[group, subject] = self.clock.peak_us // 1000
+
+    def _let_go(self, group: str, identity: Identity) -> bool:
+        copy = identity.copies[0]
+        until_ms = self._let_go_ms.get((group, copy.subject), -1)
+        return until_ms >= 0 and (copy.due_ms is None or copy.due_ms <= until_ms)
 
     def filter_of(self, group: str) -> dict[str, str]:
         """What a group's pulls say of its filter."""

@@ -15,6 +15,7 @@ import trio
 
 from delayserver.protocol.errors import DelayServerError
 from tests.simulation.client import Client, Lost
+from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 from tests.simulation.settings import ACK_TIMEOUT_MS
@@ -33,10 +34,13 @@ class Moving:
     over what comes again as a redelivery.
     """
 
-    def __init__(self, clients: list[Client], host: Host, chance: Random, note: Callable[..., None]) -> None:
+    def __init__(
+        self, clients: list[Client], host: Host, damage: Damage, chance: Random, note: Callable[..., None]
+    ) -> None:
         """`clients`: one for the group and the reader, one for the broadcast group."""
         self._client, self._listener = clients
         self._host = host
+        self._damage = damage
         self._chance = chance
         self._note = note
         # What stands at a position: its body, and whether it may expire. Below `_certain` it is durable.
@@ -98,6 +102,8 @@ class Moving:
             self._life = self._host.lives
             self._known = {place: body for place, body in self._known.items() if place < self._certain}
             self._before, self._heard, self._first = [], None, 0
+            if self._damage.of_progress:
+                self._loose, self._next = True, 0
 
     # -- the group
 
@@ -115,7 +121,15 @@ class Moving:
         exists, self._exists = self._exists, True
         loose, self._loose = self._loose, True
         arguments = {"max_messages": self._chance.choice([1, 3, 20]), "wait_ms": self._chance.choice([0, 500])}
-        reply = await self._client.request("pull", NAMES | arguments | start)
+        try:
+            reply = await self._client.request("pull", NAMES | arguments | start)
+        except DelayServerError as error:
+            if error.name == "position_out_of_range":
+                # The node kept no more for it: it goes on at the first message that is kept.
+                if not loose and self._next > error.details["first"]:
+                    raise SimulationFailure(f"{GROUP} is at {self._next}, and lost {error.details}") from error
+                self._next, self._loose = error.details["first"], loose
+            raise
         if not exists:
             self._next = begins
         rows = reply["messages"]
@@ -156,7 +170,9 @@ class Moving:
             expected = place + 1
 
     async def _passed_over(self, start: int, stop: int) -> None:
-        """Only expired and retired messages may be passed over."""
+        """Only expired and retired messages may be passed over, and those that damage took."""
+        if self._damage.of_store:
+            return
         place, life = start, self._host.lives
         while place < stop:
             page = await self._client.request("read", {"subject": SUBJECT, "position": place, "max_messages": 100})

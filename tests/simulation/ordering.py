@@ -16,6 +16,7 @@ import trio
 
 from delayserver.protocol.errors import DelayServerError
 from tests.simulation.client import Client, Lost
+from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 
@@ -53,6 +54,7 @@ class Ordering:
         producer: Client,
         consumers: list[Client],
         host: Host,
+        damage: Damage,
         chance: Random,
         note: Callable[..., None],
         policy: dict[str, Any] | None = None,
@@ -62,11 +64,14 @@ class Ordering:
         self._producer = producer
         self._consumers = consumers
         self._host = host
+        self._damage = damage
         self._chance = chance
         self._note = note
         self._messages: dict[int, Keyed] = {}
         self._policy = policy
         self._asked = False
+        # Where the group goes on after the node kept no more for it.
+        self._first = 0
         # Requests without an answer: each may have been a delivery of each message.
         self._lost = 0
         self.ending = False
@@ -91,6 +96,8 @@ class Ordering:
                 await client.sleep(0.3)
             except DelayServerError as error:
                 self._note(client.name, "refused", error=error.name)
+                if error.name == "position_out_of_range":
+                    self._first = max(self._first, error.details["first"])
                 await client.sleep(0.5)
         done.set()
 
@@ -189,12 +196,19 @@ class Ordering:
         return found
 
     def _judge(self, message: Keyed, found: list[Keyed]) -> None:
-        """No earlier message of its key may be unfinished. One that nobody answered for may be lost in a crash."""
-        if not message.key:
+        """No earlier message of its key may be unfinished. One that nobody answered for may be lost in a crash, and any one
+        in damage."""
+        if not message.key or self._damage.of_store:
             return
         for other in self._messages.values():
             earlier = other.key == message.key and other.stored and other.position < message.position
-            over = other.settled or other in found or self._may_be_given_up(other) or self._is_old(other)
+            over = (
+                other.settled
+                or other in found
+                or other.position < self._first
+                or self._may_be_given_up(other)
+                or self._is_old(other)
+            )
             if earlier and not over:
                 self._note("ordering", "FAILURE", message=str(message), other=str(other))
                 raise SimulationFailure(
@@ -212,17 +226,21 @@ class Ordering:
                 return
             try:
                 came = await self._consume(self._consumers[0])
-            except (Lost, DelayServerError):
+            except Lost:
                 came = 0
+            except DelayServerError as error:
+                came = 0
+                if error.name == "position_out_of_range":
+                    self._first = max(self._first, error.details["first"])
             if not came:
                 leap(25)
                 await self._consumers[0].sleep(0.7)
         raise SimulationFailure(f"ordered o{missing[0].token} at {missing[0].position} was stored, and never arrived")
 
     def _is_missing(self, message: Keyed) -> bool:
-        return (
-            message.stored and not message.arrived and not self._is_old(message) and not self._may_be_given_up(message)
-        )
+        over = message.arrived or self._is_old(message) or self._may_be_given_up(message) or self._damage.of_store
+        over = over or 0 <= message.position < self._first
+        return message.stored and not over
 
     def _may_be_given_up(self, message: Keyed) -> bool:
         """Whether it may have had its last attempt, after which its key goes on. A crash counts as an attempt too."""

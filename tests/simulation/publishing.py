@@ -16,17 +16,22 @@ import trio
 
 from delayserver.protocol.errors import DelayServerError
 from tests.simulation.client import Client, Lost
+from tests.simulation.damage import Damage
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
 
 SUBJECT, GROUP = "published", "readers"
 NAMES = {"subject": SUBJECT, "group": GROUP}
 UNKNOWN, STORED, REFUSED = "unknown", "stored", "refused"
+# Published without a reply, and read by a server that did not refuse it: it arrives, unless that server dies.
+POSTED = "posted"
 # An error of these does not say that nothing was stored.
 _NOT_CERTAIN = ("storage_failed", "internal_error")
 # Messages that nobody takes go after a week.
 KEPT_US = 6 * 86_400 * 1_000_000
 TURNS_MAX = 300
+# Filters that do not parse, with the place of the first fault.
+BAD_FILTERS = (("n >", 3), ("(n = 1", 6), ("n = 1 AND", 9), ("n LIKE 5", 7), ("n @ 2", 2))
 
 
 @dataclass(slots=True)
@@ -44,21 +49,35 @@ class Published:
     acked: bool = False
     life: int = 0
     """The life of the broker in which it was found there."""
+    posted_life: int = 0
+    """The life of the broker that read it, of one that is posted."""
 
 
 class Publishing:
     """The producers, the group and their books."""
 
     def __init__(
-        self, producers: list[Client], consumer: Client, host: Host, chance: Random, note: Callable[..., None]
+        self,
+        producers: list[Client],
+        consumer: Client,
+        host: Host,
+        damage: Damage,
+        chance: Random,
+        note: Callable[..., None],
     ) -> None:
         self._producers = producers
         self._consumer = consumer
         self._host = host
+        self._damage = damage
         self._chance = chance
         self._note = note
         self._messages: dict[int, Published] = {}
         self._at: dict[int, int] = {}
+        # Messages that a producer posted, of which the server must refuse some, and the others.
+        self._bad = dict.fromkeys(producers, 0)
+        self._posted: dict[Client, list[Published]] = {client: [] for client in producers}
+        # Where the group goes on after the node kept no more for it.
+        self._first = 0
         self.ending = False
         self._done = [trio.Event() for _ in range(len(producers) + 1)]
 
@@ -88,17 +107,28 @@ class Publishing:
     async def _publish(self, client: Client) -> None:
         """Some requests at once over one connection."""
         await client.sleep(self._chance.choice([0.01, 0.3, 2.0]))
+        if self._chance.random() < 0.2:
+            await self._post(client)
+            return
         groups = [
             [self._new() for _ in range(self._chance.choice([1, 1, 2, 7]))]
             for _ in range(self._chance.choice([1, 2, 5]))
         ]
         requests = [self._rows(group) if self._chance.random() < 0.6 else self._columns(group) for group in groups]
+        clock = self._host.clock
+        now_ms, steps = clock.now_ms(), clock.step_count
+        for request in requests:
+            if self._chance.random() < 0.15:
+                request["deadline_ms"] = max(now_ms + self._chance.choice([-5, 1, 40, 2_000]), 1)
         self._note(client.name, "publish", tokens=[[message.token for message in group] for group in groups])
         replies = await client.request_all("publish", requests)
         reached = -1
-        for group, reply in zip(groups, replies, strict=True):
+        for group, request, reply in zip(groups, requests, replies, strict=True):
             if reply is None:
                 continue
+            late = request.get("deadline_ms", now_ms + 1) <= now_ms and clock.step_count == steps
+            if late and not isinstance(reply, DelayServerError):
+                self._fail(group[0], "its deadline had passed when it was asked for, and it was stored")
             if isinstance(reply, DelayServerError):
                 self._refused(group, reply)
                 continue
@@ -112,6 +142,36 @@ class Publishing:
                 reached = position
                 self._stored(message, position)
         self._note(client.name, "published", positions=[message.position for group in groups for message in group])
+
+    async def _post(self, client: Client) -> None:
+        """Messages without a reply, some of which must be refused, and a ping that asks for how many were."""
+        made, life = client.connections, self._host.lives
+        group = [self._new() for _ in range(self._chance.choice([1, 2, 7]))]
+        bad = self._chance.choice([0, 0, 1, 2])
+        request = self._rows(group)
+        request["messages"] += [{"subject": "", "body": b"p0."}] * bad
+        self._note(client.name, "posts", tokens=[message.token for message in group], bad=bad)
+        await client.post("publish", request)
+        alone = client.connections == max(made, 1)
+        told = client.one_way_refused
+        await client.request("ping", {})
+        if not alone or client.connections != max(made, 1) or self._host.lives != life:
+            return  # another connection: the server may not have read it
+        told = client.one_way_refused - told
+        if told < bad:
+            self._fail(group[0], f"{bad} messages beside it must be refused, and {told} were")
+        self._bad[client] += bad
+        for message in group:
+            message.posted_life = life
+            message.state = POSTED if message.state == UNKNOWN else message.state
+        self._posted[client] += group
+
+    def _forget_posted(self) -> None:
+        """Where more was refused than must be, nobody knows what."""
+        for client, group in self._posted.items():
+            if client.one_way_refused != self._bad[client]:
+                for message in group:
+                    message.state = UNKNOWN
 
     def _new(self) -> Published:
         token = len(self._messages) + 1
@@ -161,8 +221,15 @@ class Publishing:
     # -- consuming
 
     async def _consume(self, client: Client) -> int:
+        if not self.ending and self._chance.random() < 0.05:
+            await self._pull_with_a_bad_filter(client)
         arguments = NAMES | {"max_messages": self._chance.choice([1, 5, 1000]), "wait_ms": 0 if self.ending else 3_000}
-        messages = (await client.request("pull", arguments))["messages"]
+        try:
+            messages = (await client.request("pull", arguments))["messages"]
+        except DelayServerError as error:
+            if error.name == "position_out_of_range":
+                self._first = max(self._first, error.details["first"])
+            raise
         if not messages:
             return 0
         found = [self._arrived(message) for message in messages]
@@ -179,6 +246,17 @@ class Publishing:
                 message.acked |= not row["delivery"] >> 62 & 1
         return len(found)
 
+    async def _pull_with_a_bad_filter(self, client: Client) -> None:
+        """The server says where the fault is, and the group keeps what it has."""
+        text, offset = self._chance.choice(BAD_FILTERS)
+        try:
+            await client.request("pull", NAMES | {"where": text})
+        except DelayServerError as error:
+            if error.name == "filter_invalid" and error.details["offset"] != offset:
+                raise SimulationFailure(f"the fault of {text!r} is at {offset}, and not: {error.details}") from error
+            return
+        raise SimulationFailure(f"a pull with the filter {text!r} was answered")
+
     def _arrived(self, row: dict[str, Any]) -> Published:
         body = row["body"]
         token = int(body[1 : body.index(b".")]) if body[:1] == b"p" and b"." in body else 0
@@ -190,7 +268,7 @@ class Publishing:
         message.arrived = True
         if row["delivery"] >> 62 & 1:
             return message  # a redelivery stands in another queue
-        if message.acked:
+        if message.acked and not self._damage.of_progress:
             self._fail(message, "it was acked, and handed out again")
         self._place(message, row["delivery"] & (1 << 44) - 1)
         return message
@@ -215,6 +293,7 @@ class Publishing:
         self.ending = True
         for done in self._done:
             await done.wait()
+        self._forget_posted()
         for _ in range(TURNS_MAX):
             missing = [message for message in self._messages.values() if self._is_missing(message)]
             if not missing:
@@ -232,7 +311,9 @@ class Publishing:
         clock = self._host.clock
         ages_us = (clock.peak_us - message.asked_us, clock.monotonic_us() - message.asked_uptime_us)
         old = max(ages_us) > KEPT_US
-        return message.state == STORED and not message.arrived and not old
+        posted = message.state == POSTED and message.posted_life == self._host.lives
+        lost = old or self._damage.of_store or 0 <= message.position < self._first
+        return (message.state == STORED or posted) and not message.arrived and not lost
 
     def _fail(self, message: Published, what: str) -> None:
         self._note("publishing", "FAILURE", promise=what, message=str(message)[:120])

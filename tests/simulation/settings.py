@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 from delayserver.config.settings import (
@@ -76,6 +77,12 @@ def server_settings(chance: Random, groups: tuple[GroupSettings, ...], routes: t
         routes=routes,
         shutdown_timeout_ms=10_000,
     )
+
+
+def with_lag_bound(chance: Random, settings: Settings) -> Settings:
+    """The broker lets go what is more than some segments, or some time, behind its end."""
+    bytes_max, ms_max = chance.choice([(20_000, 0), (100_000, 0), (0, 5 * 60_000), (0, 24 * HOUR_MS)])
+    return replace(settings, broker=replace(settings.broker, lag_bytes_max=bytes_max, lag_ms_max=ms_max))
 
 
 def listen_settings(chance: Random) -> ListenSettings:

@@ -49,16 +49,18 @@ CHECKED_SHARE = 0.5
 FLIPPING_SHARE = 0.125
 # Of the others, seeds in which files are cut or go. Without flipped bits their verdict is stricter.
 CUTTING_SHARE = 0.125
-# Of the seeds without damage, those with transactions.
+# Seeds with transactions.
 DEALING_SHARE = 0.6
-# Seeds without damage in which a group fails and gives messages up.
+# Seeds in which a group fails and gives messages up.
 GIVING_UP_SHARE = 0.4
-# Seeds without damage in which producers publish.
+# Seeds in which producers publish, in which they publish with order keys, and in which a group moves about.
 PUBLISHING_SHARE = 0.5
 ORDERING_SHARE = 0.3
 # Seeds with delayed messages that have order keys, also with damage.
 KEYED_SHARE = 0.35
 MOVING_SHARE = 0.4
+# Seeds in which the broker of the server keeps only so much for a group that lags.
+LAG_BOUND_SHARE = 0.15
 # What may happen to a node until the next fault.
 NODE_FAULTS = (
     "down", "crash", "slow", "silent", "unreachable", "full", "sync fails", "hung", "hung", "twin", "well", "well",
@@ -103,6 +105,9 @@ class World:
         else:
             groups, routes = settings_of.embedded_only(self.chance)
         settings = settings_of.server_settings(self.chance, groups, routes)
+        bounds = Random(f"{seed}:lag bounds")
+        if bounds.random() < LAG_BOUND_SHARE:
+            settings = settings_of.with_lag_bound(bounds, settings)
         self.flipping = Random(f"{seed}:damage").random() < FLIPPING_SHARE
         self.cutting = Random(f"{seed}:cuts")
         self.cuts = not self.flipping and self.cutting.random() < CUTTING_SHARE
@@ -187,48 +192,49 @@ class World:
         self.bounds = Bounds(ROWS_AT_ONCE * len(self.producers), clients + RUDE_MAX * REQUESTS_MAX)
 
     def _make_dealer(self, seed: int) -> Dealer | None:
-        """Transactions, in seeds without damage."""
         chance = Random(f"{seed}:deals")
-        if self.flipping or self.cuts or chance.random() >= DEALING_SHARE:
+        if chance.random() >= DEALING_SHARE:
             return None
         books = Books(self.model, self.host, self.note)
         self.model.deals.append(books.range_of)
+        self.model.hits.append(books.rows_hit)
         clients = [Client(self.network, self.host.address, f"dealer-{role}") for role in ("one", "two", "three")]
         return Dealer(clients, self.host, books, chance, self.note)
 
     def _moving(self, seed: int) -> Moving | None:
-        """Seeks, removals and reads, in seeds without damage."""
+        """Seeks, removals and reads."""
         chance = Random(f"{seed}:moving")
-        if self.flipping or self.cuts or chance.random() >= MOVING_SHARE:
+        if chance.random() >= MOVING_SHARE:
             return None
         clients = [Client(self.network, self.host.address, name) for name in ("moving", "listening")]
-        return Moving(clients, self.host, chance, self.note)
+        return Moving(clients, self.host, self.damage, chance, self.note)
 
     def _giving_up(self, seed: int) -> GivingUp | None:
         chance = Random(f"{seed}:giving up")
-        if self.flipping or self.cuts or chance.random() >= GIVING_UP_SHARE:
+        if chance.random() >= GIVING_UP_SHARE:
             return None
         client = Client(self.network, self.host.address, "giving-up")
         return GivingUp(client, self.model, self.host, chance, self.note)
 
     def _publishing(self, seed: int) -> Publishing | None:
         chance = Random(f"{seed}:publishing")
-        if self.flipping or self.cuts or chance.random() >= PUBLISHING_SHARE:
+        if chance.random() >= PUBLISHING_SHARE:
             return None
         address = self.host.address
         producers = [Client(self.network, address, f"publisher-{number}") for number in range(chance.choice([1, 2]))]
-        return Publishing(producers, Client(self.network, address, "readers"), self.host, chance, self.note)
+        readers = Client(self.network, address, "readers")
+        return Publishing(producers, readers, self.host, self.damage, chance, self.note)
 
     def _ordering(self, seed: int) -> Ordering | None:
         chance = Random(f"{seed}:ordering")
-        if self.flipping or self.cuts or chance.random() >= ORDERING_SHARE:
+        if chance.random() >= ORDERING_SHARE:
             return None
         clients = [Client(self.network, self.host.address, name) for name in ("orderer", "worker-0", "worker-1")]
         asks = Random(f"{seed}:giving keys up")
         policy: dict[str, Any] | None = None
         if asks.random() < 0.5:
             policy = {"attempts": asks.choice([1, 2, 8]), "failed_key": asks.choice(["skip", "wait"]), "first_ms": 100}
-        return Ordering(clients[0], clients[1:], self.host, chance, self.note, policy)
+        return Ordering(clients[0], clients[1:], self.host, self.damage, chance, self.note, policy)
 
     def _keyed(self, seed: int) -> KeyedAhead | None:
         """Where a loss of power may lose what was answered, nothing says in which order the rest comes again."""
