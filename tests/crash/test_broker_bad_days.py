@@ -1,0 +1,133 @@
+"""Bad days of the broker, on a real process with real files and sockets: damage at rest, a consumer that dies with order
+keys in its hands, and two producers that answer a check-back differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from delayserver.client import Client, Delivery
+from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.outcomes import Outcome
+from tests.crash.process import KIB, ServerUnderTest
+from tests.delayserver.recover.directories import in_process
+
+SUBJECT, GROUP = "bad.day", "g"
+WAIT_S = 60.0
+BATCH = 10
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerUnderTest]:
+    made = ServerUnderTest(tmp_path)
+    yield made
+    made.clean_up()
+
+
+def publish_batch(client: Client, name: str, body_bytes: int = 1 * KIB) -> None:
+    """A record of the store for itself, of messages with a key that `find` knows."""
+    for number in range(BATCH):
+        body = f"{name} {number} ".encode().ljust(body_bytes, b".")
+        client.publish(SUBJECT, body, message_id=f"{name}-{number}", properties={"keys": name})
+
+
+def name_of(delivery: Delivery) -> str:
+    return delivery.body.decode().partition(" .")[0].rstrip()
+
+
+def pull(client: Client, group: str, count: int, subject: str = SUBJECT) -> list[Delivery]:
+    """This many deliveries, acked."""
+    came: list[Delivery] = []
+    while len(came) < count:
+        some = client.pull(subject, group, count - len(came), WAIT_S)
+        assert some, f"only {[name_of(delivery) for delivery in came]}"
+        client.ack(subject, group, some)
+        came += some
+    return came
+
+
+def flip(path: Path, at: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+def test_damage_in_store_index_and_checkpoint_is_named_and_the_rest_is_served(server: ServerUnderTest) -> None:
+    broker = Path(server.data_dir) / "broker"
+    assert server.start(), server.said()
+    with Client(server.address) as client:
+        for name in ("one", "two", "three", "four"):
+            publish_batch(client, name)
+        segments = sorted((broker / "store").glob("0*.log"))
+        assert len(segments) >= 2, "a segment is sealed"
+        assert len(client.find(subject=SUBJECT, key="one")) == BATCH
+        index = sorted((broker / "index").iterdir())
+        assert index, "the sealed segment has an index"
+        assert {name_of(delivery) for delivery in pull(client, "before", 2 * BATCH)} >= {"one 0", "two 9"}
+    assert server.stop() == 0
+    first = segments[0].read_bytes()
+    flip(segments[0], first.index(b"two 5 "))
+    flip(index[0], index[0].stat().st_size - 3)
+    flip(broker / "checkpoint", 60)
+    assert server.start(), server.said()
+    with Client(server.address) as client:
+        lost = {"two 5"}
+        everything = {f"{name} {n}" for name in ("one", "two", "three", "four") for n in range(BATCH)}
+        came = pull(client, "a new group", len(everything - lost))
+        assert {name_of(delivery) for delivery in came} == everything - lost
+        for name in ("one", "three", "four"):
+            assert len(client.find(subject=SUBJECT, key=name)) == BATCH
+        # The group of before goes on, and nothing comes again.
+        rest = {name_of(delivery) for delivery in pull(client, "before", 2 * BATCH)}
+        assert rest == {found for found in everything if found.split()[0] not in ("one", "two")}
+        publish_batch(client, "seven")
+        assert len(pull(client, "before", BATCH)) == BATCH
+    assert server.stop() == 0
+    done = in_process("check", server.data_dir, "--json")
+    assert done.code == 1 and {Path(finding["file"]).name for finding in done.last["findings"]} == {segments[0].name}
+
+
+def test_a_consumer_that_dies_with_keys_in_its_hands_holds_up_its_keys_alone_and_for_its_lease(
+    server: ServerUnderTest,
+) -> None:
+    assert server.start(), server.said()
+    with Client(server.address) as client:
+        for number in range(3):
+            for key in ("a", "b"):
+                client.publish(SUBJECT, f"{key}{number}", order_key=key)
+        dying = Client(server.address)
+        held = dying.pull(SUBJECT, GROUP, 1, WAIT_S, ack_timeout_s=3)
+        assert [delivery.body for delivery in held] == [b"a0"]
+        dying.close()
+        came = client.pull(SUBJECT, GROUP, 10, WAIT_S)
+        assert [delivery.body for delivery in came] == [b"b0", b"b1", b"b2"], "the other key goes on"
+        client.ack(SUBJECT, GROUP, came)
+        again: list[Delivery] = []
+        while len(again) < 3:
+            some = client.pull(SUBJECT, GROUP, 10, WAIT_S)
+            again += some
+            client.ack(SUBJECT, GROUP, some)
+        assert [(delivery.body, delivery.attempt) for delivery in again] == [(b"a0", 2), (b"a1", 1), (b"a2", 1)]
+        assert client.ack(SUBJECT, GROUP, held).acked == 0, "the lease of the dead consumer is over"
+
+
+def test_of_two_producers_that_answer_a_check_back_differently_one_wins_for_ever(server: ServerUnderTest) -> None:
+    assert server.start(), server.said()
+    with Client(server.address) as one, Client(server.address) as other:
+        prepared = one.prepare(SUBJECT, "deal", group="shop", check_after=timedelta(milliseconds=200), checks_max=3)
+        (check,) = one.check_backs("shop", wait_s=WAIT_S)
+        assert other.rollback(check.receipt).outcome is Outcome.ROLLED_BACK
+        assert one.answer(check, commit=True) is Outcome.ROLLED_BACK
+        assert one.lookup(prepared.receipt).outcome is Outcome.ROLLED_BACK
+    server.kill()
+    assert server.start(), server.said()
+    with Client(server.address) as client:
+        with pytest.raises(DelayServerError, match="rolled_back") as ended:
+            client.commit(prepared.receipt)
+        assert ended.value.name == "transaction_ended"
+        assert client.lookup(prepared.receipt).outcome is Outcome.ROLLED_BACK
+        assert client.pull(SUBJECT, GROUP, 1) == []
