@@ -678,7 +678,8 @@ class Model:
         rows_hit = sum(identity.accepted + identity.unknown for identity in hit)
         self._count("accepted", status, accepted - rows_hit, accepted + unknown, settled=settled)
         # An outcome may be counted of a message that is lost, and so is not.
-        self._count("pending", status, -rows_hit, accepted + unknown, settled=settled)
+        lost = rows_hit + sum(hits() for hits in self.hits)
+        self._count("pending", status, -lost, accepted + unknown, settled=settled)
         self._within("early", status["early"], 0, 0)
 
     def check_balance(self, status: dict[str, int]) -> None:
