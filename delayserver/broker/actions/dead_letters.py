@@ -126,11 +126,11 @@ class DeadLetters:
         key = (batch.subject, batch.group)
         given_up = batch.given_up
         assert given_up is not None
-        dead_subject = state.policies[key].dead_subject
+        dead_subject = state.policies.rows[key].dead_subject
         letters = letters_of(batch, subject, group, Made(state.server_id, dead_subject, first_sequence, now_us))
         store_offset = state.store.end
         arrived = self._arrivals.store_own(letters, now_us)
-        state.ack_is_behind(store_offset)
+        state.letters.ack_is_behind(store_offset)
         state.group((dead_subject, batch.group))
         for retry, ranges in ((False, given_up.main), (True, given_up.retry)):
             for span in ranges:
@@ -167,7 +167,7 @@ def ack_originals(state: BrokerState, records: Iterable[StoredColumns]) -> None:
     """Ack the messages of stored dead letters, since a crash may have lost these acks. For a start."""
     for record in records:
         dead_subject = int(record.columns["subject"][0])
-        key = state.owner_of_dead(dead_subject)
+        key = state.policies.owner_of_dead(dead_subject)
         if key is None:
             state.damaged(
                 f"store offset {record.offset}: dead letters of an unknown group; their messages may come to it again"
@@ -180,4 +180,4 @@ def ack_originals(state: BrokerState, records: Iterable[StoredColumns]) -> None:
             queue = state.queues.get(key if retry else (key[0], 0))
             for start, stop in group.cursor(retry).ack(position, position + 1, queue.end if queue else 0):
                 state.acked(key, retry, start, stop)
-                state.ack_is_behind(record.offset)
+                state.letters.ack_is_behind(record.offset)

@@ -57,7 +57,7 @@ def group_row(state: BrokerState, key: GroupKey, *, with_oldest: bool = True) ->
     if group is None:
         return None
     main, retry = state.queues.get((key[0], 0)), state.queues.get(key)
-    policy = state.policy(key)
+    policy = state.policies.of(key)
     parts = ((key[0], 0), group.main), (key, group.retry)
     return GroupRow(
         *key,

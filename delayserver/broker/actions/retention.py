@@ -34,7 +34,7 @@ def retirable(state: BrokerState, now_us: int, latest_us: int) -> int:
     if lowest is not None:
         below = min(below, max(lowest, abandoned))
     passed = _passed(state, now_us)
-    letter_groups = state.letter_groups()
+    letter_groups = state.policies.letter_groups()
     committed = _lowest_committed(state.groups, letter_groups)
     asleep = state.queues.asleep()
     consumed = []
@@ -123,13 +123,13 @@ def _move_up(state: BrokerState) -> None:
     state.windows.retire(first)
     for base in [base for base in state.segment_newest_us if base < state.store.segments()[0][0]]:
         del state.segment_newest_us[base]
-    letter_groups = state.letter_groups()
+    letter_groups = state.policies.letter_groups()
     for key, group in state.groups.items():
         for cursor, queue_key in ((group.main, (key[0], 0)), (group.retry, key)):
             bounds = state.queues.bounds(queue_key)
             if bounds is not None:
                 if cursor is group.main and key in letter_groups:
-                    state.retire_letters(sum([stop - start for start, stop in cursor.unclaimed(bounds[0])]))
+                    state.letters.retire(sum([stop - start for start, stop in cursor.unclaimed(bounds[0])]))
                 cursor.skip_to(bounds[0], lagging=lagging)
     in_use = state.queues.blocks_in_use()
     state.blocks.retire(state.blocks.end if in_use is None else in_use)

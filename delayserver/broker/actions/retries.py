@@ -233,7 +233,7 @@ class Retries:
         kept.forget(now_ms)
         limits = self._state.limits
         gathered = _Gathered(limits.retry_bytes_max, limits.redelivery_bytes_max, kept)
-        attempts_max = self._state.attempts_max(key) if moment.failure is not None else 0
+        attempts_max = self._state.policies.attempts_max(key) if moment.failure is not None else 0
         done: Found = ([], [])
         group = self._state.groups[key]
         finished = False
@@ -304,7 +304,7 @@ class Retries:
         place. After `attempts_max` attempts (0: without end) a message that has not expired is given up."""
         queue_key = key if retry else (key[0], 0)
         position, stop = span
-        pauses = self._state.pauses(key)
+        pauses = self._state.policies.pauses(key)
         while gathered.room > 0:
             # During a read, retention may remove messages, and an operator may move the group or remove it.
             left = cursor.retrying.common(position, stop) if position < stop else []
@@ -325,7 +325,7 @@ class Retries:
                 attempts = attempts_before(part.redelivery) + before + 1
                 due_ms = moment.due_ms(pauses, attempts)
                 last = attempts >= attempts_max if attempts_max else None
-                if last is not None and self._state.policy(key).failed_key == WAIT:
+                if last is not None and self._state.policies.of(key).failed_key == WAIT:
                     last &= part.order_hash == 0
                 if last is not None:
                     due_ms[last] = moment.now_us // 1000

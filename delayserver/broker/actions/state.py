@@ -11,7 +11,7 @@ import numpy as np
 from sortedcontainers import SortedDict
 
 from delayserver.broker.actions.delivering import grouped_columns
-from delayserver.broker.files.policies import PolicyRow, PolicyWrite
+from delayserver.broker.actions.policies import Letters, Policies
 from delayserver.broker.files.progress import (
     ACKED,
     IN_PLACE,
@@ -26,7 +26,6 @@ from delayserver.broker.files.progress import (
 from delayserver.broker.files.store import BrokerStore
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.limits import BrokerLimits
-from delayserver.broker.policy import DEFAULT_POLICY, GroupPolicy
 from delayserver.broker.queues.deadlines import Deadlines
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
 from delayserver.broker.queues.places import Place
@@ -36,7 +35,7 @@ from delayserver.broker.queues.ranges import Range
 from delayserver.broker.queues.run_blocks import BLOCK_BYTES_MAX, RunBlocks
 from delayserver.broker.queues.windows import WindowTable
 from delayserver.broker.reads import REBUILD, STORE, ReadNeeded, ReadPlan, Reads
-from delayserver.broker.redelivery import KeptBytes, RedeliveryPolicy
+from delayserver.broker.redelivery import KeptBytes
 from delayserver.broker.room import Room
 from store.disk.filesystem import FileSystem
 from store.errors import CorruptionError, StoreError, UnreadableError
@@ -55,13 +54,10 @@ class BrokerState:
     """The state of one broker.
 
     `progress_ahead`: the progress log has acks of positions that the store lost. The log must be replaced before new
-    messages get these positions. `recovered_ends`: the end of each queue at the last start. `policies_damaged`: the
-    table of policies could not be read, and the file is still there.
+    messages get these positions. `recovered_ends`: the end of each queue at the last start.
     `capturing`: a checkpoint copies the queues in steps, so none of them may spill.
     `moves` counts seeks and removals. `removed`: groups removed since the last checkpoint, with their moves and the end
     of their retry queue, which older checkpoints still know.
-    `letters_from`: the store offset of the first dead
-    letter since the last sync was planned; the acks of their messages wait for the next one.
     """
 
     fs: FileSystem
@@ -77,10 +73,9 @@ class BrokerState:
     segment_newest_us: dict[int, int]
     room: Room
     reads: Reads
+    policies: Policies
+    letters: Letters = field(default_factory=Letters)
     groups: SortedDict = field(default_factory=SortedDict)
-    policies: dict[GroupKey, PolicyRow] = field(default_factory=dict)
-    policies_damaged: bool = False
-    letters_from: int | None = None
     recovered_ends: RecoveredEnds = field(default_factory=RecoveredEnds)
     capturing: bool = False
     progress_ahead: bool = False
@@ -92,7 +87,6 @@ class BrokerState:
     expired_messages: int = 0
     moves: int = 0
     removed: dict[GroupKey, int] = field(default_factory=dict)
-    letters_retired: int = 0
     filters: dict[GroupKey, Filter] = field(default_factory=dict)
     filtered_messages: int = 0
     passed_over: set[GroupKey] = field(default_factory=set)
@@ -227,56 +221,6 @@ class BrokerState:
     def wrote_redeliveries(self, key: GroupKey, start_ms: int, count: int, rows: ProgressRows | None = None) -> None:
         """Note bytes of durable redeliveries for the progress log (or a snapshot of it)."""
         (self.pending if rows is None else rows).add(KEPT, *key, False, start_ms, count)
-
-    def policy(self, key: GroupKey) -> GroupPolicy:
-        """The policy of a group; the default one if none is set."""
-        row = self.policies.get(key)
-        return DEFAULT_POLICY if row is None else row.policy
-
-    def pauses(self, key: GroupKey) -> RedeliveryPolicy:
-        """The pauses before a group's redeliveries."""
-        row = self.policies.get(key)
-        default = self.limits.redelivery
-        return default if row is None else row.policy.redelivery(default, self.limits.delay_levels_ms)
-
-    def attempts_max(self, key: GroupKey) -> int:
-        """After how many attempts a group's message becomes a dead letter; 0: never."""
-        row = self.policies.get(key)
-        return 0 if row is None or not row.dead_subject else row.policy.attempts or 0
-
-    def owner_of_dead(self, dead_subject: int) -> GroupKey | None:
-        """The group whose dead letters go to a subject; None if the subject is no group's. O(policies)."""
-        return next((key for key, row in self.policies.items() if row.dead_subject == dead_subject), None)
-
-    def letter_groups(self) -> set[GroupKey]:
-        """The groups of dead-letter subjects that gave the letters there up. O(policies)."""
-        return {(row.dead_subject, key[1]) for key, row in self.policies.items() if row.dead_subject}
-
-    def retire_letters(self, count: int) -> None:
-        """Count dead letters that retention removed before they were sent again or dropped."""
-        self.letters_retired += count
-
-    def ack_is_behind(self, store_offset: int | None) -> None:
-        """Note that dead letters from this offset on are stored, and the acks of their messages are not durable."""
-        if store_offset is not None:
-            self.letters_from = store_offset if self.letters_from is None else min(self.letters_from, store_offset)
-
-    def take_letters_from(self) -> int | None:
-        """Take the offset, for a sync that covers all of it."""
-        taken, self.letters_from = self.letters_from, None
-        return taken
-
-    def policy_write(self, key: GroupKey, row: PolicyRow) -> PolicyWrite:
-        """The table with a group's row set, to be written. `set_policies` follows. A row without content goes."""
-        rows = self.policies | {key: row}
-        if row == PolicyRow(DEFAULT_POLICY):
-            del rows[key]
-        return PolicyWrite(self.fs, self.directory, rows, self.server_id, self.policies_damaged)
-
-    def set_policies(self, written: PolicyWrite) -> None:
-        """The table was written."""
-        self.policies = written.rows
-        self.policies_damaged = False
 
     def run_at(self, key: QueueKey, position: int) -> Run:
         """The run that holds a position of a queue. A damaged block of index rows is made again from the store.

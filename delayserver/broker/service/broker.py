@@ -174,17 +174,17 @@ class Broker:
 
     def filter_text(self, subject: int, group: int) -> FilterText:
         """The filter of a group's policy."""
-        policy = self._state.policy((subject, group))
+        policy = self._state.policies.of((subject, group))
         return FilterText(policy.tags, policy.where)
 
     def lacks_filter(self, subject: int, group: int) -> bool:
         """Whether `use_filter` must come before the group's next pull: its policy has a filter, and it was not set yet."""
         key = (subject, group)
-        return key in self._state.policies and key not in self._state.filters and bool(self.filter_text(*key))
+        return key in self._state.policies.rows and key not in self._state.filters and bool(self.filter_text(*key))
 
     def filter_characters(self) -> int:
         """How long the filters of all policies are together. O(policies)."""
-        policies = [row.policy for row in self._state.policies.values()]
+        policies = [row.policy for row in self._state.policies.rows.values()]
         return sum([len(policy.tags or "") + len(policy.where or "") for policy in policies])
 
     def leased(self, subject: int, group: int) -> int:
@@ -303,33 +303,33 @@ class Broker:
 
     def policy(self, subject: int, group: int) -> GroupPolicy:
         """The policy of a group; an empty one if none was set."""
-        return self._state.policy((subject, group))
+        return self._state.policies.of((subject, group))
 
     def pauses(self, subject: int, group: int) -> RedeliveryPolicy:
         """The pauses before a group's redeliveries."""
-        return self._state.pauses((subject, group))
+        return self._state.policies.pauses((subject, group))
 
     def takes_policy(self, subject: int, group: int) -> bool:
         """Whether the table has room for a policy of this group: it has one, or there is room for one more."""
-        policies = self._state.policies
+        policies = self._state.policies.rows
         return (subject, group) in policies or len(policies) < self._state.limits.groups_max
 
     def dead_subject(self, subject: int, group: int) -> int:
         """The code of the group's dead-letter subject; 0 if it has none yet."""
-        row = self._state.policies.get((subject, group))
+        row = self._state.policies.rows.get((subject, group))
         return 0 if row is None else row.dead_subject
 
     def owner_of_dead(self, dead_subject: int) -> GroupKey | None:
         """The group whose dead letters go to a subject, by their codes; None if the subject is no group's. O(policies)."""
-        return self._state.owner_of_dead(dead_subject)
+        return self._state.policies.owner_of_dead(dead_subject)
 
     def policy_plan(self, subject: int, group: int, policy: GroupPolicy, dead_subject: int) -> PolicyWrite:
         """Capture a change of the table of policies. Call its `run`, then `finish_policy`, before the next change."""
-        return self._state.policy_write((subject, group), PolicyRow(policy, dead_subject))
+        return self._state.policies.write((subject, group), PolicyRow(policy, dead_subject))
 
     def finish_policy(self, plan: PolicyWrite) -> None:
         """The table is durable: the policy applies from now on, also to messages that are being retried."""
-        self._state.set_policies(plan)
+        self._state.policies.written(plan)
 
     # Finding
 
@@ -477,7 +477,7 @@ class Broker:
             "acked": self._consuming.acked,
             "retried": self._retries.retried,
             "dead_letters": self._dead_letters.stored,
-            "dead_letters_retired": self._state.letters_retired,
+            "dead_letters_retired": self._state.letters.retired,
             "expired": self._state.expired_messages,
             "filtered": self._state.filtered_messages,
             **broker_status(self._state),

@@ -130,7 +130,7 @@ class Durability:
         if not snapshot:
             self._add_seen(rows)
         state.take_pending()
-        self._letters_syncing = state.take_letters_from()
+        self._letters_syncing = state.letters.take_behind()
         return BrokerSync(state.store.sync_plan(), ProgressSync(state.progress, rows, snapshot))
 
     def finish_sync(self) -> None:
@@ -142,7 +142,7 @@ class Durability:
     def abort_sync(self, plan: BrokerSync) -> None:
         """The plan failed for want of space: its rows wait for the next plan."""
         self.syncing = False
-        self._state.ack_is_behind(self._letters_syncing)
+        self._state.letters.ack_is_behind(self._letters_syncing)
         self._letters_syncing = None
         if plan.progress.snapshot:
             self._compact = True  # the snapshot replaced the pending rows, so the next plan must make one too
@@ -194,7 +194,7 @@ class Durability:
 
     def checkpoint_capture(self) -> CheckpointCapture:
         """Begin a checkpoint."""
-        letters = [self._letters_syncing, self._state.letters_from]
+        letters = [self._letters_syncing, self._state.letters.behind]
         return CheckpointCapture(self._state, min([each for each in letters if each is not None], default=None))
 
     def finish_checkpoint(self, plan: CheckpointWrite) -> Iterator[None]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from delayserver.broker.actions.dead_letters import ack_originals, has_letters
 from delayserver.broker.actions.delivering import grouped_columns
+from delayserver.broker.actions.policies import Policies
 from delayserver.broker.actions.retention import may_pass
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.checkpoint import BrokerCheckpoint, decode_checkpoint
@@ -74,8 +75,7 @@ def recover_broker(
         checkpoint.segment_newest_us,
         room,
         reads,
-        policies=policies.rows,
-        policies_damaged=policies.damage is not None,
+        Policies(fs, directory, server_id, limits, policies.rows, policies.damage is not None),
     )
     state.damages += [] if policies.damage is None else [policies.damage]
     state.damages += [f"{found.path}: {found.damage.detail}" for found in store.damages]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from delayserver.broker.actions.retries import NACKED, Failure, RetryBatch
-from delayserver.broker.files.policies import PolicyRow
 from delayserver.broker.policy import WAIT, GroupPolicy
 from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.reads import having_read, read_at_once
@@ -51,6 +50,10 @@ def keyed(first: int, keys: list[str], expires_ms: int = 0) -> StoredBatch:
         order_keys_length=lengths,
         order_hash=hash_ids(b"".join(data), lengths),
     )
+
+
+def set_policy(broker: DirectBroker, policy: GroupPolicy) -> None:
+    broker.finish_policy(broker.policy_plan(SUBJECT, GROUP, policy, 77))
 
 
 class Scene:
@@ -214,7 +217,7 @@ def test_deliveries_of_the_process_before_do_not_ack_a_lease_of_this_one() -> No
 
 def test_a_dead_letter_frees_its_key() -> None:
     scene = Scene(["a", "a"])
-    scene.broker._state.policies[SUBJECT, GROUP] = PolicyRow(GroupPolicy(attempts=1), dead_subject=77)
+    set_policy(scene.broker, GroupPolicy(attempts=1))
     first = scene.pull(1)
     assert first is not None and scene.pulled() == []
     scene.nack(first)
@@ -224,7 +227,7 @@ def test_a_dead_letter_frees_its_key() -> None:
 
 def test_with_the_policy_wait_a_key_waits_for_its_failed_message_without_end() -> None:
     scene = Scene(["a", "a", ""])
-    scene.broker._state.policies[SUBJECT, GROUP] = PolicyRow(GroupPolicy(attempts=1, failed_key=WAIT), dead_subject=77)
+    set_policy(scene.broker, GroupPolicy(attempts=1, failed_key=WAIT))
     for attempt in (1, 2, 3):
         pulled = scene.pull(1)
         assert pulled is not None and pulled.batch.sequence.tolist() == [1] and pulled.attempt.tolist() == [attempt]
@@ -275,7 +278,7 @@ def test_fresh_messages_do_not_go_out_with_a_failed_one_of_their_key() -> None:
 
 def test_only_the_first_message_of_a_key_uses_up_an_attempt() -> None:
     scene = Scene(["a", "a", "a", "b"])
-    scene.broker._state.policies[SUBJECT, GROUP] = PolicyRow(GroupPolicy(attempts=1), dead_subject=77)
+    set_policy(scene.broker, GroupPolicy(attempts=1))
     assert scene.pulled() == [1, 2, 3, 4]
     scene.wait(ACK_TIMEOUT_US)
     rest = scene.pull()
@@ -440,7 +443,7 @@ def test_a_message_that_was_looked_at_again_and_stayed_behind_has_no_further_att
 
 def test_the_last_attempt_is_the_one_that_the_policy_names() -> None:
     scene = Scene(["a", "a"])
-    scene.broker._state.policies[SUBJECT, GROUP] = PolicyRow(GroupPolicy(attempts=3), dead_subject=77)
+    set_policy(scene.broker, GroupPolicy(attempts=3))
     for number in (1, 2, 3):
         pulled = scene.pull()
         assert pulled is not None and pulled.attempt.tolist()[0] == number
@@ -460,7 +463,7 @@ def test_messages_that_nobody_saw_come_again_as_a_run() -> None:
 
 def test_a_last_attempt_without_room_for_its_letter_holds_its_key() -> None:
     scene = Scene(["a", "a"])
-    scene.broker._state.policies[SUBJECT, GROUP] = PolicyRow(GroupPolicy(attempts=1), dead_subject=77)
+    set_policy(scene.broker, GroupPolicy(attempts=1))
     first = scene.pull()
     assert first is not None
     failure = Failure(NACKED, "no")
