@@ -36,7 +36,7 @@ from delayserver.web.schemas import (
     PullRequest,
 )
 from delayserver.web.streams import Streams
-from delayserver.web.trace_context import with_trace
+from delayserver.web.trace_context import trace_of, with_trace
 
 T = TypeVar("T")
 
@@ -99,7 +99,7 @@ class Consuming:
             names["subject"],
             message_body(asked.body, asked.body_base64),
             message_id=idempotency_key(request.scope) if asked.message_id is None else asked.message_id,
-            properties=with_trace(request.scope, asked.properties),
+            properties=with_trace(trace_of(request.scope), asked.properties),
             expires_ms=asked.expires_ms,
             tag=asked.tag,
             order_key=asked.order_key,

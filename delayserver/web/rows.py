@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
 
 import msgspec
 
@@ -16,11 +16,13 @@ from delayserver.web.clients import TokenClient
 from delayserver.web.problems import Problem, invalid, problem_of
 from delayserver.web.schemas import RowProblem, SendRequest, Sent
 from delayserver.web.timing import due_ms_of
+from delayserver.web.trace_context import with_trace
 
 Row: TypeAlias = SendRequest | Problem
 """One row as it was read: a message, or why it is none."""
 Result: TypeAlias = Sent | RowProblem
 
+_NO_TRACE: Final[Mapping[str, str]] = {}
 _row_decoder = msgspec.json.Decoder(SendRequest)
 _list_decoder = msgspec.json.Decoder(list[SendRequest])
 _raw_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
@@ -52,10 +54,12 @@ def read_lines(data: bytes) -> list[Row]:
 
 
 class Rows:
-    """Rows on their way: those that are messages, and the problems of the others. Row numbers count from ``first_row``."""
+    """Rows on their way: those that are messages, and the problems of the others. Row numbers count from ``first_row``.
+    ``trace``: the trace context of messages that have none, as properties."""
 
-    def __init__(self, first_row: int) -> None:
+    def __init__(self, first_row: int, trace: Mapping[str, str] = _NO_TRACE) -> None:
         self._first_row = first_row
+        self._trace = trace
         self._places: list[int] = []
         self._messages: list[Message] = []
         self._problems: dict[int, Problem] = {}
@@ -73,7 +77,7 @@ class Rows:
                     due_ms = now_ms + row.delay_ms
                 else:
                     due_ms = await due_ms_of(row, client.calls)
-                self._messages.append(_message(row, due_ms))
+                self._messages.append(_message(row, due_ms, self._trace))
                 self._places.append(place)
             except Problem as problem:
                 self._problems[place] = problem
@@ -98,7 +102,7 @@ def _place(item: tuple[int, object]) -> int:
     return item[0]
 
 
-def _message(row: SendRequest, due_ms: int) -> Message:
+def _message(row: SendRequest, due_ms: int, trace: Mapping[str, str]) -> Message:
     if not -(2**63) <= due_ms < 2**63:
         raise invalid("the due time is beyond 63 bits")
     # In columns an empty text means that there is none.
@@ -111,7 +115,7 @@ def _message(row: SendRequest, due_ms: int) -> Message:
         body.encode() if isinstance(body, str) else body,
         due_ms,
         message_id=row.message_id,
-        properties=row.properties,
+        properties=with_trace(trace, row.properties),
         expires_ms=row.expires_ms,
         tag=row.tag,
         order_key=row.order_key,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 from urllib.parse import parse_qsl
 
@@ -20,7 +21,7 @@ from delayserver.web.queries import SendQuery
 from delayserver.web.rows import Rows, read_list
 from delayserver.web.schemas import SendRequest, Sent
 from delayserver.web.timing import due_ms_of
-from delayserver.web.trace_context import with_trace
+from delayserver.web.trace_context import trace_of, with_trace
 
 ESCAPED: Final = 6
 """JSON takes up to six bytes for a byte of a text."""
@@ -58,7 +59,7 @@ class Sending:
             event, data = from_binary(scope, body, query)
             await send_json(send, 201, await self._send(client, scope, event, data))
         elif body.lstrip()[:1] == b"[":
-            await send_json(send, 200, await _send_list(client, body))
+            await send_json(send, 200, await _send_list(client, body, trace_of(scope)))
         else:
             request = read_json(body, _decoder)
             data_or_text = message_body(request.body, request.body_base64)
@@ -79,7 +80,7 @@ class Sending:
             body,
             due_ms,
             message_id=message_id,
-            properties=with_trace(scope, request.properties),
+            properties=with_trace(trace_of(scope), request.properties),
             expires_ms=request.expires_ms,
             tag=request.tag,
             order_key=request.order_key,
@@ -99,11 +100,11 @@ def _query(scope: Scope) -> SendQuery:
     return read_query(dict(parse_qsl(text.decode("latin-1"), keep_blank_values=True)), SendQuery)
 
 
-async def _send_list(client: TokenClient, body: bytes) -> list[object]:
+async def _send_list(client: TokenClient, body: bytes, trace: Mapping[str, str]) -> list[object]:
     rows = read_list(body)
     rows_max = client.calls.limits.batch_messages_max
     if len(rows) > rows_max:
         raise problem_of(BatchTooLarge(f"a list has at most {rows_max} messages, not {len(rows)}: send them as lines"))
-    sending = Rows(0)
+    sending = Rows(0, trace)
     await sending.prepare(client, rows)
     return [*await sending.send(client)]

@@ -16,18 +16,24 @@ STATE_BYTES_MAX: Final = 512
 """The recommendation asks all programs to carry so many bytes. A longer state is left out."""
 
 
-def with_trace(scope: Mapping[str, Any], properties: Mapping[str, str] | None) -> Mapping[str, str] | None:
-    """The properties of a message with the trace context of its request, unless they have one. A header that is not
-    valid counts as none."""
+def with_trace(trace: Mapping[str, str], properties: Mapping[str, str] | None) -> Mapping[str, str] | None:
+    """The properties of a message with the trace context of its request, unless they have one."""
+    if not trace or (properties and TRACEPARENT in properties):
+        return properties
+    return {**(properties or {}), **trace}
+
+
+def trace_of(scope: Mapping[str, Any]) -> Mapping[str, str]:
+    """The trace context of a request, as properties; empty if it has none. A header that is not valid counts as none."""
     parent, states = b"", []
     for name, value in scope["headers"]:
         if name == b"traceparent":
             parent = value
         elif name == b"tracestate":
             states.append(value)
-    if not parent or (properties and TRACEPARENT in properties) or _TRACEPARENT.fullmatch(parent) is None:
-        return properties
-    found = {**(properties or {}), TRACEPARENT: parent.decode("ascii")}
+    if not parent or _TRACEPARENT.fullmatch(parent) is None:
+        return {}
+    found = {TRACEPARENT: parent.decode("ascii")}
     state = b",".join(states)
     if state and len(state) <= STATE_BYTES_MAX and state.isascii() and state.decode().isprintable():
         found[TRACESTATE] = state.decode("ascii")

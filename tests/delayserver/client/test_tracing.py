@@ -206,6 +206,21 @@ def test_the_trace_of_an_http_request_reaches_the_consumer(web: Web) -> None:
     assert [each["properties"] for each in pulled] == [{"mine": "kept", "traceparent": parent, "tracestate": "a=1,b=2"}]
 
 
+def test_the_trace_of_a_list_is_that_of_its_messages_without_one(web: Web) -> None:
+    parent, other = (f"00-{digit * 32}-b7ad6b7169203331-01" for digit in "12")
+    with_one = {"subject": "list", "body": "", "delay_ms": 0, "properties": {"traceparent": other}}
+    assert (
+        web.post("/v1/messages", [{"subject": "list", "body": "", "delay_ms": 0}, with_one], traceparent=parent).status
+        == 200
+    )
+    found: set[str] = set()
+    while len(found) < 2:
+        pulled = web.post("/v1/subjects/list/groups/g/pull", {"wait_ms": 10_000, "ack": True}).json["messages"]
+        assert pulled
+        found |= {each["properties"]["traceparent"] for each in pulled}
+    assert found == {parent, other}
+
+
 @pytest.mark.parametrize(
     "parent", ["", "nonsense", "00-" + "0" * 32 + "-b7ad6b7169203331-01", "ff-" + "a" * 32 + "-b7ad6b7169203331-01"]
 )
