@@ -176,6 +176,10 @@ class KeyedAhead:
         )
         return bool(self._damage.explains(sequences, [message.due_ms]))
 
+    def due_times_ms(self) -> list[int]:
+        """When the messages are due that the server may have."""
+        return [message.due_ms for message in self.messages.values() if not message.refused]
+
     def rows_hit(self) -> int:
         """Messages that damage may have hit, so that they may have any outcome or none."""
         return sum(not message.refused and self._damaged(message) for message in self.messages.values())

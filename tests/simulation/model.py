@@ -6,7 +6,7 @@ nobody answered (a connection that broke, a crash) stays `unknown`: it may have 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 
 from delayserver.config.settings import StorageSettings
@@ -192,6 +192,8 @@ class Model:
         self.well_for_us: Callable[[str], int] = lambda _subject: 0
         # What the books of other actors add to a count, at least and at most.
         self.deals: list[Callable[[str], tuple[int, int]]] = []
+        # When messages of other actors, and timers of transactions, are due.
+        self.others_due: list[Callable[[], Iterable[int]]] = []
         # How many messages of these damage may have hit.
         self.hits: list[Callable[[], int]] = []
 
@@ -206,6 +208,7 @@ class Model:
         tokens = {row.token for row in rows}
         others = [row for row in self.rows.values() if row.state != REFUSED and row.token not in tokens]
         held = {self._window(row.due_ms) for row in others if row.due_ms is not None}
+        held.update(self._window(due_ms) for others_due in self.others_due for due_ms in others_due())
         # One that was sent with a delay, and whose answer is lost, may lie in any window.
         anywhere = any(row.due_ms is None for row in others)
         retired = {

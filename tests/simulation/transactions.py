@@ -184,6 +184,17 @@ class Books:
 
     # -- the balance
 
+    def due_times_ms(self) -> list[int]:
+        """When transactions are due, and when the timers of their check-backs are if all goes well."""
+        return [
+            due_ms
+            for deal in self.deals.values()
+            for due_ms in (
+                deal.due_ms,
+                *[deal.begun_ms + deal.check_after_ms * count for count in range(1, deal.checks_max + 2)],
+            )
+        ]
+
     def range_of(self, name: str) -> tuple[int, int]:
         """What the deals add to a count of the status, at least and at most, when no request is under way."""
         least = most = 0

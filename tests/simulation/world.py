@@ -197,6 +197,7 @@ class World:
             return None
         books = Books(self.model, self.host, self.note)
         self.model.deals.append(books.range_of)
+        self.model.others_due.append(books.due_times_ms)
         self.model.hits.append(books.rows_hit)
         clients = [Client(self.network, self.host.address, f"dealer-{role}") for role in ("one", "two", "three")]
         return Dealer(clients, self.host, books, chance, self.note)
@@ -251,6 +252,7 @@ class World:
         producer = Client(self.network, self.host.address, "keyed")
         keyed = KeyedAhead(producer, consumers, self.host, self.damage, chance, self.note)
         self.model.deals.append(keyed.range_of)
+        self.model.others_due.append(keyed.due_times_ms)
         self.model.hits.append(keyed.rows_hit)
         return keyed
 
