@@ -15,9 +15,9 @@ import numpy as np
 from delayserver.broker.actions import consuming, indexing, retries
 from delayserver.broker.actions.arrivals import Arrivals
 from delayserver.broker.actions.dead_queue import DeadQueue
+from delayserver.broker.actions.policies import Policies
 from delayserver.broker.actions.positions import Positions
 from delayserver.broker.actions.presence import Presence
-from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.store import BrokerStore
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.queues import deliveries
@@ -347,7 +347,7 @@ def one_attempt_more() -> list[Change]:
     def mistaken(right: Any) -> Any:
         return lambda self, key: right(self, key) + bool(right(self, key))
 
-    return [(BrokerState, "attempts_max", mistaken)]
+    return [(Policies, "attempts_max", mistaken)]
 
 
 def given_up_for_good() -> list[Change]:
