@@ -49,7 +49,7 @@ def code_digest(root: Path = ROOT) -> Code:
 def files_of_a_seed(root: Path = ROOT) -> list[Path]:
     """Our files that a seed reaches through imports of modules. Clients, the command line and most tools are not among
     them: what is changed there takes nothing from the seeds that ran."""
-    found = {root / START, *(root / path for path in IMPORTED_LATER)}
+    found = {path for path in [root / START, *(root / later for later in IMPORTED_LATER)] if path.is_file()}
     new = [*found]
     while new:
         for name in _imported(new.pop()):
