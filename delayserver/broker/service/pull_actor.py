@@ -99,15 +99,15 @@ class WaitingPull:
 class PullActor:
     """The pulls of one (subject, group). Only `PullService` changes it."""
 
-    __slots__ = ("account", "key", "mailbox", "pulls", "reading", "suspended", "ticket")
+    __slots__ = ("account", "key", "mailbox", "reading", "suspended", "ticket", "waiting")
 
     def __init__(self, key: GroupKey) -> None:
         self.key = key
         # The event-loop time and the bytes that its pulls used lately.
         self.account = Account()
         self.mailbox: deque[WaitingPull] = deque()
-        # Pulls that wait, also those that wait for room in their outlet.
-        self.pulls = 0
+        # Pulls that wait, also those that wait for room in their outlet, in the order in which they came.
+        self.waiting: dict[WaitingPull, None] = {}
         # Its place in line.
         self.ticket: Ticket | None = None
         self.suspended = False
@@ -115,17 +115,22 @@ class PullActor:
         self.reading: Reading | None = None
 
     @property
+    def pulls(self) -> int:
+        """How many pulls wait."""
+        return len(self.waiting)
+
+    @property
     def idle(self) -> bool:
         """Whether nothing waits here."""
         return not self.pulls and self.ticket is None and self.reading is None
 
-    def enter(self) -> None:
-        """One more pull waits."""
-        self.pulls += 1
+    def enter(self, pull: WaitingPull) -> None:
+        """The pull waits from now on."""
+        self.waiting[pull] = None
 
-    def leave(self) -> None:
-        """One pull fewer waits."""
-        self.pulls -= 1
+    def leave(self, pull: WaitingPull) -> None:
+        """The pull waits no more."""
+        del self.waiting[pull]
 
     def stand(self, ticket: Ticket | None) -> None:
         """Its place in line; None when it leaves the line."""

@@ -174,7 +174,7 @@ class PullService:
 
     async def _wait(self, actor: PullActor, pull: WaitingPull, wait_ms: int) -> PulledBatch | None:
         self.waiting += 1
-        actor.enter()
+        actor.enter(pull)
         try:
             if wait_ms > 0:
                 with trio.move_on_after(self._wait_s(pull, wait_ms)):
@@ -191,7 +191,7 @@ class PullService:
                 pull.served.set()  # an outlet that has room later must not rejoin it
                 if pull.in_mailbox:
                     self._leave(actor, pull)
-            actor.leave()
+            actor.leave(pull)
         if pull.error is not None:
             error = pull.take_error()
             try:
@@ -242,11 +242,15 @@ class PullService:
             self._make_ready(self._actors[subject, group])
 
     def removed(self, subject: int, group: int) -> None:
-        """A group was removed: its waiting pulls end without messages, so that none of them makes the group anew."""
+        """A group was removed: its waiting pulls end without messages, so that none of them makes the group anew. So do
+        those that wait for room in their outlet."""
         actor = self._actors.get((subject, group))
-        for pull in [] if actor is None else list(actor.mailbox):
+        if actor is None:
+            return
+        for pull in actor.waiting:
             pull.served.set()
-            self._leave(self._actors[subject, group], pull)
+            if pull.in_mailbox:
+                self._leave(actor, pull)
 
     def _make_ready(self, actor: PullActor) -> None:
         if actor.ticket is None and not actor.suspended and not self._closed:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import numpy as np
@@ -12,9 +12,10 @@ import trio.testing
 from trio.testing import MockClock
 
 from delayserver.broker.limits import BrokerLimits
+from delayserver.broker.pulled import PulledBatch
 from delayserver.broker.service.broker import Broker
 from delayserver.broker.service.commit import BrokerCommit
-from delayserver.broker.service.pulls import PullService
+from delayserver.broker.service.pulls import Outlet, PullService
 from delayserver.broker.service.reading import BrokerReads
 from delayserver.protocol.errors import DeadlinePassed, GroupsFull, QueueFull, ShuttingDown
 from delayserver.runtime.believable_clock import BelievableClock
@@ -194,6 +195,33 @@ async def test_a_pull_that_is_served_in_the_moment_of_its_cancellation_is_answer
                 await trio.lowlevel.checkpoint()
             scope.cancel()
     assert got == [3] or node.broker.status()["pulled"] == 0
+
+
+async def test_a_pull_that_waits_for_room_does_not_make_a_removed_group_anew(
+    node: Node, autojump_clock: MockClock
+) -> None:
+    room = [0]
+    blocked: list[Callable[[], None]] = []
+    got: list[tuple[PulledBatch | None, float]] = []
+    outlet = Outlet(lambda: room[0], blocked.append)
+    node.deliver(1, 1)
+    assert await node.pull(1) == 1
+    node.deliver(1, 1)
+
+    async def consume() -> None:
+        got.append((await node.pulls.pull(1, GROUP, 100, 1 << 20, 60_000, outlet=outlet), trio.current_time()))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(consume)
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(blocked) == 1, "it waits for room"
+        node.broker.positions.remove((1, GROUP))
+        node.pulls.removed(1, GROUP)
+        removed = trio.current_time()
+        room[0] = 1 << 20
+        blocked.pop()()
+    assert got == [(None, removed)]
+    assert not node.broker.positions.has_group((1, GROUP))
 
 
 async def test_more_waiting_pulls_than_the_bound_are_refused_by_name(node: Node, autojump_clock: MockClock) -> None:
