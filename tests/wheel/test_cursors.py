@@ -18,7 +18,7 @@ def owner(cursors: LoadCursors, offset: int, *keys: Key, source: str = "direct",
     return [bool(mine) for mine in cursors.owner(window, source, offset, due_ms, sequence)]
 
 
-def test_a_window_nobody_has_taken_leaves_all_to_a_later_load() -> None:
+def test_an_untouched_window_leaves_all_rows_to_a_later_load() -> None:
     assert owner(LoadCursors(MINUTE_MS), 4096, Key(5, 1), Key(9, 2)) == [False, False]
 
 

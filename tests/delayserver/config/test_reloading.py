@@ -16,7 +16,7 @@ def settings(*weights: int) -> Settings:
     return Settings(groups=(GroupSettings("east", nodes),), routes=(RouteSettings("*", ("east",)),))
 
 
-def test_a_sentence_tells_each_weight_that_differs() -> None:
+def test_a_sentence_names_each_weight_that_differs() -> None:
     assert changes(settings(1, 2, 3), settings(1, 0, 4)) == [
         "group east: the weight of n:2 is 0, was 2, so it is drained",
         "group east: the weight of n:3 is 4, was 3",
@@ -24,7 +24,7 @@ def test_a_sentence_tells_each_weight_that_differs() -> None:
     assert changes(settings(1, 2), settings(1, 2)) == []
 
 
-def test_a_sentence_tells_each_group_node_and_route_that_comes_or_goes() -> None:
+def test_a_sentence_names_each_group_node_and_route_that_comes_or_goes() -> None:
     west = GroupSettings("west", (NodeSettings("w:1", 2), NodeSettings("w:2")))
     before = settings(1, 2)
     after = replace(

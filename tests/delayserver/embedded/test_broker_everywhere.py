@@ -38,7 +38,7 @@ def test_published_messages_lie_in_the_queue_of_their_subject_in_order(client: C
     assert len(many) == 2 and columns.accepted == 2
 
 
-def test_one_way_messages_come_and_refused_ones_are_told(client: Client) -> None:
+def test_one_way_messages_come_and_refused_ones_are_reported(client: Client) -> None:
     name = subject()
     client.publish_one_way(name, b"published")
     client.send_one_way(name, b"sent", client.ping() // 1000)
@@ -111,7 +111,7 @@ def test_a_message_becomes_a_dead_letter_and_is_sent_again(client: Client) -> No
     assert client.drop_dead_letters(name, "g").dropped == 0
 
 
-def test_a_lookup_tells_the_body_of_a_message(client: Client) -> None:
+def test_a_lookup_returns_the_body_of_a_message(client: Client) -> None:
     name = subject()
     sent = client.send(name, b"what it says", delay_ms=3_600_000, tag="t", order_key="k")
     found = client.lookup(sent.receipt, body=True)

@@ -58,7 +58,7 @@ def test_repeats_are_left_out_and_counted_while_other_events_pass(lines: Lines) 
     assert last["event"] == "disk_low"
 
 
-def test_the_end_of_the_process_tells_what_was_left_out(lines: Lines) -> None:
+def test_the_end_of_the_process_logs_the_count_of_lines_left_out(lines: Lines) -> None:
     for _ in range(LINES_MAX + 1):
         events.warning("accept_failed", "again")
     lines.handler.close()
@@ -66,7 +66,7 @@ def test_the_end_of_the_process_tells_what_was_left_out(lines: Lines) -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 10)), max_size=200))
-def test_each_line_is_written_or_told_as_left_out(steps: list[tuple[str, float]]) -> None:
+def test_each_line_is_written_or_counted_as_left_out(steps: list[tuple[str, float]]) -> None:
     limit, now_s = LineLimit(), 0.0
     written, told = dict.fromkeys("abc", 0), dict.fromkeys("abc", 0)
     for event, pause_s in steps:

@@ -42,7 +42,7 @@ def test_requests_are_counted_as_the_library_counts() -> None:
     assert samples(figures.registry) == expected
 
 
-def test_methods_that_nobody_knows_are_one() -> None:
+def test_unknown_methods_share_one_label() -> None:
     figures = HttpFigures()
     for number in range(3):
         figures.begin()

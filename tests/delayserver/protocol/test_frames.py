@@ -210,7 +210,7 @@ def test_the_bound_on_items_counts_all_arrays_and_maps_of_a_request() -> None:
 
 
 @pytest.mark.parametrize("payload", [b"\x93\x05\xc4\x01a\x80", b"\x93\x05\xa1a\xc0", b"\x93\x05\xa1a\x81\xc4\x01a\x01"])
-def test_what_is_wrong_inside_a_request_is_told_with_its_id(payload: bytes) -> None:
+def test_an_error_inside_a_request_is_answered_with_its_id(payload: bytes) -> None:
     with pytest.raises(MalformedRequest) as caught:
         decode_request(payload)
     assert caught.value.request_id == 5

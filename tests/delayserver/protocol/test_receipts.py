@@ -100,7 +100,7 @@ def test_columns_agree_with_the_single_parser_on_anything(items: list[object]) -
                 parse_receipt(item)
 
 
-def test_a_derived_message_id_is_told_from_a_clients_own() -> None:
+def test_a_derived_message_id_is_distinguished_from_a_clients_own() -> None:
     assert parse_derived_message_id(derived_message_id(SERVER, 77)) == (SERVER, 77)
     for text in ("order-77", GOOD, derived_message_id(SERVER, 77).upper()):
         assert parse_derived_message_id(text) is None

@@ -79,7 +79,7 @@ async def test_what_was_acknowledged_survives_a_loss_of_power_in_the_same_instan
     assert host.check_balance(pending=4)["accepted"] == 5
 
 
-async def test_a_failed_sync_is_final_and_everybody_is_told(boot: Boot) -> None:
+async def test_a_failed_sync_is_final_and_every_waiting_caller_gets_the_error(boot: Boot) -> None:
     host = boot()
     await host.start()
     safe = (await (await host.client()).put("safe", host.now_ms + 60_000))["receipt"]

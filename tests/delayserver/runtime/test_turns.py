@@ -38,7 +38,7 @@ def test_no_pass_of_the_event_loop_holds_two_large_steps() -> None:
     assert [number for _, number in steps] == first * 5, "whoever had a turn goes to the end of the line"
 
 
-def test_a_task_that_is_cancelled_in_line_holds_up_nobody() -> None:
+def test_a_task_that_is_cancelled_in_line_holds_up_no_other_task() -> None:
     async def cancelled() -> None:
         turns = Turns(SimulatedClock())
         done: list[int] = []

@@ -86,7 +86,7 @@ async def test_a_schedule_file_that_the_disk_refuses_holds_back_its_own_rows_unt
     assert host.check_balance(pending=0)["corruption"] == []
 
 
-async def test_free_space_that_cannot_be_told_ends_nothing(boot: Boot) -> None:
+async def test_free_space_that_cannot_be_read_ends_nothing(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     host.disk.refuse = refusing("free_bytes", "", errno.EIO)

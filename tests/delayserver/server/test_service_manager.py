@@ -132,7 +132,7 @@ def test_an_abstract_socket_is_reached() -> None:
         assert receiver.recv(4096) == b"READY=1\nSTATUS=two lines"
 
 
-def test_a_service_manager_that_is_gone_is_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_service_manager_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     manager = NotifySocket.of({"NOTIFY_SOCKET": str(tmp_path / "nobody")}, 7)
     assert manager is not None
     for _ in range(3):

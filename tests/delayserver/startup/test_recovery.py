@@ -177,7 +177,7 @@ async def test_damage_of_what_cannot_be_done_without_refuses_to_start_by_name(bo
         assert path in str(host.died_of)
 
 
-async def test_damage_in_message_log_behind_the_checkpoint_hurts_nobody(boot: Boot) -> None:
+async def test_damage_in_message_log_behind_the_checkpoint_does_no_harm(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -332,7 +332,7 @@ async def test_a_clock_that_goes_back_by_any_amount_before_a_crash_does_not_hide
     host.check_balance(pending=0)
 
 
-async def test_a_broker_that_is_gone_is_told_and_a_new_directory_is_no_loss(boot: Boot) -> None:
+async def test_a_missing_broker_is_reported_and_a_new_directory_is_no_loss(boot: Boot) -> None:
     host = boot()
     await host.start()
     assert not host.status()["corruption"]

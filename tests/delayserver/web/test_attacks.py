@@ -353,7 +353,7 @@ def eventually(holds: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_thousands_of_idle_connections_slow_nobody(web: Web) -> None:
+def test_thousands_of_idle_connections_slow_no_other_client(web: Web) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     try:

@@ -96,6 +96,6 @@ def alone() -> Iterator[Web]:
         process.communicate(timeout=SECONDS_MAX)
 
 
-def test_a_gateway_tells_that_its_server_does_not_answer(alone: Web) -> None:
+def test_a_gateway_reports_that_its_server_does_not_answer(alone: Web) -> None:
     found = scraped(alone)
     assert found == {"delayserver_up": 0}

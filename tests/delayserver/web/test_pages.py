@@ -33,7 +33,7 @@ def test_a_file_that_has_not_changed_is_not_sent_again(web: Web) -> None:
     assert web.ask("GET", "/", headers={"If-None-Match": '"other"'}).status == 200
 
 
-def test_a_file_comes_zipped_to_those_who_take_it(web: Web) -> None:
+def test_a_file_comes_zipped_to_clients_that_accept_gzip(web: Web) -> None:
     zipped = web.ask("GET", "/console/style.css", headers={"Accept-Encoding": "br, gzip;q=0.8"})
     assert zipped.headers["content-encoding"] == "gzip"
     assert gzip.decompress(zipped.body) == (CONSOLE / "style.css").read_bytes()

@@ -223,7 +223,7 @@ def test_a_cloud_event_in_binary_mode_comes_through_and_back(web: Web) -> None:
     assert message["body"] == {**EVENT, "datacontenttype": "text/plain", "data": "hello"}
 
 
-def test_a_plain_message_is_a_cloud_event_for_who_wants_one(web: Web) -> None:
+def test_a_plain_message_is_a_cloud_event_for_a_client_that_asks_for_one(web: Web) -> None:
     sent = web.post("/v1/messages", {"subject": "plain", "body_base64": "AP8=", "delay_ms": 0}).json
     (message,) = pull(web, "plain", body_as="cloudevent")
     server_id = sent["receipt"].partition("-")[0]

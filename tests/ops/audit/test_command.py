@@ -78,7 +78,7 @@ def test_on_a_terminal_a_small_report_has_one_bar_and_no_other_lines(tmp_path: P
     assert lines and all(b"\xe2\x94\x81" in line for line in lines), lines
 
 
-def test_an_old_java_is_told_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_old_java_is_refused_with_its_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text("#!/bin/sh\necho 'openjdk version \"1.8.0_402\"' >&2\n")

@@ -147,7 +147,7 @@ def test_both_reports_count_messages_that_may_have_been_delivered_twice(
         assert f'<dd data-figure="{figure}">2</dd>' in page.read_text(), figure
 
 
-def test_servers_are_told_apart_though_their_sequences_are_the_same(spark: Any, tmp_path: Path) -> None:
+def test_servers_with_the_same_sequences_are_distinguished(spark: Any, tmp_path: Path) -> None:
     paths = [
         HandMade(
             tmp_path / name, server_id=server, subject=name, messages=[1, 2], scheduled=[1, 2],

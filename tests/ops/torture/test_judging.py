@@ -91,7 +91,7 @@ def test_only_a_server_that_was_told_to_stop_may_say_that_it_stops(
     assert len(record.violations) == 1
 
 
-def test_the_load_tells_the_errors_of_its_requests(record: Record) -> None:
+def test_the_load_reports_the_errors_of_its_requests(record: Record) -> None:
     load = Load(Plan(1, 1, ""), record, "127.0.0.1:1", 1)
     errors = iter([InternalError("a bug"), QueueFull("later"), ConnectionLost("killed")])
 
@@ -102,7 +102,7 @@ def test_the_load_tells_the_errors_of_its_requests(record: Record) -> None:
     assert ["internal_error" in text for text in record.violations] == [True]
 
 
-def test_the_load_tells_an_item_that_is_refused(server: TorturedServer) -> None:
+def test_the_load_reports_a_refused_item(server: TorturedServer) -> None:
     record = Record(lambda: NOW_US)
     producer = Producer(record, server.address, random.Random(1))
     producer.submit([record.new("", NOW_US // 1000)])

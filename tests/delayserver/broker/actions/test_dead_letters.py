@@ -223,7 +223,7 @@ def test_dropped_letters_hold_nothing_back() -> None:
     assert broker.status()["dead_letters_retired"] == 0
 
 
-def test_claimed_letters_are_nobody_elses_until_they_are_given_back() -> None:
+def test_claimed_letters_go_to_no_other_call_until_they_are_given_back() -> None:
     broker = with_policy(FakeDisk())
     broker.deliver(messages(1, 6), False, NOW_US)
     bury(broker, give_up(broker, 6))

@@ -122,7 +122,7 @@ def test_a_match_that_does_not_fit_is_the_first_of_the_next_pull() -> None:
     assert list(pulled(broker)) == [5]
 
 
-def test_what_is_filtered_out_moves_the_position_and_is_not_told_to_the_disk_by_itself() -> None:
+def test_filtered_messages_move_the_position_and_cause_no_write_of_their_own() -> None:
     broker = filtered_broker(FakeDisk())
     broker.deliver(messages([2] * 100), False, NOW_US)
     broker.sync()
@@ -134,7 +134,7 @@ def test_what_is_filtered_out_moves_the_position_and_is_not_told_to_the_disk_by_
     assert [row for row in rows_in_log(broker) if row[0] == 0] == [(0, 0, 100)]
 
 
-def test_one_row_of_the_progress_log_tells_of_a_thousand_acks_between_messages_that_were_passed_over() -> None:
+def test_one_row_of_the_progress_log_covers_a_thousand_acks_between_messages_that_were_passed_over() -> None:
     disk = FakeDisk()
     broker = filtered_broker(disk)
     broker.deliver(messages([1, *[2] * 9] * 1000), False, NOW_US)

@@ -123,7 +123,7 @@ def test_subject_and_time_of_dispatch_narrow_a_search() -> None:
     assert find(broker, key=b"all", from_us=395, to_us=399) == [395, 396, 397, 398]
 
 
-def test_messages_with_one_hash_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_with_one_hash_are_distinguished(monkeypatch: pytest.MonkeyPatch) -> None:
     def same(blob: bytes, lengths: U32) -> U64:
         return np.where(lengths != 0, np.uint64(hash_id(b"m-1")), np.uint64(0))
 

@@ -452,7 +452,7 @@ def test_the_last_attempt_is_the_one_that_the_policy_names() -> None:
     assert rest is not None and rest.batch.sequence.tolist() == [2] and rest.attempt.tolist() == [1]
 
 
-def test_messages_that_nobody_saw_come_again_as_a_run() -> None:
+def test_unseen_messages_come_again_as_a_run() -> None:
     scene = Scene(["a", "a", "a"])
     first = scene.pull()
     assert first is not None

@@ -324,7 +324,7 @@ def test_a_read_goes_around_a_damaged_record_and_tells_of_what_was_retired() -> 
     assert look.next == first + run.row_count + 25 < end
 
 
-def test_a_group_that_lags_past_the_bound_loses_messages_and_is_told_once() -> None:
+def test_a_group_that_lags_past_the_bound_loses_messages_and_gets_one_error() -> None:
     disk = FakeDisk()
     limits = replace(LIMITS, retention_ms=0, lag_bytes_max=3 * 4096)
     broker = open_broker(disk, limits)

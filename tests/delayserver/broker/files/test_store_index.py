@@ -104,6 +104,6 @@ def test_an_index_without_rows_finds_nothing() -> None:
     assert found(written([]), 5) == []
 
 
-def test_a_name_tells_the_base_of_its_segment() -> None:
+def test_the_name_of_an_index_file_states_the_base_of_its_segment() -> None:
     assert base_of(PATH.rsplit("/", 1)[1]) == BASE
     assert base_of("00000000000000004096.log") == base_of("x.index") == base_of(f"{BASE:020d}.index.tmp") == -1

@@ -56,7 +56,7 @@ from delayserver.broker.filters.parser import parse
         ("a = '" + "x" * 60 + "' 5", 1, 68, "found 5"),
     ],
 )
-def test_a_fault_is_told_with_its_place(expression: str, line: int, column: int, what: str) -> None:
+def test_a_syntax_error_states_its_place(expression: str, line: int, column: int, what: str) -> None:
     with pytest.raises(FilterError) as raised:
         parse(expression)
     place = raised.value.place

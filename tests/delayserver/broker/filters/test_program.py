@@ -102,7 +102,7 @@ def test_names_of_properties_keep_their_case_and_words_do_not() -> None:
     assert masked("$a.b_1 lIkE 'x' Or android In ('x')", messages) == [False, False, True, True]
 
 
-def test_numbers_beyond_a_float_are_told_apart_as_texts_alone() -> None:
+def test_numbers_beyond_a_float_are_distinguished_only_as_texts() -> None:
     messages: list[Row] = [{"id": "9007199254740993"}, {"id": "9007199254740992"}]
     assert masked("id = 9007199254740993", messages) == [True, True]
     assert masked("id = '9007199254740993'", messages) == [True, False]
@@ -122,7 +122,7 @@ def test_no_rows_give_an_empty_mask() -> None:
         assert masked(expression, []) == []
 
 
-def test_rows_of_a_blob_are_told_apart_however_many_repeat() -> None:
+def test_rows_of_a_blob_are_distinguished_however_many_repeat() -> None:
     random = Random(4)
     for _ in range(60):
         kinds = [random.randbytes(random.choice([0, 1, 7, 8, 9, 30, 300])) for _ in range(random.choice([1, 3, 40]))]

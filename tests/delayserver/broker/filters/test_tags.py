@@ -38,7 +38,7 @@ def test_tags_of_a_subscription(text: str, tags: tuple[str, ...]) -> None:
         ("a || " + "é" * 64, 5, "at most 127 bytes"),
     ],
 )
-def test_a_fault_is_told_with_its_place(text: str, offset: int, what: str) -> None:
+def test_a_syntax_error_states_its_place(text: str, offset: int, what: str) -> None:
     with pytest.raises(FilterError, match=what) as raised:
         parse_tags(text, 127)
     assert raised.value.place.offset == offset

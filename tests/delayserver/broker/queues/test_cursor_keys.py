@@ -57,7 +57,7 @@ def test_a_lease_that_only_messages_with_a_key_have_left_ends_with_theirs() -> N
     assert group.main.expired(300, 10) == [(2, 3)]
 
 
-def test_counts_tell_who_is_leased_and_who_waits() -> None:
+def test_counts_distinguish_leased_and_waiting_messages() -> None:
     group = group_with([5, 0, 6])
     look(group, [5, 5, 0])
     main = group.main
