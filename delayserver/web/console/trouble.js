@@ -179,7 +179,7 @@ export const CONDITIONS = [
     act: [
       "Find the consumer. Let it ack what it cannot handle, or nack it with a delay.",
       "If some messages always fail, let the group give them up: `delayserver groups policy SUBJECT --group GROUP --attempts 16`.",
-      "If nobody needs the group any more, remove it: `delayserver groups remove SUBJECT --group GROUP --yes`.",
+      "If the group is not needed any more, remove it: `delayserver groups remove SUBJECT --group GROUP --yes`.",
     ],
   },
   {
