@@ -78,7 +78,7 @@ class CompleteWindows:
         except (DeliveryError, trio.TooSlowError) as error:
             events.info(
                 "windows_not_declared",
-                "node {node} was not told of complete windows: {reason}",
+                "node {node} did not confirm complete windows: {reason}",
                 node=node.address,
                 reason=str(error) or "no answer",
             )

@@ -66,7 +66,7 @@ class NotifySocket:
             if not self._failed:
                 events.warning(
                     "service_manager_unreachable",
-                    "the service manager cannot be told {line}: {reason}",
+                    "cannot send {line} to the service manager: {reason}",
                     line=lines[0],
                     reason=str(error),
                 )

@@ -31,7 +31,7 @@ class NewToken:
 def created(tokens: Sequence[StoredToken], wanted: NewToken, token_id: str, digest: bytes, now_ms: int) -> StoredToken:
     """The checked token. Raises InvalidArgument."""
     if len(tokens) >= TOKENS_MAX:
-        raise InvalidArgument(f"there are {TOKENS_MAX} tokens already: revoke those that nobody uses")
+        raise InvalidArgument(f"there are {TOKENS_MAX} tokens already: revoke unused ones")
     roles = _texts(wanted.roles, "role", f"one or more of {', '.join(ROLES)}", len(ROLES))
     unknown = [role for role in roles if role not in ROLES]
     if unknown:

@@ -37,7 +37,7 @@ TROUBLES: Final = ("errors", "corruption", "unreadable", "damages", "duplicate_s
 
 @click.command
 @click.option("--watch", is_flag=True, help="Show it again and again, until interrupted or the server is gone.")
-@click.option("--all", "everything", is_flag=True, help="Show all that the server tells, as --json does.")
+@click.option("--all", "everything", is_flag=True, help="Show all figures, as --json does.")
 @click.option("--every", "interval_ms", type=options.DURATION, default="1s", show_default=True, help="How often.")
 @options.server
 @options.as_json

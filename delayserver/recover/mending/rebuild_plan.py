@@ -101,7 +101,7 @@ def _losses(taken: Capture, lost: list[tuple[str, int]], retired: tuple[int, int
     messages, windows = retired
     if messages:
         detail = (
-            f"{messages} messages of {windows} windows are restored of which message_log alone tells: a range of "
+            f"{messages} messages of {windows} windows are restored from message_log alone: a range of "
             f"{LEDGER_FILE} was moved aside, and where it counted them as retired, they are delivered again"
         )
         yield Step(Deed.TELL, "", detail=detail)
