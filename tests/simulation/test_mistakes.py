@@ -27,7 +27,7 @@ NOTICED_BY = {
     "batches_of_one_key_at_once": 9,
     "cancelled_and_delivered": 4,
     "checkpoint_before_sync": 2,
-    "delay_silently_clamped": 1,
+    "delay_silently_clamped": 6,
     "discarded_after_failures": 7,
     "early_by_one_tick": 1,
     "empty_body_on_retry": 3,
