@@ -1,4 +1,4 @@
-"""Lines of a TOML file on which settings stand. `tomllib` does not tell them.
+"""Lines of a TOML file on which settings stand. `tomllib` does not give them.
 
 A statement ends on the first line up to which it is valid TOML by itself. Its keys belong to the table of the last header.
 """

@@ -145,7 +145,7 @@ class PipeListener:
         transport = PipeTransport(self, reader, writer)
         self._arrived.append(transport)
         self._arrival.ring()
-        # After a close that came before this line nobody accepts it.
+        # If the listener was closed before this line, no task accepts the connection.
         if self.closed:
             raise ConnectionRefusedError("the embedded server is closed")
         return transport

@@ -518,8 +518,8 @@ class Connection:
         self.reply(encode_error(request_id, error))
 
     def refuse_one_way(self, messages: int, error: DelayServerError) -> None:
-        """Counts refused messages of a one-way request. The next reply of this connection tells their number, and the
-        first error."""
+        """Counts refused messages of a one-way request. The next reply of this connection has their number and the first
+        error."""
         self._connections.count_error(error.name)
         self._connections.count_one_way_refused(messages)
         before = self._refused
@@ -652,7 +652,7 @@ def is_one_way(request: Request) -> bool:
 
 
 def _messages_of(request: Request) -> int:
-    """The number of messages of a request that was refused as a whole; 1 if it does not tell."""
+    """The number of messages of a request that was refused as a whole; 1 if the request does not name it."""
     messages, count = request.arguments.get("messages"), request.arguments.get("count")
     if type(messages) is list:
         return max(len(messages), 1)

@@ -112,7 +112,7 @@ def _listed(roles: frozenset[str]) -> str:
 
 _ANY: Final = frozenset({SEND, CONSUME, LOOK})
 
-# Operations before and beside all rights: they tell who is there. `prove` is how a server shows that it is one.
+# Operations that need no right: client and server identify themselves by them. With `prove` a server shows that it is one.
 FREE: Final = frozenset({names_of.HELLO, names_of.PING, names_of.PROVE})
 # Operations of servers, which prove that they know the secret. No token opens them.
 OF_SERVERS: Final = frozenset({names_of.DELIVER, names_of.WINDOW_COMPLETE})

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from typing import Final
 
 LINES_MAX: Final = 20
-"""Lines of one event in `PERIOD_S`. They tell an operator what goes on; a thousand more would tell nothing new, and cost
-the disk and the event loop."""
+"""Lines of one event in `PERIOD_S`. An operator sees from them what goes on. A thousand more would say nothing new, and
+would cost the disk and the event loop."""
 PERIOD_S: Final = 60.0
 KINDS_MAX: Final = 512
 """Events that are remembered. The program has some dozens, and its libraries some loggers."""

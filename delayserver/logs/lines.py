@@ -17,7 +17,7 @@ _COLOURS: Final = {"WARNING": "33", "ERROR": "31", "CRITICAL": "1;31"}
 
 
 class TextLines(logging.Formatter):
-    """A line for people: time, level, the sentence, and the event with the fields that the sentence does not tell."""
+    """A line for people: time, level, the sentence, and the event with the fields that the sentence does not show."""
 
     def __init__(self, *, colours: bool) -> None:
         super().__init__()

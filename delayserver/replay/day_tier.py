@@ -140,7 +140,7 @@ class DayTier:
 
     def _outcomes_left(self, start_ms: int) -> OutcomeBatch:
         """Rows that can be read around damage are true."""
-        with suppress(CorruptionError, FormatError):  # told
+        with suppress(CorruptionError, FormatError):  # already reported
             return self._dispatch.outcomes_left(DispatchKey(start_ms, True))
         return OutcomeBatch.filled(0)
 
@@ -246,7 +246,7 @@ class DayTier:
             decided: dict[int, OutcomeIndex | None] = {}
             for start in {placed.key.start_ms for placed in done.placed if self._cursors.is_taken(placed.key.start_ms)}:
                 decided[start] = None
-                with suppress(CorruptionError):  # told; what may be cancelled is not handed over
+                with suppress(CorruptionError):  # already reported; messages that may be cancelled are not handed over
                     decided[start] = await stack.enter_async_context(self._decided.pinned(DispatchKey(start, False)))
             self._publisher.publish_drained(done, decided)
         await self._record_lost_copies(done)

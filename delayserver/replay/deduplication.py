@@ -1,7 +1,7 @@
 """Marks copies of messages (same id, subject and due time) as rows are placed, so that each is delivered once.
 
 The smaller sequence is always the original, whatever became of it: an id stays used after delivery, cancel or expiry.
-Runs wherever the replayer places rows; nobody else touches the indexes.
+Runs wherever the replayer places rows; no other part touches the indexes.
 """
 
 from __future__ import annotations

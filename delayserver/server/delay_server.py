@@ -76,7 +76,7 @@ class DelayServer:
         self.opening_room = RoomWait(self.fs, path, "the start of the server", self.clock)
         self.replay_room = RoomWait(self.fs, path, "the replay of accepted messages", self.clock)
         self.readiness = Readiness((self.opening_room, self.replay_room))
-        # One for each process. A node uses it to tell two processes with one server id apart.
+        # One for each process. By it a node distinguishes two processes with one server id.
         instance = f"{self.runtime.chance.getrandbits(64):016x}"
         self.servers = Servers(self.settings.listen, self.runtime)
         self.own_tokens = OwnTokens(self.runtime)

@@ -1,7 +1,7 @@
 """The HTTP gateway as a child process: it listens, starts the child, starts it again when it ends, and stops it.
 
 The parent owns the listening socket. So a port that is taken is an error of the start, and requests that arrive while the
-child starts again wait in the kernel. The child reads a pipe, whose end tells it that its parent is gone.
+child starts again wait in the kernel. The child reads a pipe. When the pipe ends, the parent is gone.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ def _not_moved(files: Files, key: DispatchKey, outcomes: OutcomeBatch) -> Outcom
 
 
 def _gone_were_complete(files: Files, checkpoint: Checkpoint) -> bool:
-    """Whether each window whose files went since the checkpoint had all its outcomes then, and got no message since. Of
-    others the files do not tell any more what became pending or ended."""
+    """Whether each window whose files went since the checkpoint had all its outcomes then, and got no message since. For
+    other windows, no file says any more which messages became pending or ended."""
     placed = schedule_marks(checkpoint.schedule)
     # Minutes of these days may have got messages of the day, whose sequences are old.
     days = {file.start_ms for file in placed if file.source == Source.DAY}

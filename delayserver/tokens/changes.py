@@ -67,7 +67,7 @@ def rotated(
 
 
 def is_valid(token: StoredToken, given: ParsedToken, now_ms: int) -> bool:
-    """Whether a client that gives this secret may use the token now. The time it takes does not tell the secret."""
+    """Whether a client that gives this secret may use the token now. The time it takes does not depend on the secret."""
     valid = False
     for secret in token.secrets:
         same = hmac.compare_digest(secret.digest, given.digest)

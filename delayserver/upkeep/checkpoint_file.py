@@ -15,7 +15,7 @@ from store.tables.identity import SequenceReservation
 
 
 class CheckpointFile:
-    """Knows what is on the disk, and the latest time that a checkpoint of this life was to tell."""
+    """Knows what is on the disk, and the latest time that a checkpoint of this life was to state."""
 
     def __init__(
         self,

@@ -201,7 +201,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._check_head()
             self._begin_exchange()
         except Exception as error:
-            # The parser may have another reason to stop, and tell that instead.
+            # The parser may have another reason to stop, and raise an error for that instead.
             self._failure = error if isinstance(error, Problem) else _malformed()
             raise
         self.phase, self.since_s, self._head_bytes, self._body_bytes = BODY, self._last_byte_s, 0, 0

@@ -40,7 +40,7 @@ def check_java() -> None:
     words = subprocess.run([java, "-version"], capture_output=True, text=True, check=False).stderr
     version = re.search(r'version "(?:1\.)?(\d+)', words)
     if version is None or int(version[1]) < JAVA_MIN:
-        found = f"is Java {version[1]}" if version else "does not tell its version"
+        found = f"is Java {version[1]}" if version else "does not print its version"
         raise click.ClickException(
             f"the report needs Java {JAVA_MIN} or newer, {java} {found}: install a newer one and let JAVA_HOME name it"
         )

@@ -23,7 +23,7 @@ GROUP: Final = "bench"
 SECONDS: Final = 10.0
 TICK_S: Final = 0.002
 BODY: Final = np.dtype([("sent_us", "<i8"), ("number", "<i8"), ("filler", "V84")])
-"""Bodies of 100 bytes that tell when they were sent."""
+"""Bodies of 100 bytes that hold the time of their send."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,7 +218,7 @@ class Record:
             now_us = self.now_us()
             sent = self.sent.get(int(delivery.body)) if delivery.body.isdigit() else None
             if sent is None:
-                self.violate(f"a message arrived that nobody sent: {delivery.body[:40]!r}")
+                self.violate(f"a message arrived that no producer sent: {delivery.body[:40]!r}")
                 return None
             self._write("arrived", sent.number, delivery.sequence, delivery.due_ms, delivery.attempt)
             self._check_name(sent, delivery)

@@ -353,8 +353,8 @@ class Segment:
 
     @staticmethod
     def sync_all(fs: FileSystem, segments: Sequence[Segment]) -> None:
-        """`sync` of several segments, side by side. Raises SyncFailedError after all of them ended: final for all of them,
-        since it does not tell which one failed."""
+        """`sync` of several segments, side by side. Raises SyncFailedError after all of them ended. The error is final for
+        all of them, since it does not name the one that failed."""
         ends = [segment.end for segment in segments]
         waiting = [(segment, end) for segment, end in zip(segments, ends, strict=True) if end > segment.synced]
         try:

@@ -85,7 +85,7 @@ class DayTable:
     def rebuild(
         cls, fs: FileSystem, path: str, fine_until_ms: int, sealed: list[SealedDay], whole: Collection[int] = ()
     ) -> DayTable:
-        """Replace a lost table by what the files of the days tell. Durable when this returns."""
+        """Replace a lost table by the state that the files of the days show. Durable when this returns."""
         table = cls(fs, path, fine_until_ms, {day.start_ms: day for day in sealed}, whole)
         table._save(table.fine_until_ms, table._sealed, table._whole)
         return table

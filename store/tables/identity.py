@@ -165,7 +165,7 @@ def _create(fs: FileSystem, path: str, server_id: int, role: str) -> None:
 
 
 def rebuild_identity(fs: FileSystem, path: str, server_id: int) -> None:
-    """Write a lost identity anew: the server id that the logs of the directory carry, and no role, which they do not tell.
+    """Write a lost identity anew: the server id that the logs of the directory carry, and no role, which no log carries.
     Durable when this returns."""
     _write_identity(fs, path, server_id, "")
 
@@ -263,8 +263,9 @@ class SequenceReservation:
             self._reserved = reserved
 
     def reserve_clock(self, time_us: int) -> None:
-        """Durable on return: a checkpoint may tell `time_us`, microseconds since 1970. Writes only what is not reserved yet,
-        and `CLOCK_AHEAD_US` more; nothing after a clean end. For any thread. Raises DiskFullError, SyncFailedError."""
+        """Durable on return: a checkpoint may state `time_us`, microseconds since 1970. Writes only if that time is not
+        reserved yet, and then reserves `CLOCK_AHEAD_US` more. Writes nothing after a clean end. For any thread. Raises
+        DiskFullError, SyncFailedError."""
         with self._extending:
             if self._closed or _minute_behind(time_us) <= self._clock_minute:
                 return

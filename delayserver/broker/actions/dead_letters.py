@@ -1,7 +1,7 @@
 """Dead letters: messages whose last attempt failed, stored again in the dead-letter subject of their consumer group.
 
 The letter is stored, and the message acked, in one step. One sync of the broker makes both durable: first the store, then
-the ack. A crash between the two loses nothing: each letter tells the place of its message, and a start acks that.
+the ack. A crash between the two loses nothing: each letter holds the position of its message, and a start acks that.
 
 The group that gave the messages up is also a group of the dead-letter subject. It has acked a letter that was sent again
 or dropped.

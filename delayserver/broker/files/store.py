@@ -241,7 +241,7 @@ class BrokerStore:
         return dispatched_us
 
     def readable_columns(self, start: int, stop: int, told: Callable[[str], None]) -> Iterator[StoredColumns]:
-        """`columns`, passing over damage. `told` is called with texts about each unreadable range."""
+        """`columns`, passing over damage. Calls `told` with texts about each unreadable range."""
         offset = start
         while offset < stop:
             try:

@@ -63,7 +63,7 @@ def index_path(directory: str, base: int) -> str:
 
 
 def base_of(name: str) -> int:
-    """The base that the name of an index file tells; -1 if it is no such name."""
+    """The base in the name of an index file; -1 if it is no such name."""
     digits = name.removesuffix(SUFFIX)
     return int(digits) if name.endswith(SUFFIX) and digits.isdecimal() else -1
 

@@ -38,7 +38,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Like:
-    """`value LIKE pattern`: a function that tells whether a text matches."""
+    """`value LIKE pattern`. `matches` is true for a text that matches."""
 
     value: Property
     matches: Callable[[str], bool]

@@ -34,7 +34,7 @@ def pattern_parts(pattern: str, escape: str | None) -> list[str | None]:
 
 
 def like(pattern: str, escape: str | None = None) -> Callable[[str], bool]:
-    """A function that tells whether a text matches the whole pattern. Case counts. Raises PatternError.
+    """A function that is true for a text that matches the whole pattern. Case counts. Raises PatternError.
 
     Each part between two `%` is looked for once, from the left, in an atomic group. A text that matches at all also
     matches so, hence the search never goes back: it takes at most len(text) * len(pattern) steps.

@@ -34,8 +34,8 @@ GroupKey = tuple[int, int]
 class Cursor:
     """Position state of (subject, group) over one queue. `committed`: all positions below it are acked.
 
-    `moves` tells leases from before a seek from later ones. `passed`: retention has removed messages that the group had
-    not acked, and its consumers were not told yet.
+    `moves` distinguishes leases from before a seek from later ones. `passed`: retention has removed messages that the group
+    had not acked, and no consumer has got the error for it yet.
     `passes_over`: a filter has passed over positions. They count as acked, and the progress log learns of them late: with
     the acks beside them, or with the next sync. Below `logged` it has all of them.
     """
@@ -517,7 +517,7 @@ class Cursor:
         return bool(abandoned)
 
     def told(self) -> None:
-        """The consumers of the group know that messages were removed before they were acked."""
+        """A consumer of the group has got the error: messages were removed before they were acked."""
         self.passed = False
 
     def move_to(self, position: int, moves: int) -> None:

@@ -17,7 +17,7 @@ from delayserver.broker.queues.run_blocks import RunBlocks
 from store.errors import DiskFullError
 from store.records.batches import RunBatch
 
-# Runs whose offsets `store_offsets` tells. A read of the store has enough with fewer.
+# Runs whose offsets `store_offsets` gives at most. A read of the store has enough with fewer.
 OFFSETS_MAX = 256
 
 QueueKey = tuple[int, int]

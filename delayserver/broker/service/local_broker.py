@@ -77,7 +77,7 @@ class LocalBroker:
     ) -> Published:
         """Store messages of this node and serve the pulls that wait for them; see `Broker.publish`.
 
-        `commit.stored` and `commit.when_stored` tell when they are durable, unless `durably` made them so."""
+        Without `durably`, wait for `commit.stored` or `commit.when_stored` until they are durable."""
         published = self.core.publish(batches, self._clock.now_us(), stored, durably=durably)
         self.pulls.arrived(published.arrived, sum([len(batch) for batch in batches]))
         self.lookers.arrived(published.arrived)

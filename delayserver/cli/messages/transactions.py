@@ -38,7 +38,8 @@ def commit(context: click.Context, receipts: tuple[str, ...], server: str, as_js
 @options.as_json
 @click.pass_context
 def rollback(context: click.Context, receipts: tuple[str, ...], server: str, as_json: bool) -> None:
-    """End the messages with these receipts, so that nobody ever sees them; `-` reads receipts from stdin, one a line.
+    """End the transactions with these receipts, so that no consumer gets their messages; `-` reads receipts from stdin, one
+    a line.
 
     The exit code is 1 if one had ended otherwise before, or is unknown.
     """

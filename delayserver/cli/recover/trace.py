@@ -64,7 +64,7 @@ def trace(
     for life in lives:
         _print_json(life) if as_json else _print_text(life)
     if not lives:
-        hidden = ", or what tells of it is hidden by this damage:" if work.unread else ""
+        hidden = ", or this damage hides its records:" if work.unread else ""
         known = "it was never accepted here, or its window is retired"
         click.echo(f"nothing is known of this message: {known}{hidden}", err=True)
     shared.tell_unread(work.unread)

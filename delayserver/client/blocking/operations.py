@@ -497,7 +497,7 @@ class BlockingOperations(
         growing pauses of the group.
 
         After the last attempt of the group's policy a message becomes a dead letter, which keeps the ``reason``.
-        ``unseen``: no handler has seen the messages, so they do not become dead letters.
+        ``unseen``: the consumer has not begun to handle the messages, so they do not become dead letters.
         """
         call = pull_calls.nack_call(subject, group, deliveries, delay, level=level, reason=reason, unseen=unseen)
         return self._run(call)

@@ -44,7 +44,8 @@ class Listener:
 
     ``concurrency`` handlers of each decorated function run at once. The subject with the fewest running handlers goes first.
     Messages come from all nodes of the route of each subject. A handler needs less time than ``ack_timeout_s`` of the
-    ``settings``: after that the message comes again, perhaps while the handler runs. Log and hook ``overdue`` tell it.
+    ``settings``: after that the message comes again, perhaps while the handler runs. A line of the log and the hook
+    ``overdue`` report it.
     """
 
     def __init__(

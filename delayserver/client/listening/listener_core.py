@@ -1,6 +1,6 @@
 """The decisions of one subscription of a listener: what to pull, whom to start, what to settle, when to stop. Sans-IO.
 
-A driver tells what happened and when, and does what the core says:
+A driver reports what happened and when, and does what the core says:
 
     next_ask -> asked -> [pull] -> pulled, pull_failed
     start -> [handler] -> finish

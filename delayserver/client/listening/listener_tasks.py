@@ -81,7 +81,7 @@ class TaskWorkers:
         try:
             with processing(handling.delivery, handling.group):
                 await self._handler(handling.delivery)
-        except Exception as raised:  # noqa: BLE001 - told by `raised` and `ended`
+        except Exception as raised:  # noqa: BLE001 - reported by `raised` and `ended`
             error = raised
         except BaseException as raised:
             error = raised

@@ -95,7 +95,7 @@ class ThreadWorkers:
         try:
             with processing(handling.delivery, handling.group):
                 self._handler(handling.delivery)
-        except Exception as raised:  # noqa: BLE001 - told by `raised` and `ended`
+        except Exception as raised:  # noqa: BLE001 - reported by `raised` and `ended`
             error: BaseException = raised
         except BaseException as raised:  # noqa: BLE001 - raised where the listener ends
             error = raised

@@ -51,7 +51,7 @@ events = EventLogger("delayserver.client")
 
 
 class Workers(Protocol):
-    """Runs handlers: asks the core for messages to start, and tells the `SubscriptionRun` of each begin and end."""
+    """Runs handlers: asks the core for messages to start, and reports each begin and end to the `SubscriptionRun`."""
 
     async def run(self) -> None:
         """Run handlers, until the core stops and the last one has ended."""
@@ -337,7 +337,7 @@ class SubscriptionRun:
         """A handler has ended."""
         if error is not None and not isinstance(error, Retry):
             self.core.stats.add("failed")
-            if not isinstance(error, CutOff):  # told once for all
+            if not isinstance(error, CutOff):  # one line of the log names all that were cut off
                 self._log_failure(handling, error, now_s)
         source = self.core.finish(handling, verdict_of(error), now_s, error)
         feed = self._feeds.get(source)

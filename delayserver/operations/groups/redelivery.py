@@ -89,8 +89,8 @@ class Redelivery:
         self, subject: int, group: int, deliveries: I64, delay_ms: int | None, reason: str | None
     ) -> RetryBatch:
         """Takes leased deliveries back, due again in `delay_ms`; None for the group's own pauses. After the last attempt
-        they become dead letters, with `reason`, unless that is None: no handler has seen them. Durable on return.
-        Raises DiskFull, StorageFailed, and the errors of the pipeline."""
+        they become dead letters, with `reason`. If that is None, they do not: the consumer has not begun to handle them.
+        Durable on return. Raises DiskFull, StorageFailed, and the errors of the pipeline."""
         failure = None if reason is None else Failure(NACKED, reason)
         now_us, lease_us = self._clock.now_us(), self._clock.monotonic_us()
         call = self._broker.core.nack(subject, group, deliveries, delay_ms, now_us, lease_us, failure)

@@ -241,7 +241,7 @@ class Pipeline:
             self._room.require_redelivery(size)
         except DiskFullError as error:
             raise DeliveryError(str(error), known=True) from error
-        with trio.CancelScope(shield=True):  # what is committed is told: the caller must not try again
+        with trio.CancelScope(shield=True):  # the caller learns of each commit, so it does not try again
             self._holds.hold(timers)
             try:
                 await self._commit.commit(batch)

@@ -113,7 +113,7 @@ def cancels_without_outcome(taken: Capture, cancels: Cancels, loose: OutcomeRows
 
 
 def _outcomes_of(taken: Capture, sequence: I64, due_ms: I64, loose: OutcomeRows) -> tuple[U8, NDArray[np.bool_]]:
-    """Outcome codes u8[n], and bool[n]: False where the files that would tell are damaged."""
+    """Outcome codes u8[n], and bool[n]: False where the files that may hold the outcome are damaged."""
     outcome, known = np.zeros(len(sequence), np.uint8), np.ones(len(sequence), np.bool_)
     starts = window_starts(due_ms, taken.window_ms)
     order = np.argsort(starts, kind="stable")

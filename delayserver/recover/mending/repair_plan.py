@@ -205,7 +205,7 @@ def _not_in_place(taken: Capture, target: _Target, header: FileHeader) -> Step |
 
 
 def _name_of(taken: Capture, path: str, header: FileHeader) -> str:
-    """Where a file with this header belongs; empty where the header and the name do not tell.
+    """Where a file with this header belongs; empty where neither the header nor the name says it.
 
     The header has the start and the length, so it says whether this is a minute or a day. Which of the two schedule files of
     a minute it is, the name alone says; a minute's file that bears the name of a day's is the one that is not in its place.
@@ -245,7 +245,7 @@ def _free_places(taken: Capture, header: FileHeader) -> list[ScheduleKey]:
 
 
 def _is_in_place(taken: Capture, path: str, wanted: FileHeader) -> bool:
-    """Whether the file at a path is the one of this window; one whose header does not tell counts as that."""
+    """Whether the file at a path is the one of this window. A file without a readable header counts as that."""
     try:
         file = taken.open(path)
     except FileNotFoundError:

@@ -218,7 +218,7 @@ def find_server_id(fs: FileSystem, path: str, findings: Findings) -> int:
 
 
 def server_id_of_logs(fs: FileSystem, path: str) -> int:
-    """The server id that names.log and message_log agree on; 0 where they do not, or tell none."""
+    """The server id that names.log and message_log agree on; 0 where they do not, or have none."""
     found = set()
     names = [f"message_log/{name}" for name in fs.listdir(f"{path}/message_log") if _SEGMENT_NAME.fullmatch(name)]
     for name in ("names.log", *names):
@@ -251,8 +251,8 @@ def _read_checkpoint(fs: FileSystem, path: str, server_id: int, findings: Findin
 
 
 def find_window_ms(fs: FileSystem, path: str, checkpoint: Checkpoint | None = None) -> int:
-    """The length of the windows, from the header of any file that has one. Where all are retired, from the checkpoint, and
-    a minute where that does not tell either."""
+    """The length of the windows, from the header of any file that has one. Where all are retired, it comes from the
+    checkpoint. If that does not have it either, it is a minute."""
     told_ms = checkpoint.window_ms if checkpoint is not None else 0
     return find_span_ms(fs, path) or told_ms or DEFAULT_WINDOW_MS
 

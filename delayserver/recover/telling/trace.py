@@ -130,7 +130,7 @@ class Trace:
         return lives
 
     def _hiding(self, dues_ms: set[int]) -> list[Finding]:
-        """Damage to files that may tell of messages due then; -1: whenever they are due."""
+        """Damage to files that may hold records of messages due then; -1: whenever they are due."""
         if not dues_ms:
             return []
         taken = self._taken

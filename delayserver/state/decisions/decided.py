@@ -282,7 +282,7 @@ class Decided:
     async def pinned(self, key: DispatchKey) -> AsyncIterator[OutcomeIndex]:
         """Sequences with an outcome in this file, those not written yet included; kept up until the block ends.
 
-        Raises CorruptionError where the file does not tell: no part may take its messages for undecided then."""
+        Raises CorruptionError where the file is damaged: no part may take its messages for undecided then."""
         self._pins[key] = self._pins.get(key, 0) + 1
         try:
             while key not in self._indexes:
@@ -301,12 +301,12 @@ class Decided:
                     del self._indexes[key]  # it costs nothing to make it anew, and a step for each outcome to keep it
 
     async def told(self, key: DispatchKey, sequences: I64) -> U8:
-        """Outcome codes u8[n] where `pinned` raises: what can be read of the file is true all the same. TOO_LATE for a
-        message of which nothing can be read, since an attempt may have been made."""
+        """Outcome codes u8[n] where `pinned` raises. The outcomes that can be read are true all the same. The others are
+        TOO_LATE, since an attempt may have been made."""
         damages: list[Damage] = []
         index = OutcomeIndex()
         written = OutcomeBatch.filled(0)
-        with suppress(CorruptionError, FormatError, KeyError):  # told by `pinned`
+        with suppress(CorruptionError, FormatError, KeyError):  # `pinned` has reported it
             read = partial(self._log.rows_of, key, sequences, damages)
             with trio.CancelScope(shield=True):
                 written = await self._workers.run(read)

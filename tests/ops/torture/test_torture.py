@@ -234,7 +234,7 @@ def test_a_saved_run_goes_on_where_it_was_and_refuses_other_code(tmp_path: Path)
 
 def test_a_message_that_was_never_sent_is_a_violation(record: Record) -> None:
     assert record.arrived(delivery(7)) is None
-    assert "nobody sent" in record.violations[0]
+    assert "no producer sent" in record.violations[0]
 
 
 @pytest.mark.parametrize("name", [{"subject": "another"}, {"message_id": "m2"}])

@@ -206,7 +206,7 @@ def test_a_message_that_damage_hides_altogether_is_not_called_unknown_without_a_
     damaging.flip_in_columns(scheduled)
     damaging.flip(logged, records(logged)[1][0] + 70)
     hidden = in_process("trace", str(made.path), "--sequence", "310")
-    assert hidden.code == 1 and "hidden by this damage" in hidden.err
+    assert hidden.code == 1 and "this damage hides its records" in hidden.err
     assert str(scheduled) in hidden.err and str(logged) in hidden.err
     never = in_process("trace", str(stopped.path), "--sequence", "99999")
     assert never.code == 1 and "damage" not in never.err
