@@ -85,7 +85,10 @@ class Clients:
         """The client of a request, by its ASGI scope. Raises Unauthenticated for a token that the server does not take."""
         token = scope.get(TOKEN, "")
         client = self._by_token.get(token)
-        return client if client is not None else await self._open(token)
+        if client is None:
+            return await self._open(token)
+        self._by_token.move_to_end(token)
+        return client
 
     async def who_is(self, token: str) -> ServerInfo:
         """The server's `hello` to a client with this token, asked now. Raises Unauthenticated."""

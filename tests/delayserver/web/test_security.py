@@ -11,9 +11,11 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from delayserver.client import Client
+from delayserver.web.clients import TOKEN, Clients
 from tests.delayserver.web.web_server import ROOT, SECONDS_MAX, Reply, Web, serve, stop
 
 MESSAGE = {"subject": "orders.a", "body": "x", "delay": "1h"}
@@ -339,3 +341,19 @@ def test_the_token_of_a_request_is_in_no_answer_and_no_log(guarded: Guarded, tmp
     wrong = "dst_0123456789ab_" + "B" * 43
     reply = guarded.ask(wrong, "GET", "/v1/status")
     assert wrong not in reply.body.decode() and wrong[17:] not in str(reply.headers)
+
+
+def test_new_tokens_close_the_connections_of_the_token_that_was_used_least_recently(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("delayserver.web.clients.TOKENS_MAX", 2)
+
+    async def use() -> None:
+        async with Clients(guarded.web.address) as clients:
+            in_use = await clients.of_request({TOKEN: guarded.shop})
+            await clients.of_request({TOKEN: guarded.other})
+            await clients.of_request({TOKEN: guarded.shop})
+            await clients.of_request({TOKEN: guarded.look})
+            assert await clients.of_request({TOKEN: guarded.shop}) is in_use
+
+    anyio.run(use)
