@@ -29,6 +29,8 @@ AUDITED: Final = frozenset(
 # Arguments that say what was asked for. None of them is a secret or a body.
 _TOLD: Final = ("action", "id", "name", "subject", "group")
 _TEXT_CHARACTERS_MAX: Final = 255
+_UNKNOWN: Final = "unknown"
+"""The result of an act that was cut off, mostly by the end of its connection."""
 
 
 def audited(handlers: Mapping[str, SlowHandler]) -> dict[str, SlowHandler]:
@@ -65,8 +67,9 @@ async def _answered(
 ) -> dict[str, Any] | None:
     try:
         result = await answer
-    except DelayServerError as error:
-        _tell(connection, request, error.name)
+    except BaseException as error:
+        # A client that closes its connection cancels the act, which may have been done by then.
+        _tell(connection, request, error.name if isinstance(error, DelayServerError) else _UNKNOWN)
         raise
     _tell(connection, request, "done", result)
     return result

@@ -60,10 +60,17 @@ def _size(arguments: dict[str, Any]) -> tuple[int, int]:
     messages = arguments.get("messages")
     if type(messages) is list:
         bodies = [message.get("body") for message in messages if type(message) is dict]
-        return len(messages), sum([len(body) for body in bodies if isinstance(body, bytes | str)])
+        return len(messages), sum([_body_bytes(body) for body in bodies])
     count, blob = arguments.get("count"), arguments.get("bodies")
     size_bytes = len(blob) if isinstance(blob, bytes | memoryview | bytearray) else 0
     return (count if type(count) is int and 0 < count < 1 << 31 else 1), size_bytes
+
+
+def _body_bytes(body: object) -> int:
+    """The bytes of a body. A text may have up to four for a character."""
+    if isinstance(body, str):
+        return len(body) if body.isascii() else len(body.encode(errors="surrogatepass"))
+    return len(body) if isinstance(body, bytes) else 0
 
 
 def _prepared(access: Access, arguments: dict[str, Any]) -> None:

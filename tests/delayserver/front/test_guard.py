@@ -383,6 +383,21 @@ async def test_administrative_acts_are_told_with_who_and_what_and_without_secret
     assert "dst_" not in "".join(told)
 
 
+async def test_an_act_whose_client_goes_away_before_the_answer_is_told(
+    boot: Boot, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "delayserver.audit")
+    host = boot()
+    await host.start()
+    operator, *_ = await tokens(host)
+    caplog.clear()
+    await operator.ask("token", {"action": "create", "roles": ["admin"], "name": "hidden"})
+    operator.transport.close()
+    await host.until(lambda: any("name='hidden'" in record.getMessage() for record in caplog.records))
+    (told,) = [record.getMessage() for record in caplog.records if record.name == "delayserver.audit"]
+    assert told.endswith((": unknown", ": done"))
+
+
 async def test_the_first_token_closes_connections_that_are_open_already(boot: Boot) -> None:
     host = boot()
     await host.start()
@@ -413,3 +428,7 @@ async def test_limits_refuse_with_a_pause_and_slow_nobody_else(boot: Boot) -> No
     assert "receipt" in (await limited.send(message("s")))[0]
     await host.sleep_ms(4_500)
     assert "receipt" in (await bytewise.send(message("s")))[0]
+    await host.sleep_ms(1_000)
+    await bytewise.send(message("s") | {"body": "\N{BELL}" * 900})  # 3,600 bytes, which take another 2.6 s
+    await host.sleep_ms(1_000)
+    assert await bytewise.refused("send", {"messages": [message("s")]}) == "rate_limited"
