@@ -7,7 +7,8 @@ of the plain kind, so a line is a join. A test compares the bytes with those of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import TypeAlias
+from functools import lru_cache
+from typing import Final, TypeAlias
 
 from prometheus_client.core import Metric
 from prometheus_client.utils import floatToGoString
@@ -15,6 +16,9 @@ from prometheus_client.utils import floatToGoString
 Known: TypeAlias = dict[int, tuple[Mapping[str, str], str]]
 """Labels as text, by their identity: the families of a table share the labels of its rows. It holds the labels too, so that
 no others get their identity."""
+
+TEXTS_MAX: Final = 4096
+"""Texts of labels, and of large numbers, that are remembered from one scrape to the next. Nearly all come again."""
 
 _TEXT_TYPES = {"unknown": "untyped", "info": "gauge", "stateset": "gauge"}
 _TEXT_SUFFIXES = {"counter": "_total", "info": "_info"}
@@ -44,20 +48,27 @@ def openmetrics_lines(families: Iterable[Metric]) -> bytes:
 
 
 def _samples(family: Metric, known: Known) -> Iterator[str]:
-    for name, labels, value, *_ in family.samples:
+    for sample in family.samples:
+        name, labels, value = sample[:3]
         text = ""
         if labels:
             found = known.get(id(labels))
             if found is None:
-                found = known[id(labels)] = labels, _labels(labels)
+                found = known[id(labels)] = labels, _labels(tuple(labels.items()))
             text = found[1]
         # What Go writes as Python does: it takes to exponents sooner.
-        number = repr(value) if type(value) is float and 0.0 <= value < 1e6 else floatToGoString(value)
+        number = repr(value) if type(value) is float and 0.0 <= value < 1e6 else _go_number(float(value))
         yield f"{name}{text} {number}\n"
 
 
-def _labels(labels: Mapping[str, str]) -> str:
-    return "{" + ",".join([f'{name}="{_escaped(labels[name], quotes=True)}"' for name in sorted(labels)]) + "}"
+@lru_cache(TEXTS_MAX)
+def _labels(labels: tuple[tuple[str, str], ...]) -> str:
+    return "{" + ",".join([f'{name}="{_escaped(value, quotes=True)}"' for name, value in sorted(labels)]) + "}"
+
+
+@lru_cache(TEXTS_MAX)
+def _go_number(value: float) -> str:
+    return str(floatToGoString(value))
 
 
 def _escaped(text: str, *, quotes: bool) -> str:

@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.samples import Sample
 from prometheus_client.utils import floatToGoString
 
 from delayserver.protocol.errors import ERRORS
@@ -298,11 +299,14 @@ def _table(columns: Sequence[Plain], rows: Sequence[tuple[dict[str, str], Reply]
     for plain in columns:
         family = plain.family(rows[0][0])
         name = f"{plain.name}_total" if plain.counter else plain.name
-        for labels, row in rows:
-            value = _number_at(row, plain.path)
-            if value is not None:
-                # Not `add_metric`: it copies the labels, which all columns of a row share.
-                family.add_sample(name, labels, value * plain.scale)
+        # Not `add_metric`: it copies the labels, which all columns of a row share.
+        family.samples.extend(
+            [
+                Sample(name, labels, value * plain.scale)
+                for labels, row in rows
+                if (value := _number_at(row, plain.path)) is not None
+            ]
+        )
         yield family
 
 
