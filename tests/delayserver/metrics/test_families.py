@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest as library_text
+from prometheus_client.openmetrics.exposition import generate_latest as library_openmetrics
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from delayserver.metrics.exposition import exposition
+from delayserver.metrics.exposition import OPENMETRICS, Scraped, exposition
 from delayserver.metrics.http_figures import HttpFigures
 from delayserver.metrics.server_families import ROWS_MAX
 from tests.delayserver.metrics.replies import reply
@@ -120,6 +122,21 @@ def test_labels_are_bounded_and_the_largest_are_shown() -> None:
 def test_any_subject_is_a_label(subject: str) -> None:
     whole = reply() | {"subjects": [{"subject": subject, "pending": 1}]}
     assert samples(whole)["delayserver_subject_pending", (("subject", subject),)] == 1
+
+
+@pytest.mark.parametrize("pending", [1, 999_999, 1_000_000, 12_345_678, -1_000_000])
+@pytest.mark.parametrize(("subject", "group"), [("a", "b"), ("b", "a"), ('a",b="', "\\"), ("line\nbreak", "ä ← 漢")])
+def test_each_of_many_scrapes_is_what_the_library_writes(subject: str, group: str, pending: int) -> None:
+    """Texts are remembered from one scrape to the next: none may come back for other labels or for another number."""
+    rows = reply()["consumer_groups"][:1]
+    whole = reply() | {
+        "subjects": [{"subject": subject, "pending": pending}],
+        "consumer_groups": [rows[0] | {"subject": subject, "group": group, "lag": pending, "oldest_ms": pending}],
+    }
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Scraped(whole))
+    assert exposition(whole, CollectorRegistry(), "")[0] == library_text(registry)
+    assert exposition(whole, CollectorRegistry(), OPENMETRICS)[0] == library_openmetrics(registry)
 
 
 @pytest.fixture(scope="module")
