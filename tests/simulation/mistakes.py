@@ -22,7 +22,7 @@ from delayserver.broker.files.store import BrokerStore
 from delayserver.broker.filters.filter import Filter
 from delayserver.broker.queues import deliveries
 from delayserver.broker.queues.groups import Cursor
-from delayserver.broker.queues.key_order import KeyOrder
+from delayserver.broker.queues.key_order import WAITING, KeyOrder
 from delayserver.broker.service import publishing
 from delayserver.broker.service import recovery as broker_recovery
 from delayserver.broker.service.broker import Broker
@@ -519,7 +519,8 @@ def a_pause_that_frees_the_key() -> list[Change]:
     def mistaken(right: Any) -> Any:
         def pause(self: Any, positions: Any, until_us: Any, *, alone: bool) -> Any:
             places = right(self, positions, until_us, alone=alone)
-            self._keys.release(self._columns.slot[self._find(positions)])
+            rows = self._find(positions)
+            self._keys.release(self._columns.slot[rows[self._columns.state[rows] == WAITING]])
             return places
 
         return pause

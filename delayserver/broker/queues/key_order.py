@@ -4,6 +4,9 @@ hashes of keys, no messages.
 A message goes out while no earlier one of its key is out, or if the same pull takes that one as well. Otherwise it is
 blocked: it waits in the table, without a lease. Messages without a key are not here.
 
+A failed message waits for the end of its pause. If it is the first unfinished one of its key, it holds the key (WAITING).
+Otherwise it keeps its pause without the key (PAUSED), so that earlier ones go out. Later ones wait for it in both states.
+
 The table has a row for each message, in ascending positions. Finished rows stay until there are many, so an ack costs what
 it names and not what waits.
 """
@@ -25,7 +28,8 @@ from store.records.batches import I64, U64
 Mask = NDArray[np.bool_]
 Rows = NDArray[np.intp]
 
-DONE, BLOCKED, LEASED, WAITING, RETRYING = 0, 1, 2, 3, 4
+# From LEASED on a message is out: it makes its key busy.
+DONE, BLOCKED, PAUSED, LEASED, WAITING, RETRYING = 0, 1, 2, 3, 4, 5
 
 # Finished rows leave the table when there are so many, and more of them than of the others.
 _DONE_MAX = 1024
@@ -79,6 +83,7 @@ class KeyOrder:
         "_finished",
         "_keys",
         "_live",
+        "_paused",
         "_waiting",
         "blocked",
     )
@@ -91,6 +96,7 @@ class KeyOrder:
         self._live = 0
         self.blocked = 0
         self._waiting = 0
+        self._paused = 0
         # Finished positions whose rows do not say so yet.
         self._finished: list[Range] = []
         # Blocked rows that may go out; None if that has to be found out.
@@ -143,6 +149,36 @@ class KeyOrder:
         self.blocked += added - int(np.count_nonzero(out))
         if not in_order:  # after a restart, or after an operator gave messages back
             self._keep(np.argsort(columns.position[: self._count], kind="stable"))
+            self._free_the_first(slots)
+
+    def _free_the_first(self, slots: I64) -> None:
+        """Earlier messages of these keys came. A later one that waits for its pause no longer holds its key."""
+        if not self._waiting:
+            return
+        columns = self._columns
+        rows = np.flatnonzero(columns.state[: self._count] == WAITING)
+        rows = rows[np.isin(columns.slot[rows], slots)]
+        self._let_go(rows[~self._are_first(rows)])
+
+    def _let_go(self, rows: Rows) -> None:
+        """Failed messages keep their pause without their key."""
+        if not len(rows):
+            return
+        columns = self._columns
+        waiting = int(np.count_nonzero(columns.state[rows] == WAITING))
+        columns.state[rows] = PAUSED
+        self._waiting -= waiting
+        self._paused += len(rows)
+        self._keys.release(columns.slot[rows])
+        self._candidates = None
+
+    def _are_first(self, rows: Rows) -> Mask:
+        """Which of these unfinished rows are the first unfinished ones of their keys, bool[n]."""
+        columns = self._columns
+        unfinished = np.flatnonzero(columns.state[: self._count] != DONE)
+        unfinished = unfinished[np.isin(columns.slot[unfinished], columns.slot[rows])]
+        _, firsts = np.unique(columns.slot[unfinished], return_index=True)
+        return np.isin(rows, unfinished[firsts])
 
     def _make_room(self, added: int) -> None:
         if self._count - self._live > max(_DONE_MAX, self._live):
@@ -185,13 +221,16 @@ class KeyOrder:
         if not self.blocked:
             return _NO_ROWS
         columns = self._columns
-        rows = np.flatnonzero(columns.state[: self._count] == BLOCKED)
+        state = columns.state[: self._count]
+        rows = np.flatnonzero((state == BLOCKED) | (state == PAUSED) if self._paused else state == BLOCKED)
         rows = rows[self._keys.are_free(columns.slot[rows])]
-        if not columns.alone[rows].any():
+        alone = columns.alone | (columns.state == PAUSED) if self._paused else columns.alone
+        if not alone[rows].any():
             return rows
-        # Of each key the messages before its first one that has failed; or that one alone, if it is the first.
+        # Of each key the messages before its first one that has failed; or that one alone, if it is the first. The first
+        # one is not PAUSED.
         by_key = rows[np.argsort(columns.slot[rows], kind="stable")]
-        slots, alone = columns.slot[by_key], columns.alone[by_key].astype(np.int64)
+        slots, alone = columns.slot[by_key], alone[by_key].astype(np.int64)
         first = np.append(True, slots[1:] != slots[:-1])
         starts = np.flatnonzero(first)
         failed = np.cumsum(alone)
@@ -269,11 +308,25 @@ class KeyOrder:
         self._keys.leave(slots)
         self.blocked -= int(np.count_nonzero(state == BLOCKED))
         self._waiting -= int(np.count_nonzero(state == WAITING))
+        self._paused -= int(np.count_nonzero(state == PAUSED))
         columns.state[rows] = DONE
         self._live -= len(rows)
         self._candidates = None
+        if self._paused:
+            self._hold_the_first(slots)
         if self._count - self._live > max(_DONE_MAX, self._live):
             self._compact()
+
+    def _hold_the_first(self, slots: I64) -> None:
+        """Messages of these keys are done. Where the first of the others keeps its pause, it holds its key from now on."""
+        columns = self._columns
+        rows = np.flatnonzero(columns.state[: self._count] == PAUSED)
+        rows = rows[np.isin(columns.slot[rows], slots)]
+        rows = rows[self._are_first(rows)]
+        columns.state[rows] = WAITING
+        self._waiting += len(rows)
+        self._paused -= len(rows)
+        self._keys.hold(columns.slot[rows])
 
     def clear(self) -> None:
         """The group moves: nothing is unfinished."""
@@ -353,13 +406,13 @@ class KeyOrder:
     def waiting(self) -> int:
         """How many messages wait for their key or for the end of their pause."""
         self.settle()
-        return self.blocked + self._waiting
+        return self.blocked + self._waiting + self._paused
 
     def unclaimed(self, start: int, stop: int) -> list[Place]:
         """The places in [start, stop) of messages that are blocked or wait for their pause."""
         rows = self._within(start, stop)
         state = self._columns.state[rows]
-        return self._places(rows[(state == BLOCKED) | (state == WAITING)])
+        return self._places(rows[(state == BLOCKED) | (state == WAITING) | (state == PAUSED)])
 
     def overlay(self, start: int, times: I64) -> None:
         """Set `times` i64[n], for positions from `start` on with a row: how often each was handed out before a present
@@ -417,6 +470,7 @@ class KeyOrder:
         columns.state[rows], columns.until_us[rows] = WAITING, until_us
         columns.alone[rows], columns.logged[rows] = alone, True
         self._waiting += len(rows)
+        self._let_go(rows[~self._are_first(rows)])
         return self._places(rows)
 
     def lease_again(self, start: int, stop: int, until_us: int) -> None:
@@ -427,14 +481,17 @@ class KeyOrder:
 
     def release(self, now_us: int) -> bool:
         """Messages whose pause has ended wait for their keys only. True if there were any."""
-        if not self._waiting:
+        if not self._waiting and not self._paused:
             return False
         columns = self._columns
-        rows = np.flatnonzero((columns.state[: self._count] == WAITING) & (columns.until_us[: self._count] <= now_us))
+        state = columns.state[: self._count]
+        rows = np.flatnonzero(((state == WAITING) | (state == PAUSED)) & (columns.until_us[: self._count] <= now_us))
+        held = rows[state[rows] == WAITING]
         columns.state[rows] = BLOCKED
-        self._waiting -= len(rows)
+        self._waiting -= len(held)
+        self._paused -= len(rows) - len(held)
         self.blocked += len(rows)
-        self._keys.release(columns.slot[rows])
+        self._keys.release(columns.slot[held])
         self._candidates = None
         return bool(len(rows))
 
@@ -442,7 +499,7 @@ class KeyOrder:
         """When the first lease or pause ends; None if there is none."""
         self.settle()
         state = self._columns.state[: self._count]
-        until_us = self._columns.until_us[: self._count][(state == LEASED) | (state == WAITING)]
+        until_us = self._columns.until_us[: self._count][(state == LEASED) | (state == WAITING) | (state == PAUSED)]
         return int(until_us.min()) if len(until_us) else None
 
     def check_invariants(self) -> tuple[I64, I64]:
@@ -454,5 +511,10 @@ class KeyOrder:
         assert self._live == np.count_nonzero(state)
         assert self.blocked == np.count_nonzero(state == BLOCKED)
         assert self._waiting == np.count_nonzero(state == WAITING)
+        assert self._paused == np.count_nonzero(state == PAUSED)
+        assert self._are_first(np.flatnonzero(state == WAITING)).all(), (
+            "an earlier one waits for the pause of a later one"
+        )
+        assert not self._are_first(np.flatnonzero(state == PAUSED)).any(), "a pause that holds no key"
         slots = columns.slot[: self._count]
         return slots[state != DONE], slots[state >= LEASED]

@@ -1,7 +1,7 @@
 """The order keys of one consumer group, and which of them are busy. Pure: hashes of keys, no messages.
 
-A key is busy while a message of it is out: leased, failed, or waiting for its pause. Keys are known by their hashes. Two
-keys with the same hash wait for each other, which costs time and nothing else.
+A key is busy while a message of it is out: leased, failed, or waiting for its pause as the first one. Keys are known by
+their hashes. Two keys with the same hash wait for each other, which costs time and nothing else.
 
 Both queues of the group share the table, so a message that comes back in the retry queue has its key for itself as well.
 A key has a slot as long as a message of it is unfinished. Slots spare the rows of `KeyOrder` a search by hash.

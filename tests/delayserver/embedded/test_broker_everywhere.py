@@ -60,6 +60,16 @@ def test_messages_of_one_order_key_come_one_after_the_other(client: Client) -> N
     assert [delivery.body for delivery in pulled(client, name, 3)] == [b"0", b"1", b"2"]
 
 
+def test_the_pause_of_a_later_message_of_a_key_does_not_keep_an_earlier_one(client: Client) -> None:
+    name = subject()
+    client.publish_many([Message(name, b"%d" % n, order_key="a") for n in range(3)])
+    first, second, _ = client.pull(name, "g", 3, wait_s=WAIT_S)
+    client.nack(name, "g", [second], timedelta(days=1))
+    client.nack(name, "g", [first], timedelta(0))
+    assert [delivery.body for delivery in pulled(client, name, 1)] == [b"0"]
+    assert not client.pull(name, "g", 10), "the third waits for the second"
+
+
 def test_a_group_gets_what_its_filter_matches(client: Client) -> None:
     name = subject()
     for tag, price in (("paid", "2"), ("paid", "7"), ("sent", "9")):

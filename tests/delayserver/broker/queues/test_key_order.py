@@ -82,6 +82,51 @@ def test_a_failed_message_holds_its_key_until_it_is_done() -> None:
     assert order.refused([(1, 2)], 0).tolist() == [1] and order.refused([(1, 2)], 1).tolist() == []
 
 
+def test_a_long_pause_of_a_later_message_does_not_keep_an_earlier_one() -> None:
+    order = KeyOrder(OrderKeys())
+    order.begin_pull()
+    add(order, [0, 1, 2], [1, 1, 1])
+    for position, until_us in ((1, 1_000), (0, 50)):
+        order.fail([(position, position + 1)])
+        order.recall([(position, position + 1)])
+        order.pause(numbers(position), numbers(until_us), alone=True)
+    order.begin_pull()
+    assert order.candidates(10).tolist() == [], "0 pauses"
+    assert order.next_until_us() == 50 and order.release(50)
+    order.begin_pull()
+    assert order.candidates(10).tolist() == [0], "1 pauses behind it"
+    order.take_blocked(numbers(0), 2_000)
+    assert add(order, [3], [1]) == [], "not beside 1"
+    order.finish(0, 1)
+    order.begin_pull()
+    assert order.candidates(10).tolist() == [] and add(order, [4], [1]) == [], "1 holds the key, and pauses still"
+    assert order.waiting() == 4 and order.next_until_us() == 1_000
+    assert not order.release(999) and order.release(1_000)
+    order.begin_pull()
+    assert order.candidates(10).tolist() == [1]
+    order.take_blocked(numbers(1), 2_000)
+    order.finish(1, 2)
+    order.begin_pull()
+    assert order.candidates(10).tolist() == [2, 3, 4]
+
+
+def test_an_earlier_message_that_comes_back_does_not_wait_for_the_pause_of_a_later_one() -> None:
+    order = KeyOrder(OrderKeys())
+    order.begin_pull()
+    add(order, [1], [1])
+    order.fail([(1, 2)])
+    order.recall([(1, 2)])
+    order.pause(numbers(1), numbers(1_000), alone=True)
+    order.begin_pull()
+    assert add(order, [0], [1]) == []
+    order.begin_pull()
+    assert order.candidates(10).tolist() == [0]
+    order.take_blocked(numbers(0), 100)
+    order.finish(0, 1)
+    order.begin_pull()
+    assert order.candidates(10).tolist() == [] and order.release(1_000)
+
+
 def test_two_queues_share_their_keys() -> None:
     keys = OrderKeys()
     main, retry = KeyOrder(keys), KeyOrder(keys)
@@ -157,13 +202,22 @@ class Course:
     def of(self, *states: str) -> list[int]:
         return [position for position, each in sorted(self.known.items()) if each.state in states]
 
+    def held(self) -> set[int]:
+        """The keys whose first message waits for its pause."""
+        firsts: dict[int, Known] = {}
+        for _, each in sorted(self.known.items()):
+            firsts.setdefault(each.key, each)
+        return {key for key, each in firsts.items() if each.state == WAITING}
+
     def pull(self, new_max: int | None = None) -> None:
-        busy = {each.key for each in self.known.values() if each.state != BLOCKED}
+        busy = {each.key for each in self.known.values() if each.state == LEASED} | self.held()
         stopped: set[int] = set()
         wanted: list[int] = []
-        for position in self.of(BLOCKED):
+        for position in self.of(BLOCKED, WAITING):
             each = self.known[position]
-            if each.key not in busy | stopped and not (
+            if each.state == WAITING:
+                stopped.add(each.key)
+            elif each.key not in busy | stopped and not (
                 each.alone and any(self.known[p].key == each.key for p in wanted)
             ):
                 wanted.append(position)
@@ -187,7 +241,7 @@ class Course:
         out = set(add(self.order, positions, keys, self.now_us + 100))
         self.count += new
         for position, key in zip(positions, keys, strict=True):
-            blocked = any(each.key == key and each.state == BLOCKED for each in self.known.values())
+            blocked = any(each.key == key and each.state != LEASED for each in self.known.values())
             assert (position in out) == (key not in busy and not blocked), (
                 "a message overtakes one of its key, or waits for nothing"
             )
@@ -226,11 +280,12 @@ class Course:
         assert self.order.recall(ranges_of(numbers(*failed))).tolist() == back
         alone = self.chance.random() < 0.7
         heads = [position for position in failed if position not in back]
+        until_us = self.now_us + self.chance.choice([50, 50, 1_000])
         if heads:
-            self.order.pause(numbers(*heads), np.full(len(heads), self.now_us + 50), alone=alone)
+            self.order.pause(numbers(*heads), np.full(len(heads), until_us), alone=alone)
         for position in failed:
             self.known[position].state = WAITING
-            self.known[position].until_us = self.now_us + 50
+            self.known[position].until_us = until_us
             self.known[position].alone = alone
         for position in back:
             self.known[position].state, self.known[position].alone = BLOCKED, False
