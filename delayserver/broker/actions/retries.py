@@ -5,7 +5,7 @@ the last attempt of the group's policy the message is given up instead: `dead_le
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -59,6 +59,37 @@ class GivenUp:
 
     def __len__(self) -> int:
         return len(self.stored)
+
+    def failures_of(self, retry: bool) -> Iterator[tuple[Range, Failure]]:
+        """The ranges of one queue whose messages failed for the same reason."""
+        places = [
+            (*unpack_place(packed), failure)
+            for packed, failure in zip(self.places.tolist(), self.failures, strict=True)
+        ]
+        found = [(position, failure) for queue, position, failure in places if queue == retry]
+        for failure in dict.fromkeys([failure for _, failure in found]):
+            positions = np.array(sorted([position for position, of in found if of == failure]))
+            for span in ranges_of(positions):
+                yield span, failure
+
+
+@dataclass(frozen=True, slots=True)
+class _Unburied:
+    """Why the messages of a range were to be given up when there was no room. It counts until the group is moved."""
+
+    cursor: Cursor
+    moves: int
+    span: Range
+    failure: Failure
+
+    def holds(self, cursor: Cursor, position: int) -> bool:
+        """Whether it is about this position of a queue."""
+        return cursor is self.cursor and cursor.moves == self.moves and self.span[0] <= position < self.span[1]
+
+    def is_over(self) -> bool:
+        """Whether its messages are done, or the group was moved."""
+        start, stop = max(self.span[0], self.cursor.committed), self.span[1]
+        return self.cursor.moves != self.moves or start >= stop or not self.cursor.acked.missing(start, stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +179,7 @@ class Retries:
         self._state = state
         # Groups whose ended leases are being gathered.
         self._ending: set[GroupKey] = set()
-        self._reasons: deque[tuple[GroupKey, bool, Range, Failure]] = deque(maxlen=_REASONS_KEPT_MAX)
+        self._reasons: deque[_Unburied] = deque(maxlen=_REASONS_KEPT_MAX)
         self.retried = 0
 
     def nack(
@@ -338,7 +369,13 @@ class Retries:
                     attempts, last = attempts[rest], None if last is None else last[rest]
                 if last is not None and last.any():
                     self._give_up(
-                        key, retry, gathered, part.take(np.flatnonzero(last)), positions[last], attempts[last], moment
+                        cursor,
+                        retry,
+                        gathered,
+                        part.take(np.flatnonzero(last)),
+                        positions[last],
+                        attempts[last],
+                        moment,
                     )
                     rest = np.flatnonzero(~last)
                     part, before, positions, due_ms = part.take(rest), before[rest], positions[rest], due_ms[rest]
@@ -360,7 +397,7 @@ class Retries:
 
     def _give_up(
         self,
-        key: GroupKey,
+        cursor: Cursor,
         retry: bool,
         gathered: _Gathered,
         part: StoredBatch,
@@ -371,14 +408,14 @@ class Retries:
         assert moment.failure is not None
         failures = [moment.failure] * len(part)
         if moment.failure.reason == ACK_TIMEOUT and self._reasons:
-            failures = [self._reason_of(key, retry, position, moment.failure) for position in positions.tolist()]
+            failures = [self._reason_of(cursor, position, moment.failure) for position in positions.tolist()]
         gathered.give_up(part, retry, positions, attempts, failures)
 
-    def _reason_of(self, key: GroupKey, retry: bool, position: int, default: Failure) -> Failure:
+    def _reason_of(self, cursor: Cursor, position: int, default: Failure) -> Failure:
         """Why a message was to be given up when there was no room; otherwise `default`."""
-        for of, queue, (start, stop), failure in self._reasons:
-            if (of, queue) == (key, retry) and start <= position < stop:
-                return failure
+        for unburied in self._reasons:
+            if unburied.holds(cursor, position):
+                return unburied.failure
         return default
 
     def keep_unburied(self, batch: RetryBatch, lease_us: int) -> None:
@@ -387,11 +424,16 @@ class Retries:
         assert given_up is not None
         key = (batch.subject, batch.group)
         deadline_us = lease_us + self._state.limits.ack_timeout_ms_default * 1000
+        known = [unburied for unburied in self._reasons if not unburied.is_over()]
         for retry, ranges in ((False, given_up.main), (True, given_up.retry)):
+            cursor = self._state.groups[key].cursor(retry)
+            for span, failure in given_up.failures_of(retry):
+                parts = [_Unburied(cursor, cursor.moves, part, failure) for part in cursor.retrying.common(*span)]
+                known += [part for part in parts if part not in known]
             for start, stop in ranges:
-                self._reasons.append((key, retry, (start, stop), given_up.failures[0]))
-                self._state.groups[key].cursor(retry).abandon(start, stop, deadline_us)
+                cursor.abandon(start, stop, deadline_us)
                 self._state.deadlines.note(key, deadline_us)
+        self._reasons = deque(known, _REASONS_KEPT_MAX)
 
     def _pause_keys(
         self, key: GroupKey, retry: bool, cursor: Cursor, positions: I64, due_ms: I64, moment: _Moment

@@ -137,6 +137,36 @@ def test_a_full_disk_at_the_last_attempt_leaves_the_message_and_keeps_its_reason
     assert broker.expired_leases(NOW_US + 2 * HOUR_US, NOW_US + 2 * HOUR_US, 1000) == []
 
 
+def test_a_full_disk_keeps_the_reason_of_each_message_until_its_letter_and_for_no_other_delivery() -> None:
+    disk = FakeDisk()
+    broker = with_policy(disk)
+    broker.deliver(messages(1, 60), False, NOW_US)
+    disk.capacity_bytes = disk.used_bytes
+    nacked = give_up(broker, 30)
+    with pytest.raises(DiskFullError):
+        broker.bury(nacked, "orders", "shop", SEQUENCE, NOW_US)
+    broker.keep_unburied(nacked, NOW_US)
+    assert broker.pull(SUBJECT, GROUP, 30, 1 << 20, NOW_US, NOW_US) is not None
+    expected = [Failure(NACKED, "no")] * 30 + [Failure(ACK_TIMEOUT)] * 30
+    now_us = NOW_US
+    for _ in range(2):  # the disk stays full: one batch has messages of both reasons
+        now_us += HOUR_US
+        (batch,) = broker.expired_leases(now_us, now_us, 1000)
+        assert batch.given_up is not None and batch.given_up.failures == expected
+        with pytest.raises(DiskFullError):
+            broker.bury(batch, "orders", "shop", SEQUENCE, now_us)
+        broker.keep_unburied(batch, now_us)
+    disk.capacity_bytes = None
+    now_us += HOUR_US
+    (batch,) = broker.expired_leases(now_us, now_us, 1000)
+    bury(broker, batch)
+    broker.positions.seek((SUBJECT, GROUP), 0)
+    assert broker.pull(SUBJECT, GROUP, 60, 1 << 20, now_us, now_us) is not None
+    (batch,) = broker.expired_leases(now_us + HOUR_US, now_us + HOUR_US, 1000)
+    assert batch.given_up is not None
+    assert set(batch.given_up.failures) == {Failure(ACK_TIMEOUT)}, "an old reason"
+
+
 def test_an_ended_lease_gives_up_what_had_its_last_attempt_alone() -> None:
     broker = with_policy(FakeDisk(), attempts=2)
     broker.deliver(messages(1, 2), False, NOW_US)
