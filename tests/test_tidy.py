@@ -338,7 +338,7 @@ def test_rooms_import_the_rooms_that_they_may_import() -> None:
     assert found == []
 
 
-def test_only_those_who_speak_over_a_stream_know_frames() -> None:
+def test_only_rooms_that_speak_over_a_stream_know_frames() -> None:
     found = [
         f"{name_of(path)}:{line} imports {other}"
         for module, path in MODULES.items()
@@ -413,7 +413,7 @@ def waits(tree: ast.AST) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.AsyncFunctionDef)}
 
 
-def test_state_is_synchronous_but_for_who_waits() -> None:
+def test_state_is_synchronous_except_where_a_caller_waits() -> None:
     found = {path.name: waits(parsed(path)) for path in sources("delayserver/state") if waits(parsed(path))}
     assert found == WAITS_IN_STATE
 

@@ -98,7 +98,7 @@ def main(orders: Orders, pipe: Connection) -> None:
     for standard in (1, 2):
         os.dup2(log, standard)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.WARNING, stream=sys.stderr)
-    faulthandler.register(signal.SIGUSR1)  # where it is, for whoever looks at one that hangs
+    faulthandler.register(signal.SIGUSR1)  # a developer sees by it where a server hangs
     if orders.open_files_max:
         resource.setrlimit(resource.RLIMIT_NOFILE, (orders.open_files_max, orders.open_files_max))
     control = Control(orders.control)

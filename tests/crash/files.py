@@ -1,7 +1,7 @@
-"""A `FileSystem` over the real one that tells each operation by kind of file and verb, and may kill its process there.
+"""A `FileSystem` over the real one that reports each operation by kind of file and verb, and may kill its process there.
 
 Verbs: `make` (open a new file), `create` (the header at offset 0), `append`, `write` (a small file), `cut`, `allocate`,
-`sync`, `replace`, `remove`, `sync_directory`. Kinds are told by the path; `room_of` has them all.
+`sync`, `replace`, `remove`, `sync_directory`. The path says the kind; `room_of` has them all.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class FailSyncOnce:
 
 
 class HookedFile:
-    """A `File` whose operations are told."""
+    """A `File` whose operations are reported."""
 
     def __init__(self, file: RealFile, room: str, hook: Hook) -> None:
         self._file = file
@@ -190,7 +190,7 @@ def _middle(before: bytes, after: bytes) -> int:
 
 
 class HookedFileSystem(RealFileSystem):
-    """The real file system, told."""
+    """The real file system, whose operations are reported."""
 
     def __init__(self, root: str, hook: Hook) -> None:
         self._root = root.rstrip("/")

@@ -26,12 +26,12 @@ DAYS = "days"
 COARSE = "coarse"
 """Under load that is due tomorrow, and so rests in the file of its day."""
 STOP = "stop"
-"""Under load, told to stop (SIGTERM)."""
+"""Under load, after SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What is done to which kind of file, as `files.py` tells it."""
+    """What is done to which kind of file, as `files.py` reports it."""
 
     room: str
     verb: str

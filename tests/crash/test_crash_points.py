@@ -62,7 +62,7 @@ def test_every_operation_of_a_running_server_has_a_point(tmp_path: Path) -> None
 
 
 def observe(folder: Path, kind: str) -> set[Operation]:
-    """What a server does in a scene when nobody kills it."""
+    """What a server does in a scene without a kill."""
     scene = Scene(folder, Point("none", kind, Operation("", ""), ""))
     try:
         scene.watch()

@@ -106,7 +106,7 @@ def test_rights_that_are_lost_end_the_server_by_name_and_nothing_that_was_acknow
 
 @pytest.fixture
 def read_only(tmp_path: Path) -> Iterator[Callable[[Path], None]]:
-    """Makes a folder read-only for whoever opens a file in it from then on.
+    """Makes a folder read-only: no file in it can be opened for writing from then on.
 
     The kernel refuses that to a file system with files open for writing, as a server has them; but a read-only mount of the
     folder over itself is what a path leads to. It is made read-only elsewhere first: a mount that is writable for a moment

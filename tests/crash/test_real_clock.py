@@ -95,7 +95,7 @@ def wait_for_outcomes(client: Client, delivered: int) -> dict[str, Any]:
     raise AssertionError(f"delivered is {status['delivered']}")
 
 
-def test_steps_by_hours_in_both_directions_hasten_nothing_hold_back_nothing_and_are_told(
+def test_steps_by_hours_in_both_directions_hasten_nothing_hold_back_nothing_and_are_logged(
     server: CommandLineServer, clock: Clock
 ) -> None:
     assert server.start(), server.said()

@@ -23,7 +23,7 @@ def run_simulated(fn: Callable[..., Any], *, clock: trio.abc.Clock | None, instr
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The plugin looks for a clock among a test's own arguments only; so it is told by a marker."""
+    """The plugin looks for a clock among a test's own arguments only; so a marker names it."""
     for item in items:
         if "boot" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.trio(run=run_simulated))

@@ -103,7 +103,7 @@ class Reader:
         elif language == "toml":
             tomllib.loads(text)
         else:
-            raise StepFailed(f"nobody knows how to run a block of {language!r}: see tests/docs/documents.py")
+            raise StepFailed(f"there is no way to run a block of {language!r}: see tests/docs/documents.py")
 
     def _session(self, text: str) -> None:
         for step in re.split(r"^\$ ", text, flags=re.MULTILINE):

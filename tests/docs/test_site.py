@@ -90,7 +90,7 @@ def test_every_http_request_is_in_the_reference(site: Path) -> None:
     assert [request for request in requests if request not in page] == []
 
 
-def test_a_request_tells_its_fields() -> None:
+def test_a_request_shows_its_fields() -> None:
     (send,) = [each for each in endpoints() if (each.method, each.path) == ("POST", "/v1/messages")]
     rows = {name: needed for name, _, needed in fields_of(send.body)}
     assert (rows["`subject`"], rows["`tag`"]) == ("yes", "")

@@ -23,7 +23,7 @@ from store.errors import StoreError
 from tests.fakes.host import Client, Host, small_settings
 
 HOUR_MS = 3_600_000
-# What a client may be told while the disk refuses.
+# Errors that a client may get while the disk refuses.
 ALLOWED = {"storage_failed", "disk_full", "not_ready", "shutting_down", "queue_full", "message_damaged", "too_old"}
 GONE = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 
@@ -61,7 +61,7 @@ class Record:
     accepted: dict[str, str] = field(default_factory=dict)
     cancelled: set[str] = field(default_factory=set)
     maybe_cancelled: set[str] = field(default_factory=set)
-    # Receipts of transactions, and those that nobody may ever see.
+    # Receipts of transactions, and those that no consumer may ever get.
     prepared: dict[str, str] = field(default_factory=dict)
     never: set[str] = field(default_factory=set)
     pulled: Counter[str] = field(default_factory=Counter)
@@ -195,7 +195,7 @@ class Day:
             if body in self.record.cancelled:
                 self.record.faults.append(f"{body} came though it was cancelled")
             if body in self.record.never:
-                self.record.faults.append(f"{body} came though nobody committed it")
+                self.record.faults.append(f"{body} came though no client committed it")
         if messages and (ack or nack):
             column = b"".join([message["delivery"].to_bytes(8, "little", signed=True) for message in messages])
             settled = await self.ask(

@@ -1,4 +1,4 @@
-"""A broker node in memory: remembers what it was handed and when, and fails as it is told."""
+"""A broker node in memory: remembers what it was handed and when, and fails as the test says."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class Client:
         return [result.get("outcome") or result["error"] for result in results]
 
     async def find(self, receipt: str) -> dict[str, Any]:
-        """All that lookup tells about one message."""
+        """The whole row of lookup for one message."""
         result: dict[str, Any] = (await self.request("lookup", {"receipts": [receipt]}))["results"][0]
         return result
 

@@ -256,7 +256,7 @@ class FakeNetwork:
             await trio.sleep_forever()
         listener = self._listeners.get(address)
         if listener is None:
-            raise ConnectionRefusedError(f"nobody listens on {address}")
+            raise ConnectionRefusedError(f"no server listens on {address}")
         near, far = transport_pair(address, self.window_bytes, self.comes_from)
         listener.arrive(far)
         return near

@@ -269,7 +269,7 @@ class Producer:
             self._model.cancel_answered(row, outcome, self._clock.peak_us // 1000, self._clock.now_us())
 
     def _outcome(self, result: dict[str, Any]) -> str:
-        """What became of one item of a cancel. Where a bit hit the message that its id names, nobody can say."""
+        """What became of one item of a cancel. Where a bit hit the message that its id names, it is not known."""
         if result.get("error") == "message_damaged" and self._model.damage.flips:
             return "too_late"
         outcome: str = result["outcome"]

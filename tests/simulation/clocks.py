@@ -68,7 +68,7 @@ class SimulatedTime(trio.abc.Clock):
             # trio's own tasks are woken through a real pipe, so it comes here now and then without a deadline.
             self._without_deadline += 1
             if self._without_deadline > WITHOUT_DEADLINE_MAX:
-                raise RuntimeError("every task of the simulation waits for an event that nobody will set")
+                raise RuntimeError("every task of the simulation waits for an event that no task will set")
             return 0.0
         self._without_deadline = 0
         self._go(deadline)

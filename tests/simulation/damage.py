@@ -55,7 +55,7 @@ class Flip:
     before: int
     sequences: frozenset[int]
     whole: bool
-    """Whether nothing of the file can be trusted: its header was hit, or it tells which messages have an outcome."""
+    """Whether nothing of the file can be trusted: its header was hit, or it holds the outcomes of messages."""
     windows: frozenset[tuple[int, bool]] = frozenset()
     """Of a record of the ledger: starts of its windows in ms, and whether one is a day."""
     left: bytes = b""
@@ -240,7 +240,7 @@ class Damage:
         self.reports |= set(texts)
 
     def _without_path(self, text: str) -> bool:
-        """Whether it is one of the reports that follow another one and tell offsets alone."""
+        """Whether it is one of the reports that follow another one and name offsets alone."""
         begins = {"store offset": "/data/broker/", "acked up to ": "/data/broker/"}
         return any(
             text.startswith(begin) and flip.path.startswith(folder)
@@ -263,12 +263,14 @@ class Damage:
         named = self.reports | {finding.file for finding in findings}
         for flip in self.flips:
             if flip.stands(self._disk) and not any(flip.path in text for text in named):
-                raise SimulationFailure(f"nobody names the damage in {flip.path} at {flip.offset}")
+                raise SimulationFailure(
+                    f"neither the server nor the check names the damage in {flip.path} at {flip.offset}"
+                )
         for flips, what in self.excused:
             if not any(flip.path in text for flip in flips for text in named):
                 paths = sorted({flip.path for flip in flips})
                 raise SimulationFailure(
-                    f"{what}; bits flipped in {paths} may be the cause, but nobody names any of them"
+                    f"{what}; bits flipped in {paths} may be the cause, but no report names any of them"
                 )
 
 

@@ -25,7 +25,7 @@ SUBJECT, GROUP = "orders", "dying"
 NAMES = {"subject": SUBJECT, "group": GROUP}
 # Nacks and resends ask for no longer delay, and no policy for longer pauses.
 DELAY_MS_MAX = 60_000
-# Letters that nobody takes go after a week: those of messages that came last before this need not be there any more.
+# Letters that no group takes go after a week: those of messages that came last before this need not be there any more.
 KEPT_US = 6 * 86_400 * 1_000_000
 # Turns without a message, each with time for a lease, a pause or a resend, until nothing can come any more.
 QUIET_TURNS = 8
@@ -48,7 +48,7 @@ class Fate:
     done: bool = False
     """Acked or dropped, or it may be: it need not be a letter at the end."""
     letter_life: int = 0
-    """The life in which a letter of it was listed that nobody has sent again; 0 if there is none."""
+    """The life in which a letter of it was listed, which was not sent again; 0 if there is none."""
     last_us: int = 0
     last_uptime_us: int = 0
 

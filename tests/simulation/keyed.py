@@ -139,7 +139,7 @@ class KeyedAhead:
         # A redelivery of a message without a key is a record of its own, and so is a redispatch.
         own = row["attempt"] == 1
         if message is None or (row.get("order_key") or "") != message.key or (own and row["due_ms"] != message.due_ms):
-            raise SimulationFailure(f"a message that nobody sent so arrived: {row!r}")
+            raise SimulationFailure(f"a message arrived that no client sent so: {row!r}")
         self._note("keyed", "arrived", token=message.token, broker=broker, position=row["position"])
         message.arrived = True
         if row["due_ms"] != message.due_ms:

@@ -303,7 +303,7 @@ def prepared_is_seen() -> list[Change]:
 
 
 def every_end_is_as_wanted() -> list[Change]:
-    """A commit or a rollback that comes second, and is told that it worked."""
+    """A commit or a rollback that comes second, and is answered as if it had worked."""
 
     def mistaken(_right: Any) -> Any:
         async def tell(self: Any, result: Any, places: Any, wanted: Any, work: Any) -> None:
@@ -610,7 +610,7 @@ def a_bad_filter_is_no_filter() -> list[Change]:
 
 
 def policies_lost_in_silence() -> list[Change]:
-    """The table of policies is damaged, its groups go by the defaults, and nobody says so."""
+    """The table of policies is damaged, its groups go by the defaults, and no report says so."""
 
     def mistaken(right: Any) -> Any:
         return lambda fs, directory, server_id: replace(right(fs, directory, server_id), damage=None)

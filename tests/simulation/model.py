@@ -324,7 +324,7 @@ class Model:
             if identity.arrived_tokens:
                 self.fail(f"answered {outcome}, but it had been delivered", row)
             if outcome == "already_cancelled" and not identity.cancel_possible:
-                self.fail("already_cancelled, but nobody cancelled it", row)
+                self.fail("already_cancelled, but no client cancelled it", row)
             identity.cancelled = True
         else:
             self.looked_up(row, outcome, peak_ms, now_us)
@@ -340,7 +340,7 @@ class Model:
         if identity.cancelled and outcome not in ("cancelled", "already_cancelled", "deduplicated", "retired"):
             self.fail(f"answered {outcome}, but it was cancelled", row)
         if outcome == "cancelled" and not identity.cancel_possible:
-            self.fail("cancelled, but nobody cancelled it", row)
+            self.fail("cancelled, but no client cancelled it", row)
         if outcome == "cancelled":
             identity.cancelled = True
         if outcome == "deduplicated" and len(identity.copies) < 2:
@@ -432,7 +432,7 @@ class Model:
         token = int(body[1 : body.index(b".")]) if body[:1] == b"m" and b"." in body else 0
         row = self.rows.get(token)
         if row is None or row.body != body:
-            raise SimulationFailure(f"a body nobody sent arrived: {body[:60]!r}")
+            raise SimulationFailure(f"a body arrived that no client sent: {body[:60]!r}")
         identity = self.identity(row)
         due_ms, dispatched_us = fields["due_ms"], fields["dispatched_us"]
         assert isinstance(due_ms, int)
@@ -567,7 +567,7 @@ class Model:
             # left a copy at another broker, the lease of that one can end here: it goes through the same pipeline.
             return
         if retry and self.disturbed and row.subject.startswith("remote."):
-            return  # likewise, and the reply to the pull of that copy was lost: nobody has seen it at the other broker
+            return  # likewise, and the reply to the pull of that copy was lost: no consumer has got it at the other broker
         if not retry and self._forgotten(before.wall_us, wall_us):
             return
         if before.acked:

@@ -116,7 +116,7 @@ class Moving:
             start = {"start": self._chance.choice(["earliest", "latest"])}
             place = bounds["first" if start["start"] == "earliest" else "end"]
             begins = place if self._gone else 0
-            # Until the answer nobody knows whether the group is made. The next pull would make it at the earliest.
+            # Until the answer it is not known whether the group is made. The next pull would make it at the earliest.
             self._next, self._loose = 0, True
         exists, self._exists = self._exists, True
         loose, self._loose = self._loose, True

@@ -263,7 +263,7 @@ class Network:
             raise TimeoutError(f"{address} does not answer")
         listener = self.listeners.get(address)
         if listener is None:
-            raise ConnectionRefusedError(f"nobody listens on {address}")
+            raise ConnectionRefusedError(f"no host listens on {address}")
         there, back = Pipe(), Pipe()
         client = SimulatedTransport(self, back, there, address)
         accepted = SimulatedTransport(self, there, back, "127.0.0.1:40000", listener.dead)

@@ -21,7 +21,7 @@ class Operator:
     def __init__(
         self, client: Client, host: Host, chance: Random, note: Callable[..., None], changed: Callable[[], None]
     ) -> None:
-        """`changed` is told that messages may be late: memory is read anew."""
+        """`changed` learns that messages may be late: memory is read anew."""
         self._client = client
         self._host = host
         self.chance = chance

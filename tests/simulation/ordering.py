@@ -24,7 +24,7 @@ SUBJECT, GROUP = "ordered", "workers"
 NAMES = {"subject": SUBJECT, "group": GROUP}
 KEYS = ("a", "b", "c", "")
 MESSAGES_MAX = 150
-# Messages that nobody takes go after a week.
+# Messages that no group takes go after a week.
 KEPT_US = 6 * 86_400 * 1_000_000
 TURNS_MAX = 400
 
@@ -159,7 +159,7 @@ class Ordering:
     async def _ack_behind(self, client: Client, failed: Keyed, rest: list[tuple[Keyed, int]], lives: int) -> None:
         """Ack what came behind a nacked message. The node has taken back those of its key, so it must refuse their acks.
 
-        A new process does not know that. Without an answer nobody knows whether it was a new one."""
+        A new process does not know that. Without an answer it is not known whether it was a new one."""
         taken_back = [(message, delivery) for message, delivery in rest if message.key == failed.key and failed.key]
         others = [each for each in rest if each not in taken_back]
         await self._ack(client, [message for message, _ in others], [delivery for _, delivery in others])
@@ -188,7 +188,9 @@ class Ordering:
             body = row["body"]
             message = self._messages.get(int(body[1:-1]))
             if message is None or (row.get("order_key") or "") != message.key:
-                raise SimulationFailure(f"a message that nobody published so arrived: {body!r} {row.get('order_key')}")
+                raise SimulationFailure(
+                    f"a message arrived that no client published so: {body!r} {row.get('order_key')}"
+                )
             message.arrived, message.position = True, row["position"]
             message.deliveries += 1
             self._judge(message, found)

@@ -27,7 +27,7 @@ UNKNOWN, STORED, REFUSED = "unknown", "stored", "refused"
 POSTED = "posted"
 # An error of these does not say that nothing was stored.
 _NOT_CERTAIN = ("storage_failed", "internal_error")
-# Messages that nobody takes go after a week.
+# Messages that no group takes go after a week.
 KEPT_US = 6 * 86_400 * 1_000_000
 TURNS_MAX = 300
 # Filters that do not parse, with the place of the first fault.
@@ -167,7 +167,7 @@ class Publishing:
         self._posted[client] += group
 
     def _forget_posted(self) -> None:
-        """Where more was refused than must be, nobody knows what."""
+        """Where more was refused than must be, the books do not know which."""
         for client, group in self._posted.items():
             if client.one_way_refused != self._bad[client]:
                 for message in group:
@@ -262,7 +262,7 @@ class Publishing:
         token = int(body[1 : body.index(b".")]) if body[:1] == b"p" and b"." in body else 0
         message = self._messages.get(token)
         if message is None or message.body != body or row.get("tag") != message.tag:
-            raise SimulationFailure(f"a message that nobody published so arrived: {body[:60]!r} {row.get('tag')}")
+            raise SimulationFailure(f"a message arrived that no client published so: {body[:60]!r} {row.get('tag')}")
         if message.state == REFUSED:
             self._fail(message, "it was refused, and arrived")
         message.arrived = True

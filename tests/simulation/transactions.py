@@ -55,7 +55,7 @@ class Deal:
     ended: str = ""
     new_receipt: str = ""
     gone: bool = False
-    """Its record is retired: it has ended, and nobody says how."""
+    """Its record is retired: it has ended, and no answer says how."""
     seen: int = 0
     checks: dict[int, tuple[int, int]] = field(default_factory=dict)
     """Where the queue has each check-back: position, and the life of the server that handed it out."""
@@ -79,15 +79,15 @@ class Books:
         """The deal that a message is of."""
         deal = self.deals.get(int(body[1:].split(b".")[0]) if body.startswith(b"d") else 0)
         if deal is None or deal.body != body:
-            raise SimulationFailure(f"a message of {SUBJECT} with the body {body[:40]!r}, which nobody prepared")
+            raise SimulationFailure(f"a message of {SUBJECT} with the body {body[:40]!r}, which no client prepared")
         return deal
 
     def ends(self, deal: Deal, how: str, by: str) -> None:
-        """It ended so, for certain. `by` says who told it."""
+        """It ended so, for certain. `by` names the source."""
         if deal.ended and deal.ended != how:
             self.fail(f"{by} says {how}, and it was {deal.ended}", deal)
         if how not in deal.asked and how != self._by_policy(deal):
-            self.fail(f"{by} says {how}, and nobody asked for that", deal)
+            self.fail(f"{by} says {how}, and no client asked for that", deal)
         if how not in deal.asked and not deal.ended and self._host.clock.step_count == deal.steps:
             passed_ms = self._host.clock.now_ms() - deal.begun_ms
             if passed_ms < deal.check_after_ms * (deal.checks_max + 1):
@@ -226,7 +226,7 @@ class Books:
 
     @property
     def open(self) -> list[Deal]:
-        """Accepted, and nobody knows how it ended."""
+        """Accepted, and no answer says how it ended."""
         return [deal for deal in self.deals.values() if deal.accepted and not deal.ended and not deal.gone]
 
 

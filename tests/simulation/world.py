@@ -413,7 +413,7 @@ class World:
         self.note("checker", "status", **{name: status[name] for name in BALANCE})
         self.model.check_running(status)
         rows = [row for row in self.model.rows.values() if row.state == ACCEPTED]
-        # Those that nobody has seen yet are the ones that can be lost; of the others a few.
+        # Segments that no consumer has read yet are the ones that can be lost; of the others a few.
         waiting = [row for row in rows if not self.model.identity(row).arrived_tokens]
         some = self.chance.sample(waiting, min(len(waiting), LOOKUPS_MAX))
         rows = some + self.chance.sample(rows, min(len(rows), 5))
@@ -714,7 +714,7 @@ class World:
                 break
             if not self.host.alive:
                 await self._recover()
-            # Some due times at once: what the server was not told of in time is late, and must come all the same.
+            # Some due times at once: a message that the server got too late is late, and must come all the same.
             due = sorted(due)[: self.chance.choice((1, 2, 4, 8, 16))]
             ahead_s = due[-1] / 1000 - self.clock.now_us() / 1e6 if due else 0
             if ahead_s > 0:
@@ -824,7 +824,7 @@ BALANCE = (
 
 
 def twin_delivery(server_id: str, now_ms: int) -> dict[str, Any]:
-    """The arguments of a `deliver` of one message that nobody reads."""
+    """The arguments of a `deliver` of one message that no consumer pulls."""
     times = {"due_ms": now_ms, "accepted_us": now_ms * 1000, "dispatched_us": now_ms * 1000, "expires_ms": 0}
     names = {"subjects": ["nobody.reads"], "subject_index": 0, "target_groups": [], "target_group_index": 0}
     blobs = {"message_ids": b"", "message_id_length": 0, "properties": b"", "properties_length": 0}

@@ -166,7 +166,7 @@ class CursorsMachine(RuleBasedStateMachine):
             if row.key <= self.cursors.loaded_limit(window):
                 assert row in held or row in unasked, "a row of a loaded range is missing"
             elif row.key > self.cursors.limit(window):
-                assert row not in held, "a row of a range that nobody has taken is in the wheel"
+                assert row not in held, "a row of a range that no part has taken is in the wheel"
 
     @invariant()
     def what_the_cursors_say_of_a_row_is_so(self) -> None:

@@ -14,7 +14,7 @@ from tests.delayserver.cli.conftest import ROOT, Server, run, serving
 from tests.delayserver.recover.damaging import append_torn
 
 
-def test_what_was_sent_does_not_steer_the_terminal_of_who_reads_it(server: Server) -> None:
+def test_the_content_of_a_message_does_not_steer_the_terminal(server: Server) -> None:
     with Client(server.address) as client:
         client.send(
             "bin", b"\x1b[31mred\nnext line\x07", delay_ms=0, message_id="i\nd", properties={"a\x1b": "b\x9b\n"}
@@ -42,7 +42,7 @@ def test_what_is_to_come_from_a_closed_stdin_is_wrong_usage(server: Server, argu
     assert "Traceback" not in done.stderr
 
 
-def test_nobody_is_asked_on_a_closed_stdin(tmp_path: Path) -> None:
+def test_no_command_asks_on_a_closed_stdin(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as running:
         with Client(running.address) as client:
             client.send("s", b"", delay_ms=60_000)
@@ -60,7 +60,7 @@ def test_a_check_needs_no_stderr(tmp_path: Path) -> None:
     assert "clean" in done.stdout
 
 
-def test_what_names_no_message_is_told_by_its_type(server: Server) -> None:
+def test_an_error_names_the_type_of_what_names_no_message(server: Server) -> None:
     with Client(server.address) as client:
         sent = client.send("s", b"", delay_ms=60_000)
         for wrong in (sent, [sent.receipt]):
@@ -75,7 +75,7 @@ def test_a_data_directory_that_cannot_be_made_was_never_there(tmp_path: Path) ->
     assert "was removed" not in done.err
 
 
-def test_a_node_that_does_not_answer_is_told(tmp_path: Path) -> None:
+def test_status_names_a_node_that_does_not_answer(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text(
         '[[groups]]\nname = "east"\n[[groups.nodes]]\naddress = "127.0.0.1:9"\n[[routes]]\ngroups = ["east"]\n'

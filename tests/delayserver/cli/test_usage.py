@@ -43,7 +43,7 @@ def test_the_help_imports_nothing_heavy() -> None:
     assert done.stdout.splitlines()[-1] == "[]"
 
 
-def test_the_version_is_told(delayserver: Callable[..., Any]) -> None:
+def test_version_prints_the_version(delayserver: Callable[..., Any]) -> None:
     done = delayserver("--version")
     assert (done.code, done.out.strip()) == (0, f"delayserver, version {__version__}")
 

@@ -419,7 +419,7 @@ class FakeServer:
             "due_ms": pack_column(np.array([m.due_ms for m in ready], I64)),
             "accepted_us": 1_000,
             "dispatched_us": 2_000,
-            # As an older server: not told where nothing expires.
+            # As an older server: the column is left out where nothing expires.
             **({"expires_ms": pack_column(expires_ms)} if expires_ms.any() else {}),
             "attempt": 1,
             "message_ids": ids[0],

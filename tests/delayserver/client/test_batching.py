@@ -50,7 +50,7 @@ def test_a_callback_may_send_on_a_full_queue(server: FakeServer) -> None:
     assert [stored.body for stored in server.messages] == [b"1", b"2", b"3"]
 
 
-def test_a_callback_that_flushes_is_told_that_it_cannot(server: FakeServer) -> None:
+def test_a_callback_that_flushes_gets_an_error(server: FakeServer) -> None:
     server.misbehave("send", Late(0.2))
     client = Client(server.address)
     batcher = client.batcher("a", linger_ms=0)
@@ -104,7 +104,7 @@ def test_a_task_of_asyncio_that_is_cancelled_abandons_its_batcher(server: FakeSe
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_whoever_hands_over_many_messages_lets_other_tasks_run(server: FakeServer, backend: str) -> None:
+def test_a_task_that_hands_over_many_messages_lets_other_tasks_run(server: FakeServer, backend: str) -> None:
     async def main() -> None:
         turns = 0
 
@@ -199,7 +199,7 @@ def test_one_interrupt_ends_a_block_that_waits_for_its_last_answers(server: Fake
         assert_abandoned(futures, server)
 
 
-def test_a_flush_waits_no_longer_than_it_is_told(server: FakeServer) -> None:
+def test_a_flush_waits_no_longer_than_its_timeout(server: FakeServer) -> None:
     server.misbehave("send", Late(1.0))
     with Client(server.address) as client, client.batcher("a") as batcher:
         future = batcher.send(b"", due_ms=1)

@@ -61,7 +61,7 @@ def test_subjects_are_gathered_from_all_pages(server: FakeServer, client: Client
     assert server.count("subjects") == 6
 
 
-def test_what_the_server_tells_of_itself(server: FakeServer, client: Client) -> None:
+def test_status_route_ping_and_limits_are_those_of_the_server(server: FakeServer, client: Client) -> None:
     assert client.status()["ready"] is True
     assert client.route(subject="b").nodes[0].address == server.address
     assert abs(client.ping() - server.now_us()) < 5_000_000
@@ -69,7 +69,7 @@ def test_what_the_server_tells_of_itself(server: FakeServer, client: Client) -> 
     assert server.connections == 1
 
 
-def test_hello_tells_the_server_and_its_limits(server: FakeServer, client: Client, connect: Connect) -> None:
+def test_hello_gives_the_server_and_its_limits(server: FakeServer, client: Client, connect: Connect) -> None:
     info = client.connect()
     assert (info.server_id, info.role, info.version, info.limits) == (SERVER_ID, "server", 1, server.limits)
     assert server.count("hello") == 1
@@ -200,7 +200,7 @@ def test_a_consumer_pulls_acks_and_nacks(server: FakeServer, client: Client) -> 
     assert [request.arguments.get("delay_ms") for request in server.requests if request.operation == "nack"] == [1000]
 
 
-def test_a_consumer_learns_when_messages_expire_from_a_server_that_tells_it(server: FakeServer, client: Client) -> None:
+def test_a_consumer_learns_when_messages_expire(server: FakeServer, client: Client) -> None:
     client.send("a", b"one", due_ms=1)
     (never,) = client.pull("a", "g")
     assert never.expires_ms == 0
@@ -315,7 +315,7 @@ def test_a_refusal_is_raised_where_no_earlier_attempt_can_have_changed_anything(
             client.send("a", b"", due_ms=1)
 
 
-def test_no_reply_in_time_is_an_error_and_the_late_reply_meets_nobody(server: FakeServer, connect: Connect) -> None:
+def test_no_reply_in_time_is_an_error_and_the_late_reply_is_passed_over(server: FakeServer, connect: Connect) -> None:
     with connect(server.address, timeout_s=1.0, retries=0) as client:
         server.misbehave("lookup", Late(2.0))
         with pytest.raises(RequestTimedOut):
@@ -361,7 +361,7 @@ def test_a_request_is_not_repeated_if_it_must_not_be_when_the_server_ends_the_co
     assert len(server.messages) == 1
 
 
-def test_a_reply_to_nobody_is_passed_over(server: FakeServer, client: Client) -> None:
+def test_a_reply_without_its_request_is_passed_over(server: FakeServer, client: Client) -> None:
     next_id = server.requests[-1].id + 1
     server.misbehave("status", Garbage(encode_reply(999, {"x": 1}) + encode_reply(next_id, {"ready": 7})))
     assert client.status()["ready"] == 7
@@ -384,7 +384,7 @@ def test_a_request_above_the_frame_bound_harms_nothing(connect: Connect) -> None
         assert server.connections == 1
 
 
-def test_nobody_there_is_a_connection_error(connect: Connect) -> None:
+def test_no_server_there_is_a_connection_error(connect: Connect) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(ConnectionLost, match="cannot connect"), connect(f"127.0.0.1:{port}", retries=1):

@@ -99,7 +99,7 @@ def test_a_send_by_level(client: Client, subject: str) -> None:
         client.send(subject, b"m", delay_level=1, due_ms=before_ms)
 
 
-def test_what_nobody_looked_at_and_levels(client: Client, subject: str) -> None:
+def test_nacks_take_unseen_and_levels(client: Client, subject: str) -> None:
     client.send(subject, b"m", delay_ms=0)
     (delivery,) = client.pull(subject, "g", wait_s=10)
     assert client.nack(subject, "g", [delivery], level=1, unseen=True).dead_lettered == 0

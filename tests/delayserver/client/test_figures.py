@@ -61,7 +61,7 @@ def test_the_command_counts_by_hour_minute_and_subject(real_server: Server) -> N
     assert real_server.run("pending", "--by", "subject", "--to", "2100-01-01T00:00Z").code == 2
 
 
-def test_lookup_tells_the_times_of_a_message(real_server: Server, connect: Connect) -> None:
+def test_lookup_gives_the_times_of_a_message(real_server: Server, connect: Connect) -> None:
     with connect(real_server.address) as client:
         waiting = client.send("times", "", delay_ms=HOUR_MS)
         found = client.lookup(waiting.receipt, times=True)

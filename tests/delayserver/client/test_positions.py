@@ -116,7 +116,7 @@ def test_a_start_before_the_first_message_of_a_subject_gets_all(
         assert found == ["a"]
 
 
-def test_a_read_tells_where_it_is_and_waits_for_the_next_message(
+def test_a_read_has_its_positions_and_waits_for_the_next_message(
     real_server: Server, connect: Connect, subject: str
 ) -> None:
     with connect(real_server.address) as client, connect(real_server.address) as other:
@@ -264,7 +264,7 @@ def test_the_command_line_lists_moves_peeks_and_removes(real_server: Server) -> 
     assert "a" in run("peek", "cli", *to).out
     gone = run("peek", "cli", "--position", "9", *to)
     assert gone.code == 1 and "this node keeps 0 to 3" in gone.err
-    assert run("groups", "remove", "cli", "--group", "g", *to).code != 0, "it asks, and nobody answers"
+    assert run("groups", "remove", "cli", "--group", "g", *to).code != 0, "it asks, and gets no answer"
     assert run("groups", "remove", "cli", "--group", "g", "--yes", *to).out == "removed g of cli\n"
     again = run("groups", "remove", "cli", "--group", "g", "--yes", *to)
     assert again.code == 1 and "group_unknown" in again.err

@@ -69,7 +69,7 @@ def test_a_publishing_batcher_keeps_the_order(tmp_path: Path) -> None:
         assert [row.body for row in client.pull("s", "g", 100)] == [b"%d" % number for number in range(100)]
 
 
-def test_one_way_messages_arrive_and_refused_ones_are_told(tmp_path: Path, connect: Connect) -> None:
+def test_one_way_messages_arrive_and_refused_ones_are_counted(tmp_path: Path, connect: Connect) -> None:
     with serving(tmp_path / "data") as server, connect(server.address) as client:
         for number in range(500):
             client.publish_one_way("s", f"{number}")

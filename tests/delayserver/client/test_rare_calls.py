@@ -136,7 +136,7 @@ def test_cancelling_the_block_of_an_async_batcher_answers_its_handles(server: Fa
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_a_consumer_tells_what_its_nodes_refuse_for_good(server: FakeServer, backend: str) -> None:
+def test_a_consumer_raises_what_its_nodes_refuse_for_good(server: FakeServer, backend: str) -> None:
     server.misbehave("pull", *[Fail(InvalidArgument("max_messages lies within 1 and 16384"))] * 5)
 
     async def main() -> None:

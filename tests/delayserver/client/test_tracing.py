@@ -133,7 +133,7 @@ trio.run(main)
 
 @pytest.fixture(scope="module")
 def told(web: Web) -> dict[str, Any]:
-    """What a program told that sends in all ways, and whose listener handles in tasks."""
+    """The spans of a program that sends in all ways, and whose listener handles in tasks."""
     return run(TASKS, web.address)
 
 

@@ -328,7 +328,7 @@ async def test_what_cannot_change_is_refused_and_nothing_has_changed(boot: Boot)
     await host.until(lambda: numbers(host, "fakeA") == [1])
 
 
-async def test_a_reload_ends_although_nobody_waits_for_it(boot: Boot) -> None:
+async def test_a_reload_ends_although_its_caller_has_gone(boot: Boot) -> None:
     host = boot(small_settings(groups=TWO_GROUPS, routes=EACH_ITS_OWN, dispatch=QUICK))
     await host.start()
     client = await host.client()

@@ -1,4 +1,4 @@
-"""What a node gets: columns that are the same on every row come as views of stride 0, so that nobody looks again."""
+"""What a node gets: columns that are the same on every row come as views of stride 0, so that no node compares rows."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ async def test_the_dispatcher_compares_the_expiry_with_the_time_that_it_stamps(b
     assert await client.lookup(short["receipt"], long["receipt"]) == ["expired", "delivered"]
 
 
-async def test_a_pull_tells_when_each_message_expires(boot: Boot) -> None:
+async def test_a_pull_says_when_each_message_expires(boot: Boot) -> None:
     host = boot()
     await host.start()
     client = await host.client()

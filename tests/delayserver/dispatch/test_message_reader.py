@@ -56,7 +56,7 @@ async def test_a_hot_moment_is_read_before_it_comes_and_delivered_from_memory(bo
     reader = reader_of(host)
     assert sum(len(part.batch) for part in reader._parts) == HOT
     assert not host.fake().stored and not reader.rows_ahead
-    for path in host.disk.files("/data/schedule_log"):  # nobody looks there any more
+    for path in host.disk.files("/data/schedule_log"):  # no part reads there any more
         host.disk.flip_bit(path, host.disk.content(path).index(b"0"))
     await host.until(lambda: len(host.fake().stored) == HOT)
     assert sorted(map(int, host.fake().texts)) == list(range(HOT))
@@ -101,7 +101,7 @@ async def test_bytes_that_cannot_be_read_ahead_are_reported_once_they_are_due(bo
 
 
 @pytest.mark.parametrize("step_ms", [-3_600_000, 3_600_000])
-async def test_what_nobody_comes_for_is_let_go(boot: Boot, step_ms: int) -> None:
+async def test_bodies_that_no_worker_takes_are_let_go(boot: Boot, step_ms: int) -> None:
     host, _due_ms = await heated(boot)
     host.server.parts.groups.stop()
     assert reader_of(host)._parts

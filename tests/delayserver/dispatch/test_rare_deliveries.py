@@ -201,7 +201,7 @@ async def test_rows_that_left_memory_and_could_not_be_read_back_once_are_deliver
 
 
 def test_a_sync_beside_one_that_fails_does_not_succeed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel tells an error once a file: the broker's checkpoint and its commit sync the same one, each in a thread."""
+    """The kernel reports an error once a file. Checkpoint and commit of a broker sync the same one, each in a thread."""
     file = RealFileSystem().open(str(tmp_path / "file"), create=True)
     began = threading.Event()
     told: list[str] = []

@@ -26,7 +26,7 @@ async def settle(client: Client, operation: str, message: dict[str, Any], **rest
 
 
 async def group_of(client: Client) -> dict[str, Any]:
-    """What the server tells about the one consumer group."""
+    """The row of the one consumer group."""
     (group,) = (await client.request("groups"))["groups"]
     return dict(group)
 

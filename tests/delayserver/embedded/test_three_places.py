@@ -128,7 +128,7 @@ def test_refusals_have_their_names(client: Client) -> None:
     assert isinstance(mixed[0], SendResult) and isinstance(mixed[1], DelayServerError)
 
 
-def test_the_server_tells_of_itself(client: Client) -> None:
+def test_the_server_answers_hello_ping_status_route_and_groups(client: Client) -> None:
     assert client.connect().role == "server"
     assert abs(client.ping() - time.time_ns() // 1000) < 5_000_000
     assert client.status()["ready"] is True

@@ -119,7 +119,7 @@ async def test_what_is_handed_out_to_a_connection_that_has_ended_comes_again(boo
     assert texts(await other.pull()) == ["m"]
 
 
-async def test_a_waiting_pull_that_has_no_room_ends_with_its_time_and_holds_up_nobody(boot: Boot) -> None:
+async def test_a_waiting_pull_without_room_ends_with_its_time_and_holds_up_no_other(boot: Boot) -> None:
     host = boot(small_settings(listen=LISTEN | {"unsent_timeout_ms": 600_000}))
     host.network.window_bytes = 1_000
     await host.start()

@@ -171,7 +171,7 @@ async def test_a_client_that_reads_slowly_gets_everything(boot: Boot) -> None:
         assert (await client.reply(number + 1))["ready"]
 
 
-async def test_past_the_bound_of_connections_a_new_one_is_told_and_the_others_are_served(boot: Boot) -> None:
+async def test_past_the_bound_of_connections_a_new_one_gets_an_error_and_others_are_served(boot: Boot) -> None:
     host = boot(small_settings(listen={"connections_max": 3}))
     await host.start()
     clients = [await host.client() for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Work of connections is shared by cost: small requests go between the slices of large ones, and nobody waits for many."""
+"""Connections share work by its cost: small requests go between the slices of large ones, and none waits for many."""
 
 from __future__ import annotations
 

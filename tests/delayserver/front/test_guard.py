@@ -27,7 +27,7 @@ NUMBERS = pack_column(np.array([1], np.int64), I64)
 @dataclass
 class Case:
     """A request for the other tenant's subject, and what a token without it gets: an error of the whole request (`whole`),
-    of each row (`rows`), or a reply that tells nothing of it (`told` gives what the reply tells)."""
+    of each row (`rows`), or a reply without it (`told` gives the subjects of the reply)."""
 
     arguments: dict[str, Any] = field(default_factory=dict)
     whole: str = ""
@@ -149,7 +149,7 @@ async def test_lists_show_what_is_open_to_the_token(boot: Boot) -> None:
     assert [each["subject"] for each in (await mine.request("find", {"message_id": "the-id"}))["messages"]] == [MINE]
 
 
-async def test_without_a_token_nothing_is_served_but_what_tells_who_is_there(boot: Boot) -> None:
+async def test_without_a_token_only_hello_ping_and_prove_are_served(boot: Boot) -> None:
     host = boot()
     await host.start()
     _, _, receipt = await prepared(host)
@@ -213,7 +213,7 @@ async def test_messages_of_others_are_closed_in_columns_and_by_name_as_well(boot
     form = "items" if operation == "reschedule" else "messages"
     (row,) = (await mine.request(operation, {form: [name]}))["results"]
     assert row.get("error") == "forbidden"
-    # The id that the server makes tells the sequence, whatever subject is put beside it.
+    # The id that the server makes holds the sequence, whatever subject is put beside it.
     name |= {"subject": MINE, "message_id": sent["receipt"].replace(sent["receipt"].split("-")[1] + "-", "", 1)}
     (row,) = (await mine.request(operation, {form: [name]}))["results"]
     assert row.get("outcome") == "unknown" or row.get("error"), row
@@ -358,7 +358,7 @@ async def test_figures_show_the_subjects_of_the_token(boot: Boot) -> None:
     assert len((await operator.request("pending", {"by": "subject"}))["subjects"]) == 2
 
 
-async def test_administrative_acts_are_told_with_who_and_what_and_without_secrets(
+async def test_the_log_has_administrative_acts_with_their_actor_and_without_secrets(
     boot: Boot, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "delayserver.audit")
@@ -408,7 +408,7 @@ async def test_the_first_token_closes_connections_that_are_open_already(boot: Bo
     assert await before.refused("send", {"messages": [message(MINE)]}) == "unauthenticated"
 
 
-async def test_limits_refuse_with_a_pause_and_slow_nobody_else(boot: Boot) -> None:
+async def test_limits_refuse_with_a_pause_and_slow_no_other_client(boot: Boot) -> None:
     host = boot()
     await host.start()
     _, limited, bytewise, free = await tokens(

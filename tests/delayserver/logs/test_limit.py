@@ -1,4 +1,4 @@
-"""The bound of lines of one event: the log counts what it leaves out, and tells it."""
+"""The bound of lines of one event: the log counts the lines that it leaves out, and says how many."""
 
 from __future__ import annotations
 

@@ -301,7 +301,7 @@ async def test_route_says_which_nodes_are_alive_and_since_when(boot: Boot) -> No
     assert found["fakeB:1"][0] == "up" and found["fakeB:1"][1] >= back_ms
 
 
-async def test_lookup_tells_every_outcome(boot: Boot) -> None:
+async def test_lookup_answers_every_outcome(boot: Boot) -> None:
     host = boot(small_settings(storage={"retention_ms": 120_000}))
     await host.start()
     client = await host.client()
@@ -366,7 +366,7 @@ async def test_the_longest_delay_is_taken_and_one_more_is_not(boot: Boot) -> Non
     assert "receipt" in taken and refused["error"] == "too_far"
 
 
-async def test_a_derived_id_names_its_message_under_its_own_subject_only_and_is_nobody_elses(boot: Boot) -> None:
+async def test_a_derived_id_names_its_message_under_its_own_subject_alone(boot: Boot) -> None:
     host = boot()
     await host.start()
     client = await host.client()

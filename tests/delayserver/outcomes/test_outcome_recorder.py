@@ -75,7 +75,7 @@ async def test_every_file_of_a_flush_that_met_a_full_disk_is_synced_before_it_co
         await host.kill()
 
 
-async def test_whoever_flushes_after_a_failed_sync_is_told_of_it(boot: Boot) -> None:
+async def test_a_flush_after_a_failed_sync_raises(boot: Boot) -> None:
     disk = FakeDisk()
     host = boot(faked_settings(), disk=disk)
     await host.start()

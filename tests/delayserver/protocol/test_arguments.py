@@ -90,7 +90,7 @@ async def test_nil_is_the_same_as_a_missing_argument(boot: Boot) -> None:
     assert "messages" in await client.request("redispatch", wanted)
 
 
-async def test_a_delay_beyond_the_maximum_is_told_as_it_was_given(boot: Boot) -> None:
+async def test_an_error_names_a_delay_beyond_the_maximum_as_it_was_given(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()

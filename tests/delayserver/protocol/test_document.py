@@ -64,7 +64,7 @@ def test_every_value_is_that_of_its_vector(name: str, value: str) -> None:
     assert value == vectors.value_of(name), "run python -m tests.delayserver.protocol.vectors"
 
 
-def test_every_dump_is_told_in_words_too() -> None:
+def test_every_dump_has_its_value_beside_it() -> None:
     assert {name for name, _ in DUMPS} <= {name for name, _ in VALUES}
 
 

@@ -216,7 +216,7 @@ def test_an_error_inside_a_request_is_answered_with_its_id(payload: bytes) -> No
     assert caught.value.request_id == 5
 
 
-def test_the_reasons_of_a_malformed_frame_are_told_in_the_protocols_words() -> None:
+def test_the_reasons_of_a_malformed_frame_use_the_words_of_the_protocol() -> None:
     reasons = set()
     for name, payload in BAD_PAYLOADS.items():
         with pytest.raises(MalformedFrame) as caught:

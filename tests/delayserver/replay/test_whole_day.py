@@ -232,7 +232,7 @@ async def test_what_the_day_lost_is_rebuilt_and_nothing_is_delivered_again(boot:
     assert check(host) == (20, 0)
 
 
-async def test_a_day_whose_outcomes_were_lost_is_held_back_and_told(boot: Boot) -> None:
+async def test_a_day_whose_outcomes_were_lost_is_held_back_and_reported(boot: Boot) -> None:
     host = boot(settings(storage={"retention_ms": 30 * DAY_MS}))
     await host.start()
     day_ms = far_day(host)
@@ -313,7 +313,7 @@ async def test_a_file_that_a_retired_day_got_again_is_missed_when_it_is_lost(boo
     assert paths[log] in {finding.file for finding in checked.findings}
     await host.start()
     files = host.server.parts.files.schedule if log == "schedule_log" else host.server.parts.files.dispatch
-    assert [*files.newly_lost] or not files.lost, "what message_log still tells is restored at once"
+    assert [*files.newly_lost] or not files.lost, "cancels that message_log still has are restored at once"
     assert await (await host.client()).lookup(cancelled["receipt"]) != ["pending"]
 
 

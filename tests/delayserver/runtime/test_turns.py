@@ -35,7 +35,7 @@ def test_no_pass_of_the_event_loop_holds_two_large_steps() -> None:
     assert len(steps) == 20
     assert len({at for at, _ in steps}) == 20, "two large steps in one pass"
     first = [number for _, number in steps[:4]]
-    assert [number for _, number in steps] == first * 5, "whoever had a turn goes to the end of the line"
+    assert [number for _, number in steps] == first * 5, "a task that had a turn goes to the end of the line"
 
 
 def test_a_task_that_is_cancelled_in_line_holds_up_no_other_task() -> None:

@@ -1,4 +1,4 @@
-"""What a disk does that refuses an operation: it gets a name, a line that says what to do, and whoever can wait waits."""
+"""A disk that refuses an operation: the error has a name and a line that says what to do, and parts that can wait do so."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_a_disk_that_refuses_everything_gets_a_few_lines_a_minute(
     assert report.refused == 501 and report.corruption == []
 
 
-async def test_what_cannot_be_read_is_told_once_a_file_and_apart_from_corruption(boot: Boot) -> None:
+async def test_a_damage_report_lists_an_unreadable_file_once_and_not_as_corruption(boot: Boot) -> None:
     report = DamageReport(boot(faked_settings()).clock)
     for number in range(3 * UNREADABLE_MAX):
         report.report(UnreadableError(f"/data/{number // 2}", number, "8 bytes cannot be read", errno.EIO))

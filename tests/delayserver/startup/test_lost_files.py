@@ -1,4 +1,4 @@
-"""Files of windows that are missing or cut: what they told is not guessed, and everything else is served (rules 4, 11)."""
+"""Files of windows that are missing or cut: their content is not guessed, and everything else is served (rules 4, 11)."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def a_minute_of_all_kinds(host: Host, client: Client, *, last: str) -> Sen
 
 @pytest.mark.parametrize("last", ["delivered", "cancelled"])
 @pytest.mark.parametrize("where", CUTS)
-async def test_a_minute_whose_outcomes_are_lost_is_held_back_and_its_cancels_are_told(
+async def test_lookup_says_cancelled_in_a_minute_that_is_held_back_for_lost_outcomes(
     boot: Boot, where: str, last: str
 ) -> None:
     host = boot(faked_settings())

@@ -1,4 +1,4 @@
-"""Outcomes whose messages a loss of power took (durability `os`): they stand for no other message and count for nobody."""
+"""Outcomes whose messages a loss of power took (durability `os`) do not stand for other messages, and no count has them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_the_checkpoint_knows_no_outcome_without_its_message(boot: Boot, m
 
 
 @pytest.mark.parametrize("again", [False, True])
-async def test_outcomes_whose_messages_a_loss_of_power_took_count_for_nobody(boot: Boot, again: bool) -> None:
+async def test_outcomes_that_lost_their_messages_do_not_count_for_other_messages(boot: Boot, again: bool) -> None:
     host = boot(faked_settings(storage={"durability": "os", "checkpoint_interval_ms": RARELY}))
     server = await host.start()
     client = await host.client()

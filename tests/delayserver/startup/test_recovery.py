@@ -223,7 +223,7 @@ async def test_a_damaged_record_does_not_keep_new_messages_with_ids_from_its_win
     assert any(path in text for text in status["corruption"])
 
 
-async def test_a_damaged_outcome_file_does_not_keep_a_start_from_telling_what_is_told(boot: Boot) -> None:
+async def test_a_damaged_outcome_file_stops_no_start_and_brings_no_cancelled_message(boot: Boot) -> None:
     host = boot(faked_settings(storage={"checkpoint_interval_ms": 1 << 40}))
     await host.start()
     client = await host.client()
@@ -245,7 +245,7 @@ async def test_a_damaged_outcome_file_does_not_keep_a_start_from_telling_what_is
     assert "receipt" in await client.put("later", host.now_ms + 1_000)
 
 
-async def test_swapped_window_files_are_told_and_hold_back_their_windows_only(boot: Boot) -> None:
+async def test_swapped_window_files_are_reported_and_hold_back_their_windows_only(boot: Boot) -> None:
     host = boot(faked_settings(storage={"checkpoint_interval_ms": 1_000}))
     await host.start()
     client = await host.client()

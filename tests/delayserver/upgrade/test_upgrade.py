@@ -96,7 +96,7 @@ async def test_what_an_old_directory_holds_is_delivered_once(boot: Boot, old: Pa
     status = host.check_balance(pending=0)
     assert status["delivered"] == old.balance["delivered"] + len(pending)
     outcomes = dict(zip(old.receipts, await client.lookup(*old.receipts.values()), strict=True))
-    # The policy of a transaction that nobody ended has ended it.
+    # The policy has ended the transaction that no client ended.
     ends = {"pending": "delivered", "prepared": "rolled_back"}
     assert outcomes == {name: ends.get(was, was) for name, was in old.outcomes.items()}
 

@@ -154,7 +154,7 @@ async def pull_all(host: Host) -> int:
     return len(await (await host.client()).pull())
 
 
-async def test_what_nobody_has_consumed_outlives_a_clock_that_is_ahead_for_seconds(boot: Boot) -> None:
+async def test_unconsumed_messages_outlive_a_clock_that_is_ahead_for_seconds(boot: Boot) -> None:
     host = boot(settings(broker=small_broker()))
     await host.start()
     await host.sleep_ms(70_000)
@@ -163,7 +163,7 @@ async def test_what_nobody_has_consumed_outlives_a_clock_that_is_ahead_for_secon
     assert await pull_all(host) == 6
 
 
-async def test_what_nobody_has_consumed_outlives_a_clock_that_is_behind_for_seconds(boot: Boot) -> None:
+async def test_unconsumed_messages_outlive_a_clock_that_is_behind_for_seconds(boot: Boot) -> None:
     """Its segments took the time of then for that of their last message, and were days old when it was right again."""
     host = boot(settings(broker=small_broker()))
     await host.start()
@@ -175,7 +175,7 @@ async def test_what_nobody_has_consumed_outlives_a_clock_that_is_behind_for_seco
     assert await pull_all(host) == 12
 
 
-async def test_what_nobody_has_consumed_goes_after_its_time(boot: Boot) -> None:
+async def test_unconsumed_messages_go_after_their_time(boot: Boot) -> None:
     host = boot(settings(broker=small_broker()))
     await host.start()
     await fill_store(host)

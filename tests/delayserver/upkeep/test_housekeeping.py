@@ -1,4 +1,4 @@
-"""Windows that are complete are told to the nodes once their minute is over; steps of the clock are counted."""
+"""Nodes hear of complete windows once their minute is over; steps of the clock are counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.fakes.schedule_files import KEY, MINUTE, opened
 Boot = Callable[..., Host]
 
 
-async def test_a_node_is_told_of_complete_windows_after_their_minute_and_not_of_others(boot: Boot) -> None:
+async def test_a_node_hears_of_complete_windows_after_their_minute_and_not_of_others(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -37,7 +37,7 @@ async def test_a_node_is_told_of_complete_windows_after_their_minute_and_not_of_
     await host.until(lambda: host.fake().complete == [window_ms, window_ms + 60_000], within_ms=60_000)
 
 
-async def test_a_window_that_a_late_message_opened_again_is_not_told_as_complete(boot: Boot) -> None:
+async def test_a_node_does_not_hear_of_a_window_that_a_late_message_opened_again(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -68,7 +68,7 @@ def test_a_window_is_settled_when_its_last_outcome_is_durable() -> None:
     assert not book.is_settled(MINUTE), "of a message that is only written an attempt may be made soon"
 
 
-async def test_a_window_is_not_told_as_complete_while_its_day_drains(boot: Boot) -> None:
+async def test_a_node_does_not_hear_of_a_window_while_its_day_drains(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -83,7 +83,7 @@ async def test_a_window_is_not_told_as_complete_while_its_day_drains(boot: Boot)
     await host.until(lambda: host.fake().complete == [window_ms])
 
 
-async def test_what_is_told_is_asked_for_node_by_node(boot: Boot) -> None:
+async def test_complete_windows_are_chosen_node_by_node(boot: Boot) -> None:
     settings = small_settings(groups=(fake_group("fake", "fake1", "fake2"),), routes=(RouteSettings("*", ("fake",)),))
     host = boot(settings)
     await host.start()

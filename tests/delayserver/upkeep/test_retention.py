@@ -78,7 +78,7 @@ async def held_replay(host: Host) -> trio.Event:
 
 @pytest.mark.parametrize("where", ["in the log", "in the commit"])
 async def test_a_window_stays_while_a_message_for_it_is_on_its_way(boot: Boot, where: str) -> None:
-    """With it would go what tells that the message is a copy of one that was delivered."""
+    """Its files show that the message is a copy of one that was delivered."""
     host = boot(settings())
     await host.start()
     client = await host.client()
@@ -273,7 +273,7 @@ async def test_what_came_too_late_for_a_retired_window_is_refused(boot: Boot) ->
     assert not host.server.parts.files.dispatch.rows(DispatchKey(due_ms // MINUTE_MS * MINUTE_MS, False))
     host.clock.step(-29 * MINUTE_MS)
     (result,) = await client.send({"subject": "s", "body": "again", "due_ms": due_ms, "message_id": "id"})
-    assert result["error"] == "too_old", "its id is forgotten: a copy could not be told"
+    assert result["error"] == "too_old", "its id is forgotten, so a copy could not be recognised"
     assert host.fake().texts == ["m"]
 
 
@@ -340,7 +340,7 @@ async def test_a_ledger_that_cannot_be_written_anew_is_left_for_ten_minutes(
     host.check_balance(pending=0)
 
 
-async def test_damage_in_the_ledger_is_told_and_what_it_hides_counts_as_retired(boot: Boot) -> None:
+async def test_damage_in_the_ledger_is_reported_and_hidden_windows_count_as_retired(boot: Boot) -> None:
     host = boot(settings())
     await host.start()
     client = await host.client()

@@ -244,7 +244,7 @@ def flood(connection: socket.socket, size: int, piece: bytes) -> int:
 
 
 @pytest.mark.parametrize("kind", [b"application/json", b"application/x-ndjson"])
-def test_a_chunked_body_of_10_gb_is_cut_and_nobody_else_waits(web: Web, kind: bytes) -> None:
+def test_a_chunked_body_of_10_gb_is_cut_and_other_requests_do_not_wait(web: Web, kind: bytes) -> None:
     with without_leak(web), ExitStack() as stack:
         greedy = [stack.enter_context(closing(web.connect())) for _ in range(4)]
         for connection in greedy:

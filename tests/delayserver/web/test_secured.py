@@ -70,7 +70,7 @@ def test_new_files_are_served_by_the_context_that_is_in_use(tmp_path: Path) -> N
     assert files.served(in_use) != first
 
 
-def test_wrong_files_leave_the_certificate_from_before_and_are_told(
+def test_wrong_files_leave_the_certificate_from_before_and_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     files = Files(tmp_path)

@@ -91,7 +91,7 @@ def test_the_first_lines_are_answered_while_the_next_ones_are_not_there_yet(web:
         assert [message["body"] for message in pull(web, "talk", 3)] == ["0", "1", "2"]
 
 
-def test_a_large_body_of_lines_comes_through_and_nobody_else_waits_for_it(web: Web) -> None:
+def test_a_large_body_of_lines_comes_through_and_other_requests_do_not_wait_for_it(web: Web) -> None:
     row = {"subject": "bulk", "body": "x" * 1000, "delay": "2h"}
     body = lines(*[row] * 500)
     replies: list[list[dict[str, Any]]] = []

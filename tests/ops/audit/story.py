@@ -1,4 +1,4 @@
-"""One life of a server with everything in it that an audit must see, told from the clients' side.
+"""One life of a server with everything in it that an audit must see, as the clients see it.
 
 Cancels, transactions, copies, expiries, nacks, a broker node that is down, dead letters, a far day, kill -9 right after an
 ack, and a restart. What is kept here comes from replies and deliveries alone; no file is read.
@@ -90,7 +90,7 @@ def hour(due_ms: int) -> int:
 
 
 class Story:
-    """Runs the two processes and tells what happened."""
+    """Runs the two processes and returns what happened."""
 
     def __init__(self, folder: Path) -> None:
         self.seen = Seen()
@@ -159,7 +159,7 @@ class Story:
             self._send(client, "orders", 300, now_ms + 300, 2, ids="p")
             dead = self._send(client, "dead.b", 12, now_ms + 300, 0, ids="d")
             self._end("dead.b", dead, "dead_lettered")
-            self._send(client, "quiet", 15, now_ms + 300, 0, ids="q")  # delivered, and nobody pulls it
+            self._send(client, "quiet", 15, now_ms + 300, 0, ids="q")  # delivered, and no consumer pulls it
             self._pull(client, "orders", 300)
             self._pull(client, "quiet", 15, ack=False)
             self._settled(client)

@@ -1,4 +1,4 @@
-"""`delayserver report` before Spark: what is missing is told in one line, and nothing is begun that cannot end."""
+"""`delayserver report` before Spark: one line names what is missing, and nothing is begun that cannot end."""
 
 from __future__ import annotations
 

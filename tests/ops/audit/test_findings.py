@@ -283,7 +283,7 @@ def test_a_file_of_a_newer_version_is_refused_by_name(spark: Any, tmp_path: Path
         report.main(["latency", path], standalone_mode=False)
 
 
-def test_a_record_of_a_newer_version_is_told_in_one_line(spark: Any, tmp_path: Path) -> None:
+def test_the_audit_refuses_a_record_of_a_newer_version_in_one_line(spark: Any, tmp_path: Path) -> None:
     path = HandMade(tmp_path / "data", messages=[1], scheduled=[1], outcomes=[(1, Outcome.DELIVERED, 1)]).write()
     (file,) = Path(path, "dispatch_log").glob("*/*.log")
     data = bytearray(file.read_bytes())

@@ -33,7 +33,7 @@ def test_each_server_has_windows_of_its_own_length(tmp_path: Path) -> None:
     assert audit._evidence(found, captured, Range(None, None)).window_ms == {7: 60_000, 8: 1_000}
 
 
-def test_a_server_whose_windows_are_all_retired_tells_their_length_by_its_checkpoint(tmp_path: Path) -> None:
+def test_the_checkpoint_has_the_length_of_windows_that_are_all_retired(tmp_path: Path) -> None:
     path = HandMade(
         tmp_path / "data", messages=[1], retired={"accepted": 1, "delivered": 1, "last_sequence": 1}
     ).write()

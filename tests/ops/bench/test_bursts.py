@@ -1,4 +1,4 @@
-"""Bursts in turns: what senders say is what they sent, failures are told, ratios are of neighbours."""
+"""Bursts in turns: what senders say is what they sent, failures are reported, ratios are of neighbours."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_sender_that_fails_ends_the_bursts_with_its_words(fails_at: str) -> No
         bursts_in_turns({"a": open_send}, 2, 1, 1, BURST_S)
 
 
-def test_a_sender_that_goes_away_is_told() -> None:
+def test_a_burst_reports_a_sender_that_goes_away() -> None:
     def open_send(_: int) -> Send:
         return lambda _: os._exit(3)
 
@@ -74,7 +74,7 @@ def test_a_ratio_is_that_of_neighbouring_bursts() -> None:
     assert medians_of(rates) == {"ours": 330.0, "redis": 300.0}
 
 
-def test_a_server_that_holds_less_than_it_took_is_told() -> None:
+def test_a_burst_reports_a_server_that_holds_less_than_it_took() -> None:
     class Peer:
         def __init__(self, held: int | None) -> None:
             self.held = held

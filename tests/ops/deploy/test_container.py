@@ -58,7 +58,7 @@ def test_the_image_is_built_in_two_stages_and_the_second_has_no_compiler_and_no_
 
 def test_the_image_does_not_run_as_root_and_owns_its_volume(last_stage: dict[str, list[str]]) -> None:
     user = last_stage["USER"][-1]
-    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "a number, so that Kubernetes can tell that it is not root"
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "a number, so that Kubernetes knows that it is not root"
     (made,) = last_stage["RUN"]
     uid, gid = user.split(":")
     assert f"--uid {uid}" in made and f"--gid {gid}" in made

@@ -44,7 +44,7 @@ def installed(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("unit", [SERVER, BROKER])
 def test_systemd_finds_nothing_wrong(installed: Path, unit: str) -> None:
     done = analyze("verify", "--man=no", str(installed / unit.replace("@", "@east1")))
-    # It also reads what the unit depends on, and tells of units of the machine.
+    # It also reads what the unit depends on, and reports units of the machine.
     found = [line for line in done.stderr.splitlines() if "delayserver" in line]
     assert (done.returncode, found) == (0, [])
 

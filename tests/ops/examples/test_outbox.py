@@ -81,7 +81,7 @@ def test_wherever_the_shop_dies_the_table_decides(
 ) -> None:
     assert shop(dsn, address, "place", str(number), "--die-at", step) == -signal.SIGKILL
     assert stored(dsn, number) is is_there
-    assert announced(address, number, 0.5) == [], "nobody sees it before the answer"
+    assert announced(address, number, 0.5) == [], "no consumer gets it before the answer"
     assert shop(dsn, address, "answer", "--seconds", "5") == 0
     assert announced(address, number, 10 if is_there else 1) == ([number] if is_there else [])
 

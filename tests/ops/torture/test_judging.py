@@ -80,13 +80,11 @@ def test_an_error_of_a_server_that_is_full_starts_or_is_gone_is_none(
 
 
 @pytest.mark.parametrize("error", [ShuttingDown, StorageFailed])
-def test_only_a_server_that_was_told_to_stop_may_say_that_it_stops(
-    record: Record, error: type[DelayServerError]
-) -> None:
+def test_only_a_stopping_server_may_say_that_it_stops(record: Record, error: type[DelayServerError]) -> None:
     record.stopping()
     record.failed(error("it stops"))
     assert record.violations == []
-    record.crashed()  # and the next one was not told
+    record.crashed()  # the next process got no signal
     record.failed(error("it stops"))
     assert len(record.violations) == 1
 

@@ -64,7 +64,7 @@ def blocks_of(*pages: bytes) -> memoryview:
     return memory
 
 
-def test_blocks_that_are_written_through_are_seen_by_whoever_reads(made: Made) -> None:
+def test_a_reader_sees_blocks_that_are_written_through(made: Made) -> None:
     fs, root = made
     file = fs.open(f"{root}/a", create=True)
     file.allocate(16 * BLOCK_BYTES)
@@ -321,7 +321,7 @@ def test_the_directory_of_a_path_is_found_also_without_one() -> None:
     assert [directory_of(path) for path in ("/a/b", "/b", "b", "a/b")] == ["/a", "/", ".", "a"]
 
 
-def test_files_are_synced_together_and_the_failure_of_one_is_told_after_all_are_done(tmp_path: Path) -> None:
+def test_files_are_synced_together_and_the_failure_of_one_is_raised_after_all_are_done(tmp_path: Path) -> None:
     fs = RealFileSystem()
     synced: list[str] = []
     files = [_SlowFile(fs.open(str(tmp_path / f"{number}"), create=True), synced) for number in range(40)]

@@ -47,7 +47,7 @@ def batch_of(rows: list[Identity], first_sequence: int) -> MessageBatch:
 @pytest.mark.parametrize("collide", [False, True])
 @given(st.lists(IDENTITIES, max_size=8))
 @settings(max_examples=60, deadline=None)
-def test_copies_are_told_as_a_dictionary_would_even_if_all_hashes_collide(
+def test_copies_are_found_as_a_dictionary_would_even_if_all_hashes_collide(
     collide: bool, batches: list[list[Identity]]
 ) -> None:
     log, index, sequence = ScheduleLog(FakeDisk(), "/schedule_log", 7, 60_000), IdIndex(), 1
@@ -113,7 +113,7 @@ def test_copies_and_internal_records_are_left_out_of_a_rebuilt_index() -> None:
     assert 0 < len(load_id_index(log, [KEY], unexpected)) == int(own.sum()) < 500
 
 
-def test_what_is_damaged_is_told_and_is_no_original_any_more() -> None:
+def test_a_damaged_message_is_reported_and_is_no_original_any_more() -> None:
     disk = FakeDisk()
     log = ScheduleLog(disk, "/schedule_log", 7, 60_000)
     rows = [(b"a", 1, 5), (b"b", 1, 5), (b"c", 1, 5)]

@@ -181,7 +181,7 @@ def test_the_reserve_serves_a_file_that_is_new_too() -> None:
     assert not log.reserve.held and log.rows(KEY) == 1
 
 
-def test_without_a_reserve_a_full_disk_is_told_and_nothing_is_appended() -> None:
+def test_without_a_reserve_a_full_disk_is_raised_and_nothing_is_appended() -> None:
     disk = FakeDisk(capacity_bytes=16 * PAGE)
     log = opened(disk)
     log.append(KEY, outcomes([1]))
@@ -205,7 +205,7 @@ def test_the_reserve_is_no_stranger_and_stays_over_a_restart() -> None:
     assert again.strangers == [] and again.reserve.held
 
 
-def test_what_a_renamed_file_would_tell_is_not_taken_for_the_outcomes_of_a_window() -> None:
+def test_the_content_of_a_renamed_file_is_not_taken_for_the_outcomes_of_a_window() -> None:
     disk = FakeDisk()
     log = opened(disk)
     other = DispatchKey(MINUTE + 60_000, False)

@@ -211,7 +211,7 @@ def test_sequences_must_rise() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()), max_size=25), st.integers(0, 99))
 @settings(max_examples=80, deadline=None)
-def test_after_a_crash_the_high_water_mark_tells_what_to_replay(steps: list[tuple[int, int, bool]], seed: int) -> None:
+def test_after_a_crash_the_high_water_mark_says_what_to_replay(steps: list[tuple[int, int, bool]], seed: int) -> None:
     """The source is replayed from its start; each file skips what it has. Nothing is lost and nothing is doubled."""
     disk, keys = FakeDisk(), [ScheduleKey(MINUTE + 60_000 * minute, Source.DIRECT) for minute in range(4)]
     log, source, sequence = opened(disk, 2), [], 1
@@ -354,7 +354,7 @@ def test_damage_in_the_last_record_is_not_taken_for_a_torn_tail_while_running() 
         log.index(KEY)
 
 
-def test_padding_that_is_not_zero_is_damage_to_whoever_reads_bodies() -> None:
+def test_padding_that_is_not_zero_is_damage_to_a_reader_of_bodies() -> None:
     disk = FakeDisk()
     log = opened(disk)
     body = b"odd"
@@ -428,7 +428,7 @@ def test_files_with_swapped_names_are_named_and_their_windows_get_new_files(know
     log, (first, second, third) = three_windows(disk, [3, 9, 3])
     paths, marks = [log.path(key) for key in (first, second, third)], log.marks()
     swap(disk, paths[0], paths[1])
-    for _ in range(2):  # it is told as long as it is so, and nothing is touched
+    for _ in range(2):  # each reader reports it, and nothing is touched
         again = opened(disk)
         again.recover_all(marks if known else {})
         assert sorted({damage.path for damage in again.damages}) == paths[:2]
@@ -445,7 +445,7 @@ def test_files_with_swapped_names_are_named_and_their_windows_get_new_files(know
     assert (later.rows(first), later.last_sequence(first), later.strangers) == (2, 10, [])
 
 
-def test_a_swapped_file_of_the_right_size_is_found_by_whoever_reads_or_writes_it() -> None:
+def test_a_reader_and_a_writer_find_a_swapped_file_of_the_right_size() -> None:
     disk = FakeDisk()
     log, (first, second, third) = three_windows(disk, [3, 3, 3])
     paths, marks = [log.path(key) for key in (first, second, third)], log.marks()
@@ -479,7 +479,7 @@ def test_a_file_is_removed_only_up_to_what_its_remover_has_seen() -> None:
     assert whole(log).sequence.tolist() == [seen + 2]
 
 
-def test_names_that_are_not_ours_are_told() -> None:
+def test_names_that_are_not_ours_are_reported() -> None:
     disk = FakeDisk()
     filled(disk, [1])
     disk.open(f"{ROOT}/2026-11-21/0915.copy.log", create=True)

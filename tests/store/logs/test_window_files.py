@@ -1,4 +1,4 @@
-"""The files behind the windows: open ones are bounded, syncs and marks tell the truth, removal is durable."""
+"""The files behind the windows: open ones are bounded, syncs and marks are true, removal is durable."""
 
 from __future__ import annotations
 

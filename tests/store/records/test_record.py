@@ -132,7 +132,7 @@ def test_lengths_beyond_the_bounds_are_refused_before_anything_is_allocated(monk
         decode_header(data, 128)
 
 
-def test_an_unknown_version_is_told_from_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_version_is_not_damage(monkeypatch: pytest.MonkeyPatch) -> None:
     data = whole(message_batch())
     monkeypatch.delitem(BATCHES, MessageBatch.schema.kind)
     with pytest.raises(UnknownRecordError, match="kind 1 version 1"):

@@ -50,7 +50,7 @@ def test_a_changed_bit_changes_the_sum_of_its_row_and_of_no_other(rows: list[byt
     assert [a != b for a, b in zip(sums(rows), sums(after), strict=True)] == [row == hit for row in range(len(rows))]
 
 
-def test_long_rows_zeros_and_swapped_words_are_told_apart() -> None:
+def test_long_rows_zeros_and_swapped_words_have_different_sums() -> None:
     row = np.random.default_rng(1).bytes(100_003)
     swapped = row[8:16] + row[:8] + row[16:]
     pages = row[4096:8192] + row[:4096] + row[8192:]

@@ -161,7 +161,7 @@ CASES: list[Case] = [
 @pytest.mark.parametrize(
     ("damage", "readable", "damaged", "torn"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
 )
-def test_damage_is_told_apart(
+def test_damage_is_distinguished_by_kind(
     written: Written, damage: Callable[[Written], None], readable: list[int], damaged: list[int], torn: bool
 ) -> None:
     damage(written)

@@ -102,7 +102,7 @@ def test_content_that_makes_no_sense_behind_a_right_checksum_is_corruption(paylo
         DayTable.open(holding(payload), PATH, 0)
 
 
-def test_a_wrong_checksum_is_corruption_and_a_newer_version_is_told() -> None:
+def test_a_wrong_checksum_is_corruption_and_a_newer_version_is_a_format_error() -> None:
     fs = holding(table())
     fs.flip_bit(PATH, 9)
     with pytest.raises(CorruptionError, match="checksum"):

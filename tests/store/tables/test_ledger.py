@@ -182,7 +182,7 @@ def wants_compaction(ledger: Ledger) -> bool:
 
 
 def contents(ledger: Ledger) -> list[list[int]]:
-    """Every window's rows, as far as they tell windows apart."""
+    """Every window's rows, as far as they distinguish windows."""
     found = []
     for start, coarse in ledger.windows().tolist():
         window = ledger.window(start, coarse=bool(coarse))

@@ -127,7 +127,7 @@ def test_a_full_disk_at_the_last_attempt_leaves_the_message_and_keeps_its_reason
         broker.bury(batch, "orders", "shop", SEQUENCE, NOW_US)
     broker.keep_unburied(batch, NOW_US)
     broker.check_invariants()
-    assert drain(broker) == [], "nobody gets them once more"
+    assert drain(broker) == [], "no consumer gets them once more"
     disk.capacity_bytes = None
     (batch,) = broker.expired_leases(NOW_US + HOUR_US, NOW_US + HOUR_US, 1000)
     assert batch.given_up is not None

@@ -244,7 +244,7 @@ def test_a_group_reads_no_further_when_many_messages_wait_for_keys() -> None:
     assert ORDER_LIMITS.blocked_messages_max <= blocked < ORDER_LIMITS.blocked_messages_max + 25
 
 
-def test_a_seek_forgets_who_waits_for_whom() -> None:
+def test_a_seek_forgets_which_messages_wait_for_their_key() -> None:
     scene = Scene(["a", "a", "a"])
     scene.pull(1)
     scene.pulled()
@@ -520,7 +520,7 @@ class _Keys:
         self.leased: dict[int, int] = {}
         self.pulls: list[tuple[PulledBatch, int]] = []
         self.restarted_at = 0
-        # Messages that wait for their pause: nobody else has them, so a late ack of them counts.
+        # Messages that wait for their pause: no other consumer has them, so a late ack of them counts.
         self.failed: set[int] = set()
 
     def _learn(self) -> None:

@@ -169,7 +169,7 @@ def test_acks_behind_a_seek_count_after_a_restart() -> None:
     assert pull(broker)[0] == [3, 5, 6]
 
 
-def test_a_new_group_begins_where_it_was_told_and_stays_there_after_a_crash() -> None:
+def test_a_new_group_begins_at_its_start_argument_and_stays_there_after_a_crash() -> None:
     disk = FakeDisk()
     broker = open_broker(disk)
     broker.deliver(messages(1, 4), False, NOW_US)
@@ -304,7 +304,7 @@ def test_a_read_says_what_stands_at_a_position_and_changes_nothing() -> None:
     assert (empty.status, empty.first, empty.end) == ("nothing_yet", 0, 0)
 
 
-def test_a_read_goes_around_a_damaged_record_and_tells_of_what_was_retired() -> None:
+def test_a_read_goes_around_a_damaged_record_and_says_which_positions_are_retired() -> None:
     disk = FakeDisk()
     broker = open_broker(disk, replace(LIMITS, retention_ms=0, cache_bytes_max=0))
     for first in range(1, 400, 10):
@@ -345,7 +345,7 @@ def test_a_group_that_lags_past_the_bound_loses_messages_and_gets_one_error() ->
     broker.sync()
     disk.crash(Random(6))
     broker = open_broker(disk, limits)
-    assert broker.positions.take_passed(KEY) is None, "it was told before the crash"
+    assert broker.positions.take_passed(KEY) is None, "a consumer got the error before the crash"
     broker.check_invariants()
 
 

@@ -145,7 +145,7 @@ def test_queues_at_rest_hold_back_what_is_not_consumed() -> None:
     broker.sync()
     broker.checkpoint()
     assert broker._state.queues.awake_count == 0
-    assert broker.retire(NOW_US + 1000) == [], "nobody consumed subject 2"
+    assert broker.retire(NOW_US + 1000) == [], "no group consumed subject 2"
     assert broker.retire(NOW_US + 6_000_000) != []
     assert broker._state.queues.awake_count == 0
     assert broker.positions.bounds(2) == (10, 10)

@@ -1,4 +1,4 @@
-"""The index file of a store segment: rows by hash, found with two reads, and damage that is told."""
+"""The index file of a store segment: rows by hash, found with two reads, and damage that is reported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATH = index_path("/b", BASE)
 
 
 def rows(hashes: list[int]) -> IndexRows:
-    """Rows with these hashes; the place and the row of each tell its number."""
+    """Rows with these hashes; the place and the row of each hold its number."""
     count = len(hashes)
     numbers = np.arange(count)
     return IndexRows.joined([IndexRows(np.array(hashes, np.int64), BASE + numbers * 8, numbers.astype(np.uint32))])
@@ -74,7 +74,7 @@ def test_a_search_reads_the_directory_and_one_bucket(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("offset", [FILE_HEADER_BYTES + 20, FILE_HEADER_BYTES + 90, -100])
-def test_damage_is_told_and_never_taken_for_an_answer(offset: int) -> None:
+def test_damage_is_reported_and_never_taken_for_an_answer(offset: int) -> None:
     disk = written([1, 2, 3] * 40)
     disk.flip_bit(PATH, offset if offset > 0 else disk.size(PATH) + offset)
     with pytest.raises(CorruptionError, match="index"):

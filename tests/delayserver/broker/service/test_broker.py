@@ -77,7 +77,7 @@ def test_a_group_that_comes_late_gets_what_was_delivered_before(tmp_path: Path) 
     broker.close()
 
 
-def test_rows_of_many_subjects_are_told_apart_and_keep_their_order(tmp_path: Path) -> None:
+def test_rows_of_many_subjects_go_to_their_queues_and_keep_their_order(tmp_path: Path) -> None:
     broker = open_broker(tmp_path)
     subjects = np.array([3, 1, 2, 1, 3, 1], np.uint32)
     delivered = broker.deliver(messages(1, 6).with_columns(subject=subjects), False, NOW_US)

@@ -147,7 +147,7 @@ def test_what_retention_gave_back_is_no_damage_to_a_group_that_comes_late(runs_m
     assert not broker.damages and not broker.status()["damaged_messages"]
 
 
-def test_a_store_that_lost_its_end_is_told_and_does_not_hold_up_a_repeated_hand_off() -> None:
+def test_a_store_that_lost_its_end_is_reported_and_does_not_hold_up_a_repeated_hand_off() -> None:
     disk = FakeDisk()
     limits = BrokerLimits(segment_bytes=1 << 16, queue_segment_bytes=4096, queue_runs_max=4)
     broker = open_broker(disk, limits)

@@ -34,7 +34,7 @@ def broker_with_messages(fs: FileSystem, directory: str = "/data/broker") -> Bro
     return broker
 
 
-async def test_a_failed_sync_is_told_to_all_who_wait_and_ends_the_task(autojump_clock: MockClock) -> None:
+async def test_all_waiting_callers_get_the_error_of_a_failed_sync_and_the_task_ends(autojump_clock: MockClock) -> None:
     disk = FakeDisk()
     commit = BrokerCommit(
         broker_with_messages(disk), BelievableClock(SystemClock(), 0, 0), Runtime.on(workers=FakeWorkers())

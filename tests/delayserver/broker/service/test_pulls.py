@@ -325,7 +325,7 @@ async def test_more_consumer_groups_than_the_bound_are_refused_by_name_and_known
     assert few.broker.status()["groups"] == 2
 
 
-async def test_everybody_who_waits_for_a_commit_is_answered_by_one_sync(node: Node, autojump_clock: MockClock) -> None:
+async def test_one_sync_answers_all_that_wait_for_a_commit(node: Node, autojump_clock: MockClock) -> None:
     node.deliver(1, 3)
     before = node.disk.counts["datasync"]
     async with trio.open_nursery() as nursery:
@@ -364,7 +364,7 @@ async def test_where_groups_share_the_loop_a_pull_takes_less_in_one_step(node: N
     assert [await node.pull(1, count=10_000) for _ in range(4)] == [300, 300, 300, 100]
 
 
-async def test_after_close_nothing_is_handed_out_whoever_waits_or_comes(nursery: trio.Nursery) -> None:
+async def test_after_close_waiting_and_new_pulls_get_nothing(nursery: trio.Nursery) -> None:
     """The files of the broker are closed next: a pull in line would read them."""
     node = Node(LIMITS)
     nursery.start_soon(node.pulls.run)

@@ -106,7 +106,7 @@ async def start(nursery: trio.Nursery) -> AsyncIterator[Callable[..., SlowNode]]
     with trio.CancelScope(shield=True):
         await trio.sleep(3 * READ_S)
     for node in nodes:
-        assert node.broker.reads.held_bytes == 0, "nobody needs the result, and it is held"
+        assert node.broker.reads.held_bytes == 0, "no call needs the result, and it is held"
         assert node.reads.waiting == node.reads_at_once == 0
         node.broker.check_invariants()
     nursery.cancel_scope.cancel()

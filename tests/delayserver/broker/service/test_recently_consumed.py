@@ -1,4 +1,4 @@
-"""The record of pulls and acks is bounded, and tells each hand-out of a message."""
+"""The record of pulls and acks is bounded, and has each hand-out of a message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def pulled(first: int, count: int = 1, origin: int = 0, server: int = 7) -> Pull
     return PulledBatch(batch, sequence + 1000, np.ones(count, np.uint32))
 
 
-def test_each_hand_out_is_told_with_its_ack() -> None:
+def test_each_hand_out_has_its_ack() -> None:
     record = RecentlyConsumed()
     record.pulled(1, 5, pulled(10, 4), 100)
     record.pulled(1, 6, pulled(12), 110)
@@ -27,7 +27,7 @@ def test_each_hand_out_is_told_with_its_ack() -> None:
     assert record.of(7, 2, 12) == record.of(8, 1, 12) == record.of(7, 1, 14) == []
 
 
-def test_a_redelivery_is_told_of_its_message() -> None:
+def test_a_redelivery_counts_as_a_hand_out_of_its_message() -> None:
     record = RecentlyConsumed()
     record.pulled(1, 5, pulled(10), 100)
     record.pulled(1, 5, pulled(90, origin=10), 200)

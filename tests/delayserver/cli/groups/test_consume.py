@@ -238,12 +238,12 @@ def test_wrong_options_are_named(server: Server, options: tuple[str, ...], said:
     assert done.code == 2 and said in done.err
 
 
-def test_a_server_that_is_not_there_is_told_at_once(delayserver: Callable[..., Done]) -> None:
+def test_consume_says_at_once_that_no_server_is_there(delayserver: Callable[..., Done]) -> None:
     done = delayserver("consume", "s", "--group", "g", "--server", "127.0.0.1:1")
     assert done.code == 1 and "no server answers at 127.0.0.1:1" in done.err
 
 
-def test_an_invalid_group_is_told(server: Server) -> None:
+def test_consume_refuses_an_invalid_group(server: Server) -> None:
     done = server.run("consume", "s", "--group", "a\nb")
     assert done.code == 1 and "subject_invalid" in done.err and "Traceback" not in done.err
     assert os.linesep in done.err

@@ -38,7 +38,7 @@ def test_what_the_output_cannot_show_is_shown_by_its_code(encoding: str) -> None
         assert out.isascii() == (encoding != "utf-8")
 
 
-def test_what_was_not_in_flight_any_more_when_it_was_acknowledged_is_told() -> None:
+def test_pull_names_messages_whose_lease_had_ended_at_their_ack() -> None:
     with FakeServer() as server, Client(server.address) as client:
         client.send_columns("a", 1, [b"1", b"2"])
         server.wrong_replies["ack"] = {"acked": 0, "unknown": 1}

@@ -21,7 +21,7 @@ FREE = ("--port", "0", "--http-port", "0")
 
 
 @pytest.mark.parametrize(("command", "name"), [("serve", "delayserver"), ("broker", "delayserver broker")])
-def test_exactly_one_line_tells_that_requests_are_accepted(
+def test_exactly_one_line_says_that_requests_are_accepted(
     begin: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, command: str, name: str
 ) -> None:
     process = begin(command, "--data-dir", str(tmp_path / "data"), *FREE)

@@ -89,7 +89,7 @@ def test_both_clients_send_and_pull_over_tls_and_large_frames_pass(
     assert server.run("status", "--tls-ca", str(files.ca)).code == 0
 
 
-def test_a_client_with_another_authority_or_none_is_refused_and_nobody_else(
+def test_only_a_client_with_another_authority_or_none_is_refused(
     files: Files, tmp_path: Path, start_server: StartServer
 ) -> None:
     server = start_server(tmp_path / "data", *files.flags())

@@ -83,7 +83,7 @@ def test_beyond_loopback_a_server_without_tokens_does_not_start(tmp_path: Path, 
     assert not (tmp_path / "data").exists()
 
 
-def test_beyond_loopback_a_server_starts_with_tokens_or_when_it_is_told_to(
+def test_beyond_loopback_a_server_starts_with_tokens_or_with_insecure(
     tmp_path: Path, start_server: StartServer
 ) -> None:
     open_to_all = start_server(tmp_path / "one", "--host", "0.0.0.0", "--insecure")

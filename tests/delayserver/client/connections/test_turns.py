@@ -64,11 +64,13 @@ class Calling:
 def wait_for(server: FakeServer, operation: str) -> None:
     end_s = time.monotonic() + 20
     while not server.count(operation):
-        assert time.monotonic() < end_s, f"nobody has asked for a {operation}"
+        assert time.monotonic() < end_s, f"no client has asked for a {operation}"
         time.sleep(0.01)
 
 
-def test_a_signal_handler_that_calls_the_client_it_interrupts_is_told_and_harms_nothing(server: FakeServer) -> None:
+def test_a_signal_handler_that_calls_the_client_it_interrupts_gets_an_error_and_harms_nothing(
+    server: FakeServer,
+) -> None:
     server.misbehave("pull", Late(2.0))
     told: list[BaseException] = []
     with Client(server.address) as client:

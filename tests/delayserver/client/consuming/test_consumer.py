@@ -47,7 +47,7 @@ def test_deliveries_of_every_node_arrive_and_are_acked_where_they_came_from(back
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_a_subject_without_a_route_is_told_at_once(server: FakeServer, backend: str) -> None:
+def test_a_consumer_raises_at_once_for_a_subject_without_a_route(server: FakeServer, backend: str) -> None:
     server.misbehave("route", Fail(NotRouted("no route covers it")))
 
     async def main() -> None:
@@ -159,7 +159,7 @@ def test_what_a_busy_caller_leaves_waiting_is_given_back_once(server: FakeServer
                 while not server.count("nack"):
                     await anyio.sleep(0.01)
                 assert given_back(server) == [[1, 2]]
-                # What the next pull brings waits for nobody, too; from then on nothing is pulled until the caller asks.
+                # What the next pull brings is not waited for either; from then on nothing is pulled until the caller asks.
                 while server.count("nack") < 2:
                     await anyio.sleep(0.01)
                 await anyio.sleep(0.5)

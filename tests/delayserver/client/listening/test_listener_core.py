@@ -242,7 +242,7 @@ def test_what_waits_for_half_of_its_lease_is_given_back_and_fewer_are_asked_for(
     assert sent(core, source, 5.0) == {GIVE_BACK: [2]}
 
 
-def test_a_handler_that_outlives_its_lease_is_told_once_and_its_late_ack_is_counted() -> None:
+def test_a_handler_that_outlives_its_lease_is_reported_once_and_its_late_ack_counted() -> None:
     core = core_of(ack_timeout_s=10)
     source = core.add_source("a", "n")
     bring(core, source, 1)
@@ -377,7 +377,7 @@ class Model:
 
 @hypothesis_settings(max_examples=200)
 @given(st.data())
-def test_every_delivery_is_settled_once_or_its_loss_is_told_whatever_happens(data: st.DataObject) -> None:
+def test_every_delivery_is_settled_once_or_its_loss_is_reported(data: st.DataObject) -> None:
     model = Model(data)
     names = ["add", "pull", "pull", "start", "start", "finish", "finish", "take", "answer", "look", "retire", "stop"]
     model.step("add")

@@ -267,7 +267,7 @@ def test_a_subject_without_a_route_ends_the_listener(server: FakeServer, run: Ru
     run(main)
 
 
-def test_a_gap_in_what_the_node_keeps_is_told_and_the_listener_goes_on(
+def test_the_listener_reports_a_gap_in_what_the_node_keeps_and_goes_on(
     leasing: FakeServer, run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:
     gap = PositionOutOfRange("the group lagged too far", details={"first": 7, "end": 9})
@@ -415,7 +415,7 @@ def test_threads_listen_to_a_server_inside_their_program() -> None:
     assert seen == [b"7"]
 
 
-def test_pulls_that_wait_end_when_they_are_told_to(run: Run) -> None:
+def test_end_waits_ends_pulls_that_wait(run: Run) -> None:
     async def main() -> None:
         async with embedded.open_async() as client:
             ended = []

@@ -112,7 +112,7 @@ def test_a_pattern_that_names_dead_letters_finds_them(kind: str, node: Server, c
         until(lambda: seen.bodies == [b"dead"])
 
 
-def test_a_handler_that_raises_gets_the_message_again_and_its_error_is_told(
+def test_a_handler_that_raises_gets_the_message_again_and_its_error_is_logged(
     kind: str, node: Server, client: Client, subject: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     seen = Seen()
@@ -340,7 +340,7 @@ def test_a_message_larger_than_the_bound_comes_alone(kind: str, node: Server, cl
     assert sorted(map(len, seen.bodies)) == [5, 400_000, 500_000]
 
 
-def test_a_handler_that_outlives_its_lease_is_told_and_counted(
+def test_a_handler_that_outlives_its_lease_is_reported_and_counted(
     kind: str, node: Server, client: Client, subject: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = Held()
@@ -349,7 +349,7 @@ def test_a_handler_that_outlives_its_lease_is_told_and_counted(
     hooks = Hooks(overdue=overdue.append)
     with listening(kind, node.address, {(subject,): held}, hooks=hooks, ack_timeout_s=0.2) as listener:
         until(lambda: len(overdue) >= 1)
-        until(lambda: len(held.bodies) >= 2, "it comes twice, as was told")
+        until(lambda: len(held.bodies) >= 2, "the message comes twice, because its lease ended")
         held.go.set()
         until(lambda: is_done(client, subject))
         until(lambda: listener.stats.too_late >= 1)

@@ -91,7 +91,7 @@ def test_what_failed_goes_before_what_was_added_while_it_was_under_way() -> None
     assert {each.verdict: each.deliveries for each in line.take(1.0)} == {ACK: [1, 2], NACK: [3]}
 
 
-def test_what_has_no_answer_before_its_lease_ends_is_given_up_and_told() -> None:
+def test_a_settlement_without_an_answer_before_its_lease_ends_is_given_up() -> None:
     line = Settlements(0.0)
     short, long = handled(1, lease_ends_s=5.05), handled(2, lease_ends_s=60.0)
     line.add(short, NACK)

@@ -103,7 +103,7 @@ def test_a_ping_of_the_async_client_that_took_long_is_repeated(server: FakeServe
     anyio.run(main, backend=backend)
 
 
-def test_a_hello_tells_the_clock_anew(server: FakeServer) -> None:
+def test_a_hello_sets_the_clock_anew(server: FakeServer) -> None:
     with Client(server.address) as client:
         server.misbehave("ping", Late(0.15))
         client.ping()

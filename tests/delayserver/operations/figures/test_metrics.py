@@ -1,4 +1,4 @@
-"""The operation `metrics` tells all figures in one answer, and its lists are bounded."""
+"""The operation `metrics` has all figures in one answer, and its lists are bounded."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def test_lateness_is_counted_by_broker_group_and_stages_by_batch(boot: Boo
             assert sum(stages[name]["counts"]) > 0, name
 
 
-async def test_queues_are_told_with_their_bounds(boot: Boot) -> None:
+async def test_queues_have_their_bounds(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()
@@ -53,9 +53,7 @@ async def test_queues_are_told_with_their_bounds(boot: Boot) -> None:
     assert [queue["group"] for queue in queues if queue["name"] == "group_rows"] == ["default"]
 
 
-async def test_consumer_groups_are_told_with_lag_and_oldest_message(
-    boot: Boot, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_consumer_groups_have_their_lag_and_oldest_message(boot: Boot, monkeypatch: pytest.MonkeyPatch) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()
@@ -107,7 +105,7 @@ async def test_a_lone_broker_has_figures_too(boot: Boot) -> None:
     assert figures["consumer_groups"] == []
 
 
-async def test_a_thousand_groups_are_told_in_slices(boot: Boot) -> None:
+async def test_a_thousand_groups_are_listed_in_slices(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()

@@ -94,7 +94,7 @@ async def test_the_counters_go_on_over_restarts(boot: Boot, end: str) -> None:
         await getattr(host, end)()
         await host.start()
         assert host.server.parts.balance.subjects.is_counted, (
-            "the checkpoint tells it, and what came behind is counted on"
+            "the checkpoint has the counts, and the start adds what came behind it"
         )
         client = await host.client()
         await host.sleep_ms(500)
@@ -145,7 +145,7 @@ async def test_pages_hold_every_subject_once_and_a_time_range_is_refused(boot: B
         await ask(client, from_ms=5)
 
 
-async def test_metrics_tell_the_subjects_with_the_most_pending_messages(
+async def test_metrics_have_the_subjects_with_the_most_pending_messages(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host, client = await started(boot)

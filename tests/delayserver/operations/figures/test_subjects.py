@@ -60,7 +60,7 @@ async def test_pages_hold_every_subject_once_and_lead_to_new_ones_later(boot: Bo
         assert len(reply["subjects"]) == 1
     assert found == NAMES
     assert await ask(client, after=after) == {"subjects": [], "next": after, "more": False}
-    # A consumer group and a subject that nobody sent to are no subjects.
+    # A consumer group and a subject without a message are not listed.
     await client.request("pull", {"subject": "orders", "group": "orders.group"})
     await client.request("pull", {"subject": "never", "group": "g"})
     await client.send({"subject": "orders.late", "body": "", "delay_ms": 0})

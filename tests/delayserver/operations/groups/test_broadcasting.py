@@ -82,7 +82,7 @@ async def test_a_connection_has_a_bounded_number_of_groups(boot: Boot, monkeypat
         await bodies(client, group="i")
 
 
-async def test_a_group_that_retention_passed_is_told_once_and_goes_on(boot: Boot) -> None:
+async def test_a_group_that_retention_passed_gets_one_error_and_goes_on(boot: Boot) -> None:
     host, client = await booted(boot)
     await deliver(host, client, "a", "b", "c")
     assert await bodies(client, start="earliest") == [b"a"]

@@ -104,7 +104,7 @@ async def test_what_was_acked_stays_acked_and_what_was_not_comes_again_after_a_l
     assert sorted(got) == sorted({str(number) for number in range(6)} - acked)
 
 
-async def test_a_waiting_pull_is_woken_by_the_arrival_and_columns_tell_the_same(boot: Boot) -> None:
+async def test_an_arrival_answers_a_waiting_pull_in_columns(boot: Boot) -> None:
     host = boot()
     await host.start()
     client, sender = await host.client(), await host.client()

@@ -187,7 +187,7 @@ async def test_attempts_from_its_place_and_over_restarts_count(boot: Boot) -> No
     assert letter["attempts"] in (4, 5), "the crash may count one more"
 
 
-async def test_what_nobody_has_looked_at_is_not_given_up(boot: Boot) -> None:
+async def test_a_nack_with_unseen_gives_no_message_up(boot: Boot) -> None:
     shop = await opened(boot)
     await shop.set(attempts=1)
     await shop.send("m")
@@ -235,7 +235,7 @@ async def test_letters_are_sent_again_to_their_group_alone_with_new_attempts(boo
     assert letters[0]["message_id"] == "id-c"
     assert {(letter["attempts"], letter["sequence"]) for letter in letters} == {
         (2, message["sequence"]) for message in other
-    }, "it dies again after as many attempts, and still tells its origin"
+    }, "it dies again after as many attempts, and still has its origin"
 
 
 async def test_a_rate_spreads_what_is_sent_again(boot: Boot) -> None:

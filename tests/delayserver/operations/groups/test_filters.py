@@ -142,7 +142,7 @@ async def test_filters_that_differ_in_spaces_and_order_alone_are_the_same(boot: 
     assert await client.pull(tags=" a ||  b||a", where=" price > 3") == []
 
 
-async def test_another_filter_replaces_that_of_a_group_that_nobody_uses(boot: Boot) -> None:
+async def test_another_filter_replaces_that_of_an_unused_group(boot: Boot) -> None:
     host, client = await started(boot)
     await put(host, client, *MIXED)
     assert await pull_and_ack(client, tags="a") == ["a1", "a2"]

@@ -1,4 +1,4 @@
-"""The operation `groups` tells what each consumer group has before it, by pages; `status` does not grow with the groups."""
+"""The operation `groups` shows what each consumer group has before it, by pages; `status` does not grow with the groups."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def deliver(host: Host, client: Client, subject: str, count: int) -> int:
     return due_ms
 
 
-async def test_a_group_is_told_with_its_position_its_lag_and_its_oldest_message(boot: Boot) -> None:
+async def test_a_group_has_its_position_its_lag_and_its_oldest_message(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()

@@ -126,7 +126,7 @@ async def test_a_clean_stop_leaves_nothing_uncertain(boot: Boot) -> None:
     assert await client.cancel(overdue) == ["cancelled"]
 
 
-async def test_of_cancels_that_race_exactly_one_is_told_cancelled(boot: Boot) -> None:
+async def test_of_cancels_that_race_exactly_one_is_answered_cancelled(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -271,7 +271,7 @@ async def test_by_id_the_live_message_is_meant_after_it_was_rescheduled_to_the_s
     host.check_balance(pending=0)
 
 
-async def test_by_id_nobody_waits_for_sequences_that_a_crash_left_unused(boot: Boot) -> None:
+async def test_a_cancel_by_id_does_not_wait_for_sequences_that_a_crash_left_unused(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()
@@ -345,7 +345,7 @@ async def test_columns_cancel_many_at_once(boot: Boot) -> None:
     assert host.check_balance(pending=0)["cancelled"] == 1_000
 
 
-async def test_what_memory_knows_and_what_files_tell_is_answered_alike_in_one_request(boot: Boot) -> None:
+async def test_one_cancel_answers_alike_from_memory_and_from_files(boot: Boot) -> None:
     """Over many windows and a coarse day: every third message is asked for in the files alone."""
     host = boot(faked_settings(storage={"fine_horizon_ms": 7_200_000}))
     await host.start()
@@ -374,7 +374,7 @@ async def test_what_memory_knows_and_what_files_tell_is_answered_alike_in_one_re
     assert host.check_balance(pending=0)["cancelled"] == count - delivered.sum()
 
 
-async def test_what_is_delivered_while_a_cancel_reads_other_outcomes_is_told_as_delivered(
+async def test_a_cancel_says_delivered_of_a_message_delivered_while_it_reads_other_outcomes(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host = boot(faked_settings())
@@ -417,7 +417,7 @@ async def test_after_a_crash_memory_does_not_take_what_is_replayed_again_for_und
     assert host.check_balance(pending=0)["delivered"] == 3
 
 
-async def test_expired_is_told_only_when_it_is_durable(boot: Boot) -> None:
+async def test_expired_is_answered_only_when_it_is_durable(boot: Boot) -> None:
     storage = {"checkpoint_interval_ms": 60_000}  # a checkpoint writes outcomes as well
     host = boot(faked_settings(dispatch={"outcome_flush_ms": 10_000}, storage=storage))
     await host.start()
@@ -447,7 +447,7 @@ async def test_expired_is_told_only_when_it_is_durable(boot: Boot) -> None:
     assert host.fake().texts == ["first"]
 
 
-async def test_expired_is_not_told_where_it_could_not_be_made_durable(boot: Boot) -> None:
+async def test_expired_is_not_answered_where_it_could_not_be_made_durable(boot: Boot) -> None:
     storage = {"checkpoint_interval_ms": 60_000}
     host = boot(faked_settings(dispatch={"outcome_flush_ms": 10_000}, storage=storage))
     await host.start()

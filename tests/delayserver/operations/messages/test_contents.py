@@ -42,7 +42,7 @@ async def look(client: Client, *receipts: str, **arguments: Any) -> list[dict[st
 
 
 @pytest.mark.parametrize("delay_ms", [0, 60_000, 3 * 86_400_000])
-async def test_a_message_is_told_whole_wherever_it_lies(boot: Boot, delay_ms: int) -> None:
+async def test_lookup_returns_a_whole_message_wherever_it_lies(boot: Boot, delay_ms: int) -> None:
     host, client = await started(boot)
     receipt = await send(client, **WHOLE, delay_ms=delay_ms)
     await host.sleep_ms(500)
@@ -71,7 +71,7 @@ async def test_a_copy_says_what_its_original_says(boot: Boot) -> None:
     assert [row["body"] for row in rows] == [b"first", b"first"]
 
 
-async def test_nothing_is_told_of_what_is_unknown_or_refused(boot: Boot) -> None:
+async def test_lookup_returns_no_content_of_unknown_or_refused_messages(boot: Boot) -> None:
     _, client = await started(boot)
     receipt = await send(client, subject="s", body="b", delay_ms=60_000)
     unknown, refused, known = await look(client, f"{receipt[:-12]}00000000ffff", "nonsense", receipt)

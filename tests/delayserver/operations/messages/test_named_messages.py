@@ -134,7 +134,7 @@ async def test_what_many_messages_need_is_read_once_for_all_of_them(
     assert calls["find_ids"] == 3, "and once more, whether names of what was cancelled already stand for others by now"
 
 
-async def test_a_long_lookup_tells_only_what_was_true_since_it_began(
+async def test_a_long_lookup_answers_only_what_was_true_since_it_began(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """While it reads the outcomes of one window, messages of others are delivered, fail and are cancelled."""

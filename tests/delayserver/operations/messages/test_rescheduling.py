@@ -270,7 +270,7 @@ def versions(host: Host) -> set[int]:
     return found
 
 
-async def test_lookup_in_columns_tells_the_same_as_by_receipts(boot: Boot) -> None:
+async def test_lookup_in_columns_answers_the_same_as_by_receipts(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()
     client = await host.client()

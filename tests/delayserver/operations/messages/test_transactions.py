@@ -1,4 +1,4 @@
-"""Transactions: what is prepared is seen by nobody until its commit, and ends once."""
+"""Transactions: no consumer gets a prepared message before its commit, and a transaction ends once."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def findings_of(host: Host) -> list[str]:
     return [f"{finding.kind} {finding.file} {finding.detail}" for finding in checked.findings]
 
 
-async def test_an_end_is_told_again_and_another_end_is_refused_with_it(boot: Boot) -> None:
+async def test_a_repeated_end_gets_the_same_answer_and_another_end_is_refused(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()
@@ -204,7 +204,7 @@ async def test_a_prepare_of_an_id_that_was_sent_has_ended(boot: Boot) -> None:
     assert texts(await client.pull()) == ["sent"]
 
 
-async def test_of_ends_that_race_one_wins_and_the_other_is_told(boot: Boot) -> None:
+async def test_of_ends_that_race_one_wins_and_the_other_gets_its_outcome(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     one, other = await host.client(), await host.client()
@@ -284,7 +284,7 @@ async def test_after_a_downtime_of_days_each_transaction_is_asked_once_and_then_
     assert findings_of(host) == []
 
 
-async def test_a_check_back_that_nobody_takes_expires_when_the_next_one_comes(boot: Boot) -> None:
+async def test_a_check_back_without_a_consumer_expires_when_the_next_one_comes(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()
@@ -375,7 +375,7 @@ async def test_transactions_in_columns_are_those_of_rows(boot: Boot) -> None:
     assert texts(await client.pull()) == ["a", "b", "c"]
 
 
-async def test_nobody_sends_to_the_subject_of_timers(boot: Boot) -> None:
+async def test_a_subject_named_like_that_of_timers_is_an_ordinary_one(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()

@@ -33,7 +33,7 @@ def test_a_newer_process_takes_the_place_at_once_and_keeps_it_while_it_is_connec
     for connection, now_us in ((8, 2), (10, HOLD_US), (12, 100 * HOLD_US)):
         with pytest.raises(DuplicateServerId):
             fence.admit(1, "old", connection, now_us)
-        assert fence.admit(1, "new", connection + 1, now_us), "the one in its place is told as well"
+        assert fence.admit(1, "new", connection + 1, now_us), "the process in its place learns of it as well"
     assert fence.duplicates(100 * HOLD_US) == [{"server_id": "000000000001", "refused": 3, "now": True}]
     fence.check_invariants()
 

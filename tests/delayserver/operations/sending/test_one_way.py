@@ -1,4 +1,4 @@
-"""One-way requests: no reply, and the next reply of the connection tells what was refused of them."""
+"""One-way requests: no reply, and the next reply of the connection counts the refused messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_no_reply_comes_and_the_messages_are_there_in_their_order(boot: Bo
     assert (await client.status())["one_way_refused"] == 0
 
 
-async def test_the_next_reply_tells_what_was_refused_and_then_no_more(boot: Boot) -> None:
+async def test_the_next_reply_counts_refused_messages_and_later_ones_do_not(boot: Boot) -> None:
     host = boot(small_settings(message={"body_bytes_max": 2}))
     await host.start()
     client, other = await host.client(), await host.client()
@@ -60,7 +60,7 @@ async def test_the_next_reply_tells_what_was_refused_and_then_no_more(boot: Boot
     assert texts(await client.pull()) == ["x", "x"]
 
 
-async def test_an_error_tells_it_too_and_so_does_a_full_disk(boot: Boot) -> None:
+async def test_an_error_reply_counts_what_a_full_disk_refused(boot: Boot) -> None:
     host = boot()
     await host.start()
     client = await host.client()

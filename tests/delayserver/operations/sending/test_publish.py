@@ -35,7 +35,9 @@ async def put_columns(client: Client, bodies: str, **more: Any) -> dict[str, Any
 
 
 @pytest.mark.parametrize("role", ["server", BROKER])
-async def test_rows_and_columns_are_stored_in_their_order_and_told_their_positions(boot: Boot, role: str) -> None:
+async def test_rows_and_columns_are_stored_in_their_order_and_answered_with_their_positions(
+    boot: Boot, role: str
+) -> None:
     host = boot(role=role)
     server = await host.start()
     client = await host.client()

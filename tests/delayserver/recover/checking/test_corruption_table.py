@@ -83,7 +83,7 @@ def expected(kind: str, damage: str) -> set[str]:
     if damage in NOT_OURS:
         return {"unreadable"}
     if damage in CUT and kind not in LOGS:
-        # Nothing but the file itself could tell that the last record was whole once: FORMAT.md, "Not covered".
+        # Only the file itself could show that the last record was whole once: FORMAT.md, "Not covered".
         return {"torn"}
     if kind in RESTORABLE and damage != "bit in the file header":
         return {"corrupt", "missing"}
@@ -122,7 +122,7 @@ def test_check_names_the_damage_and_repair_ends_it(stopped: Made, tmp_path: Path
         ("broker progress", set()),
     ],
 )
-def test_a_cut_behind_a_whole_record_is_told_by_what_the_checkpoint_counts(
+def test_check_finds_a_cut_behind_a_whole_record_by_the_counts_of_the_checkpoint(
     stopped: Made, tmp_path: Path, kind: str, told: set[str]
 ) -> None:
     """The list in FORMAT.md, "Not covered"."""
@@ -133,9 +133,7 @@ def test_a_cut_behind_a_whole_record_is_told_by_what_the_checkpoint_counts(
 
 
 @pytest.mark.parametrize("kept", ["message_log is kept", "message_log is retired"])
-def test_a_ledger_that_is_cut_behind_a_whole_record_is_told_by_messages_or_by_their_number(
-    aged: Made, tmp_path: Path, kept: str
-) -> None:
+def test_check_finds_a_cut_of_the_ledger_by_messages_or_by_their_number(aged: Made, tmp_path: Path, kept: str) -> None:
     made = copy(aged, tmp_path / "data")
     if kept == "message_log is retired":
         for path in sorted((made.path / "message_log").iterdir())[:-1]:
@@ -399,7 +397,9 @@ def test_a_day_and_a_minute_that_changed_places_get_their_names_back(stopped: Ma
     assert (after.code, after.last["findings"], after.last["accepted"]) == (0, [], stopped.accepted)
 
 
-def test_a_minute_under_the_name_of_a_day_is_told_where_it_may_belong(stopped: Made, tmp_path: Path) -> None:
+def test_repair_leaves_a_minute_under_the_name_of_a_day_whose_own_files_are_there(
+    stopped: Made, tmp_path: Path
+) -> None:
     made = copy(stopped, tmp_path / "data")
     minute, day = files(made.path)["schedule_log minute"], files(made.path)["schedule_log day"]
     day.write_bytes(minute.read_bytes())  # twice, and its own place is taken

@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 
 def log_cancels(made: Made, number: int, rows: int) -> None:
-    """Cancels behind all that the log has, of messages that nobody sent, as records of so many rows."""
+    """Cancels behind all that the log has, of messages that no client sent, as records of so many rows."""
     log = MessageLog.open(RealFileSystem(), f"{made.path}/message_log", int(made.server_id, 16), segment_bytes=64 << 10)
     for first in range(0, number, rows):
         sequence = np.arange(1 << 40, (1 << 40) + rows) + first

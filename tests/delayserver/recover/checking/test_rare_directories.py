@@ -69,7 +69,7 @@ def test_a_segment_under_a_lower_name_costs_its_neighbour_nothing(aged: Made, tm
     second.rename(first.with_name(f"{low:020d}.log"))
     assert (
         in_process("repair", str(made.path), "--yes").code == 1
-    )  # while names are wrong nobody knows where segments end
+    )  # while names are wrong, the ends of segments are not known
     assert content(first.parent) == before
     assert in_process("repair", str(made.path), "--yes").code == 0
     assert content(first.parent) == before
@@ -202,7 +202,7 @@ def test_rebuild_takes_no_place_of_a_file_that_bears_another_name(stopped: Made,
 
 @pytest.mark.parametrize("damage", [damaging.flip_in_columns, damaging.flip_in_body])
 @pytest.mark.parametrize("command", ["pending", "export"])
-def test_damage_that_hides_messages_is_named_by_who_lists_them(
+def test_pending_and_export_name_the_damage_that_hides_messages(
     stopped: Made, tmp_path: Path, command: str, damage: damaging.Damage
 ) -> None:
     made = copy(stopped, tmp_path / "data")

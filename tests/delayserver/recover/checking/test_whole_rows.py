@@ -76,7 +76,7 @@ def test_records_before_and_behind_the_rows_are_not_read(taken: Capture) -> None
     assert not list(hidden)
 
 
-def test_damage_that_hides_a_row_is_told(taken: Capture) -> None:
+def test_damage_that_hides_a_row_is_reported(taken: Capture) -> None:
     path = Path(taken.schedule_path(KEY))
     start, blob, _ = damaging.records(path)[4]
     at, hidden = rows_at(taken, [15, 20, 24]), Findings()

@@ -221,7 +221,7 @@ def test_what_can_be_read_goes_aside_and_the_rest_is_named() -> None:
     assert len(told["records"]) > 10
 
 
-def test_columns_that_cannot_be_read_are_told_with_their_header() -> None:
+def test_unreadable_columns_are_described_by_their_header() -> None:
     content = log_of([messages(1, 300, Random(1)), messages(301, 300, Random(2))])
     disk = disk_of({"/d/f": content})
     disk.unreadable["/d/f"] = [(START + 1024, START + 1032)]

@@ -36,7 +36,7 @@ def test_a_dry_run_counts_and_writes_nothing(stopped: Made, tmp_path: Path) -> N
     assert expired.rows == [{"messages": 1, "dry_run": True, "waiting": 0, **WHOLE}]
 
 
-def test_the_next_start_delivers_again_what_a_stopped_directory_was_told(stopped: Made, tmp_path: Path) -> None:
+def test_the_next_start_delivers_what_redispatch_wrote_into_a_stopped_directory(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     done = in_process("redispatch", str(made.path), *EVERYTHING, "--subject", "orders", "--yes", "--json")
     assert done.rows == [{"messages": 300, "dry_run": False, "waiting": 0, **WHOLE}]
@@ -65,7 +65,7 @@ def test_a_broker_that_lost_its_data_gets_everything_again(stopped: Made, tmp_pa
     assert in_process("check", str(made.path)).code == 0
 
 
-def test_a_running_server_with_a_secret_delivers_again_for_who_has_its_configuration(
+def test_a_running_server_with_a_secret_redispatches_for_an_operator_with_its_configuration(
     stopped: Made, tmp_path: Path
 ) -> None:
     made, config = copy(stopped, tmp_path / "data"), tmp_path / "delayserver.toml"
@@ -146,7 +146,7 @@ def test_damage_is_named_and_counted_and_the_rest_is_delivered_again(
     assert (len(ids), len(set(ids))) == (240 - hidden, 120)
 
 
-def test_people_are_told_the_file_and_the_offset(three_records: Made, tmp_path: Path) -> None:
+def test_redispatch_names_the_file_and_the_offset_of_damage(three_records: Made, tmp_path: Path) -> None:
     made = copy(three_records, tmp_path / "data")
     path, start, offset, _ = place_of(made, "body")
     flip(path, offset)

@@ -1,4 +1,4 @@
-"""The length of the windows is known to the recovery tools when no window file is left to tell it."""
+"""The length of the windows is known to the recovery tools when no window file is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dead letters in the recovery tools: whole in the store, told in the trace of their message, and never in the balance."""
+"""Dead letters in the recovery tools: whole in the store, shown in the trace of their message, and never in the balance."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_check_finds_no_fault_and_counts_letters_nowhere(tmp_path: Path, numbe
     assert (last["accepted"], last["delivered"], last["pending"], last["dead_lettered"]) == (2, 2, 0, 0)
 
 
-def test_a_trace_tells_that_a_message_was_given_up_also_after_a_redelivery(tmp_path: Path) -> None:
+def test_a_trace_shows_that_a_message_was_given_up_also_after_a_redelivery(tmp_path: Path) -> None:
     receipt, sequence = make(tmp_path / "d", signal.SIGTERM)
     done = in_process("trace", str(tmp_path / "d"), "--receipt", receipt, "--json")
     told = [row for row in done.rows if row.get("what") == "given up by a consumer group"]

@@ -31,7 +31,7 @@ def test_a_check_counts_them_in_no_window_and_finds_no_fault(tmp_path: Path, num
     assert last["findings"] == [] and (last["accepted"], last["pending"], last["delivered"]) == (1, 1, 0)
 
 
-def test_a_trace_and_a_dump_tell_that_they_were_published(tmp_path: Path) -> None:
+def test_a_trace_and_a_dump_show_that_messages_were_published(tmp_path: Path) -> None:
     sequences, _ = make(tmp_path / "d", signal.SIGTERM)
     done = in_process("trace", str(tmp_path / "d"), "--sequence", str(sequences[0]), "--json")
     stored = [row for row in done.rows if row.get("what") == "published to the broker"]

@@ -117,7 +117,7 @@ def test_every_file_of_a_directory_can_be_dumped(stopped: Made) -> None:
 
 @pytest.mark.parametrize(("content", "kind"), [(bytes(5_000), "kept room"), (b"sequ", "unfinished replacement")])
 @pytest.mark.parametrize("name", ["checkpoint.tmp", "sequences.tmp"])
-def test_a_dump_tells_room_that_is_kept_from_a_replacement_that_a_crash_interrupted(
+def test_a_dump_distinguishes_kept_room_from_an_interrupted_replacement(
     tmp_path: Path, name: str, content: bytes, kind: str
 ) -> None:
     path = tmp_path / name

@@ -132,7 +132,7 @@ def test_which_file_of_its_minute_a_schedule_file_is_may_be_for_the_operator_to_
 # -- what a rebuild cannot bring back, and what it brings back twice
 
 
-def test_a_rebuild_says_how_many_messages_nobody_holds_any_more(stopped: Made, tmp_path: Path) -> None:
+def test_a_rebuild_says_how_many_messages_no_file_holds_any_more(stopped: Made, tmp_path: Path) -> None:
     made = copy(stopped, tmp_path / "data")
     retire_message_log(made)
     lost = day(made, "schedule_log")

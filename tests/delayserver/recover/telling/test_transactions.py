@@ -1,4 +1,4 @@
-"""What the tools tell of transactions, of a directory that a real server wrote and left by a kill."""
+"""The recovery tools show transactions, on a directory that a real server wrote and left by a kill."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_pending_marks_what_is_prepared(killed: tuple[Path, dict[str, str]]) -> 
     assert any(line.endswith("prepared") for line in in_process("pending", str(killed[0]), "--list").out.splitlines())
 
 
-def test_trace_tells_the_whole_story(killed: tuple[Path, dict[str, str]]) -> None:
+def test_trace_shows_how_each_transaction_ended(killed: tuple[Path, dict[str, str]]) -> None:
     path, receipts = killed
     told = in_process("trace", str(path), "--receipt", receipts["open"]).out
     assert "prepared" in told and "redelivery accepted" in told, told

@@ -94,7 +94,7 @@ def test_the_next_request_waits_for_what_is_unread_and_while_memory_is_short_for
     assert memory.may_begin(share) and memory.reply_bytes(share) == 10
 
 
-def test_more_must_move_while_memory_is_short_of_those_who_hold_it_only() -> None:
+def test_while_memory_is_short_only_connections_that_hold_it_must_move_more() -> None:
     memory = memory_of(10 * MIB, 10, 20)
     slow, small, other = memory.join(), memory.join(), memory.join()
     assert begin(memory, slow, 8 * MIB, [])
@@ -106,7 +106,7 @@ def test_more_must_move_while_memory_is_short_of_those_who_hold_it_only() -> Non
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_counts_are_right_after_every_step_and_nobody_waits_for_ever(seed: int) -> None:
+def test_the_counts_are_right_after_every_step_and_no_connection_waits_for_ever(seed: int) -> None:
     chance = Random(seed)
     memory = memory_of()
     shares: list[Share] = []
