@@ -205,8 +205,23 @@ class Damage:
             if flip.sequences & sequences
             or (flip.whole and any(self._in_file(flip.path, due) for due in due_ms))
             or any(self._starts(due) & flip.windows for due in due_ms)
+            or (flip.is_cut and self._waiting_behind(flip.path) & sequences)
             or (again and flip.path == PROGRESS)
         ]
+
+    def _waiting_behind(self, path: str) -> frozenset[int]:
+        """The messages of a window or day whose dispatch file was cut. Redeliveries count for their first record: they have
+        due times of their own, which no producer knows, and a replay may place them after the cut."""
+        day, _, name = path.removeprefix("/data/dispatch_log/").partition("/")
+        key = self._outcomes.parse(day, name)
+        if key is None:
+            return frozenset()
+        sources = [Source.DAY] if key.coarse else [Source.DIRECT, Source.FROM_DAY]
+        paths = ["/data/schedule_log/" + self._messages.name(ScheduleKey(key.start_ms, source)) for source in sources]
+        contents = [self._disk.content(path) for path in paths if path in self._disk.files(path)]
+        return frozenset().union(
+            *[_sequences(content, header) for content in contents for header in _records(content)]
+        )
 
     @property
     def of_store(self) -> bool:

@@ -109,7 +109,7 @@ class World:
         self.cutting = Random(f"{seed}:cuts")
         self.cuts = not self.flipping and self.cutting.random() < CUTTING_SHARE
         bounds = Random(f"{seed}:lag bounds")
-        if not self.cuts and bounds.random() < LAG_BOUND_SHARE:
+        if bounds.random() < LAG_BOUND_SHARE:
             settings = settings_of.with_lag_bound(bounds, settings)
         self.host = Host("server", 1, settings, self.clock, self.network, Random(f"{seed}:host"), self.note)
         for host in (self.host, *self.nodes):
@@ -193,7 +193,7 @@ class World:
 
     def _make_dealer(self, seed: int) -> Dealer | None:
         chance = Random(f"{seed}:deals")
-        if self.cuts or chance.random() >= DEALING_SHARE:
+        if chance.random() >= DEALING_SHARE:
             return None
         books = Books(self.model, self.host, self.note)
         self.model.deals.append(books.range_of)
@@ -205,21 +205,21 @@ class World:
     def _moving(self, seed: int) -> Moving | None:
         """Seeks, removals and reads."""
         chance = Random(f"{seed}:moving")
-        if self.cuts or chance.random() >= MOVING_SHARE:
+        if chance.random() >= MOVING_SHARE:
             return None
         clients = [Client(self.network, self.host.address, name) for name in ("moving", "listening")]
         return Moving(clients, self.host, self.damage, chance, self.note)
 
     def _giving_up(self, seed: int) -> GivingUp | None:
         chance = Random(f"{seed}:giving up")
-        if self.cuts or chance.random() >= GIVING_UP_SHARE:
+        if chance.random() >= GIVING_UP_SHARE:
             return None
         client = Client(self.network, self.host.address, "giving-up")
         return GivingUp(client, self.model, self.host, chance, self.note)
 
     def _publishing(self, seed: int) -> Publishing | None:
         chance = Random(f"{seed}:publishing")
-        if self.cuts or chance.random() >= PUBLISHING_SHARE:
+        if chance.random() >= PUBLISHING_SHARE:
             return None
         address = self.host.address
         producers = [Client(self.network, address, f"publisher-{number}") for number in range(chance.choice([1, 2]))]
@@ -228,7 +228,7 @@ class World:
 
     def _ordering(self, seed: int) -> Ordering | None:
         chance = Random(f"{seed}:ordering")
-        if self.cuts or chance.random() >= ORDERING_SHARE:
+        if chance.random() >= ORDERING_SHARE:
             return None
         clients = [Client(self.network, self.host.address, name) for name in ("orderer", "worker-0", "worker-1")]
         asks = Random(f"{seed}:giving keys up")
