@@ -86,7 +86,7 @@ class Bounds:
         yield "open dispatch files", opened.files.dispatch.open_file_count(), dispatch_files + FILES_IN_USE_MAX
         yield (
             "bytes in the broker's cache",
-            server.parts.broker._state.store.cache_bytes,
+            server.parts.broker._state.files.store.cache_bytes,
             settings.broker.cache_bytes_max,
         )
         if not host.clock.step_count:

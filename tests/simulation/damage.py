@@ -219,9 +219,7 @@ class Damage:
         sources = [Source.DAY] if key.coarse else [Source.DIRECT, Source.FROM_DAY]
         paths = ["/data/schedule_log/" + self._messages.name(ScheduleKey(key.start_ms, source)) for source in sources]
         contents = [self._disk.content(path) for path in paths if path in self._disk.files(path)]
-        return frozenset().union(
-            *[_sequences(content, header) for content in contents for header in _records(content)]
-        )
+        return frozenset().union(*[_sequences(content, header) for content in contents for header in _records(content)])
 
     @property
     def of_store(self) -> bool:

@@ -78,14 +78,14 @@ class Arrivals:
         rows = np.flatnonzero(~check.present)
         self.duplicates += len(batch) - len(rows)
         if not len(rows):
-            return Delivered(outcome, [], self._state.store.end)
+            return Delivered(outcome, [], self._state.files.store.end)
         return self._deliver(batch if len(rows) == len(batch) else batch.take(rows), outcome, rows, now_us)
 
     def _deliver(self, batch: StoredBatch, outcome: U8, rows: NDArray[np.intp], now_us: int) -> Delivered:
         """Store a batch whose rows are `rows` of `outcome`."""
         arrived: dict[QueueKey, None] = {}
         self._store(batch, rows, outcome, arrived, now_us)
-        return Delivered(outcome, list(arrived), self._state.store.end)
+        return Delivered(outcome, list(arrived), self._state.files.store.end)
 
     def _store(
         self,
@@ -122,10 +122,10 @@ class Arrivals:
         batch, runs = grouped(batch)
         queues = [state.queue(run.key) for run in runs]
         batch = batch.with_columns(position=positions_of(runs, [queue.end for queue in queues]))
-        growth_bytes = state.store.growth_bytes(batch)
+        growth_bytes = state.files.store.growth_bytes(batch)
         if growth_bytes:
             state.room.require_beside(growth_bytes)
-        start, end = state.store.append(batch)
+        start, end = state.files.store.append(batch)
         for run, queue in zip(runs, queues, strict=True):
             queue.append(start, run.row_start, run.row_count)
         self.delivered += len(batch)
@@ -140,8 +140,8 @@ class Arrivals:
     def _aged(self, start: int, now_us: int) -> None:
         """Note the time of a record for retention. While the clock is behind, later records still count as no older than
         earlier ones."""
-        newest_us = next(reversed(self._state.segment_newest_us.values()), 0)
-        self._state.segment_newest_us[self._state.store.base_of(start)] = max(now_us, newest_us)
+        newest_us = next(reversed(self._state.files.segment_newest_us.values()), 0)
+        self._state.files.segment_newest_us[self._state.files.store.base_of(start)] = max(now_us, newest_us)
 
     def publish(
         self, batches: Sequence[StoredBatch | StoredRows], now_us: int, stored: Stored | None = None, *, durably: bool
@@ -159,14 +159,14 @@ class Arrivals:
             placed.append(own)
             runs_of.append(runs)
             positions.append(given)
-        growth_bytes = state.store.growth_bytes(*placed)
+        growth_bytes = state.files.store.growth_bytes(*placed)
         if growth_bytes:
             state.room.require_beside(growth_bytes)
-        extents = state.store.append_all(placed, durably=durably)
-        published = Published(positions, list(ends), state.store.end)
+        extents = state.files.store.append_all(placed, durably=durably)
+        published = Published(positions, list(ends), state.files.store.end)
         if stored is not None:
             stored(published)
-        state.store.keep(extents, placed)
+        state.files.store.keep(extents, placed)
         for (start, _end), own, runs in zip(extents, placed, runs_of, strict=True):
             queues = [state.queue(run.key) for run in runs]
             for run, queue in zip(runs, queues, strict=True):
@@ -226,7 +226,7 @@ class Arrivals:
 
     def _spill(self, queues: list[ConsumeQueue]) -> None:
         """Bound the index rows in memory, of each queue and of all together."""
-        limits, blocks = self._state.limits, self._state.blocks
+        limits, blocks = self._state.limits, self._state.files.blocks
         self._runs += len(queues)
         if self._state.capturing:  # for a fraction of a second; the next append spills
             return

@@ -114,7 +114,7 @@ class Consuming:
         run = queue.newest()
         if run is None or run.position != group.main.next or run.row_count > wanted.rows_within(_ARRIVAL_NS):
             return False
-        batch = self._state.store.in_memory(run.store_offset)
+        batch = self._state.files.store.in_memory(run.store_offset)
         if batch is None:
             return False
         rows = wanted.rows(batch, run.row_start, run.row_start + run.row_count)
@@ -223,18 +223,18 @@ class Consuming:
         The range is empty if all rows were passed over as unreadable or expired. Rows that the group's filter keeps from
         it are passed over as well, but a redelivery in its place is not asked again."""
         start, stop = span
-        run = self._state.run_at(key if retry else (key[0], 0), start)
+        run = self._state.messages.run_at(key if retry else (key[0], 0), start)
         count = min(stop, run.position + run.row_count) - start
         # A block of index rows may outlive some of its records, which retention removed. That is no damage.
-        given_back = run.store_offset < self._state.store.first
+        given_back = run.store_offset < self._state.files.store.first
         wanted = None if retry or not cursor.must_ask(start) else self._state.filters.get(key)
         to_read = budget.wanted
         if wanted is not None:  # few of the messages that it reads are for the group
             to_read = (wanted.rows_within(self._state.limits.filter_step_ns), to_read[1])
-        batch = None if given_back else self._state.read_for(to_read, run, queue)
+        batch = None if given_back else self._state.messages.read_for(to_read, run, queue)
         if batch is None:
             # Unreadable messages must not hold up what is behind them; they are counted and reported, not forgotten.
-            self._state.lost(0 if given_back else count)
+            self._state.damages.lost(0 if given_back else count)
             self._pass_over(key, retry, cursor, start, start + count)
             budget.pass_over(count, 0)
             return start + count, start + count
@@ -246,7 +246,7 @@ class Consuming:
         again = start < cursor.next
         if again:
             times = cursor.hand_out_again(start, start + count, deadline_us)
-            self._state.in_place(key, retry, Place(start, start + count, times, LEASED))
+            self._state.notes.in_place(key, retry, Place(start, start + count, times, LEASED))
         else:
             cursor.hand_out(start, start + count)
         if rows is not None and len(rows) < count:
@@ -271,7 +271,7 @@ class Consuming:
         if rows is not None and not len(rows):
             # If none expired, the lease of what was taken before goes on behind these.
             return (start if budget.parts and not looked else start + count), start + count
-        delivery = delivery_ids(start, count, self._state.epoch, cursor.moves, retry)
+        delivery = delivery_ids(start, count, self._state.files.epoch, cursor.moves, retry)
         if rows is None or len(rows) == count:
             budget.take(batch.slice(row, row + count), delivery, before, size)
         else:
@@ -347,7 +347,7 @@ class Consuming:
             held = (start if low == positions[0] else stop, stop)
         if not len(rows):
             return (start if budget.parts and not looked else stop), stop
-        delivery = scattered_ids(positions[rows], self._state.epoch, cursor.moves, retry=False)
+        delivery = scattered_ids(positions[rows], self._state.files.epoch, cursor.moves, retry=False)
         if len(rows) == len(positions):
             budget.take(batch, delivery, before, size)
         else:
@@ -379,7 +379,7 @@ class Consuming:
             logged = cursor.add_keys(positions[added], slots[added], before[added], out, deadline_us)
             if logged and len(waiting):  # the log has them as handed out from their place
                 for place in cursor.logged_places(positions[waiting]):
-                    self._state.in_place(key, retry, place)
+                    self._state.notes.in_place(key, retry, place)
             if len(keyed):
                 self._leased(key, deadline_us)
         return (start if len(keyed) < len(taken) else stop), stop
@@ -426,13 +426,13 @@ class Consuming:
         """Take messages whose order key has become free: of the first ones at the positions `free`, those of one record that
         fit. Returns an empty range, since they have deadlines of their own; None if none fits."""
         queue_key = key if retry else (key[0], 0)
-        run = self._state.run_at(queue_key, int(free[0]))
+        run = self._state.messages.run_at(queue_key, int(free[0]))
         count = int(np.searchsorted(free, run.position + run.row_count))
         positions = free[:count]
-        given_back = run.store_offset < self._state.store.first
-        batch = None if given_back else self._state.read_for(budget.wanted, run, queue)
+        given_back = run.store_offset < self._state.files.store.first
+        batch = None if given_back else self._state.messages.read_for(budget.wanted, run, queue)
         if batch is None:
-            self._state.lost(0 if given_back else len(positions))
+            self._state.damages.lost(0 if given_back else len(positions))
             for start, stop in ranges_of(positions):
                 self._pass_over(key, retry, cursor, start, stop)
             cursor.freed_keys()
@@ -445,9 +445,9 @@ class Consuming:
         positions, rows = positions[:fit], rows[:fit]
         before = cursor.attempts_of(positions)
         leases, logged = cursor.take_free(positions, deadline_us)
-        delivery = with_leases(scattered_ids(positions, self._state.epoch, cursor.moves, retry), leases)
+        delivery = with_leases(scattered_ids(positions, self._state.files.epoch, cursor.moves, retry), leases)
         for place in logged:
-            self._state.in_place(key, retry, place)
+            self._state.notes.in_place(key, retry, place)
         expired = expired_rows(batch.expires_ms[rows], now_us)
         if expired is not None:
             self._expire(key, retry, cursor, positions[expired])
@@ -462,7 +462,7 @@ class Consuming:
         if start >= cursor.next:
             cursor.hand_out(start, stop)
         for low, high in cursor.ack(start, stop, stop):
-            self._state.acked(key, retry, low, high)
+            self._state.notes.acked(key, retry, low, high)
 
     def ack(self, key: GroupKey, deliveries: I64) -> Acked:
         """See `Broker.ack`."""
@@ -475,7 +475,7 @@ class Consuming:
             cursor = group.cursor(part.retry)
             limit = self._ack_limit(key, part, cursor)
             changed: list[Range] = []
-            ranges = cursor.of_lease(part.ranges, part.lease_in(self._state.epoch))
+            ranges = cursor.of_lease(part.ranges, part.lease_in(self._state.files.epoch))
             if not cursor.passes_over:
                 changed = cursor.ack_all(ranges, limit)
                 acked += sum([high - low for low, high in changed])
@@ -483,7 +483,7 @@ class Consuming:
                 fresh = cursor.ack(start, stop, limit)
                 acked += sum([high - low for low, high in fresh])
                 changed += [(fresh[0][0], fresh[-1][1])] if fresh else []
-            self._state.acked_all(key, part.retry, cursor.to_log(changed) if cursor.passes_over else changed)
+            self._state.notes.acked_all(key, part.retry, cursor.to_log(changed) if cursor.passes_over else changed)
         self.acked += acked
         return Acked(acked, len(deliveries) - acked)
 
@@ -491,16 +491,16 @@ class Consuming:
         """Whether an unknown group may have pulled before a crash that lost its row of the progress log."""
         if len(self._state.groups) >= self._state.limits.groups_max:
             return False
-        return any(part.lease_in(self._state.epoch - 1) is not None for part in parts)
+        return any(part.lease_in(self._state.files.epoch - 1) is not None for part in parts)
 
     def _ack_limit(self, key: GroupKey, part: DeliveryRanges, cursor: Cursor) -> int:
         """The position up to which an ack counts. For deliveries of the process before, it is the queue's end at the
         restart: positions above may stand for other messages now. A delivery from before a seek counts for nothing."""
         if part.moves != cursor.moves % MOVES:
             return 0
-        if part.lease_in(self._state.epoch) is not None:
+        if part.lease_in(self._state.files.epoch) is not None:
             return cursor.next
-        if part.lease_in(self._state.epoch - 1) is not None:
+        if part.lease_in(self._state.files.epoch - 1) is not None:
             return self._state.recovered_ends.end(key if part.retry else (key[0], 0))
         return 0
 

@@ -127,15 +127,15 @@ class DeadLetters:
         given_up = batch.given_up
         assert given_up is not None
         dead_subject = state.policies.rows[key].dead_subject
-        letters = letters_of(batch, subject, group, Made(state.server_id, dead_subject, first_sequence, now_us))
-        store_offset = state.store.end
+        letters = letters_of(batch, subject, group, Made(state.files.server_id, dead_subject, first_sequence, now_us))
+        store_offset = state.files.store.end
         arrived = self._arrivals.store_own(letters, now_us)
         state.letters.ack_is_behind(store_offset)
         state.group((dead_subject, batch.group))
         for retry, ranges in ((False, given_up.main), (True, given_up.retry)):
             for span in ranges:
                 for start, stop in state.groups[key].cursor(retry).settle(*span):
-                    state.acked(key, retry, start, stop)
+                    state.notes.acked(key, retry, start, stop)
         self.stored += len(letters)
         return arrived
 
@@ -169,7 +169,7 @@ def ack_originals(state: BrokerState, records: Iterable[StoredColumns]) -> None:
         dead_subject = int(record.columns["subject"][0])
         key = state.policies.owner_of_dead(dead_subject)
         if key is None:
-            state.damaged(
+            state.damages.add(
                 f"store offset {record.offset}: dead letters of an unknown group; their messages may come to it again"
             )
             continue
@@ -179,5 +179,5 @@ def ack_originals(state: BrokerState, records: Iterable[StoredColumns]) -> None:
             retry, position = unpack_place(packed)
             queue = state.queues.get(key if retry else (key[0], 0))
             for start, stop in group.cursor(retry).ack(position, position + 1, queue.end if queue else 0):
-                state.acked(key, retry, start, stop)
+                state.notes.acked(key, retry, start, stop)
                 state.letters.ack_is_behind(record.offset)

@@ -124,7 +124,7 @@ class DeadQueue:
         group = self._state.groups.get(key)
         for span in ranges if group is not None else ():
             for start, stop in group.main.settle(*span):
-                self._state.acked(key, False, start, stop)
+                self._state.notes.acked(key, False, start, stop)
 
     def _free(self, key: GroupKey, wanted: I64 | None) -> list[Range]:
         free = self._letters.cursor(key).unclaimed(self._end(key))
@@ -146,8 +146,8 @@ class DeadQueue:
             position = start
             while position < stop and budget.messages > 0:
                 try:
-                    run = self._state.run_at((key[0], 0), position)
-                    batch = self._state.read(run)
+                    run = self._state.messages.run_at((key[0], 0), position)
+                    batch = self._state.messages.read(run)
                 except ReadNeeded:
                     if not reached:
                         raise

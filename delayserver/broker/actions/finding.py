@@ -212,18 +212,18 @@ class Indexes:
         """Removes the indexes of segments that are gone."""
         self._state = state
         self._tail = TailIndex()
-        bases = {base for base, _, _ in state.store.segments()}
-        folder = f"{state.directory}/index"
-        named = {name: base_of(name) for name in state.fs.listdir(folder)}
+        bases = {base for base, _, _ in state.files.store.segments()}
+        folder = f"{state.files.directory}/index"
+        named = {name: base_of(name) for name in state.files.fs.listdir(folder)}
         for name, base in named.items():
             if base not in bases:
-                state.fs.remove(f"{folder}/{name}")
+                state.files.fs.remove(f"{folder}/{name}")
         self._made = {base for base in named.values() if base in bases}
 
     def _segments(self) -> list[StoreSegment]:
-        segments = self._state.store.segments()
+        segments = self._state.files.store.segments()
         last = segments[-1][0]
-        folder = f"{self._state.directory}/store"
+        folder = f"{self._state.files.directory}/store"
         return [
             StoreSegment(base, end, path, segment_path(folder, base), sealed=base != last)
             for base, end, path in segments
@@ -232,27 +232,31 @@ class Indexes:
     def find_plan(self, query: FindQuery) -> FindPlan:
         """Capture a search; one at a time. Call `finish_find` with its result."""
         state = self._state
-        return FindPlan(state.fs, state.directory, state.server_id, self._segments(), self._tail, query)
+        return FindPlan(
+            state.files.fs, state.files.directory, state.files.server_id, self._segments(), self._tail, query
+        )
 
     def finish_find(self, result: FindResult) -> None:
         """Take note of the indexes that a search has made, and of the damage that it met."""
         for base in result.made:
             self.finish_index(base)
         for damage in result.damages:
-            self._state.damaged(damage)
+            self._state.damages.add(damage)
 
     def index_plan(self) -> IndexPlan | None:
         """Capture the making of one index; None if every sealed segment has one. Call `finish_index` when it is made."""
         state = self._state
         for segment in self._segments():
             if segment.sealed and segment.base not in self._made:
-                return IndexPlan(state.fs, segment, state.server_id, index_path(state.directory, segment.base))
+                return IndexPlan(
+                    state.files.fs, segment, state.files.server_id, index_path(state.files.directory, segment.base)
+                )
         return None
 
     def finish_index(self, base: int) -> None:
         """The index of a segment is made. Removes it if retention has removed the segment meanwhile."""
-        if any(base == known for known, _, _ in self._state.store.segments()):
+        if any(base == known for known, _, _ in self._state.files.store.segments()):
             self._made.add(base)
         else:
             self._made.discard(base)
-            self._state.fs.remove(index_path(self._state.directory, base))
+            self._state.files.fs.remove(index_path(self._state.files.directory, base))

@@ -103,6 +103,6 @@ def _due_ms(state: BrokerState, key: QueueKey, cursor: Cursor) -> int | None:
     queue = state.queues.get(key)
     if queue is None or cursor.committed >= queue.end:
         return None
-    run = state.run_at(key, cursor.committed)
-    batch = state.read(run)
+    run = state.messages.run_at(key, cursor.committed)
+    batch = state.messages.read(run)
     return None if batch is None else int(batch.due_ms[run.row_start + cursor.committed - run.position])

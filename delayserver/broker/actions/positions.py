@@ -79,7 +79,7 @@ class Positions:
         for retry, cursor in ((False, group.main), (True, group.retry)):
             if cursor.passed:
                 cursor.told()
-                self._state.moved_up(key, retry, cursor)
+                self._state.notes.moved_up(key, retry, cursor)
         return self.bounds(key[0])
 
     def search(self, subject: int, time_us: int) -> Search | None:
@@ -120,10 +120,10 @@ class Positions:
 
     def _take(self, key: QueueKey, start: int, end: int, budget: PullBudget) -> int:
         """Take rows of the run at `start`, as many as fit. Returns the position behind them."""
-        run = self._state.run_at(key, start)
+        run = self._state.messages.run_at(key, start)
         count = min(end, run.position + run.row_count) - start
-        given_back = run.store_offset < self._state.store.first
-        batch = None if given_back else self._state.read_for(budget.wanted, run, self._state.queues[key])
+        given_back = run.store_offset < self._state.files.store.first
+        batch = None if given_back else self._state.messages.read_for(budget.wanted, run, self._state.queues[key])
         if batch is None:
             budget.pass_over(count, 0)
             return start + count

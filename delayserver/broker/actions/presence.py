@@ -43,7 +43,7 @@ class Presence:
         for window, place in self._rows.items():
             while (found := known.present(window, self._keys[place])) is None and window not in self._read:
                 yield self._plan(state, known, window)
-                state.reads.find(KEYS, window)  # raises the error of the read
+                state.files.reads.find(KEYS, window)  # raises the error of the read
             if found is not None:
                 self.present[place] |= found
 
@@ -59,7 +59,7 @@ class Presence:
             parts: list[I64] | None = []
             rows = 0
             for start, stop in spans:
-                records = state.store.readable_columns(start, stop, told.append)
+                records = state.files.store.readable_columns(start, stop, told.append)
                 for part in window_keys((record.columns for record in records), window):
                     found |= contains(part, keys)
                     rows += len(part)
@@ -68,14 +68,14 @@ class Presence:
 
         def put(result: dict[str, Any]) -> None:
             for text in told:
-                state.damaged(text)
+                state.damages.add(text)
             known.finish(window, result.get("parts"))
             if result:
                 self._mark(window, place, result["found"])
 
         known.begin(window)
-        start = max(min([start for start, _ in spans], default=state.store.end), state.store.first)
-        return ReadPlan(KEYS, window, (start, state.store.end), state.limits.read_ahead_bytes, read, put)
+        start = max(min([start for start, _ in spans], default=state.files.store.end), state.files.store.first)
+        return ReadPlan(KEYS, window, (start, state.files.store.end), state.limits.read_ahead_bytes, read, put)
 
     def _mark(self, window: Window, place: Any, found: NDArray[np.bool_]) -> None:
         self.present[place] |= found

@@ -23,9 +23,9 @@ def retirable(state: BrokerState, now_us: int, latest_us: int) -> int:
 
     Ages count to `now_us`, a time that has surely come. `latest_us` is a time that has surely not been passed."""
     limits = state.limits
-    for base, newest_us in state.segment_newest_us.items():
+    for base, newest_us in state.files.segment_newest_us.items():
         if newest_us > latest_us:  # the clock was ahead when it was stored: the segment ages from now on
-            state.segment_newest_us[base] = latest_us
+            state.files.segment_newest_us[base] = latest_us
     below = _older_than(state, limits.retention_ms, now_us)
     if not below:
         return 0
@@ -56,7 +56,7 @@ def retirable(state: BrokerState, now_us: int, latest_us: int) -> int:
         offset = None if letters is None else letters.store_offset_of(state.groups[key].main.committed)
         if offset is not None:
             below = min(below, max(offset, abandoned, passed))
-    return max([end for _, end, _ in state.store.segments()[:-1] if end <= below], default=0)
+    return max([end for _, end, _ in state.files.store.segments()[:-1] if end <= below], default=0)
 
 
 def retire_store(state: BrokerState, below: int) -> list[str]:
@@ -64,11 +64,11 @@ def retire_store(state: BrokerState, below: int) -> list[str]:
 
     The checkpoint on disk must not point into these segments: a start would report them as lost.
     """
-    before = [base for base, _, _ in state.store.segments()]
-    removed = state.store.retire(below)
+    before = [base for base, _, _ in state.files.store.segments()]
+    removed = state.files.store.retire(below)
     if removed:
         for base in before[: len(removed)]:  # a segment that a read needs stays, and so do those behind it
-            state.fs.remove(index_path(state.directory, base))
+            state.files.fs.remove(index_path(state.files.directory, base))
         _move_up(state)
     return removed
 
@@ -81,15 +81,15 @@ def may_pass(state: BrokerState) -> bool:
 def _passed(state: BrokerState, now_us: int) -> int:
     """The store offset below which a group that lags holds nothing back."""
     limits = state.limits
-    by_bytes = state.store.end - limits.lag_bytes_max if limits.lag_bytes_max else 0
+    by_bytes = state.files.store.end - limits.lag_bytes_max if limits.lag_bytes_max else 0
     return max(by_bytes, _older_than(state, limits.lag_ms_max, now_us) if limits.lag_ms_max else 0)
 
 
 def _older_than(state: BrokerState, age_ms: int, now_us: int) -> int:
     """The end of the leading sealed segments that are all older than `age_ms`; 0 if the first one is not."""
     below = 0
-    for base, end, _ in state.store.segments()[:-1]:
-        if now_us - state.segment_newest_us.get(base, now_us) <= age_ms * 1000:
+    for base, end, _ in state.files.store.segments()[:-1]:
+        if now_us - state.files.segment_newest_us.get(base, now_us) <= age_ms * 1000:
             break
         below = end
     return below
@@ -118,11 +118,11 @@ def _lowest_unconsumed(asleep: QueueColumns, consumed: list[int]) -> int:
 
 def _move_up(state: BrokerState) -> None:
     """Drop the removed segments from queues, windows, cursors and blocks of index rows."""
-    first, lagging = state.store.first, may_pass(state)
+    first, lagging = state.files.store.first, may_pass(state)
     state.queues.retire(first)
     state.windows.retire(first)
-    for base in [base for base in state.segment_newest_us if base < state.store.segments()[0][0]]:
-        del state.segment_newest_us[base]
+    for base in [base for base in state.files.segment_newest_us if base < state.files.store.segments()[0][0]]:
+        del state.files.segment_newest_us[base]
     letter_groups = state.policies.letter_groups()
     for key, group in state.groups.items():
         for cursor, queue_key in ((group.main, (key[0], 0)), (group.retry, key)):
@@ -132,4 +132,4 @@ def _move_up(state: BrokerState) -> None:
                     state.letters.retire(sum([stop - start for start, stop in cursor.unclaimed(bounds[0])]))
                 cursor.skip_to(bounds[0], lagging=lagging)
     in_use = state.queues.blocks_in_use()
-    state.blocks.retire(state.blocks.end if in_use is None else in_use)
+    state.files.blocks.retire(state.files.blocks.end if in_use is None else in_use)

@@ -198,7 +198,7 @@ class Retries:
         found: Found = ([], [])
         for part in split_deliveries(deliveries):
             cursor = group.cursor(part.retry)
-            lease = part.lease_in(self._state.epoch)
+            lease = part.lease_in(self._state.files.epoch)
             if lease is not None and part.moves == cursor.moves % MOVES:
                 for start, stop in cursor.of_lease(part.ranges, lease):
                     found[part.retry].extend(cursor.to_retry(start, stop))
@@ -228,7 +228,7 @@ class Retries:
         an attempt. Returns the ranges that fail."""
         for retry, ranges in ((False, found[0]), (True, found[1])):
             for place in group.cursor(retry).recall(ranges):
-                self._state.in_place(key, retry, place)
+                self._state.notes.in_place(key, retry, place)
         main, of_retry = [
             [part for span in ranges for part in group.cursor(retry).retrying.common(*span)]
             for retry, ranges in ((False, found[0]), (True, found[1]))
@@ -342,13 +342,13 @@ class Retries:
             if not left or not self._is_current(key, retry, cursor):
                 return stop
             position = left[0][0]
-            run = yield from having_read(partial(self._state.run_at, queue_key, position))
-            batch = yield from having_read(partial(self._state.read, run))
+            run = yield from having_read(partial(self._state.messages.run_at, queue_key, position))
+            batch = yield from having_read(partial(self._state.messages.read, run))
             if cursor.retrying.common(position, stop) != left or not self._is_current(key, retry, cursor):
                 continue
             count = min(left[0][1], run.position + run.row_count) - position
             if batch is None:
-                self._state.lost(count)
+                self._state.damages.lost(count)
             else:
                 row = run.row_start + position - run.position
                 part, before = batch.slice(row, row + count), cursor.attempts_before(position, count)
@@ -446,7 +446,7 @@ class Retries:
             return
         until_us = moment.lease_us + np.maximum(due_ms * 1000 - moment.now_us, 0)
         for place in cursor.pause(positions, until_us, alone=moment.failure is not None):
-            self._state.in_place(key, retry, place)
+            self._state.notes.in_place(key, retry, place)
         self._state.deadlines.note(key, int(until_us.min()))
 
     def _wait_in_place(
@@ -467,7 +467,7 @@ class Retries:
             until_us = moment.lease_us + max(until_ms * 1000 - moment.now_us, 0)
             place = Place(start, stop, int(times[first]), WAITING, until_us, until_ms)
             cursor.wait_in_place(place)
-            self._state.in_place(key, retry, place)
+            self._state.notes.in_place(key, retry, place)
             self._state.deadlines.note(key, until_us)
 
     def _expire(self, key: GroupKey, retry: bool, cursor: Cursor, positions: I64) -> None:
@@ -484,11 +484,11 @@ class Retries:
         for retry, ranges in ((False, batch.main), (True, batch.retry)):
             for span in ranges:
                 for start, stop in group.cursor(retry).settle(*span):
-                    self._state.acked(key, retry, start, stop)
+                    self._state.notes.acked(key, retry, start, stop)
         if batch.kept_bytes:
             self._state.kept(key).end(batch.kept_bytes)
             self._state.kept(key).add(batch.written_ms, batch.kept_bytes)
-            self._state.wrote_redeliveries(key, batch.written_ms, batch.kept_bytes)
+            self._state.notes.wrote_redeliveries(key, batch.written_ms, batch.kept_bytes)
 
     def abandon(self, batch: RetryBatch, lease_us: int) -> None:
         """See `Broker.abandon_retry`."""

@@ -88,7 +88,7 @@ class Selecting:
             if found.wanted is wanted and found.start <= start < found.stop:
                 return found
             self.forget(key)
-        found = self._state.reads.find(SELECTED, (key, wanted, start))
+        found = self._state.files.reads.find(SELECTED, (key, wanted, start))
         if found is None:
             found = self._made(key, wanted, queue, span, budget)
         if found is None or found.stop <= start:
@@ -105,12 +105,12 @@ class Selecting:
     def _made(
         self, key: GroupKey, wanted: Filter, queue: ConsumeQueue, span: tuple[int, int], budget: PullBudget
     ) -> Selection | None:
-        store = self._state.store
+        store = self._state.files.store
         start, stop = span
-        run = self._state.run_at((key[0], 0), start)
+        run = self._state.messages.run_at((key[0], 0), start)
         if run.store_offset < store.first:
             return None
-        runs = queue.runs_between(start, stop, self._state.blocks)
+        runs = queue.runs_between(start, stop, self._state.files.blocks)
         if not store.holds(run.store_offset):
             to_read = list(takewhile(lambda each: not store.holds(each.store_offset), runs))
             raise ReadNeeded(self._plan(key, wanted, to_read, span, budget.wanted))
@@ -123,7 +123,7 @@ class Selecting:
     ) -> Selection | None:
         gathering = _Gathering(wanted, *span, budget.look_ns, (budget.messages, budget.bytes))
         for run in runs:
-            batch = self._state.store.in_memory(run.store_offset)
+            batch = self._state.files.store.in_memory(run.store_offset)
             if batch is None or not gathering.may_look(run) or not _take_batch(gathering, run, batch):
                 break
         return gathering.selection()
@@ -135,7 +135,7 @@ class Selecting:
         found: list[tuple[Run, StoredBatch]] = []
         rows, rows_max = 0, wanted.rows_within(_PLAN_NS)
         for run in runs:
-            batch = self._state.store.in_memory(run.store_offset) if rows < rows_max else None
+            batch = self._state.files.store.in_memory(run.store_offset) if rows < rows_max else None
             if batch is None:
                 break
             found.append((run, batch))
@@ -155,7 +155,7 @@ class Selecting:
         self, key: GroupKey, wanted: Filter, runs: list[Run], span: tuple[int, int], most: tuple[int, int]
     ) -> ReadPlan:
         """A read of these runs, until it has `most` messages and bytes."""
-        store = self._state.store
+        store = self._state.files.store
         end = store.end
         bytes_max = self._state.limits.pull_bytes_max
 

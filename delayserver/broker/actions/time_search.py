@@ -51,7 +51,7 @@ def search_time(state: BrokerState, key: QueueKey, time_us: int) -> Search:
     runs = memory
     if index < len(blocks):
         stop = blocks[index + 1][0] if index + 1 < len(blocks) else _start(memory)
-        block = yield lambda: state.blocks.load(blocks[index][2])
+        block = yield lambda: state.files.blocks.load(blocks[index][2])
         if not isinstance(block, RunBatch):
             return max(blocks[index][0], first)
         runs = _Runs(block.position, block.store_offset, block.row_start.astype(np.int64), stop)
@@ -59,7 +59,7 @@ def search_time(state: BrokerState, key: QueueKey, time_us: int) -> Search:
     last = max(last, 0)
     start = int(runs.positions[last])
     stop = int(runs.positions[last + 1]) if last + 1 < len(runs.positions) else runs.stop
-    times = yield lambda: state.store.times(int(runs.offsets[last]))
+    times = yield lambda: state.files.store.times(int(runs.offsets[last]))
     if not isinstance(times, np.ndarray):
         return max(start, first)
     row = int(runs.rows[last])
@@ -90,7 +90,7 @@ def _last_before(state: BrokerState, offsets: list[int], time_us: int) -> Genera
     low, high = 0, len(offsets)
     while low < high:
         middle = (low + high) // 2
-        times = yield lambda offset=offsets[middle]: state.store.times(offset)  # type: ignore[misc]
+        times = yield lambda offset=offsets[middle]: state.files.store.times(offset)  # type: ignore[misc]
         if isinstance(times, np.ndarray) and int(times[0]) < time_us:
             low = middle + 1
         else:

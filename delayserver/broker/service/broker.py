@@ -102,12 +102,12 @@ class Broker:
     @property
     def logs(self) -> tuple[MessageLog, MessageLog]:
         """The rolling logs of the store and of the index, whose next segments are made beside."""
-        return self._state.store.log, self._state.blocks.log
+        return self._state.files.store.log, self._state.files.blocks.log
 
     @property
     def damages(self) -> list[str]:
         """Descriptions of the damages found, with file and offset."""
-        return self._state.damages
+        return self._state.damages.texts
 
     # Delivering
 
@@ -141,7 +141,7 @@ class Broker:
     @property
     def store(self) -> BrokerStore:
         """The store: its space ahead may be warmed, and its name looked at."""
-        return self._state.store
+        return self._state.files.store
 
     def window_complete(self, server_id: int, windows_ms: list[int]) -> None:
         """A server declares that it will not hand off messages of these windows again. Drops their keys."""
@@ -355,14 +355,14 @@ class Broker:
     @property
     def reads(self) -> Reads:
         """The reads under way, and their results that calls still need."""
-        return self._state.reads
+        return self._state.files.reads
 
     # Durability
 
     @property
     def synced_offset(self) -> int:
         """Store offset below which every delivery is durable."""
-        return self._state.store.synced
+        return self._state.files.store.synced
 
     @property
     def syncing(self) -> bool:
@@ -465,7 +465,7 @@ class Broker:
     @property
     def cache_bytes(self) -> int:
         """Batches in memory for consumers."""
-        return self._state.store.cache_bytes
+        return self._state.files.store.cache_bytes
 
     def status(self) -> dict[str, Any]:
         """Counts since the start and the present sizes, in constant time."""
@@ -489,7 +489,7 @@ class Broker:
         for group in self._state.groups.values():
             group.main.check_invariants()
             group.retry.check_invariants()
-        self._state.reads.check_invariants()
+        self._state.files.reads.check_invariants()
 
     def close(self) -> None:
         """Sync, write a checkpoint and close the files: the next start scans nothing."""
@@ -499,4 +499,6 @@ class Broker:
 
     def abandon(self) -> None:
         """Close the files without making anything durable."""
-        self._state.close()
+        files = self._state.files
+        for file in (files.store, files.blocks, files.progress):
+            file.close()

@@ -65,11 +65,11 @@ class CheckpointCapture:
         """`letters_offset`: the first dead letter whose message may lack a durable ack."""
         self._state = state
         self._checkpoint = BrokerCheckpoint(
-            state.server_id,
-            state.epoch,
-            state.store.end,
+            state.files.server_id,
+            state.files.epoch,
+            state.files.store.end,
             windows={window: list(map(copy, extents)) for window, extents in state.windows.extents.items()},
-            segment_newest_us=dict(state.segment_newest_us),
+            segment_newest_us=dict(state.files.segment_newest_us),
             letters_offset=letters_offset,
         )
         self._removed = dict(state.removed)
@@ -90,12 +90,12 @@ class CheckpointCapture:
         """The write of the checkpoint, after the last step."""
         state = self._state
         return CheckpointWrite(
-            state.fs,
-            f"{state.directory}/checkpoint",
-            replace(self._checkpoint, blocks_offset=state.blocks.end),
+            state.files.fs,
+            f"{state.files.directory}/checkpoint",
+            replace(self._checkpoint, blocks_offset=state.files.blocks.end),
             self._queues,
             self._removed,
-            (state.store.sync_plan().run, state.blocks.tail().sync),
+            (state.files.store.sync_plan().run, state.files.blocks.tail().sync),
         )
 
 
@@ -104,8 +104,8 @@ class Durability:
 
     def __init__(self, state: BrokerState) -> None:
         self._state = state
-        self._compact = state.progress_ahead
-        self.checkpointed = state.store.end
+        self._compact = state.notes.ahead
+        self.checkpointed = state.files.store.end
         # Where the dead letters begin whose acks the sync under way writes.
         self._letters_syncing: int | None = None
         self.syncing = False
@@ -117,21 +117,21 @@ class Durability:
 
     def needs_sync(self) -> bool:
         """Whether a delivery or an ack waits for a sync."""
-        return self._state.store.end > self._state.store.synced or len(self._state.pending) > 0
+        return self._state.files.store.end > self._state.files.store.synced or len(self._state.notes.pending) > 0
 
     def sync_plan(self) -> BrokerSync:
         """Capture a sync, one at a time. The progress rows are a snapshot if the log is long or must be replaced."""
         assert not self.syncing, "a sync is under way"
         self.syncing = True
         state = self._state
-        bound = max(state.limits.progress_bytes_max, 2 * state.progress.snapshot_bytes)
-        snapshot = self._compact or state.progress.length_bytes > bound
-        rows = self._snapshot() if snapshot else state.pending
+        bound = max(state.limits.progress_bytes_max, 2 * state.files.progress.snapshot_bytes)
+        snapshot = self._compact or state.files.progress.length_bytes > bound
+        rows = self._snapshot() if snapshot else state.notes.pending
         if not snapshot:
             self._add_seen(rows)
-        state.take_pending()
+        state.notes.take()
         self._letters_syncing = state.letters.take_behind()
-        return BrokerSync(state.store.sync_plan(), ProgressSync(state.progress, rows, snapshot))
+        return BrokerSync(state.files.store.sync_plan(), ProgressSync(state.files.progress, rows, snapshot))
 
     def finish_sync(self) -> None:
         """The plan ran."""
@@ -147,7 +147,7 @@ class Durability:
         if plan.progress.snapshot:
             self._compact = True  # the snapshot replaced the pending rows, so the next plan must make one too
         else:
-            self._state.pending.put_before(plan.progress.rows)
+            self._state.notes.pending.put_before(plan.progress.rows)
 
     def _add_seen(self, rows: ProgressRows) -> None:
         """Add how far each group was handed out, so that attempts count on after a crash, and how far its filter passed
@@ -172,16 +172,16 @@ class Durability:
             key = subject, consumer_group
             for retry, cursor in ((False, group.main), (True, group.retry)):
                 if cursor.moves:  # of the group, so that acks from before its last seek stay unknown after a crash
-                    self._state.moved(key, retry, cursor, rows)
+                    self._state.notes.moved(key, retry, cursor, rows)
                 else:
                     rows.add(ACKED, *key, retry, 0, cursor.committed)
                 for start, stop in cursor.acked:
                     rows.add(ACKED, *key, retry, start, stop)
                 for place in (*(cursor.places if cursor.place_ranges else ()), *cursor.logged_keys()):
-                    self._state.in_place(key, retry, place, rows)
+                    self._state.notes.in_place(key, retry, place, rows)
             if group.redelivery_bytes:
                 for start_ms, count in self._state.kept(key).steps():
-                    self._state.wrote_redeliveries(key, start_ms, count, rows)
+                    self._state.notes.wrote_redeliveries(key, start_ms, count, rows)
             for first in range(0, group.expired, TIMES_MAX):
                 rows.add(ACKED, *key, False, 0, 0, min(group.expired - first, TIMES_MAX))
         self._state.seen_changed.update(self._state.groups)
@@ -190,7 +190,7 @@ class Durability:
 
     def checkpoint_due(self) -> bool:
         """Whether the store has grown by `checkpoint_bytes` since the last checkpoint."""
-        return self._state.store.end - self.checkpointed >= self._state.limits.checkpoint_bytes
+        return self._state.files.store.end - self.checkpointed >= self._state.limits.checkpoint_bytes
 
     def checkpoint_capture(self) -> CheckpointCapture:
         """Begin a checkpoint."""

@@ -12,6 +12,7 @@ from delayserver.broker.actions.delivering import grouped_columns
 from delayserver.broker.actions.policies import Policies
 from delayserver.broker.actions.retention import may_pass
 from delayserver.broker.actions.state import BrokerState
+from delayserver.broker.files.broker_files import BrokerFiles
 from delayserver.broker.files.checkpoint import BrokerCheckpoint, decode_checkpoint
 from delayserver.broker.files.policies import read_policies
 from delayserver.broker.files.progress import (
@@ -61,34 +62,39 @@ def recover_broker(
     if checkpoint is None or checkpoint.store_offset > store.end:
         checkpoint = BrokerCheckpoint(server_id)
     policies = read_policies(fs, directory, server_id)
-    state = BrokerState(
+    # Segments written behind the checkpoint have an unknown age, so they age from now on. The clock may be behind now.
+    now_us = max([now_us, *checkpoint.segment_newest_us.values()])
+    files = BrokerFiles(
         fs,
         directory,
         server_id,
         epoch,
-        limits,
         store,
         RunBlocks.open(fs, f"{directory}/queue", server_id, limits, checkpoint.blocks_offset, reads),
         ProgressLog.open(fs, f"{directory}/progress.log", server_id),
+        reads,
+        {
+            base: checkpoint.segment_newest_us.get(base, now_us) if end <= checkpoint.store_offset else now_us
+            for base, end, _ in store.segments()
+        },
+    )
+    state = BrokerState(
+        files,
+        limits,
         QueueTable(checkpoint.queues),
         WindowTable(limits.window_extents_max, checkpoint.windows),
-        checkpoint.segment_newest_us,
-        room,
-        reads,
         Policies(fs, directory, server_id, limits, policies.rows, policies.damage is not None),
+        room,
     )
-    state.damages += [] if policies.damage is None else [policies.damage]
-    state.damages += [f"{found.path}: {found.damage.detail}" for found in store.damages]
-    state.damages += [f"{directory}/progress.log: {damage.detail}" for damage in state.progress.damages]
+    for text in (
+        *([] if policies.damage is None else [policies.damage]),
+        *[f"{found.path}: {found.damage.detail}" for found in store.damages],
+        *[f"{directory}/progress.log: {damage.detail}" for damage in files.progress.damages],
+    ):
+        state.damages.add(text)
     letters = _scan(state, checkpoint)
-    # Segments written behind the checkpoint have an unknown age, so they age from now on. The clock may be behind now.
-    now_us = max([now_us, *state.segment_newest_us.values()])
-    state.segment_newest_us = {
-        base: state.segment_newest_us.get(base, now_us) if end <= checkpoint.store_offset else now_us
-        for base, end, _ in store.segments()
-    }
     _read_progress(state, now_us, lease_us, letters, complete=complete)
-    state.recovered_ends = state.queues.ends()
+    state.recovered()
     return state
 
 
@@ -136,14 +142,14 @@ def _scan(state: BrokerState, checkpoint: BrokerCheckpoint) -> list[StoredColumn
     """Bring queues and windows from the checkpoint to the store's end, and drop the records that retention removed.
 
     Returns the records of dead letters whose messages may lack their acks."""
-    store, offset = state.store, checkpoint.store_offset
+    store, offset = state.files.store, checkpoint.store_offset
     letters: list[StoredColumns] = []
     if checkpoint.letters_offset is not None:
-        before = store.readable_columns(checkpoint.letters_offset, offset, state.damages.append)
+        before = store.readable_columns(checkpoint.letters_offset, offset, state.damages.add)
         letters += [record for record in before if has_letters(record)]
     state.queues.retire(store.first)
     state.windows.retire(store.first)
-    for record in store.readable_columns(offset, store.end, state.damages.append):
+    for record in store.readable_columns(offset, store.end, state.damages.add):
         _add_record(state, record)
         if has_letters(record):
             letters.append(record)
@@ -166,7 +172,7 @@ def _add_record(state: BrokerState, record: StoredColumns) -> None:
             queue.append(record.offset, run.row_start, position - queue.end)
         if position == queue.end:
             queue.append(record.offset, run.row_start, run.row_count)
-        queue.spill_above(state.limits.queue_runs_max, state.blocks)
+        queue.spill_above(state.limits.queue_runs_max, state.files.blocks)
 
 
 def _read_progress(
@@ -176,7 +182,7 @@ def _read_progress(
     those whose messages were removed."""
     lost: dict[QueueKey, int] = {}
     until_ms = 0
-    for row in state.progress.rows():
+    for row in state.files.progress.rows():
         if row.change == UNTIL:
             until_ms = row.stop
         elif row.change == IN_PLACE:
@@ -192,7 +198,7 @@ def _read_progress(
     ack_originals(state, letters)
     if complete:
         for (subject, target), stop in lost.items():
-            state.damaged(
+            state.damages.add(
                 f"acked up to {stop} of subject {subject}, group {target}, and nothing of it is stored: messages are missing"
             )
     for (subject, group), consumer_group in state.groups.items():

@@ -76,7 +76,7 @@ async def test_acks_that_find_no_room_do_not_hold_up_the_outcomes_of_deliveries(
     def no_room(rows: ProgressRows) -> None:
         raise DiskFullError("no room for another page")
 
-    server.parts.broker._state.progress.append = no_room  # type: ignore[method-assign]
+    server.parts.broker._state.files.progress.append = no_room  # type: ignore[method-assign]
     acked = {"subject": "s", "group": "g", "count": 1, "deliveries": first["delivery"].to_bytes(8, "little")}
     assert await client.refused("ack", acked) == "disk_full"
     sent = [(await client.put(str(number), host.now_ms))["receipt"] for number in range(10)]
@@ -144,7 +144,7 @@ def test_what_came_while_the_clock_was_far_ahead_does_not_keep_the_store_for_yea
     drain(broker)
     assert broker.retire(NOW_US + HOUR_US) == []
     assert broker.retire(NOW_US + 3 * HOUR_US) != []
-    assert len(broker._state.store.segments()) == 1
+    assert len(broker._state.files.store.segments()) == 1
 
 
 async def test_messages_whose_bytes_could_not_be_read_once_are_delivered_without_a_restart(boot: Boot) -> None:
@@ -249,7 +249,7 @@ async def test_a_node_whose_store_takes_nothing_any_more_ends_so_that_a_restart_
     def failed(batch: StoredBatch) -> tuple[int, int]:
         raise SyncFailedError("a failed write could not be undone; restart the server to recover")
 
-    node.server.parts.broker._state.store.append = failed  # type: ignore[method-assign]
+    node.server.parts.broker._state.files.store.append = failed  # type: ignore[method-assign]
     await client.put("m", server.now_ms)
     await server.sleep_ms(2_000)
     assert node.died_of is not None

@@ -68,7 +68,7 @@ def committed(broker: DirectBroker) -> int:
 
 
 def rows_in_log(broker: DirectBroker) -> list[tuple[int, int, int]]:
-    return [(row.change, row.start, row.stop) for row in broker._state.progress.rows() if row.group == GROUP]
+    return [(row.change, row.start, row.stop) for row in broker._state.files.progress.rows() if row.group == GROUP]
 
 
 def test_a_group_gets_what_its_filter_wants_and_others_get_all() -> None:

@@ -524,7 +524,7 @@ class _Keys:
         self.failed: set[int] = set()
 
     def _learn(self) -> None:
-        for run in self.scene.broker._state.store.columns(0, self.scene.broker._state.store.end):
+        for run in self.scene.broker._state.files.store.columns(0, self.scene.broker._state.files.store.end):
             for sequence, order_hash in zip(
                 run.columns["sequence"].tolist(), run.columns["order_hash"].tolist(), strict=True
             ):

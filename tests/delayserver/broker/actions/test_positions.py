@@ -276,7 +276,7 @@ def test_a_damaged_record_lets_a_time_be_found_before_it() -> None:
     for number in range(8):
         broker.deliver(at(1 + number, 1, NOW_US + number), False, NOW_US)
     broker.sync()
-    offset = broker._state.queues[SUBJECT, 0].run_at(5, broker._state.blocks).store_offset
+    offset = broker._state.queues[SUBJECT, 0].run_at(5, broker._state.files.blocks).store_offset
     (path,) = disk.files("/data/broker/store/")
     disk.flip_bit(path, offset + 100)
     assert found_by_time(broker, NOW_US + 5) <= 5
@@ -315,8 +315,8 @@ def test_a_read_goes_around_a_damaged_record_and_says_which_positions_are_retire
     assert broker.retire(NOW_US + 1000)
     first, end = broker.positions.bounds(SUBJECT)
     assert look_at(broker, SUBJECT, first - 1, 1, 1 << 20).status == "retired"
-    run = broker._state.run_at((SUBJECT, 0), first)
-    base, segment = broker._state.store._log.locate(run.store_offset)
+    run = broker._state.messages.run_at((SUBJECT, 0), first)
+    base, segment = broker._state.files.store._log.locate(run.store_offset)
     disk.flip_bit(segment.path, run.store_offset - base + 100)
     look = look_at(broker, SUBJECT, first, 25, 1 << 20)
     assert look.found is not None
@@ -377,7 +377,7 @@ def test_a_seek_ahead_of_a_store_that_lost_its_end_stops_at_the_end() -> None:
     broker = open_broker(disk, replace(LIMITS, segment_bytes=1 << 20))
     broker.deliver(messages(1, 3), False, NOW_US)
     broker.sync()
-    kept = broker._state.store.end
+    kept = broker._state.files.store.end
     broker.deliver(messages(4, 3), False, NOW_US)
     pull(broker, 1)
     broker.positions.seek(KEY, 6)

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from delayserver.broker.actions.state import READ_TRIES
+from delayserver.broker.actions.stored_messages import READ_TRIES
 from delayserver.broker.limits import DAY_MS, BrokerLimits
 from store.errors import CorruptionError, SyncFailedError, UnreadableError
 from tests.delayserver.broker.brokers import (

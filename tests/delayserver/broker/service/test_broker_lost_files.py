@@ -20,9 +20,9 @@ def damage_block(disk: FakeDisk, broker: DirectBroker, number: int) -> None:
     """Flip a bit in a block of index rows on disk."""
     state = broker._state
     offset = state.queues[SUBJECT, 0].blocks[number].block_offset
-    base, segment = state.blocks._log.locate(offset)
+    base, segment = state.files.blocks._log.locate(offset)
     disk.flip_bit(segment.path, offset - base + 100)
-    state.blocks._cache.clear()
+    state.files.blocks._cache.clear()
 
 
 def cut(disk: FakeDisk, path: str, length: int) -> None:
@@ -93,9 +93,9 @@ def test_a_block_is_never_taken_for_another_one() -> None:
     for batch in range(40):
         broker.deliver(messages(1 + 3 * batch, 3), False, NOW_US)
     state = broker._state
-    before = state.blocks._log.first
-    state.blocks._log.retire(state.queues[SUBJECT, 0].blocks[-1].block_offset)
-    assert state.blocks._log.first > before
+    before = state.files.blocks._log.first
+    state.files.blocks._log.retire(state.queues[SUBJECT, 0].blocks[-1].block_offset)
+    assert state.files.blocks._log.first > before
     assert drain(broker) == list(range(1, 121))
     assert broker.damages
 

@@ -328,7 +328,7 @@ class BrokerMachine(RuleBasedStateMachine):
         self._synced()
 
     def _synced(self) -> None:
-        assert self.broker.synced_offset == self.broker._state.store.end
+        assert self.broker.synced_offset == self.broker._state.files.store.end
         assert not self.broker.needs_sync()
         self.synced_batches = len(self.batches)
         self.expired_durable = {key: group.expired for key, group in self.broker._state.groups.items()}
@@ -386,7 +386,7 @@ class BrokerMachine(RuleBasedStateMachine):
     def holds_its_invariants(self) -> None:
         self.broker.check_invariants()
         state = self.broker._state
-        assert state.store.cache_bytes <= LIMITS.cache_bytes_max
+        assert state.files.store.cache_bytes <= LIMITS.cache_bytes_max
         assert all(queue.runs_in_memory <= LIMITS.queue_runs_max for queue in state.queues.values())
         for group in state.groups.values():
             assert group.redelivery_bytes <= LIMITS.redelivery_bytes_max

@@ -66,9 +66,11 @@ async def test_acks_that_found_no_space_are_durable_with_the_next_commit(autojum
     commit = BrokerCommit(broker, BelievableClock(SystemClock(), 0, 0), Runtime.on(workers=FakeWorkers()))
     while (pulled := broker.pull(SUBJECT, GROUP, 1, 100, 0, 0)) is not None:
         broker.ack(SUBJECT, GROUP, pulled.delivery, 0)
-        broker._state.pending.put_before(broker._state.pending)  # repeated rows change nothing but the length
+        broker._state.notes.pending.put_before(
+            broker._state.notes.pending
+        )  # repeated rows change nothing but the length
     for _ in range(6):
-        broker._state.pending.put_before(broker._state.pending)
+        broker._state.notes.pending.put_before(broker._state.notes.pending)
     disk.capacity_bytes = disk.used_bytes
     async with trio.open_nursery() as nursery:
         nursery.start_soon(commit.run)

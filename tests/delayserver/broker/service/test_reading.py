@@ -205,7 +205,7 @@ async def test_a_read_that_the_disk_refuses_is_tried_again_before_its_messages_a
 ) -> None:
     disk = backlog()
     node = start(disk)
-    path = node.broker._state.store.segments()[0][2]
+    path = node.broker._state.files.store.segments()[0][2]
     disk.unreadable[path] = [(64, 65)]
     for _ in range(2):
         with pytest.raises(UnreadableError):
@@ -220,7 +220,7 @@ async def test_one_failed_read_counts_once_however_many_groups_wait_for_it(
 ) -> None:
     disk = backlog()
     node = start(disk)
-    path = node.broker._state.store.segments()[0][2]
+    path = node.broker._state.files.store.segments()[0][2]
     disk.unreadable[path] = [(64, 65)]
     refused = 0
 
@@ -242,20 +242,20 @@ async def test_retention_waits_for_a_read_of_the_segment_that_it_would_remove(
 ) -> None:
     node = start(backlog(300))
     while found := await node.pull(count=1000, wait_ms=0):  # all is consumed by one group
-        ids = delivery_ids(found[0] - 1, len(found), node.broker._state.epoch, 0, False)
+        ids = delivery_ids(found[0] - 1, len(found), node.broker._state.files.epoch, 0, False)
         node.broker.ack(SUBJECT, GROUP, ids, 0)
     node.broker.sync()
     node.broker.checkpoint()
-    node.broker._state.store._read_back.shrink(0)
-    late = node.broker._state.reads
+    node.broker._state.files.store._read_back.shrink(0)
+    late = node.broker._state.files.reads
     async with trio.open_nursery() as nursery:
         nursery.start_soon(partial(node.pull, group=GROUP + 1, count=5))
         await trio.sleep(READ_S / 2)
         assert node.reads_at_once == 1
         assert late.lowest("store") is not None
         # Not the second group's, which has acked nothing: as if the store were beyond its bound.
-        assert node.broker._state.store.retire(1 << 40) == []
-    assert node.broker._state.store.retire(1 << 40)
+        assert node.broker._state.files.store.retire(1 << 40) == []
+    assert node.broker._state.files.store.retire(1 << 40)
 
 
 async def test_a_stop_waits_for_the_reads_under_way_and_begins_no_others(
@@ -281,7 +281,7 @@ async def test_a_nack_of_cold_messages_reads_them_and_others_go_on(start: Start,
     node = start(backlog(100), NO_CACHE)
     first = await node.pull()
     second = await node.pull()
-    ids = delivery_ids(0, len(first + second), node.broker._state.epoch, 0, False)
+    ids = delivery_ids(0, len(first + second), node.broker._state.files.epoch, 0, False)
     before = node.reads_begun
     batch = await node.reads.finish(node.broker.nack(SUBJECT, GROUP, ids, 0, 0, 0))
     assert batch.messages is not None
@@ -294,7 +294,7 @@ async def test_a_nack_of_cold_messages_reads_them_and_others_go_on(start: Start,
 async def test_a_nack_that_is_given_up_leaves_its_deliveries_leased(start: Start, autojump_clock: MockClock) -> None:
     node = start(backlog(100), NO_CACHE)
     found = await node.pull()
-    ids = delivery_ids(0, len(found), node.broker._state.epoch, 0, False)
+    ids = delivery_ids(0, len(found), node.broker._state.files.epoch, 0, False)
     with trio.move_on_after(READ_S / 2) as scope:
         await node.reads.finish(node.broker.nack(SUBJECT, GROUP, ids, 0, 0, 0))
     assert scope.cancelled_caught
@@ -356,14 +356,14 @@ async def test_a_server_that_was_replaced_during_the_read_stores_nothing(
     start: Start, autojump_clock: MockClock
 ) -> None:
     node = start(backlog(100))
-    end = node.broker._state.store.end
+    end = node.broker._state.files.store.end
 
     def admit() -> None:
         raise Superseded("another process")
 
     with pytest.raises(Superseded):
         await node.local.deliver_uncertain(messages(101, 1), admit)
-    assert node.broker._state.store.end == end
+    assert node.broker._state.files.store.end == end
 
 
 async def test_a_row_of_a_group_reads_its_oldest_message_beside_the_event_loop(

@@ -1,0 +1,29 @@
+"""The broker's files of one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from delayserver.broker.files.progress import ProgressLog
+from delayserver.broker.files.store import BrokerStore
+from delayserver.broker.queues.run_blocks import RunBlocks
+from delayserver.broker.reads import Reads
+from store.disk.filesystem import FileSystem
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerFiles:
+    """The files as a start opened them, and the reads of them that are under way.
+
+    `epoch` counts the starts. `segment_newest_us`: when the newest record of each segment of the store was stored, by the
+    base of the segment."""
+
+    fs: FileSystem
+    directory: str
+    server_id: int
+    epoch: int
+    store: BrokerStore
+    blocks: RunBlocks
+    progress: ProgressLog
+    reads: Reads
+    segment_newest_us: dict[int, int]
