@@ -109,7 +109,8 @@ async def serve_http(
             web.stop()
 
         web.config.load()
-        tasks.start_soon(secured.run, web.config.ssl)
+        secured.serve_with(web.config.ssl)
+        tasks.start_soon(secured.run)
         tasks.start_soon(gateway.live.run)
         tasks.start_soon(connections.run)
         tasks.start_soon(stop)

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 import trustme
+from anyio import connect_tcp, create_task_group, create_tcp_listener
+from anyio.abc import SocketAttribute
+from anyio.streams.tls import TLSListener, TLSStream
 
 from delayserver.config.settings import TlsSettings
 from delayserver.web.secured import Secured
@@ -34,6 +37,7 @@ class Files:
         names = secured.of_uvicorn()
         in_use = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         in_use.load_cert_chain(names["ssl_certfile"], names["ssl_keyfile"])
+        secured.serve_with(in_use)
         return secured, in_use
 
     def served(self, in_use: ssl.SSLContext) -> str:
@@ -63,10 +67,10 @@ def test_new_files_are_served_by_the_context_that_is_in_use(tmp_path: Path) -> N
     files = Files(tmp_path)
     secured, in_use = files.secured()
     first = files.served(in_use)
-    secured.renew(in_use)
+    secured.renew()
     assert files.served(in_use) == first
     files.issue()
-    secured.renew(in_use)
+    secured.renew()
     assert files.served(in_use) != first
 
 
@@ -79,13 +83,13 @@ def test_wrong_files_leave_the_certificate_from_before_and_are_logged(
     key = files.key.read_text()
     for wrong in ("no key", trustme.CA().issue_cert(HOST).private_key_pem.bytes().decode()):
         files.key.write_text(wrong)
-        secured.renew(in_use)
+        secured.renew()
         assert files.served(in_use) == first
     assert "the changed certificates are not used" in caplog.text
     # The next look takes the files when they are right again.
     files.key.write_text(key)
     files.issue()
-    secured.renew(in_use)
+    secured.renew()
     assert files.served(in_use) != first
 
 
@@ -94,12 +98,36 @@ def test_the_gateway_knows_the_server_by_its_renewed_certificate(tmp_path: Path)
     secured, in_use = files.secured()
     assert secured.to_server is not None
     files.issue()
-    secured.renew(in_use)
+    secured.renew()
     renewed = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     renewed.load_cert_chain(files.certificate, files.key)
     assert shaken(secured.to_server, renewed, HOST) == files.served(in_use)
-    stranger = Files(tmp_path)
+    (tmp_path / "stranger").mkdir()
+    stranger = Files(tmp_path / "stranger")
     other = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     other.load_cert_chain(stranger.certificate, stranger.key)
     with pytest.raises(ssl.SSLCertVerificationError):
         shaken(secured.to_server, other, HOST)
+
+
+async def test_a_connection_right_after_a_renewal_of_the_server_finds_its_certificate(tmp_path: Path) -> None:
+    files = Files(tmp_path)
+    secured, _ = files.secured()
+    assert secured.to_server is not None
+    files.issue()
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(files.certificate, files.key)
+
+    async def greet(stream: TLSStream) -> None:
+        async with stream:
+            await stream.send(b"hello")
+
+    tcp = await create_tcp_listener(local_host=HOST)
+    async with TLSListener(tcp, serving, standard_compatible=False) as listener, create_task_group() as tasks:
+        tasks.start_soon(listener.serve, greet)
+        # As the client library connects.
+        port = tcp.extra(SocketAttribute.local_port)
+        stream = await connect_tcp(HOST, port, ssl_context=secured.to_server, tls_standard_compatible=False)
+        async with stream:
+            assert await stream.receive() == b"hello"
+        tasks.cancel_scope.cancel()
