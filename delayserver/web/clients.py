@@ -68,6 +68,7 @@ class Clients:
         self._own_token = own_token
         self._tls = tls
         self._own: TokenClient | None = None
+        self._without_token: TokenClient | None = None
         self._checks = anyio.Semaphore(CHECKS_AT_ONCE_MAX)
         self._by_token: OrderedDict[str, TokenClient] = OrderedDict()
         self._opening = anyio.Lock()
@@ -82,8 +83,11 @@ class Clients:
         await self._tasks.__aexit__(None, None, None)
 
     async def of_request(self, scope: Mapping[str, Any]) -> TokenClient:
-        """The client of a request, by its ASGI scope. Raises Unauthenticated for a token that the server does not take."""
+        """The client of a request, by its ASGI scope. On a server without tokens all requests share one. Raises
+        Unauthenticated for a token that the server does not take."""
         token = scope.get(TOKEN, "")
+        if not token:
+            return await self._anonymous()
         client = self._by_token.get(token)
         if client is None:
             return await self._open(token)
@@ -118,12 +122,25 @@ class Clients:
                     self._own = client
         return self._own
 
+    async def _anonymous(self) -> TokenClient:
+        """The client of all requests without a token."""
+        if self._without_token is None:
+            async with self._opening:
+                if self._without_token is None:
+                    client = TokenClient(self.server, "", self._tls)
+                    await self._tasks.start(client.hold)
+                    self._without_token = client
+        return self._without_token
+
     async def _open(self, token: str) -> TokenClient:
+        async with self._checks:
+            if token not in self._by_token:
+                anonymous = await self._anonymous()
+                # Asked now: the server may have got its first token since it said hello to this connection.
+                if not (await anonymous.calls.hello()).needs_token:
+                    return anonymous
+                await self._check(token)
         client = TokenClient(self.server, token, self._tls)
-        if token:
-            async with self._checks:
-                if token not in self._by_token:
-                    await self._check(token)
         async with self._opening:
             before = self._by_token.get(token)
             if before is not None:

@@ -13,8 +13,12 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+from delayserver.client import AsyncClient
+from delayserver.protocol.errors import Unauthenticated
+from delayserver.web.clients import TOKEN, Clients
 from delayserver.web.process import NICE
 from tests.delayserver.web.web_server import ROOT, SECONDS_MAX, Web, serve, stop
 
@@ -217,3 +221,25 @@ def test_the_server_goes_before_its_gateway(web: Web) -> None:
     assert web.ask("GET", "/healthz").status == 200
     server, gateway = (os.getpriority(os.PRIO_PROCESS, pid) for pid in (web.process.pid, web.gateway()))
     assert gateway == min(server + NICE, 19)
+
+
+def test_invented_tokens_share_one_client_until_the_server_has_a_token() -> None:
+    web = serve("--memory")
+
+    async def use() -> None:
+        async with Clients(web.address) as clients:
+            anonymous = await clients.of_request({})
+            for letter in "ab":
+                assert await clients.of_request({TOKEN: f"dst_{letter * 12}_{letter * 43}"}) is anonymous
+            async with AsyncClient(web.address) as operator:
+                first = await operator.token("admin")
+            with pytest.raises(Unauthenticated):
+                await clients.of_request({TOKEN: f"dst_{'a' * 12}_{'a' * 43}"})
+            assert await clients.of_request({TOKEN: first.text}) is not anonymous
+
+    try:
+        anyio.run(use)
+        assert stop(web) == ""
+    finally:
+        web.process.kill()
+        web.process.communicate()
