@@ -55,22 +55,35 @@ def _messages(access: Access, arguments: dict[str, Any]) -> None:
         access.limits.take(*_size(arguments))
 
 
+# What counts as bytes of a message, beside its properties: in rows, and as blobs of columns.
+_OF_ROWS: Final = ("body", "message_id", "order_key")
+_OF_COLUMNS: Final = ("bodies", "message_ids", "order_keys", "properties")
+
+
 def _size(arguments: dict[str, Any]) -> tuple[int, int]:
-    """How many messages a request brings, and the bytes of their bodies."""
+    """How many messages a request brings, and their bytes: bodies, ids, order keys and properties."""
     messages = arguments.get("messages")
     if type(messages) is list:
-        bodies = [message.get("body") for message in messages if type(message) is dict]
-        return len(messages), sum([_body_bytes(body) for body in bodies])
-    count, blob = arguments.get("count"), arguments.get("bodies")
-    size_bytes = len(blob) if isinstance(blob, bytes | memoryview | bytearray) else 0
+        return len(messages), sum([_message_bytes(message) for message in messages if type(message) is dict])
+    count = arguments.get("count")
+    size_bytes = sum([_bytes(arguments.get(name)) for name in _OF_COLUMNS])
     return (count if type(count) is int and 0 < count < 1 << 31 else 1), size_bytes
 
 
-def _body_bytes(body: object) -> int:
-    """The bytes of a body. A text may have up to four for a character."""
-    if isinstance(body, str):
-        return len(body) if body.isascii() else len(body.encode(errors="surrogatepass"))
-    return len(body) if isinstance(body, bytes) else 0
+def _message_bytes(message: dict[str, Any]) -> int:
+    """The bytes of a message in rows."""
+    size_bytes = sum([_bytes(message.get(name)) for name in _OF_ROWS])
+    properties = message.get("properties")
+    if type(properties) is dict:
+        size_bytes += sum([_bytes(name) + _bytes(value) for name, value in properties.items()])
+    return size_bytes
+
+
+def _bytes(value: object) -> int:
+    """The bytes of a body or of another value. A text may have up to four for a character."""
+    if isinstance(value, str):
+        return len(value) if value.isascii() else len(value.encode(errors="surrogatepass"))
+    return len(value) if isinstance(value, bytes | memoryview | bytearray) else 0
 
 
 def _prepared(access: Access, arguments: dict[str, Any]) -> None:

@@ -39,7 +39,7 @@ class StoredSecret:
 @dataclass(frozen=True, slots=True)
 class StoredToken:
     """A token. The newest secret comes first. `expires_ms` 0: never. A limit of 0 is none: `rate` in messages a second,
-    `bytes_rate` in bytes a second, `pending_max` in messages that wait at a time."""
+    `bytes_rate` in bytes of messages a second, `pending_max` in messages that wait at a time."""
 
     token_id: str
     name: str

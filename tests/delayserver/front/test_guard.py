@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgpack import packb
 
 from delayserver.front.guard import FREE, OF_SERVERS, RULES
 from delayserver.protocol.columns import I64, pack_column
@@ -432,3 +433,28 @@ async def test_limits_refuse_with_a_pause_and_slow_no_other_client(boot: Boot) -
     await bytewise.send(message("s") | {"body": "\N{BELL}" * 900})  # 3,600 bytes, which take another 2.6 s
     await host.sleep_ms(1_000)
     assert await bytewise.refused("send", {"messages": [message("s")]}) == "rate_limited"
+
+
+async def test_a_limit_of_bytes_counts_all_that_a_message_stores(boot: Boot) -> None:
+    host = boot()
+    await host.start()
+    long = "x" * 200
+    properties = packb({"name": long})
+    rows: list[dict[str, Any]] = [
+        {"message_id": long},
+        {"order_key": long},
+        {"properties": {long: ""}},
+        {"properties": {"name": long}},
+    ]
+    requests: list[dict[str, Any]] = [{"messages": [message("s") | each]} for each in rows]
+    columns: dict[str, Any] = {"count": 1, "subject": "s", "delay_ms": 3_600_000, "bodies": b"", "body_length": 0}
+    requests += [
+        columns | {"message_ids": long.encode(), "message_id_length": 200},
+        columns | {"order_keys": long.encode(), "order_key_length": 200},
+        columns | {"properties": properties, "properties_length": len(properties)},
+    ]
+    _, *clients = await tokens(host, *[{"roles": ["send"], "bytes_rate": 100}] * len(requests))
+    for client, request in zip(clients, requests, strict=True):
+        reply = await client.request("send", request)
+        assert reply.get("accepted") == 1 or "receipt" in reply["results"][0], reply
+        assert await client.refused("send", {"messages": [message("s")]}) == "rate_limited", request
