@@ -64,7 +64,9 @@ from delayserver.web.streams import Streams
 events = EventLogger()
 
 MESSAGES: Final = "/v1/messages"
-KEY_HEADER: Final = {"Idempotency-Key": "The message id. With a delay, a retry is due when the first try was."}
+KEY_HEADER: Final = {
+    "Idempotency-Key": "The message id. With a delay, a retry is due when the first try was. Not for a list or lines."
+}
 GROUP: Final = "/v1/subjects/{subject}/groups/{group}"
 
 

@@ -31,6 +31,12 @@ def idempotency_key(scope: Scope) -> str | None:
     return None
 
 
+def refuse_key(scope: Scope) -> None:
+    """Raises `Problem` for a request of many messages with a key: it could be the id of one message only."""
+    if idempotency_key(scope) is not None:
+        raise invalid("an Idempotency-Key is for one message: give each row of a list or of lines a message_id instead")
+
+
 class FirstTries:
     """The due times of the first tries with a delay, by subject and key."""
 

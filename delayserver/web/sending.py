@@ -14,7 +14,7 @@ from delayserver.web.answers import Send, read_json, read_query, send_json
 from delayserver.web.bodies import LINES_TYPES, BodyReader, Receive, Scope, content_type, message_body
 from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import STRUCTURED, from_binary, from_structured, is_binary
-from delayserver.web.idempotency import idempotency_key
+from delayserver.web.idempotency import idempotency_key, refuse_key
 from delayserver.web.lines import LineAnswer, LineReader
 from delayserver.web.problems import Problem, problem_of
 from delayserver.web.queries import SendQuery
@@ -49,6 +49,7 @@ class Sending:
         query = _query(scope)
         kind = content_type(scope)
         if kind in LINES_TYPES:
+            refuse_key(scope)
             await LineAnswer(client, LineReader(receive, message_bytes_max), query).run(send)
             return
         body = await self._bodies.read(scope, receive, max(message_bytes_max, LIST_BYTES_MAX))
@@ -59,6 +60,7 @@ class Sending:
             event, data = from_binary(scope, body, query)
             await send_json(send, 201, await self._send(client, scope, event, data))
         elif body.lstrip()[:1] == b"[":
+            refuse_key(scope)
             await send_json(send, 200, await _send_list(client, body, trace_of(scope)))
         else:
             request = read_json(body, _decoder)

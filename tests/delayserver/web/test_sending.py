@@ -183,6 +183,17 @@ def test_a_retry_with_the_same_key_is_no_second_message(web: Web) -> None:
         assert web.post("/v1/messages", document, Idempotency_Key=key).status == 400
 
 
+def test_many_messages_with_one_key_are_refused_whole(web: Web) -> None:
+    row = {"subject": "one-key", "body": "x", "delay_ms": 0}
+    as_list = web.post("/v1/messages", [row], Idempotency_Key="k")
+    line = json.dumps(row).encode()
+    headers = {"Content-Type": "application/x-ndjson", "Idempotency-Key": "k"}
+    for reply in (as_list, web.ask("POST", "/v1/messages", line, headers=headers)):
+        assert (reply.status, reply.json["error"]) == (400, "invalid_argument")
+        assert "message_id" in reply.json["detail"]
+    assert web.post("/v1/subjects/one-key/groups/g/pull", {}).json == {"messages": []}
+
+
 def test_a_message_moves_to_another_time_in_the_path_and_by_its_id(web: Web) -> None:
     sent = web.post("/v1/messages", {"subject": "moves", "body": "x", "delay": "1h", "message_id": "m-1"}).json
     moved = web.ask("PATCH", f"/v1/messages/{sent['receipt']}", {"delay": "2h", "body": {"new": True}}).json
