@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol, Self
 
 CHECK_S: Final = 10.0
 """How often the files are compared. A renewed certificate replaces one that is valid for days more."""
@@ -86,22 +86,32 @@ def of_client(authority: str, certificate: str, key: str) -> Certificates:
     return Certificates((authority, certificate, key), make)
 
 
-def pinned(certificate: str, key: str) -> Certificates:
-    """For a process that connects to the server beside it: the other end must show this very certificate. Raises
-    CertificateError."""
+class LookingFirst(ssl.SSLContext):
+    """A context of a client. It calls `look` before each connection: the server may just have renewed its certificate."""
+
+    def __new__(cls, look: Callable[[], None]) -> Self:
+        """A context without certificates."""
+        return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
+
+    def __init__(self, look: Callable[[], None]) -> None:
+        self._look = look
+
+    def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
+        """As in `ssl.SSLContext`."""
+        self._look()
+        return super().wrap_bio(*arguments, **named)
+
+
+def pinned(certificate: str, key: str, look: Callable[[], None]) -> Certificates:
+    """For a process that connects to the server beside it: the other end must show this very certificate. Each connection
+    first calls `look`. Raises CertificateError."""
 
     def make() -> ssl.SSLContext:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        pin(context, certificate, key)
+        context = LookingFirst(look)
+        context.check_hostname = False
+        context.load_verify_locations(certificate)
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+        context.load_cert_chain(certificate, key)
         return context
 
     return Certificates((certificate, key), make)
-
-
-def pin(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    """Let a context of a client take this certificate from the other end, beside those of before, and show it as its own.
-    Raises OSError."""
-    context.check_hostname = False
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.load_verify_locations(certificate)
-    context.load_cert_chain(certificate, key)

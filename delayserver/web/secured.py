@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 import anyio
 
 from delayserver.config.settings import TlsSettings
 from delayserver.logs.events import EventLogger
-from delayserver.net.certificates import CHECK_S, CertificateError, Certificates, of_server, pin, pinned
+from delayserver.net.certificates import CHECK_S, CertificateError, Certificates, of_server, pinned
 
 events = EventLogger()
-
-
-class _LookingFirst(ssl.SSLContext):
-    """A context of a client. It calls `look` before each connection: the server may just have renewed its certificate."""
-
-    def __new__(cls, look: Callable[[], None]) -> Self:
-        """A context that pins nothing yet."""
-        return super().__new__(cls, ssl.PROTOCOL_TLS_CLIENT)
-
-    def __init__(self, look: Callable[[], None]) -> None:
-        self._look = look
-
-    def wrap_bio(self, *arguments: Any, **named: Any) -> ssl.SSLObject:
-        """As in `ssl.SSLContext`."""
-        self._look()
-        return super().wrap_bio(*arguments, **named)
 
 
 class Secured:
@@ -39,12 +22,10 @@ class Secured:
         self._files = settings.certificate, settings.key
         self._http: Certificates | None = None
         self._server: Certificates | None = None
-        self.to_server: ssl.SSLContext | None = None
         if settings.certificate:
-            self._server = pinned(*self._files)
+            self._server = pinned(*self._files, self.renew)
             self._http = of_server(*self._files, "") if settings.http else None
-            self.to_server = _LookingFirst(self.renew)
-            pin(self.to_server, *self._files)
+        self.to_server: ssl.SSLContext | None = None if self._server is None else self._server.context
         self._in_use: ssl.SSLContext | None = None
 
     def of_uvicorn(self) -> dict[str, Any]:
@@ -66,7 +47,8 @@ class Secured:
         assert self._server is not None and self.to_server is not None
         try:
             if self._server.renew():
-                pin(self.to_server, *self._files)
+                self.to_server.load_verify_locations(self._files[0])
+                self.to_server.load_cert_chain(*self._files)
                 if self._in_use is not None:
                     self._in_use.load_cert_chain(*self._files)
         except (CertificateError, OSError) as error:
