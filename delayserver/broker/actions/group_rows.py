@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.queues.groups import ConsumerGroup, Cursor, GroupKey
-from delayserver.broker.queues.queue import ConsumeQueue, QueueKey
+from delayserver.broker.queues.queue import QueueKey
 
 # Above every subject code and every group code.
 _CODE_MAX = 1 << 32
@@ -40,6 +42,17 @@ class GroupRow:
     oldest_ms: int | None
 
 
+class GroupBacklog(NamedTuple):
+    """What a consumer group has before it; see `GroupRow`. `oldest_place`: where its oldest messages stand, in its queue and
+    among its redeliveries; -1 where there is none. As long as this is the same, `oldest_ms` is too."""
+
+    key: GroupKey
+    lag: int
+    leased: int
+    retrying: int
+    oldest_place: tuple[int, int]
+
+
 def group_keys(state: BrokerState, after: GroupKey, subject: int, count_max: int) -> list[GroupKey]:
     """The first `count_max` keys behind `after`, in the order of the codes; of one subject if `subject` is not 0."""
     if subject:
@@ -50,47 +63,48 @@ def group_keys(state: BrokerState, after: GroupKey, subject: int, count_max: int
     return [key for _, key in zip(range(count_max), keys, strict=False)]
 
 
-def group_row(state: BrokerState, key: GroupKey, *, with_oldest: bool = True) -> GroupRow | None:
-    """The row of a group; None if there is no such group. Raises ReadNeeded: it needs stored records, for `oldest_ms`.
-    That is None without `with_oldest`."""
+def group_backlogs(state: BrokerState, keys: Sequence[GroupKey]) -> Iterator[GroupBacklog]:
+    """The backlogs of those of these groups that are there. Needs no stored record, and wakes no queue."""
+    groups, end_of = state.groups, state.queues.end
+    for key in keys:
+        group: ConsumerGroup | None = groups.get(key)
+        if group is None:
+            continue
+        main, retry = group.main, group.retry
+        end, retry_end = end_of((key[0], 0)), end_of(key)
+        lag, leased, retrying = main.backlog(end)
+        retry_lag, retry_leased, retry_retrying = retry.backlog(retry_end)
+        place = (
+            main.committed if main.committed < end else -1,
+            retry.committed if retry.committed < retry_end else -1,
+        )
+        yield GroupBacklog(key, lag + retry_lag, leased + retry_leased, retrying + retry_retrying, place)
+
+
+def group_row(state: BrokerState, key: GroupKey) -> GroupRow | None:
+    """The row of a group; None if there is no such group. Raises ReadNeeded: it needs stored records, for `oldest_ms`."""
     group: ConsumerGroup | None = state.groups.get(key)
     if group is None:
         return None
-    main, retry = state.queues.get((key[0], 0)), state.queues.get(key)
+    end, retry_end = state.queues.end((key[0], 0)), state.queues.end(key)
+    (lag, leased, retrying), of_retries = group.main.backlog(end), group.retry.backlog(retry_end)
     policy = state.policies.of(key)
     parts = ((key[0], 0), group.main), (key, group.retry)
     return GroupRow(
         *key,
         position=group.main.committed,
-        end=main.end if main else group.main.committed,
-        lag=_lag(main, group.main) + _lag(retry, group.retry),
-        leased=group.main.leased() + group.retry.leased(),
-        retrying=group.main.retrying.count() + group.retry.retrying.count(),
+        end=end if (key[0], 0) in state.queues else group.main.committed,
+        lag=lag + of_retries[0],
+        leased=leased + of_retries[1],
+        retrying=retrying + of_retries[2],
         expired=group.expired,
         filtered=group.filtered,
         tags=policy.tags,
         where=policy.where,
         waiting_in_place=group.main.in_place() + group.retry.in_place(),
         redelivery_bytes=group.redelivery_bytes,
-        oldest_ms=_oldest_ms(state, *parts) if with_oldest else None,
+        oldest_ms=_oldest_ms(state, *parts),
     )
-
-
-def oldest_place(state: BrokerState, key: GroupKey) -> tuple[int, ...]:
-    """Where the oldest messages of a group stand, in its queue and among its redeliveries; -1 where there is none. As long
-    as this is the same, `oldest_ms` is too."""
-    group: ConsumerGroup | None = state.groups.get(key)
-    if group is None:
-        return ()
-    parts = ((key[0], 0), group.main), (key, group.retry)
-    ends = [0 if (queue := state.queues.get(queue_key)) is None else queue.end for queue_key, _ in parts]
-    places = [cursor.committed for _, cursor in parts]
-    return tuple([place if place < end else -1 for place, end in zip(places, ends, strict=True)])
-
-
-def _lag(queue: ConsumeQueue | None, cursor: Cursor) -> int:
-    """Messages of the queue that are not acked: handed out or not."""
-    return 0 if queue is None else max(0, queue.end - cursor.committed - cursor.acked.count())
 
 
 def _oldest_ms(state: BrokerState, *parts: tuple[QueueKey, Cursor]) -> int | None:

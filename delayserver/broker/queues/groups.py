@@ -117,6 +117,12 @@ class Cursor:
         unacked = sum([high - low for low, high in self.acked.missing(self.committed, self.next)])
         return unacked - self.retrying.count() - self.in_place()
 
+    def backlog(self, end: int) -> tuple[int, int, int]:
+        """Counts of positions of a queue with this end: not acked, leased, being retried. O(ranges)."""
+        if self._places is not None or self._order is not None or len(self.acked) or len(self.retrying):
+            return max(0, end - self.committed - self.acked.count()), self.leased(), self.retrying.count()
+        return max(0, end - self.committed), self.next - self.committed, 0  # as nearly all are
+
     def in_place(self) -> int:
         """Count of positions in their place that are not leased, and of those that wait for their order key. O(ranges)."""
         waiting = 0 if self._places is None else self._places.count(WAITING, READY)

@@ -65,6 +65,14 @@ class QueueTable:
         row = self._sleeping_row(key)
         return None if row < 0 else (int(self._resting.first[row]), int(self._resting.end[row]))
 
+    def end(self, key: QueueKey) -> int:
+        """The end of a queue, which does not wake; 0 if there is none."""
+        queue = self._awake.get(key)
+        if queue is not None:
+            return queue.end
+        row = self._sleeping_row(key)
+        return 0 if row < 0 else int(self._resting.end[row])
+
     def _sleeping_row(self, key: QueueKey) -> int:
         row = self._resting.row_of(key) if self._asleep_count else -1
         return row if row >= 0 and self._asleep[row] else -1

@@ -19,7 +19,7 @@ from delayserver.broker.actions.dead_letters import DeadLetters
 from delayserver.broker.actions.dead_queue import Claim, DeadQueue, Letters
 from delayserver.broker.actions.delivering import Delivered
 from delayserver.broker.actions.finding import FindPlan, FindQuery, FindResult, Indexes
-from delayserver.broker.actions.group_rows import GroupRow, group_keys, group_row, oldest_place
+from delayserver.broker.actions.group_rows import GroupBacklog, GroupRow, group_backlogs, group_keys, group_row
 from delayserver.broker.actions.indexing import IndexPlan
 from delayserver.broker.actions.positions import Positions
 from delayserver.broker.actions.retention import retirable, retire_store
@@ -448,14 +448,13 @@ class Broker:
         """The first `count_max` consumer groups behind `after`, in the order of their codes; see `group_rows.py`."""
         return group_keys(self._state, after, subject, count_max)
 
-    def group_row(self, key: GroupKey, *, with_oldest: bool = True) -> GroupRow | None:
-        """The row of a consumer group; None if there is no such group. Raises ReadNeeded, for `oldest_ms`: that is None
-        without `with_oldest`."""
-        return group_row(self._state, key, with_oldest=with_oldest)
+    def group_row(self, key: GroupKey) -> GroupRow | None:
+        """The row of a consumer group; None if there is no such group. Raises ReadNeeded, for `oldest_ms`."""
+        return group_row(self._state, key)
 
-    def oldest_place(self, key: GroupKey) -> tuple[int, ...]:
-        """Where the oldest messages of a consumer group stand; see `group_rows.py`."""
-        return oldest_place(self._state, key)
+    def group_backlogs(self, keys: Sequence[GroupKey]) -> Iterator[GroupBacklog]:
+        """The backlogs of those of these consumer groups that are there; see `group_rows.py`."""
+        return group_backlogs(self._state, keys)
 
     @property
     def group_count(self) -> int:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from itertools import islice
+from typing import Any, Final
 
 from delayserver.front.connection import Connection
 from delayserver.front.handlers.status_map import status_map
 from delayserver.operations.figures.metrics import Histogram, Metrics
 from delayserver.operations.figures.queues import QueueUse
 from delayserver.protocol.frames import Request
+
+ROWS_AT_ONCE: Final = 256
+"""Rows of a reply made between two slices: some 150 µs. A row is an eighth of an item."""
 
 
 class MetricsHandlers:
@@ -22,17 +26,16 @@ class MetricsHandlers:
         """All figures. Of consumer groups those whose subjects are open to the client."""
         work = connection.work()
         figures = await self._metrics.read(work)
-        groups = []
-        for group in figures.consumer_groups:
-            await work.items()
-            if not connection.access.may(group.subject):
-                continue
-            groups.append({name: getattr(group, name) for name in group.__slots__})
-        subjects = []
-        for subject in figures.subjects:
-            await work.items()
-            if connection.access.may(subject.subject):
-                subjects.append({"subject": subject.subject, "pending": subject.pending})
+        groups, subjects = list[dict[str, Any]](), list[dict[str, Any]]()
+        may = connection.access.may
+        for start in range(0, len(figures.consumer_groups), ROWS_AT_ONCE):
+            part = figures.consumer_groups[start : start + ROWS_AT_ONCE]
+            await work.items(ROWS_AT_ONCE // 8)
+            groups += [group._asdict() for group in part if may(group.subject)]
+        rows = iter(figures.subjects.items())
+        while some := list(islice(rows, ROWS_AT_ONCE)):
+            await work.items(ROWS_AT_ONCE // 8)
+            subjects += [{"subject": subject, "pending": pending} for subject, pending in some if may(subject)]
         return {
             **status_map(figures.status),
             "lateness": {

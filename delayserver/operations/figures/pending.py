@@ -92,16 +92,16 @@ class PendingSubjects:
         found = await self._told((chosen + after + 1).tolist(), pending[chosen].tolist(), work)
         return SubjectsPage(found, int(chosen[-1]) + after + 1 if len(codes) > count_max else None)
 
-    async def largest(self, count_max: int, work: Work) -> list[SubjectPending]:
+    def largest(self, count_max: int) -> dict[str, int]:
         """The subjects with the most pending messages, the most first; none until they are counted."""
         if not self.is_counted:
-            return []
+            return {}
         pending = self._counts.pending()
         codes = np.flatnonzero(pending)
         if len(codes) > count_max:
             codes = codes[np.argpartition(pending[codes], -count_max)[-count_max:]]
         codes = codes[np.argsort(-pending[codes], kind="stable")]
-        return await self._told(codes.tolist(), pending[codes].tolist(), work)
+        return dict(zip(self._names.names_of(codes), pending[codes].tolist(), strict=True))
 
     def _require(self) -> I64:
         if not self.is_counted:

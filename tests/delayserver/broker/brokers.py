@@ -57,9 +57,9 @@ class DirectBroker(Broker):
         ask = super().claim_dead
         return self._at_once(lambda: ask(*arguments))
 
-    def group_row(self, key: GroupKey, *, with_oldest: bool = True) -> GroupRow | None:
+    def group_row(self, key: GroupKey) -> GroupRow | None:
         ask = super().group_row
-        return self._at_once(lambda: ask(key, with_oldest=with_oldest))
+        return self._at_once(lambda: ask(key))
 
 
 def messages(first: int, count: int, window_ms: int = 60_000, subject: int = SUBJECT) -> StoredBatch:

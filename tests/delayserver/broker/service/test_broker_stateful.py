@@ -388,7 +388,15 @@ class BrokerMachine(RuleBasedStateMachine):
         state = self.broker._state
         assert state.files.store.cache_bytes <= LIMITS.cache_bytes_max
         assert all(queue.runs_in_memory <= LIMITS.queue_runs_max for queue in state.queues.values())
-        for group in state.groups.values():
+        for backlog, (key, group) in zip(
+            self.broker.group_backlogs(list(state.groups)), state.groups.items(), strict=True
+        ):
+            cursors = (group.main, group.retry)
+            ends = [(state.queues.bounds(queue) or (0, 0))[1] for queue in ((key[0], 0), key)]
+            unacked = [end - each.committed - each.acked.count() for each, end in zip(cursors, ends, strict=True)]
+            assert (backlog.key, backlog.lag) == (key, sum(max(0, each) for each in unacked))
+            assert backlog.leased == sum(each.leased() for each in cursors)
+            assert backlog.retrying == sum(each.retrying.count() for each in cursors)
             assert group.redelivery_bytes <= LIMITS.redelivery_bytes_max
             group.kept(LIMITS.redelivery_kept_ms).check_invariants()
         assert all(len(extents) <= LIMITS.window_extents_max for extents in state.windows.extents.values())
