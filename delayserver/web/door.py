@@ -9,25 +9,17 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, Final
 
-import msgspec
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-
 from delayserver.config.settings import HttpSettings
-from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.tokens import parse_token
-from delayserver.web.answers import Send, json_answer, problem_answer, read_json
+from delayserver.web.answers import Send, problem_answer
 from delayserver.web.bodies import Receive, Scope
-from delayserver.web.clients import TOKEN, Clients
+from delayserver.web.clients import TOKEN
 from delayserver.web.origins import check_site, is_loopback_name
-from delayserver.web.problems import Problem, problem_of
+from delayserver.web.problems import Problem
 from delayserver.web.scraping import STATUS
-from delayserver.web.sessions import AGE_S_MAX, COOKIE, Sessions
+from delayserver.web.sessions import Sessions, session_id_of
+from delayserver.web.signing_in import LOGIN, LOGOUT
 
-LOGIN: Final = "/login"
-LOGOUT: Final = "/logout"
-SESSION: Final = "/v1/session"
-_LOGIN_BYTES_MAX: Final = 1024
 # Paths of the console's files: a person may follow a link to them from anywhere.
 _API: Final = ("/v1/", "/metrics", LOGIN, LOGOUT)
 
@@ -49,31 +41,12 @@ _OF_CONSOLE: Final = (*_COMMON, _CONSOLE)
 Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
-class LoginRequest(msgspec.Struct):
-    """A token that somebody signs in with."""
-
-    token: str
-
-
-class SessionState(msgspec.Struct):
-    """The caller as the server sees it. ``needs_token``: the server asks for a token, and this request has none that is
-    valid."""
-
-    needs_token: bool
-    token_id: str
-    roles: list[str]
-    subjects: list[str]
-
-
 class Door:
     """An ASGI application around the gateway."""
 
-    def __init__(
-        self, inner: Application, clients: Clients, sessions: Sessions, settings: HttpSettings, *, loopback: bool
-    ) -> None:
+    def __init__(self, inner: Application, sessions: Sessions, settings: HttpSettings, *, loopback: bool) -> None:
         """`loopback`: the gateway listens on loopback alone."""
         self._inner = inner
-        self._clients = clients
         self._sessions = sessions
         self._hosts = frozenset(settings.allowed_hosts.lower().split())
         self._loopback = loopback
@@ -87,16 +60,8 @@ class Door:
             if api:
                 check_site(scope["headers"])
             scope[TOKEN] = self._token(scope)
-            if path in (LOGIN, LOGOUT, SESSION):
-                await (await self._own(path, scope, receive))(dict(scope), receive, send)
-                return
         except Problem as problem:
             await problem_answer(problem)(dict(scope), receive, send)
-            return
-        except DelayServerError as error:
-            await problem_answer(problem_of(error))(dict(scope), receive, send)
-            return
-        except ClientDisconnect:
             return
         await self._inner(scope, receive, send)
 
@@ -121,7 +86,7 @@ class Door:
                 )
             return token
         if cookies is not None:
-            signed_in = self._sessions.token_of(_session_id(cookies))
+            signed_in = self._sessions.token_of(session_id_of(cookies.decode("latin-1")))
             if signed_in is not None:
                 return signed_in
         self._require_host(host)
@@ -139,60 +104,6 @@ class Door:
                 "host_unknown",
                 f"this gateway serves this machine alone, not {name[:100]!r}; name the host in http.allowed_hosts",
             )
-
-    # -- sessions
-
-    async def _own(self, path: str, scope: Scope, receive: Receive) -> Response:
-        if path == SESSION:
-            if scope["method"] not in ("GET", "HEAD"):
-                raise _not_allowed(path, ["GET"])
-            return json_answer(await self._state(self._token(scope)))
-        if scope["method"] != "POST":
-            raise _not_allowed(path, ["POST"])
-        request = Request(dict(scope), receive)
-        secure = "; Secure" if scope.get("scheme") == "https" else ""
-        common = f"HttpOnly; SameSite=Strict; Path=/{secure}"
-        if path == LOGOUT:
-            for name, value in scope["headers"]:
-                if name == b"cookie":
-                    self._sessions.end(_session_id(value))
-            return Response(status_code=204, headers={"set-cookie": f"{COOKIE}=; Max-Age=0; {common}"})
-        token = (await self._given(request)).token.strip()
-        if parse_token(token) is None:
-            raise Problem(401, "unauthenticated", "this is no token of delayserver: it begins with dst_")
-        # Raises Unauthenticated for a token that the server does not take.
-        state = await self._state(token)
-        session_id = self._sessions.begin(token)
-        age_s = int(AGE_S_MAX)
-        return json_answer(state, headers={"set-cookie": f"{COOKIE}={session_id}; Max-Age={age_s}; {common}"})
-
-    async def _given(self, request: Request) -> LoginRequest:
-        body = b""
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _LOGIN_BYTES_MAX:
-                raise Problem(413, "message_too_large", "a login is a token and nothing else")
-        return read_json(body, _LOGIN)
-
-    async def _state(self, token: str) -> SessionState:
-        info = await self._clients.who_is(token)
-        return SessionState(info.needs_token and not info.roles, info.token_id, list(info.roles), list(info.subjects))
-
-
-_LOGIN: Final = msgspec.json.Decoder(LoginRequest)
-
-
-def _session_id(cookies: bytes) -> str:
-    """The id of the session in a `Cookie` header; empty if it has none."""
-    for part in cookies.decode("latin-1").split(";"):
-        name, _, value = part.strip().partition("=")
-        if name == COOKIE:
-            return value
-    return ""
-
-
-def _not_allowed(path: str, methods: list[str]) -> Problem:
-    return Problem(405, "method_not_allowed", f"{path} takes {', '.join(methods)}", fields={"allowed": methods})
 
 
 def _with_headers(scope: Scope, send: Send, common: tuple[tuple[bytes, bytes], ...]) -> Send:

@@ -43,6 +43,7 @@ from delayserver.web.schemas import (
     Fate,
     Groups,
     Health,
+    LoginRequest,
     Moved,
     MoveRequest,
     NackReply,
@@ -55,10 +56,13 @@ from delayserver.web.schemas import (
     RowProblem,
     SendRequest,
     Sent,
+    SessionState,
     SubjectPending,
 )
 from delayserver.web.scraping import ROUTE, Scraping
 from delayserver.web.sending import Sending
+from delayserver.web.sessions import Sessions
+from delayserver.web.signing_in import LOGIN, LOGOUT, SESSION, SigningIn
 from delayserver.web.streams import Streams
 
 events = EventLogger()
@@ -73,7 +77,7 @@ GROUP: Final = "/v1/subjects/{subject}/groups/{group}"
 class Gateway:
     """The application. It answers every request, with a problem document if need be."""
 
-    def __init__(self, clients: Clients, settings: HttpSettings, figures: HttpFigures) -> None:
+    def __init__(self, clients: Clients, sessions: Sessions, settings: HttpSettings, figures: HttpFigures) -> None:
         bodies, streams = BodyReader(), Streams(settings.streams_max)
         self._clients = clients
         self._sending = Sending(clients, bodies)
@@ -81,7 +85,10 @@ class Gateway:
         self._scraping = Scraping(clients, figures)
         self._pages = Pages()
         self.router = Router(
-            self._endpoints(Messages(clients, bodies), Consuming(clients, bodies, streams), Probes(clients))
+            [
+                *self._endpoints(Messages(clients, bodies), Consuming(clients, bodies, streams), Probes(clients)),
+                *_of_sessions(SigningIn(clients, sessions, bodies)),
+            ]
         )
 
     def _endpoints(self, messages: Messages, consuming: Consuming, probes: Probes) -> list[Endpoint]:
@@ -199,3 +206,15 @@ class Gateway:
         if page is None:
             raise Problem(404, "path_unknown", f"nothing is at {scope['path'][:200]}")
         return page
+
+
+def _of_sessions(signing_in: SigningIn) -> list[Endpoint]:
+    state = Answer("The caller as the server sees it", SessionState)
+    return [
+        Endpoint("POST", LOGIN, signing_in.login, "Begin a session of the console, kept by a cookie",
+                 {200: state}, body=LoginRequest, errors=(413,)),
+        Endpoint("POST", LOGOUT, signing_in.logout, "End the session",
+                 {204: Answer("The session has ended; the cookie is taken back", media="")}),
+        Endpoint("GET", SESSION, signing_in.session, "Who the caller is, and whether the server asks for a token",
+                 {200: state}),
+    ]  # fmt: skip

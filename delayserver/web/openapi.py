@@ -132,6 +132,8 @@ def _body(media: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 def _answer(endpoint: Endpoint, status: int, schemas: _Schemas) -> dict[str, Any]:
     answer = endpoint.answers[status]
+    if not answer.media:
+        return {"description": answer.says}
     schema: dict[str, Any] = {"type": "string"} if answer.document is None else schemas.of(answer.document)
     if answer.rows:
         schema = {"type": "array", "items": {"anyOf": [schemas.of(each) for each in answer.rows]}}

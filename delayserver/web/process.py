@@ -85,9 +85,9 @@ async def serve_http(
     host = str(listening.getsockname()[0]).partition("%")[0]
     async with Clients(upstream.server, upstream.token, upstream.tls) as clients, anyio.create_task_group() as tasks:
         figures = HttpFigures(upstream.pid)
-        gateway, connections = Gateway(clients, settings, figures), Connections(settings)
         sessions = Sessions(time.monotonic, system_chance().randbytes)
-        door = Door(gateway, clients, sessions, settings, loopback=ipaddress.ip_address(host).is_loopback)
+        gateway, connections = Gateway(clients, sessions, settings, figures), Connections(settings)
+        door = Door(gateway, sessions, settings, loopback=ipaddress.ip_address(host).is_loopback)
         web = GatewayServer(
             uvicorn.Config(
                 measured(door, figures),

@@ -25,7 +25,7 @@ Direct: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One way in which an endpoint answers: what it means, the type of its document, and the media type. With ``rows`` the
-    document is a list, whose items have these types.
+    document is a list, whose items have these types. Without a ``media`` there is no document.
     """
 
     says: str

@@ -275,3 +275,19 @@ class Pending(Struct):
 
     buckets: list[Bucket] | UnsetType = UNSET
     subjects: list[SubjectPending] | UnsetType = UNSET
+
+
+class LoginRequest(Struct):
+    """A token that a person signs in with."""
+
+    token: str
+
+
+class SessionState(Struct):
+    """The caller as the server sees it. `needs_token`: the server asks for a token, and this request has none that is
+    valid."""
+
+    needs_token: bool
+    token_id: str
+    roles: list[str]
+    subjects: list[str]

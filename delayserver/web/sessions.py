@@ -65,3 +65,12 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._sessions)
+
+
+def session_id_of(cookies: str) -> str:
+    """The id of the session in a `Cookie` header; empty if it has none."""
+    for part in cookies.split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == COOKIE:
+            return value
+    return ""

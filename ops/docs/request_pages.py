@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 import types
 import typing
 from typing import Any, Final
@@ -14,6 +16,7 @@ from delayserver.metrics.http_figures import HttpFigures
 from delayserver.web.clients import Clients
 from delayserver.web.gateway import Gateway
 from delayserver.web.router import Endpoint
+from delayserver.web.sessions import Sessions
 
 Cells = tuple[str, ...]
 INT64_MAX: Final = 2**63 - 1
@@ -23,7 +26,8 @@ def endpoints() -> list[Endpoint]:
     """The requests of the gateway, in their order. It opens no connection."""
 
     async def made() -> list[Endpoint]:
-        return list(Gateway(Clients("127.0.0.1:1"), HttpSettings(), HttpFigures()).router.endpoints)
+        sessions = Sessions(time.monotonic, os.urandom)
+        return list(Gateway(Clients("127.0.0.1:1"), sessions, HttpSettings(), HttpFigures()).router.endpoints)
 
     return anyio.run(made, backend="trio")
 

@@ -39,6 +39,7 @@ def test_the_document_has_the_names_that_scripts_rely_on(web: Web) -> None:
     assert {"subject", "body", "delay_ms", "due_ms", "delay", "at", "message_id", "expires_ms", "properties", "tag",
             "order_key"} <= set(fields)  # fmt: skip
     assert {"post", "get", "delete", "patch"} == set(document["paths"][MESSAGES])
+    assert {"/login", "/logout", "/v1/session"} <= set(document["paths"])
     names = [each["operationId"] for path in document["paths"].values() for each in path.values()]
     assert len(names) == len(set(names)) and all(names)
 

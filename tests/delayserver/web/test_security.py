@@ -133,7 +133,10 @@ LEFT_OUT: list[tuple[str, str, object]] = [
     ("GET", "/v1/status", None),
 ]
 # No token is asked for.
-OPEN = {("GET", "/openapi.json"), ("GET", "/healthz"), ("GET", "/readyz")}
+OPEN = {
+    ("GET", "/openapi.json"), ("GET", "/healthz"), ("GET", "/readyz"),
+    ("POST", "/login"), ("POST", "/logout"), ("GET", "/v1/session"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,64 @@
+"""`/login`, `/logout` and `/v1/session`: how a person signs in to the console with a token, and out again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from delayserver.protocol.tokens import parse_token
+from delayserver.web.answers import json_answer, read_json
+from delayserver.web.bodies import BodyReader
+from delayserver.web.clients import TOKEN, Clients
+from delayserver.web.problems import Problem
+from delayserver.web.schemas import LoginRequest, SessionState
+from delayserver.web.sessions import AGE_S_MAX, COOKIE, Sessions, session_id_of
+
+LOGIN: Final = "/login"
+LOGOUT: Final = "/logout"
+SESSION: Final = "/v1/session"
+_BYTES_MAX: Final = 1024
+_decoder = msgspec.json.Decoder(LoginRequest)
+
+
+class SigningIn:
+    """Begins and ends sessions."""
+
+    def __init__(self, clients: Clients, sessions: Sessions, bodies: BodyReader) -> None:
+        self._clients = clients
+        self._sessions = sessions
+        self._bodies = bodies
+
+    async def login(self, request: Request, names: Mapping[str, str]) -> Response:
+        """Begin a session of a token that the server takes."""
+        body = await self._bodies.read(request.scope, request.receive, _BYTES_MAX)
+        token = read_json(body, _decoder).token.strip()
+        if parse_token(token) is None:
+            raise Problem(401, "unauthenticated", "this is no token of delayserver: it begins with dst_")
+        # Raises Unauthenticated for a token that the server does not take.
+        state = await self._state(token)
+        cookie = f"{COOKIE}={self._sessions.begin(token)}; Max-Age={int(AGE_S_MAX)}; {_attributes(request)}"
+        return json_answer(state, headers={"set-cookie": cookie})
+
+    async def logout(self, request: Request, names: Mapping[str, str]) -> Response:
+        """End the session of the request, if it has one."""
+        for cookies in request.headers.getlist("cookie"):
+            self._sessions.end(session_id_of(cookies))
+        return Response(status_code=204, headers={"set-cookie": f"{COOKIE}=; Max-Age=0; {_attributes(request)}"})
+
+    async def session(self, request: Request, names: Mapping[str, str]) -> Response:
+        """The caller as the server sees it."""
+        return json_answer(await self._state(request.scope[TOKEN]))
+
+    async def _state(self, token: str) -> SessionState:
+        info = await self._clients.who_is(token)
+        return SessionState(info.needs_token and not info.roles, info.token_id, list(info.roles), list(info.subjects))
+
+
+def _attributes(request: Request) -> str:
+    """The attributes of the cookie. No script can read it, and no other site can send it."""
+    secure = "; Secure" if request.scope.get("scheme") == "https" else ""
+    return f"HttpOnly; SameSite=Strict; Path=/{secure}"
