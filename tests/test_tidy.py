@@ -622,8 +622,6 @@ def test_no_statement_assigns_an_attribute_of_another_object() -> None:
 
 # Beside `self` and the `Runtime`. Where more are needed, a noun is missing.
 PARAMETERS_MAX = 6
-# Two that lack nouns still.
-LONG_STILL = {"Capture"}
 COLUMN = re.compile(r"NDArray\[.*\]|[IU]\d+|Ragged")
 
 
@@ -666,7 +664,6 @@ def test_constructors_take_few_parameters() -> None:
         f"{name_of(path)}:{line} {name}"
         for path in sources("delayserver", "store", "wheel")
         for line, name in long_constructors(parsed(path))
-        if name not in LONG_STILL
     ]
     assert found == []
 

@@ -290,8 +290,8 @@ class Damage:
 def recover_check(disk: FakeDisk, window_ms: int) -> list[Finding]:
     """What `delayserver recover check` finds in the data directory."""
     findings = Findings()
-    taken = capture(disk, "/data", findings)
-    taken.window_ms = window_ms  # it reads that off the names of windows, of which none may be left
+    # A capture reads the length off the names of windows, of which none may be left.
+    taken = capture(disk, "/data", findings, window_ms)
     try:
         Check(taken, Range(), findings, lambda *_: None, lambda *_: None).run()
     finally:

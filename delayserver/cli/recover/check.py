@@ -70,7 +70,7 @@ def _print_balance(taken: Capture, tier: str, start_ms: int, balance: Balance) -
 
     subjects, counts = balance.rows()
     for subject, row in zip(subjects.tolist(), counts, strict=True):
-        record: dict[str, Any] = {"tier": tier, "start_ms": start_ms, "subject": taken.subject_name(subject)}
+        record: dict[str, Any] = {"tier": tier, "start_ms": start_ms, "subject": taken.tables.subject_name(subject)}
         if tier == "retired" and not start_ms:
             del record["start_ms"]
         print_json(record | to_map(row))
@@ -108,7 +108,7 @@ def _print_text(taken: Capture, checked: Checked, ahead: RetiredAhead, seconds: 
     order = (-counts[:, 0]).argsort(kind="stable")
     for place in order[:SUBJECTS_SHOWN].tolist():
         # A subject may contain markup of rich.
-        name = escape(visible(taken.subject_name(int(subjects[place]))))
+        name = escape(visible(taken.tables.subject_name(int(subjects[place]))))
         table.add_row(name, *[f"{count:,}" for count in counts[place].tolist()])
     if len(order) > SUBJECTS_SHOWN:
         rest = counts[order[SUBJECTS_SHOWN:]].sum(axis=0)

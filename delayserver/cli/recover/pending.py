@@ -96,7 +96,7 @@ def _print_json(taken: Capture, found: Pending) -> None:
     for start, count in sorted(found.minutes.items()):
         print_json({"start_ms": start, "pending": count})
     for subject, count in sorted(found.subjects.items(), key=lambda item: -item[1]):
-        print_json({"subject": taken.subject_name(subject), "pending": count})
+        print_json({"subject": taken.tables.subject_name(subject), "pending": count})
     print_json({"pending": found.messages})
 
 
@@ -114,7 +114,7 @@ def _print_text(taken: Capture, found: Pending) -> None:
         bar = "  " + "█" * max(1, round(count / most * BAR_COLUMNS)) if terminal else ""
         click.echo(f"{format_instant(start)[:16]}{until}  {count:>12,}{bar}")
     for subject, count in sorted(found.subjects.items(), key=lambda item: -item[1])[:BARS_MAX]:
-        click.echo(f"subject {visible(taken.subject_name(subject))}: {count:,}")
+        click.echo(f"subject {visible(taken.tables.subject_name(subject))}: {count:,}")
     click.echo(f"{found.messages:,} pending")
 
 

@@ -184,7 +184,7 @@ def _offline(
         try:
             code = 0
             if subject is not None:
-                code = taken.names.code(SUBJECT, subject) if taken.names is not None else 0
+                code = taken.tables.names.code(SUBJECT, subject) if taken.tables.names is not None else 0
                 if not code:
                     raise click.UsageError(f"no message of the subject {subject!r} was ever accepted here")
             wanted = Wanted(from_ms, to_ms, code, tuple(int(OUTCOMES_BY_LABEL[label]) for label in outcomes))

@@ -115,7 +115,7 @@ def cancels_without_outcome(taken: Capture, cancels: Cancels, loose: OutcomeRows
 def _outcomes_of(taken: Capture, sequence: I64, due_ms: I64, loose: OutcomeRows) -> tuple[U8, NDArray[np.bool_]]:
     """Outcome codes u8[n], and bool[n]: False where the files that may hold the outcome are damaged."""
     outcome, known = np.zeros(len(sequence), np.uint8), np.ones(len(sequence), np.bool_)
-    starts = window_starts(due_ms, taken.window_ms)
+    starts = window_starts(due_ms, taken.files.window_ms)
     order = np.argsort(starts, kind="stable")
     # The windows of a day come one after the other, and share the day's file: it is read once for all of them.
     read = lru_cache(maxsize=2)(partial(_outcomes, taken))
@@ -125,7 +125,7 @@ def _outcomes_of(taken: Capture, sequence: I64, due_ms: I64, loose: OutcomeRows)
         found, whole = np.zeros(len(rows), np.uint8), True
         start = int(starts[rows[0]])
         for key in (DispatchKey(start, False), DispatchKey(day_of(start), True)):
-            if key in taken.dispatch:
+            if key in taken.files.dispatch:
                 table, damaged = read(key)
                 found = _filled(found, table, sequence[rows])
                 whole &= not damaged
@@ -135,9 +135,9 @@ def _outcomes_of(taken: Capture, sequence: I64, due_ms: I64, loose: OutcomeRows)
 
 
 def _outcomes(taken: Capture, key: DispatchKey) -> tuple[OutcomeRows, bool]:
-    size = taken.dispatch[key]
+    size = taken.files.dispatch[key]
     read = Reader(taken).file(taken.dispatch_path(key), size, Expected(FILE_DISPATCH, key.start_ms, size))
-    rows = read_outcomes(read, key.start_ms, key.start_ms + (DAY_MS if key.coarse else taken.window_ms))
+    rows = read_outcomes(read, key.start_ms, key.start_ms + (DAY_MS if key.coarse else taken.files.window_ms))
     return rows, bool(read.gaps) or read.gone or not read.usable
 
 

@@ -12,7 +12,7 @@ schedule_log is lost, a hundred million outcomes take 7.8 GB (`--from` and `--to
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -78,12 +78,12 @@ class Check:
 
     def _bytes_to_read(self) -> int:
         taken, span = self._taken, self._span
-        total = sum([part.size for part in taken.message_log]) + broker_bytes(taken)
-        for key, size in taken.schedule.items():
-            if span.holds(key.start_ms, DAY_MS if key.source == Source.DAY else taken.window_ms):
+        total = sum([part.size for part in taken.files.message_log]) + broker_bytes(taken)
+        for key, size in taken.files.schedule.items():
+            if span.holds(key.start_ms, DAY_MS if key.source == Source.DAY else taken.files.window_ms):
                 total += size
-        for found, size in taken.dispatch.items():
-            if span.holds(found.start_ms, DAY_MS if found.coarse else taken.window_ms):
+        for found, size in taken.files.dispatch.items():
+            if span.holds(found.start_ms, DAY_MS if found.coarse else taken.files.window_ms):
                 total += size
         return total
 
@@ -118,15 +118,15 @@ class Check:
         check_tables(reader, highest, max(log.subject_max, windows.subject_max))
         BrokerCheck(reader).run()
         self._compare_totals(windows.accepted_before + retired - log.retired_waiting)
-        files = len(taken.schedule) + len(taken.dispatch) + len(taken.message_log)
+        files = len(taken.files.schedule) + len(taken.files.dispatch) + len(taken.files.message_log)
         return Checked(findings, self._balance, self._bytes_total, self._bytes_read, files)
 
     def _retired(self) -> None:
         if self._span.everything:
             self._add("retired", 0, ledger_balance(self._taken, None, self._findings))
-        elif self._taken.ledger is not None:
-            for start, _ in self._taken.ledger.windows().tolist():
-                if self._span.holds(start, self._taken.window_ms):
+        elif self._taken.tables.ledger is not None:
+            for start, _ in self._taken.tables.ledger.windows().tolist():
+                if self._span.holds(start, self._taken.files.window_ms):
                     self._add("retired", start, ledger_balance(self._taken, start, self._findings))
 
     # -- outcomes without a message
@@ -136,7 +136,7 @@ class Check:
         rest = loose.take(np.flatnonzero(~loose.seen))
         if not len(rest):
             return
-        window_ms = self._taken.window_ms
+        window_ms = self._taken.files.window_ms
         starts = np.array([window_of(due, window_ms) for due in rest.due_ms.tolist()], np.int64)
         for start in np.unique(starts).tolist():
             self._orphans_of(rest.take(np.flatnonzero(starts == start)), start, units, windows)
@@ -159,7 +159,9 @@ class Check:
         orphans = rows.take(np.flatnonzero(~explained))
         if len(orphans):
             key = DispatchKey(start, False)
-            path = self._taken.dispatch_path(key if key in self._taken.dispatch else DispatchKey(day_of(start), True))
+            path = self._taken.dispatch_path(
+                key if key in self._taken.files.dispatch else DispatchKey(day_of(start), True)
+            )
             detail = (
                 f"{len(orphans)} outcomes of messages that no log holds, the first of sequence {orphans.sequence[0]}"
             )
@@ -182,7 +184,7 @@ class Check:
                     path = taken.schedule_path(ScheduleKey(start, Source.DIRECT))
                     self._findings.add(MISSING, path, 0, "a file of this window went while it was read")
                     continue
-                balance = ledger_balance(replace(taken, ledger=ledger), start, self._findings)
+                balance = ledger_balance(taken, start, self._findings, ledger)
                 subjects, counted = ledger_balance(taken, start, Findings()).rows()
                 balance.add_counts(subjects.astype(np.uint32), -counted)
                 accepted += int(balance.totals()[ACCEPTED])
@@ -193,16 +195,16 @@ class Check:
 
     def _compare_totals(self, found: int) -> None:
         """The server counts what it accepts; its count and the files must agree as of the checkpoint."""
-        taken, totals = self._taken, self._taken.checkpoint.totals
+        taken, totals = self._taken, self._taken.marks.checkpoint.totals
         damaged = any(self._findings.counts[kind] for kind in (CORRUPT, MISSING, MISPLACED, UNREADABLE))
-        if not self._span.everything or taken.checkpoint_lost or "accepted" not in totals or damaged:
+        if not self._span.everything or taken.marks.checkpoint_lost or "accepted" not in totals or damaged:
             return
-        ledger = int(taken.ledger.totals().accepted.sum()) if taken.ledger is not None else 0
+        ledger = int(taken.tables.ledger.totals().accepted.sum()) if taken.tables.ledger is not None else 0
         found += ledger
         if found != totals["accepted"]:
             detail = (
                 f"the server counted {totals['accepted']} accepted messages up to sequence "
-                f"{taken.checkpoint.replayed_sequence}, the files and the ledger hold {found}"
+                f"{taken.marks.checkpoint.replayed_sequence}, the files and the ledger hold {found}"
             )
             self._findings.add(CONTRADICTORY, f"{taken.path}/checkpoint", 0, detail, abs(found - totals["accepted"]))
 
@@ -232,9 +234,9 @@ def check_directory(
     findings = Findings()
     taken = capture(fs, path, findings)
     try:
-        if taken.days is None:
-            taken.use_days(derive_days(taken))
-        span = whole_windows(from_ms, to_ms, taken.window_ms)
+        if taken.tables.days is None:
+            taken.tables.use_days(derive_days(taken))
+        span = whole_windows(from_ms, to_ms, taken.files.window_ms)
         check = Check(
             taken, span, findings, lambda tier, start, balance: publish(taken, tier, start, balance), progress
         )

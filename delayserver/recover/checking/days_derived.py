@@ -33,7 +33,7 @@ def _derive(taken: Capture) -> tuple[int, list[SealedDay]]:
     last: dict[int, int] = {}
     fine: set[int] = set()
     own: set[int] = set()
-    for key, size in taken.schedule.items():
+    for key, size in taken.files.schedule.items():
         day = day_of(key.start_ms)
         if key.source == Source.DAY:
             own.add(day)

@@ -103,7 +103,7 @@ class LogCheck:
 
     def _verify_chain(self) -> None:
         """Files that must have been there: between two segments, and up to the replayed position."""
-        parts, replayed = self._taken.message_log, self._taken.checkpoint.replay_offset
+        parts, replayed = self._taken.files.message_log, self._taken.marks.checkpoint.replay_offset
         folder = f"{self._taken.path}/message_log"
         if not parts:
             if replayed:
@@ -178,7 +178,7 @@ class LogCheck:
         self.highest_sequence = max(self.highest_sequence, int(rows.sequence.max()))
         self.subject_max = max(self.subject_max, int(rows.subject.max()))
         retired = self._units.is_retired(rows.due_ms, rows.sequence)
-        again = retired & (part.base + rows.offset >= self._taken.checkpoint.replay_offset)
+        again = retired & (part.base + rows.offset >= self._taken.marks.checkpoint.replay_offset)
         self.retired_waiting += int(np.count_nonzero(again & (rows.origin_sequence == 0)))
         rows = rows.take(self._span.mask(rows.due_ms) & ~retired)
         if not len(rows.sequence):
@@ -196,7 +196,7 @@ class LogCheck:
 
     def _not_placed(self, part: LogPart, rows: Rows, codes: I64, *, passed: bool = False) -> None:
         """In no schedule file: waiting for replay, or missing where replay has passed."""
-        replayed = (part.base + rows.offset < self._taken.checkpoint.replay_offset) | passed
+        replayed = (part.base + rows.offset < self._taken.marks.checkpoint.replay_offset) | passed
         own = rows.origin_sequence == 0
         place, there = self.loose.find(rows.sequence)
         self.loose.seen[place[there]] = True
@@ -225,7 +225,7 @@ class LogCheck:
         if self._cancel_lots is None:
             return
         cancels = replace(cancels, offset=part.base + cancels.offset)
-        done = cancels.offset < self._taken.checkpoint.replay_offset
+        done = cancels.offset < self._taken.marks.checkpoint.replay_offset
         done &= self._span.mask(cancels.due_ms) & ~self._units.is_retired(cancels.due_ms, cancels.sequence)
         self._cancel_lots.add(cancels.take(done))
 

@@ -21,8 +21,8 @@ class RetiredAhead:
 
 def retired_ahead(taken: Capture, now_ms: int) -> RetiredAhead:
     """Windows in the ledger that end behind `now_ms`."""
-    if taken.ledger is None:
+    if taken.tables.ledger is None:
         return RetiredAhead(0, [], 0)
-    windows = taken.ledger.windows()
-    starts = windows[(windows[:, 1] == 0) & (windows[:, 0] + taken.window_ms > now_ms), 0]
+    windows = taken.tables.ledger.windows()
+    starts = windows[(windows[:, 1] == 0) & (windows[:, 0] + taken.files.window_ms > now_ms), 0]
     return RetiredAhead(len(starts), starts[:NAMED_MAX].tolist(), int(starts[-1]) if len(starts) else 0)

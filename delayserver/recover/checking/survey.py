@@ -56,8 +56,8 @@ def survey(taken: Capture, span: Range, visit: Visit, progress: Progress = no_pr
     `taken` holds the files of the oldest windows open from now on.
     """
     quiet = Findings()
-    if taken.days is None:
-        taken.use_days(derive_days(taken))
+    if taken.tables.days is None:
+        taken.tables.use_days(derive_days(taken))
     _hold_oldest(taken, span)
     _tell_missing_files(taken, span, quiet)
     units, reader = Units(taken), Reader(taken, quiet, progress)
@@ -76,16 +76,16 @@ def survey(taken: Capture, span: Range, visit: Visit, progress: Progress = no_pr
 def touches(span: Range, taken: Capture, key: ScheduleKey | DispatchKey) -> bool:
     """Whether a file of a window or day has a part in the range."""
     coarse = key.coarse if isinstance(key, DispatchKey) else key.source == Source.DAY
-    return span.holds(key.start_ms, DAY_MS if coarse else taken.window_ms)
+    return span.holds(key.start_ms, DAY_MS if coarse else taken.files.window_ms)
 
 
 def _hold_oldest(taken: Capture, span: Range) -> None:
     windows: dict[int, list[str]] = {}
     # Outcomes first, since they go last: without them the messages of a window that goes right now would look pending.
-    for found in taken.dispatch:
+    for found in taken.files.dispatch:
         if touches(span, taken, found):
             windows.setdefault(found.start_ms, []).append(taken.dispatch_path(found))
-    for key in taken.schedule:
+    for key in taken.files.schedule:
         if touches(span, taken, key):
             windows.setdefault(key.start_ms, []).append(taken.schedule_path(key))
     for start in sorted(windows)[:WINDOWS_HELD]:
@@ -94,23 +94,23 @@ def _hold_oldest(taken: Capture, span: Range) -> None:
 
 
 def _tell_missing_files(taken: Capture, span: Range, findings: Findings) -> None:
-    schedule = {key: mark for key, mark in taken.schedule_known.items() if touches(span, taken, key)}
-    dispatch = {key: mark for key, mark in taken.dispatch_known.items() if touches(span, taken, key)}
-    part = replace(
-        taken,
+    schedule = {key: mark for key, mark in taken.marks.schedule_known.items() if touches(span, taken, key)}
+    dispatch = {key: mark for key, mark in taken.marks.dispatch_known.items() if touches(span, taken, key)}
+    marks = replace(
+        taken.marks,
         schedule_known=schedule,
         dispatch_known=dispatch,
-        schedule_lost={key: loss for key, loss in taken.schedule_lost.items() if touches(span, taken, key)},
-        dispatch_lost={key: loss for key, loss in taken.dispatch_lost.items() if touches(span, taken, key)},
+        schedule_lost={key: loss for key, loss in taken.marks.schedule_lost.items() if touches(span, taken, key)},
+        dispatch_lost={key: loss for key, loss in taken.marks.dispatch_lost.items() if touches(span, taken, key)},
     )
-    check_known_files(part, findings)
+    check_known_files(replace(taken, marks=marks), findings)
 
 
 def _tell_lost_meanwhile(taken: Capture, gone: list[int], findings: Findings) -> None:
     """Windows whose files went while they were read are retired, and the ledger says so."""
     if gone:
-        taken.read_ledger_again()
+        taken.tables.read_ledger_again()
     for start in gone:
-        if taken.ledger is None or not taken.ledger.has(start):
+        if taken.tables.ledger is None or not taken.tables.ledger.has(start):
             path = taken.schedule_path(ScheduleKey(start, Source.DIRECT))
             findings.add(MISSING, path, 0, "a file of this window went while it was read")

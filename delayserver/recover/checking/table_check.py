@@ -16,6 +16,7 @@ from store.logs.windows import DAY_MS
 from store.records.file_header import FILE_LEDGER, FILE_NAMES
 from store.tables.identity import SEQUENCES, read_reservation
 from store.tables.ledger import COUNTERS as LEDGER_COUNTERS
+from store.tables.ledger import Ledger
 
 _PLAIN_FILES = (("names.log", FILE_NAMES), ("ledger.log", FILE_LEDGER))
 
@@ -28,14 +29,14 @@ def check_tables(reader: Reader, highest_sequence: int, subject_max: int) -> Non
         if taken.fs.exists(path):
             for _ in reader.file(path, taken.fs.size(path), Expected(kind, 0)).records():
                 pass
-    retired = taken.ledger.highest_sequence if taken.ledger is not None else 0
+    retired = taken.tables.ledger.highest_sequence if taken.tables.ledger is not None else 0
     _check_sequences(taken, max(highest_sequence, retired), findings)
-    taken.read_names_to(subject_max)
-    if taken.names is not None and subject_max > len(taken.names):
-        detail = f"subject code {subject_max} is used, but only {len(taken.names)} names are known"
+    taken.tables.read_names_to(subject_max)
+    if taken.tables.names is not None and subject_max > len(taken.tables.names):
+        detail = f"subject code {subject_max} is used, but only {len(taken.tables.names)} names are known"
         findings.add(MISSING, f"{taken.path}/names.log", 0, detail)
     check_known_files(taken, findings)
-    for path in taken.strangers:
+    for path in taken.files.strangers:
         if not path.endswith(".tmp"):
             findings.add(ORPHANED, path, 0, "no file of this program has such a name here; nothing reads it")
 
@@ -60,8 +61,8 @@ def _check_sequences(taken: Capture, highest_sequence: int, findings: Findings) 
 def check_known_files(taken: Capture, findings: Findings) -> None:
     """Files that the checkpoint speaks of are there, or retention or a drain took them and says so."""
     retired = {int(start) for start, coarse in _ledger_windows(taken) if not coarse}
-    for key, mark in taken.schedule_known.items():
-        if key in taken.schedule or mark.rows == 0:
+    for key, mark in taken.marks.schedule_known.items():
+        if key in taken.files.schedule or mark.rows == 0:
             continue
         if key.start_ms in retired and key.source != Source.DAY:
             continue
@@ -76,11 +77,11 @@ def check_known_files(taken: Capture, findings: Findings) -> None:
 
 def _tell_losses(taken: Capture, findings: Findings) -> None:
     """Losses that a start noted. The files may be there again, with newer rows."""
-    for key, loss in taken.schedule_lost.items():
+    for key, loss in taken.marks.schedule_lost.items():
         rows = loss.lost_rows
         detail = f"{rows} messages of it are lost: it was missing or cut; `rebuild` restores what message_log still has"
         findings.add(MISSING, taken.schedule_path(key), loss.end, detail, rows)
-    for found, loss in taken.dispatch_lost.items():
+    for found, loss in taken.marks.dispatch_lost.items():
         rows = loss.lost_rows
         detail = (
             f"{rows} outcomes of it are lost: it was missing or cut; its messages without an outcome are held back until "
@@ -92,16 +93,16 @@ def _tell_losses(taken: Capture, findings: Findings) -> None:
 def lost_outcomes(taken: Capture) -> Iterator[tuple[str, int]]:
     """Dispatch files that are missing, or that had lost rows when a start found them, with the number of these rows."""
     yield from missing_outcomes(taken)
-    for key, loss in taken.dispatch_lost.items():
+    for key, loss in taken.marks.dispatch_lost.items():
         yield taken.dispatch_path(key), loss.lost_rows
 
 
 def missing_outcomes(taken: Capture) -> Iterator[tuple[str, int]]:
     """Dispatch files that the checkpoint speaks of and that nothing accounts for, with their rows."""
     retired = {start for start, coarse in _ledger_windows(taken) if not coarse}
-    for found, mark in taken.dispatch_known.items():
+    for found, mark in taken.marks.dispatch_known.items():
         rows = sum(mark.counts) + sum(mark.internal_counts)
-        if found in taken.dispatch or rows == 0 or (found.start_ms in retired and not found.coarse):
+        if found in taken.files.dispatch or rows == 0 or (found.start_ms in retired and not found.coarse):
             continue
         if not (found.coarse and _day_has_gone(taken, found.start_ms)):
             yield taken.dispatch_path(found), rows
@@ -109,29 +110,31 @@ def missing_outcomes(taken: Capture) -> Iterator[tuple[str, int]]:
 
 def _day_has_gone(taken: Capture, start_ms: int) -> bool:
     """Whether the files of a day were removed as they should be: drained, or retired as a whole."""
-    if taken.days is None or taken.days.is_drained(start_ms):
-        return taken.days is not None
-    if taken.ledger is None or not taken.days.is_whole(start_ms):
+    if taken.tables.days is None or taken.tables.days.is_drained(start_ms):
+        return taken.tables.days is not None
+    if taken.tables.ledger is None or not taken.tables.days.is_whole(start_ms):
         return False
-    if not taken.ledger.has_between(start_ms, start_ms + DAY_MS):
+    if not taken.tables.ledger.has_between(start_ms, start_ms + DAY_MS):
         return False
     # After a step of the clock it may have got messages again.
-    mark = taken.schedule_known.get(ScheduleKey(start_ms, Source.DAY))
-    return mark is None or mark.last_sequence <= taken.ledger.last_sequence_between(start_ms, start_ms + DAY_MS)
+    mark = taken.marks.schedule_known.get(ScheduleKey(start_ms, Source.DAY))
+    return mark is None or mark.last_sequence <= taken.tables.ledger.last_sequence_between(start_ms, start_ms + DAY_MS)
 
 
 def _ledger_windows(taken: Capture) -> list[tuple[int, int]]:
-    if taken.ledger is None:
+    if taken.tables.ledger is None:
         return []
-    return [(start, coarse) for start, coarse in taken.ledger.windows().tolist()]
+    return [(start, coarse) for start, coarse in taken.tables.ledger.windows().tolist()]
 
 
-def ledger_balance(taken: Capture, window_ms: int | None, findings: Findings) -> Balance:
-    """The balance of one retired window, or of all of them; a window in the ledger has no pending messages."""
+def ledger_balance(taken: Capture, window_ms: int | None, findings: Findings, ledger: Ledger | None = None) -> Balance:
+    """The balance of one retired window, or of all of them; a window in the ledger has no pending messages. Without
+    `ledger` it is by the captured one."""
     balance = Balance()
-    if taken.ledger is None:
+    ledger = taken.tables.ledger if ledger is None else ledger
+    if ledger is None:
         return balance
-    rows = taken.ledger.totals() if window_ms is None else taken.ledger.window(window_ms)
+    rows = ledger.totals() if window_ms is None else ledger.window(window_ms)
     # The ledger's columns, in the order of the balance's.
     order = ("accepted", "delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "rolled_back")
     assert set(order) == set(LEDGER_COUNTERS)
@@ -142,8 +145,8 @@ def ledger_balance(taken: Capture, window_ms: int | None, findings: Findings) ->
     balance.add_counts(rows.subject[known], counts[known])
     for subject, accepted, ended in balance.unbalanced():
         detail = (
-            f"subject {taken.subject_name(subject)}: {accepted} accepted in the windows that were retired, but {ended} "
-            "with an outcome"
+            f"subject {taken.tables.subject_name(subject)}: {accepted} accepted in the windows that were retired, but "
+            f"{ended} with an outcome"
         )
         findings.add(CONTRADICTORY, f"{taken.path}/ledger.log", 0, detail)
     return balance

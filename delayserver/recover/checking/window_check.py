@@ -145,7 +145,7 @@ class WindowCheck:
     def run(self) -> None:
         """Day by day, in order."""
         days: dict[int, list[int]] = {}
-        schedule, dispatch = self._taken.schedule, self._taken.dispatch
+        schedule, dispatch = self._taken.files.schedule, self._taken.files.dispatch
         for key in schedule:
             days.setdefault(key.start_ms - key.start_ms % DAY_MS, []).append(
                 -1 if key.source == Source.DAY else key.start_ms
@@ -162,7 +162,7 @@ class WindowCheck:
         mine = self._span.mask(coarse.due_ms) & ~self._units.is_retired(coarse.due_ms, coarse.sequence)
         day = _Day(start_ms, coarse.take(np.flatnonzero(mine)))
         for window in windows:
-            if self._span.holds(window, self._taken.window_ms):
+            if self._span.holds(window, self._taken.files.window_ms):
                 self._window(window, day)
         self._day_file(day)
         unseen = np.flatnonzero(~day.coarse.seen)
@@ -172,13 +172,13 @@ class WindowCheck:
     # -- reading
 
     def _outcomes(self, key: DispatchKey) -> OutcomeRows:
-        if key not in self._taken.dispatch:
+        if key not in self._taken.files.dispatch:
             return OutcomeRows.empty()
         read = self._reader.dispatch(key)
-        span_ms = DAY_MS if key.coarse else self._taken.window_ms
+        span_ms = DAY_MS if key.coarse else self._taken.files.window_ms
         rows = read_outcomes(read, key.start_ms, key.start_ms + span_ms)
         self._met_gone |= read.gone
-        known = self._taken.dispatch_known.get(key)
+        known = self._taken.marks.dispatch_known.get(key)
         if known is not None:
             self._compare_mark(read, sum(known.counts) + sum(known.internal_counts))
         return rows
@@ -203,7 +203,7 @@ class WindowCheck:
             self.highest_sequence = max(self.highest_sequence, last)
             self.subject_max = max(self.subject_max, int(rows.subject.max()))
             yield rows
-        known = self._taken.schedule_known.get(key)
+        known = self._taken.marks.schedule_known.get(key)
         if known is not None:
             self._compare_mark(read, known.rows)
 
@@ -229,7 +229,7 @@ class WindowCheck:
         balance = Balance()
         for source in (Source.DIRECT, Source.FROM_DAY):
             key = ScheduleKey(window, source)
-            if key in self._taken.schedule:
+            if key in self._taken.files.schedule:
                 self._window_file(key, retired_to, outcomes, day, balance)
         if self._met_gone:
             self.gone.append(window)
@@ -244,7 +244,7 @@ class WindowCheck:
     def _window_file(
         self, key: ScheduleKey, retired_to: int, outcomes: OutcomeRows, day: _Day, balance: Balance
     ) -> None:
-        stop = key.start_ms + self._taken.window_ms
+        stop = key.start_ms + self._taken.files.window_ms
         code = unit_code(key) if key.source == Source.DIRECT else day.start_ms * 2 + 1
         place = self._units.place(code)
         all_of_it = Fingerprints(1)
@@ -258,7 +258,7 @@ class WindowCheck:
             self._count(key, rows, found, balance)
             hashes = rows.hashes()
             kept = rows.sequence >= self._first_kept
-            if key.source == Source.DIRECT or ScheduleKey(day.start_ms, Source.DAY) not in self._taken.schedule:
+            if key.source == Source.DIRECT or ScheduleKey(day.start_ms, Source.DAY) not in self._taken.files.schedule:
                 self._units.placed.add_all(place, hashes[kept])
             if key.source == Source.FROM_DAY:
                 all_of_it.add_all(0, hashes)
@@ -319,7 +319,7 @@ class WindowCheck:
 
     def _count(self, key: ScheduleKey, rows: Rows, outcome: U8, balance: Balance) -> None:
         if self._visit is not None and len(rows.sequence):
-            self._visit(Visited(self._taken.schedule_path(key), self._taken.schedule[key], key, rows, outcome))
+            self._visit(Visited(self._taken.schedule_path(key), self._taken.files.schedule[key], key, rows, outcome))
         own = rows.origin_sequence == 0
         if not self._span.everything:
             inside = self._span.mask(rows.due_ms)
@@ -331,7 +331,7 @@ class WindowCheck:
         balance.add(ACCEPTED, subject)
         balance.add(PENDING, subject[code == 0])
         balance.add_outcomes(code[code != 0], subject[code != 0])
-        limit = self._taken.checkpoint.replayed_sequence
+        limit = self._taken.marks.checkpoint.replayed_sequence
         self.accepted_before += int(np.count_nonzero(own & (rows.sequence <= limit)))
 
     # -- the day's own file
@@ -339,7 +339,7 @@ class WindowCheck:
     def _day_file(self, day: _Day) -> None:
         key = ScheduleKey(day.start_ms, Source.DAY)
         place = self._units.place(day.start_ms * 2 + 1)
-        if key not in self._taken.schedule:
+        if key not in self._taken.files.schedule:
             if day.window_starts:
                 # Drained: the messages of the day are in its minutes, and these are complete.
                 self._units.high_water[place] = ALL_OF_IT
@@ -363,7 +363,7 @@ class WindowCheck:
             self._units.skipped[place] = True
         if read.gaps:
             self.damaged.setdefault(day.start_ms * 2 + 1, []).extend(read.gaps)
-        is_drained = self._taken.days is not None and self._taken.days.is_drained(day.start_ms)
+        is_drained = self._taken.tables.days is not None and self._taken.tables.days.is_drained(day.start_ms)
         self._units.high_water[place] = ALL_OF_IT if is_drained else read.last_sequence
         self._compare_minutes(read, day, starts, expected)
         self._publish("day", day.start_ms, balance)
@@ -372,7 +372,7 @@ class WindowCheck:
         """Rows that are in their minute already, bool[n]; they are counted there."""
         if not len(starts):
             return np.zeros(len(rows.sequence), np.bool_)
-        windows = window_starts(rows.due_ms, self._taken.window_ms)
+        windows = window_starts(rows.due_ms, self._taken.files.window_ms)
         places = np.minimum(np.searchsorted(starts, windows), len(starts) - 1)
         drained: NDArray[np.bool_] = (starts[places] == windows) & (rows.sequence <= marks[places])
         expected.add(places[drained], hashes[drained])

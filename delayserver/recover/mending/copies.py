@@ -61,7 +61,7 @@ def _files(taken: Capture, key: ScheduleKey) -> list[ScheduleKey]:
     keys = [day] if key.source == Source.DAY else [
         ScheduleKey(key.start_ms, Source.DIRECT), ScheduleKey(key.start_ms, Source.FROM_DAY), day,
     ]  # fmt: skip
-    return [file for file in keys if file in taken.schedule]
+    return [file for file in keys if file in taken.files.schedule]
 
 
 def _note(batch: MessageBatch, rows: I64, originals: dict[tuple[int, int, bytes], int]) -> None:

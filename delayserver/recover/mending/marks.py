@@ -41,18 +41,20 @@ class Marks:
         While a file is damaged its mark may be all that says how far it was durable. Without it, what stands behind the
         damage looks like the rest of a torn end.
         """
-        taken, checkpoint = self._taken, self._taken.checkpoint
-        if paths <= self._forgotten or taken.checkpoint_lost:
+        taken, checkpoint = self._taken, self._taken.marks.checkpoint
+        if paths <= self._forgotten or taken.marks.checkpoint_lost:
             return
         self._forgotten |= paths
         paths = self._forgotten
         schedule, dispatch = checkpoint.schedule, checkpoint.dispatch
-        known_schedule = np.array([taken.schedule_path(key) not in paths for key in taken.schedule_known], bool)
-        known_dispatch = np.array([taken.dispatch_path(key) not in paths for key in taken.dispatch_known], bool)
+        known_schedule = np.array([taken.schedule_path(key) not in paths for key in taken.marks.schedule_known], bool)
+        known_dispatch = np.array([taken.dispatch_path(key) not in paths for key in taken.marks.dispatch_known], bool)
         if known_schedule.all() and known_dispatch.all():
             return
         # A day is drained from its beginning once more, where its own file has changed or what it gave to a minute.
-        drained = [key for key in taken.schedule if key.source != Source.DIRECT and taken.schedule_path(key) in paths]
+        drained = [
+            key for key in taken.files.schedule if key.source != Source.DIRECT and taken.schedule_path(key) in paths
+        ]
         days = {day_of(key.start_ms) for key in drained}
         kept_days = ~np.isin(checkpoint.coarse_days.start_ms, np.array(sorted(days), np.int64))
         changed = replace(
@@ -68,8 +70,8 @@ class Marks:
         """Write the count of accepted messages that the files hold by now, unless the checkpoint is lost."""
         after = capture(self._taken.fs, self._taken.path, Findings())
         try:
-            found, accepted = after.checkpoint, 0 if after.checkpoint_lost else count_accepted(after)
-            if not after.checkpoint_lost and found.totals.get("accepted", accepted) != accepted:
+            found, accepted = after.marks.checkpoint, 0 if after.marks.checkpoint_lost else count_accepted(after)
+            if not after.marks.checkpoint_lost and found.totals.get("accepted", accepted) != accepted:
                 self._write(replace(found, totals={**found.totals, "accepted": accepted}, clean=False, pending=None))
         finally:
             after.close()
@@ -82,8 +84,8 @@ class Marks:
         message_log again: the server records the outcomes of cancels as it replays.
         """
         taken, fs, root = self._taken, self._taken.fs, self._taken.path
-        schedule = ScheduleLog(fs, f"{root}/schedule_log", taken.server_id, taken.window_ms)
-        dispatch = DispatchLog(fs, f"{root}/dispatch_log", taken.server_id, taken.window_ms)
+        schedule = ScheduleLog(fs, f"{root}/schedule_log", taken.server_id, taken.files.window_ms)
+        dispatch = DispatchLog(fs, f"{root}/dispatch_log", taken.server_id, taken.files.window_ms)
         try:
             schedule.recover_all({})
             dispatch.recover_all({})
@@ -91,15 +93,15 @@ class Marks:
         finally:
             schedule.close()
             dispatch.close()
-        parts = taken.message_log
-        lost = taken.checkpoint_lost or not parts
-        offset = (parts[0].base + FILE_HEADER_BYTES if parts else 0) if lost else taken.checkpoint.replay_offset
+        parts = taken.files.message_log
+        lost = taken.marks.checkpoint_lost or not parts
+        offset = (parts[0].base + FILE_HEADER_BYTES if parts else 0) if lost else taken.marks.checkpoint.replay_offset
         offset = min(offset, plan.replay_from)
         replayed = min(_sequence_before(taken, offset), plan.highest_sequence)
         after = capture(fs, root, Findings())
         try:
             position = Checkpoint(taken.server_id, replay_offset=offset, replayed_sequence=replayed)
-            accepted = count_accepted(replace(after, checkpoint=position))
+            accepted = count_accepted(after.with_checkpoint(position))
         finally:
             after.close()
         checkpoint = Checkpoint(
@@ -108,10 +110,10 @@ class Marks:
             replayed_sequence=replayed,
             schedule=tables[0],
             dispatch=tables[1],
-            totals={"accepted": accepted, "internal": taken.checkpoint.totals.get("internal", 0)},
-            written_us=taken.checkpoint.written_us,
-            window_ms=taken.window_ms,
-            believable_us=taken.checkpoint.believable_us,
+            totals={"accepted": accepted, "internal": taken.marks.checkpoint.totals.get("internal", 0)},
+            written_us=taken.marks.checkpoint.written_us,
+            window_ms=taken.files.window_ms,
+            believable_us=taken.marks.checkpoint.believable_us,
         )
         self._write(checkpoint)
         return f"{self._path} is written anew: {accepted} messages accepted up to sequence {replayed}"
@@ -126,7 +128,7 @@ def count_accepted(taken: Capture) -> int:
     units = Units(taken)
     windows = WindowCheck(Reader(taken), units, first_kept_sequence(taken), Range(), visit=lambda _visited: None)
     windows.run()
-    ledger = int(taken.ledger.totals().accepted.sum()) if taken.ledger is not None else 0
+    ledger = int(taken.tables.ledger.totals().accepted.sum()) if taken.tables.ledger is not None else 0
     return windows.accepted_before + ledger - _retired_waiting(taken, units)
 
 
@@ -134,10 +136,10 @@ def _retired_waiting(taken: Capture, units: Units) -> int:
     """Messages that the ledger counts and that the next start replays, which counts them again."""
     waiting = 0
     for part, read in Reader(taken).segments():
-        if part.base + part.size > taken.checkpoint.replay_offset:
+        if part.base + part.size > taken.marks.checkpoint.replay_offset:
             for mine, columns in read.rows(MessageBatch, ("sequence", "due_ms", "origin_sequence")):
                 again = units.is_retired(columns["due_ms"], columns["sequence"]) & (columns["origin_sequence"] == 0)
-                again &= part.base + mine.row_offsets() >= taken.checkpoint.replay_offset
+                again &= part.base + mine.row_offsets() >= taken.marks.checkpoint.replay_offset
                 waiting += int(np.count_nonzero(again))
     return waiting
 

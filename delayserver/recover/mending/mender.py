@@ -175,7 +175,7 @@ class _Mender:
             lost = self._add_lost_names()
             self._tell(f"{step.path} has stand-ins for {lost} names that it lost")
         if "days" in made:
-            self._taken.use_days(rebuild_days(self._taken))
+            self._taken.tables.use_days(rebuild_days(self._taken))
             self._tell(f"{root}/days is written anew")
 
     def _add_lost_names(self) -> int:

@@ -35,23 +35,23 @@ def lost_messages(taken: Capture, units: Units) -> list[tuple[str, int]]:
     A file counts if the checkpoint knows it and it is missing without a reason, or if a start noted a loss of it. Its
     messages are lost for good if message_log does not have them any more.
     """
-    known = {taken.schedule_path(key): key for key in taken.schedule_known}
+    known = {taken.schedule_path(key): key for key in taken.marks.schedule_known}
     findings = Findings()
     check_known_files(taken, findings)
     missing = {
-        known[finding.file]: taken.schedule_known[known[finding.file]]
+        known[finding.file]: taken.marks.schedule_known[known[finding.file]]
         for finding in findings
         if finding.kind == MISSING and finding.file in known
     }
     # A file loses its end, and message_log its beginning: a message that both have counts once less.
     missing |= {
-        key: FileMark(loss.end, loss.last_sequence, loss.lost_rows) for key, loss in taken.schedule_lost.items()
+        key: FileMark(loss.end, loss.last_sequence, loss.lost_rows) for key, loss in taken.marks.schedule_lost.items()
     }
     # As long as a day has its own file, it gives a minute the same messages again.
     gone = [
         key
         for key in missing
-        if key.source != Source.FROM_DAY or ScheduleKey(day_of(key.start_ms), Source.DAY) not in taken.schedule
+        if key.source != Source.FROM_DAY or ScheduleKey(day_of(key.start_ms), Source.DAY) not in taken.files.schedule
     ]
     whole = _Places({key: missing[key] for key in gone if key.source != Source.FROM_DAY}, unit_code)
     drained = _Places({key: missing[key] for key in gone if key.source == Source.FROM_DAY}, lambda key: key.start_ms)
@@ -60,7 +60,7 @@ def lost_messages(taken: Capture, units: Units) -> list[tuple[str, int]]:
         codes = units.codes_of(due_ms, sequence)
         whole.add(codes, sequence)
         coarse = (codes & 1).astype(np.bool_)
-        drained.add(window_starts(due_ms[coarse], taken.window_ms), sequence[coarse])
+        drained.add(window_starts(due_ms[coarse], taken.files.window_ms), sequence[coarse])
     lost = {**whole.lost(), **drained.lost()}
     return [(taken.schedule_path(key), lost[key]) for key in gone if lost[key] > 0]
 
@@ -94,8 +94,8 @@ def perhaps_retired(taken: Capture, log: LogCheck) -> tuple[int, int]:
     """
     if not _ledger_was_repaired(taken):
         return 0, 0
-    known = {key.start_ms for key in (*taken.schedule, *taken.schedule_known) if key.source != Source.DAY}
-    known |= {key.start_ms for key in (*taken.dispatch, *taken.dispatch_known) if not key.coarse}
+    known = {key.start_ms for key in (*taken.files.schedule, *taken.marks.schedule_known) if key.source != Source.DAY}
+    known |= {key.start_ms for key in (*taken.files.dispatch, *taken.marks.dispatch_known) if not key.coarse}
     found = [code for code in log.missing_codes if not code & 1 and code >> 1 not in known]
     pending = [int(log.waiting[code].totals()[PENDING]) for code in found]
     return sum(pending), len([count for count in pending if count])

@@ -33,12 +33,12 @@ from store.tables.names import FILE_NAME as NAMES_FILE
 
 def plan_rebuild(taken: Capture, found: Findings) -> Plan:
     """`found`: the findings of the capture. Raises StoreError where the disk fails."""
-    if taken.days is None:
-        taken.use_days(derive_days(taken))
+    if taken.tables.days is None:
+        taken.tables.use_days(derive_days(taken))
     logs, findings = _Logs(taken), Findings()
     units, log = logs.look(findings)
     lost, retired = lost_messages(taken, units), perhaps_retired(taken, log)
-    names = len(taken.names) if taken.names is not None else 0
+    names = len(taken.tables.names) if taken.tables.names is not None else 0
     code_max = highest_code(taken)
     steps = [
         *_tables(taken, found, logs.highest_sequence),
@@ -47,7 +47,7 @@ def plan_rebuild(taken: Capture, found: Findings) -> Plan:
         *[Step(Deed.FILL_UP, taken.schedule_path(key), key=key) for key in logs.minutes],
         *_losses(taken, lost, retired),
     ]
-    if logs.replay_from < taken.checkpoint.replay_offset:
+    if logs.replay_from < taken.marks.checkpoint.replay_offset:
         detail = f"outcomes of cancels are lost: the next start replays message_log from {logs.replay_from} on"
         steps.append(Step(Deed.TELL, "", detail=detail))
     return Plan(
@@ -114,7 +114,7 @@ def _refusals(taken: Capture, found: Findings, findings: Findings) -> Iterator[F
     ledger = f"{root}/{LEDGER_FILE}"
     yield from [f for f in found if f.kind == CORRUPT and f.file in (f"{root}/{NAMES_FILE}", ledger)]
     # Where the ledger is damaged, rebuild would restore messages of retired windows, and they would be delivered again.
-    for damage in taken.ledger.damages if taken.ledger is not None else []:
+    for damage in taken.tables.ledger.damages if taken.tables.ledger is not None else []:
         yield Finding(CORRUPT, ledger, damage.start, damage.detail)
     logs = (f"{root}/schedule_log/", f"{root}/dispatch_log/")
     yield from [f for f in findings if f.kind == CORRUPT and f.file.startswith(logs)]
@@ -152,14 +152,14 @@ class _Logs:
             self.replay_from = min([self.replay_from, *cancels.offset[lost].tolist()])
 
         # All of message_log counts as replayed, so what is in no schedule file is to be put there.
-        replayed = replace(taken, checkpoint=replace(taken.checkpoint, replay_offset=EVERYTHING))
+        replayed = taken.with_checkpoint(replace(taken.marks.checkpoint, replay_offset=EVERYTHING))
         log = LogCheck(Reader(replayed, findings), units, loose, Range(), lambda _visited: None, CancelLots(settle))
         log.run()
         differing = units.codes[log.differing()].tolist()
         damaged = [code for code in windows.damaged if not _is_skipped(units, code)]
         self.minutes = windows.unlike_day
         self.codes = sorted({*differing, *damaged, *log.missing_codes})
-        ledger = taken.ledger.highest_sequence if taken.ledger is not None else 0
+        ledger = taken.tables.ledger.highest_sequence if taken.tables.ledger is not None else 0
         logged = max(windows.highest_sequence, log.highest_sequence, ledger)
         self.highest_sequence = max(logged, highest_published(taken))
         return units, log

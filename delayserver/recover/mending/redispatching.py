@@ -64,7 +64,7 @@ class OfflineRedispatch:
             f"{taken.path}/message_log",
             taken.server_id,
             segment_bytes=self._segment_bytes(),
-            valid_to=taken.checkpoint.replay_offset,
+            valid_to=taken.marks.checkpoint.replay_offset,
         )
         try:
             sequences = SequenceReservation.open(taken.fs, taken.path, taken.server_id, above=self.highest_sequence)
@@ -77,7 +77,7 @@ class OfflineRedispatch:
 
     def _segment_bytes(self) -> int:
         """The size of the newest segment: a file is allocated to the length that the server was configured with."""
-        sizes = [part.size for part in self._taken.message_log]
+        sizes = [part.size for part in self._taken.files.message_log]
         return max(sizes[-1:], default=StorageSettings().message_log_segment_bytes)
 
     def _find(self) -> list[RowsAt]:
@@ -119,8 +119,8 @@ class OfflineRedispatch:
         rows = visited.rows
         places = np.flatnonzero((rows.origin_sequence != 0) & (visited.outcome == 0))
         if visited.key is None and len(places):
-            [base] = [part.base for part in self._taken.message_log if part.path == visited.path]
-            places = places[base + rows.offset[places] >= self._taken.checkpoint.replay_offset]
+            [base] = [part.base for part in self._taken.files.message_log if part.path == visited.path]
+            places = places[base + rows.offset[places] >= self._taken.marks.checkpoint.replay_offset]
         if not len(places):
             return
         with suppress(FormatError):  # a newer record: the survey named it
@@ -137,8 +137,8 @@ class OfflineRedispatch:
         asked = Range(wanted.from_ms, wanted.to_ms)
         damages = [finding for finding in surveyed.findings if finding.kind in (CORRUPT, MISSING, UNREADABLE)]
         damaged = {finding.file for finding in damages}
-        schedule_keys = {taken.schedule_path(key): key for key in taken.schedule | taken.schedule_known}
-        dispatch_keys = {taken.dispatch_path(key): key for key in taken.dispatch | taken.dispatch_known}
+        schedule_keys = {taken.schedule_path(key): key for key in taken.files.schedule | taken.marks.schedule_known}
+        dispatch_keys = {taken.dispatch_path(key): key for key in taken.files.dispatch | taken.marks.dispatch_known}
         schedule = {path: key for path, key in schedule_keys.items() if path in damaged and touches(asked, taken, key)}
         dispatch = {path: key for path, key in dispatch_keys.items() if path in damaged and touches(asked, taken, key)}
         rows = surveyed.unmatched
@@ -146,18 +146,20 @@ class OfflineRedispatch:
         starts = [key.start_ms for key in schedule.values() if key.source != Source.DAY]
         days = [key.start_ms for key in schedule.values() if key.source == Source.DAY]
         lost &= ~rows.internal
-        lost &= np.isin(window_starts(rows.due_ms, taken.window_ms), starts) | np.isin(day_starts(rows.due_ms), days)
+        lost &= np.isin(window_starts(rows.due_ms, taken.files.window_ms), starts) | np.isin(
+            day_starts(rows.due_ms), days
+        )
         self.unread.count(int(lost.sum()))
-        there = {(key.start_ms, key.source == Source.DAY) for key in taken.schedule}
+        there = {(key.start_ms, key.source == Source.DAY) for key in taken.files.schedule}
         for key in dispatch.values():
-            counted = key in taken.dispatch or (key.start_ms, key.coarse) in there
+            counted = key in taken.files.dispatch or (key.start_ms, key.coarse) in there
             self.unread.count(self._undecided.get(key.start_ms, 0) if counted else self._wanted_of(key))
         for finding in damages:
             if finding.file in schedule or finding.file in dispatch:
                 self.unread.add(finding.file, finding.offset, finding.detail)
 
     def _wanted_of(self, key: DispatchKey) -> int:
-        counts = self._taken.dispatch_known[key].counts
+        counts = self._taken.marks.dispatch_known[key].counts
         return sum([counts[outcome] for outcome in self._wanted.outcomes])
 
     def _append_rows(self, log: MessageLog, sequences: SequenceReservation, rows: RowsAt) -> None:

@@ -102,7 +102,7 @@ def _names_first(taken: Capture, steps: list[Step]) -> list[Step]:
 
 def _stranded(taken: Capture) -> Iterator[Step]:
     """Files that an interrupted repair left between two names."""
-    for path in taken.strangers:
+    for path in taken.files.strangers:
         if not path.endswith(MOVING):
             continue
         before = path
@@ -123,23 +123,23 @@ def _stranded(taken: Capture) -> Iterator[Step]:
 
 def _targets(taken: Capture) -> Iterator[_Target]:
     server = taken.server_id
-    following = [part.base for part in taken.message_log[1:]]
+    following = [part.base for part in taken.files.message_log[1:]]
     for (part, expected), after in zip_longest(log_parts(taken), following):
         if after is not None:  # sealed: it must reach to its successor, whatever its own length says
             expected = replace(expected, synced=after - part.base)  # noqa: PLW2901
         whole = taken.fs.size(part.path)
         header = FileHeader(FILE_MESSAGE_LOG, server, part.base)
         yield _Target(part.path, max(whole, part.size), expected, header, False)
-    for key, size in sorted(taken.schedule.items()):
-        known = taken.schedule_known.get(key)
+    for key, size in sorted(taken.files.schedule.items()):
+        known = taken.marks.schedule_known.get(key)
         expected = Expected(FILE_SCHEDULE, key.start_ms, known.end if known else FILE_HEADER_BYTES)
-        span_ms = DAY_MS if key.source == Source.DAY else taken.window_ms
+        span_ms = DAY_MS if key.source == Source.DAY else taken.files.window_ms
         header = FileHeader(FILE_SCHEDULE, server, key.start_ms, span_ms)
         yield _Target(taken.schedule_path(key), size, expected, header, True)
-    for found, size in sorted(taken.dispatch.items()):
-        mark = taken.dispatch_known.get(found)
+    for found, size in sorted(taken.files.dispatch.items()):
+        mark = taken.marks.dispatch_known.get(found)
         expected = Expected(FILE_DISPATCH, found.start_ms, mark.end if mark else FILE_HEADER_BYTES)
-        header = FileHeader(FILE_DISPATCH, server, found.start_ms, DAY_MS if found.coarse else taken.window_ms)
+        header = FileHeader(FILE_DISPATCH, server, found.start_ms, DAY_MS if found.coarse else taken.files.window_ms)
         yield _Target(taken.dispatch_path(found), size, expected, header, True)
     yield from _tables(taken)
 
@@ -198,7 +198,7 @@ def _not_in_place(taken: Capture, target: _Target, header: FileHeader) -> Step |
     name = _name_of(taken, target.path, header)
     length = f" and is {header.span_ms} ms long" if header.span_ms != target.header.span_ms else ""
     detail = f"its header says that it starts at {header.base}{length}"
-    if not name and target.header.kind == FILE_SCHEDULE and header.span_ms == taken.window_ms:
+    if not name and target.header.kind == FILE_SCHEDULE and header.span_ms == taken.files.window_ms:
         free = [taken.schedule_path(key) for key in _free_places(taken, header)]
         detail += f"; rename it to {' or '.join(free)}" if free else "; the files of that minute are there already"
     return Step(Deed.RENAME if name else Deed.LEAVE, target.path, 0, target.size, detail, target=name)
@@ -214,14 +214,14 @@ def _name_of(taken: Capture, path: str, header: FileHeader) -> str:
         return f"{taken.path}/message_log/{header.base:020d}.log"
     coarse = header.span_ms == DAY_MS
     if (
-        header.span_ms not in (DAY_MS, taken.window_ms)
+        header.span_ms not in (DAY_MS, taken.files.window_ms)
         or not 0 <= header.base <= TIME_MS_MAX
         or header.base % header.span_ms
     ):
         return ""
     folder, day, name = path.rsplit("/", 2)
     if folder.endswith("/schedule_log"):
-        key = ScheduleLayout(taken.window_ms).parse(day, name)
+        key = ScheduleLayout(taken.files.window_ms).parse(day, name)
         if key is None:
             return ""
         if key.source == Source.DAY and not coarse:
@@ -229,7 +229,7 @@ def _name_of(taken: Capture, path: str, header: FileHeader) -> str:
             return taken.schedule_path(free[0]) if len(free) == 1 else ""
         return taken.schedule_path(ScheduleKey(header.base, Source.DAY if coarse else key.source))
     if folder.endswith("/dispatch_log"):
-        found = DispatchLayout(taken.window_ms).parse(day, name)
+        found = DispatchLayout(taken.files.window_ms).parse(day, name)
         return "" if found is None else taken.dispatch_path(DispatchKey(header.base, coarse))
     return ""
 
@@ -237,10 +237,14 @@ def _name_of(taken: Capture, path: str, header: FileHeader) -> str:
 def _free_places(taken: Capture, header: FileHeader) -> list[ScheduleKey]:
     """The schedule files of a minute whose place is empty, or taken by another window's file. Only a minute of a sealed day
     has a file from its day. Where the checkpoint knows one of the two alone, that one is meant."""
-    sealed = taken.days is None or taken.days.is_draining(header.base) or taken.days.is_drained(day_of(header.base))
+    sealed = (
+        taken.tables.days is None
+        or taken.tables.days.is_draining(header.base)
+        or taken.tables.days.is_drained(day_of(header.base))
+    )
     keys = [ScheduleKey(header.base, source) for source in (Source.DIRECT, Source.FROM_DAY)[: 2 if sealed else 1]]
     free = [key for key in keys if not _is_in_place(taken, taken.schedule_path(key), header)]
-    known = [key for key in free if key in taken.schedule_known]
+    known = [key for key in free if key in taken.marks.schedule_known]
     return known if len(known) == 1 else free
 
 

@@ -42,8 +42,8 @@ class Restore:
     def run(self, codes: list[int]) -> None:
         """Restore the files of some units."""
         _clear(self._taken.fs, self._side_path)
-        held = {key: self._sequences(key) for key in self._taken.schedule if self._unit_of(key) in codes}
-        side = ScheduleLog(self._taken.fs, self._side_path, self._taken.server_id, self._taken.window_ms)
+        held = {key: self._sequences(key) for key in self._taken.files.schedule if self._unit_of(key) in codes}
+        side = ScheduleLog(self._taken.fs, self._side_path, self._taken.server_id, self._taken.files.window_ms)
         try:
             for batch in self._logged(np.array(codes, np.int64)):
                 self._set_aside(side, batch, held)
@@ -60,13 +60,13 @@ class Restore:
         day = (self._of_window(batch, key.start_ms, sequences) for batch in self._valid(_day_key(key)))
         path = self._taken.schedule_path(key)
         self._marks.forget({path})
-        header = FileHeader(FILE_SCHEDULE, self._taken.server_id, key.start_ms, self._taken.window_ms)
+        header = FileHeader(FILE_SCHEDULE, self._taken.server_id, key.start_ms, self._taken.files.window_ms)
         lacking = (batch for batch in day if len(batch))
-        self._taken.schedule[key] = write_file(self._taken.fs, path, header, merge(self._valid(key), lacking))
+        self._taken.files.schedule[key] = write_file(self._taken.fs, path, header, merge(self._valid(key), lacking))
         self._tell(f"{path} is written anew: {len(self._sequences(key)) - len(sequences)} messages restored")
 
     def _of_window(self, batch: MessageBatch, start_ms: int, sequences: I64) -> MessageBatch:
-        mine = window_starts(batch.due_ms, self._taken.window_ms) == start_ms
+        mine = window_starts(batch.due_ms, self._taken.files.window_ms) == start_ms
         mine &= batch.sequence < max(sequences.tolist()[-1:], default=0)
         return batch.take(np.flatnonzero(mine & ~self._units.is_retired(batch.due_ms, batch.sequence)))
 
@@ -75,7 +75,7 @@ class Restore:
             return key.start_ms * 2
         day = day_of(key.start_ms) * 2 + 1
         # While a day is drained its own file is the source, and the drain fills the minutes from it.
-        drained = _day_key(key) not in self._taken.schedule
+        drained = _day_key(key) not in self._taken.files.schedule
         return day if key.source == Source.DAY or drained else -1
 
     def _sequences(self, key: ScheduleKey) -> I64:
@@ -84,7 +84,7 @@ class Restore:
 
     def _valid(self, key: ScheduleKey) -> Iterator[MessageBatch]:
         """The records of a schedule file that verify."""
-        size = self._taken.schedule.get(key)
+        size = self._taken.files.schedule.get(key)
         if size is not None:
             yield from _messages(self._reader.batches(self._taken.schedule_path(key), size))
 
@@ -120,10 +120,10 @@ class Restore:
             start = code >> 1
             if not code & 1:
                 yield ScheduleKey(start, Source.DIRECT), rows
-            elif self._taken.days is None or not self._taken.days.is_drained(start):
+            elif self._taken.tables.days is None or not self._taken.tables.days.is_drained(start):
                 yield ScheduleKey(start, Source.DAY), rows
             else:
-                windows = window_starts(rows.due_ms, self._taken.window_ms)
+                windows = window_starts(rows.due_ms, self._taken.files.window_ms)
                 for window in np.unique(windows).tolist():
                     yield ScheduleKey(window, Source.FROM_DAY), rows.take(np.flatnonzero(windows == window))
 
@@ -135,9 +135,9 @@ class Restore:
             return (batch for _, batch in side.batches(key)) if key in side else iter(())
 
         copies = mark_copies(self._taken, key, restored, self._valid)
-        span_ms = DAY_MS if key.source == Source.DAY else self._taken.window_ms
+        span_ms = DAY_MS if key.source == Source.DAY else self._taken.files.window_ms
         header = FileHeader(FILE_SCHEDULE, self._taken.server_id, key.start_ms, span_ms)
-        self._taken.schedule[key] = write_file(self._taken.fs, path, header, merge(self._valid(key), copies))
+        self._taken.files.schedule[key] = write_file(self._taken.fs, path, header, merge(self._valid(key), copies))
         self._tell(f"{path} is written anew: {side.rows(key) if key in side else 0} messages restored")
 
 

@@ -50,54 +50,47 @@ class LogPart:
     size: int
 
 
-@dataclass(slots=True)
-class Capture:
-    """A data directory as it was. Sizes of files are in bytes; `held` are files kept open until `close`."""
+@dataclass(frozen=True, slots=True)
+class CapturedMarks:
+    """What the checkpoint knew; nothing if it was lost. `schedule_lost` and `dispatch_lost` have the files that lost rows
+    and whose loss a start has noted."""
 
-    fs: FileSystem
-    path: str
-    server_id: int
-    window_ms: int
     checkpoint: Checkpoint
     checkpoint_lost: bool
     schedule_known: dict[ScheduleKey, FileMark]
     dispatch_known: dict[DispatchKey, DispatchMark]
-    # Files that lost rows and whose loss a start has noted.
     schedule_lost: dict[ScheduleKey, Loss]
     dispatch_lost: dict[DispatchKey, Loss]
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedFiles:
+    """The files with their sizes in bytes, and the length of a window. `strangers`: paths that nothing reads. `held` are
+    kept open until the capture is closed."""
+
+    window_ms: int
     schedule: dict[ScheduleKey, int]
     dispatch: dict[DispatchKey, int]
     message_log: list[LogPart]
     strangers: list[str]
     held: dict[str, File]
-    ledger: Ledger | None
-    days: DayTable | None
-    names: Names | None
-    names_bytes: int = -1
 
-    def schedule_path(self, key: ScheduleKey) -> str:
-        """Where a schedule file is; the folder for a window that no file can have, as damage may name one."""
-        folder = f"{self.path}/schedule_log"
-        with suppress(ValueError):
-            return f"{folder}/{ScheduleLayout(self.window_ms).name(key)}"
-        return folder
 
-    def dispatch_path(self, key: DispatchKey) -> str:
-        """Where a dispatch file is; as `schedule_path`."""
-        folder = f"{self.path}/dispatch_log"
-        with suppress(ValueError):
-            return f"{folder}/{DispatchLayout(self.window_ms).name(key)}"
-        return folder
+class CapturedTables:
+    """The tables; None for one that is missing or cannot be read."""
 
-    def open(self, path: str) -> File:
-        """The file, also if it was removed after the capture and is held. Raises FileNotFoundError."""
-        held = self.held.get(path)
-        return held if held is not None else self.fs.open(path, write=False)
-
-    def release(self, file: File) -> None:
-        """Close a file that is not held."""
-        if self.held.get(file.path) is not file:
-            file.close()
+    def __init__(self, fs: FileSystem, path: str, server_id: int, findings: Findings) -> None:
+        """Tables that cannot be read go to `findings`."""
+        self._fs = fs
+        self._path = path
+        self._server_id = server_id
+        self._names_bytes = -1
+        ledger, days, names = f"{path}/ledger.log", f"{path}/days", f"{path}/names.log"
+        self.ledger = _read_table(findings, ledger, True, lambda: Ledger.open(fs, path, server_id, write=False))
+        self.days = _read_table(findings, days, fs.exists(days), lambda: DayTable.open(fs, days, 0))
+        self.names = _read_table(
+            findings, names, fs.exists(names), lambda: Names.open(fs, path, server_id, write=False)
+        )
 
     def subject_name(self, code: int) -> str:
         """The name of a code, or its number where the table does not know it."""
@@ -112,17 +105,17 @@ class Capture:
         if self.names is None or code <= len(self.names):
             return
         with suppress(StoreError, FileNotFoundError):
-            size = self.fs.size(f"{self.path}/names.log")
-            if size == self.names_bytes:
+            size = self._fs.size(f"{self._path}/names.log")
+            if size == self._names_bytes:
                 return
-            names = Names.open(self.fs, self.path, self.server_id, write=False)
+            names = Names.open(self._fs, self._path, self._server_id, write=False)
             self.names.close()
-            self.names, self.names_bytes = names, size
+            self.names, self._names_bytes = names, size
 
     def read_ledger_again(self) -> None:
         """A running server may have retired windows since the capture."""
         with suppress(StoreError, FileNotFoundError):
-            newest = Ledger.open(self.fs, self.path, self.server_id, write=False)
+            newest = Ledger.open(self._fs, self._path, self._server_id, write=False)
             if self.ledger is not None:
                 self.ledger.close()
             self.ledger = newest
@@ -131,34 +124,79 @@ class Capture:
         """Go on with this table of days, where the directory has lost its own."""
         self.days = days
 
-    def leave_out_tail(self, end: int) -> None:
-        """Read the last segment of message_log up to `end` only."""
-        self.message_log[-1] = replace(self.message_log[-1], size=end)
-
-    def hold(self, path: str) -> None:
-        """Keep a file open until `close`, unless it has just gone or is held already."""
-        if path not in self.held:
-            with suppress(FileNotFoundError):
-                self.held[path] = self.fs.open(path, write=False)
-
     def close(self) -> None:
-        """Close what is held."""
-        for file in self.held.values():
-            file.close()
+        """Close the tables that have a file."""
         for part in (self.ledger, self.names):
             if part is not None:
                 part.close()
 
 
-def capture(fs: FileSystem, path: str, findings: Findings) -> Capture:
-    """Take the ends of all files. Tables that cannot be read go to `findings`.
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """A data directory as it was."""
+
+    fs: FileSystem
+    path: str
+    server_id: int
+    marks: CapturedMarks
+    files: CapturedFiles
+    tables: CapturedTables
+
+    def schedule_path(self, key: ScheduleKey) -> str:
+        """Where a schedule file is; the folder for a window that no file can have, as damage may name one."""
+        folder = f"{self.path}/schedule_log"
+        with suppress(ValueError):
+            return f"{folder}/{ScheduleLayout(self.files.window_ms).name(key)}"
+        return folder
+
+    def dispatch_path(self, key: DispatchKey) -> str:
+        """Where a dispatch file is; as `schedule_path`."""
+        folder = f"{self.path}/dispatch_log"
+        with suppress(ValueError):
+            return f"{folder}/{DispatchLayout(self.files.window_ms).name(key)}"
+        return folder
+
+    def open(self, path: str) -> File:
+        """The file, also if it was removed after the capture and is held. Raises FileNotFoundError."""
+        held = self.files.held.get(path)
+        return held if held is not None else self.fs.open(path, write=False)
+
+    def release(self, file: File) -> None:
+        """Close a file that is not held."""
+        if self.files.held.get(file.path) is not file:
+            file.close()
+
+    def with_checkpoint(self, checkpoint: Checkpoint) -> Capture:
+        """The same files, read by another checkpoint."""
+        return replace(self, marks=replace(self.marks, checkpoint=checkpoint))
+
+    def leave_out_tail(self, end: int) -> None:
+        """Read the last segment of message_log up to `end` only."""
+        self.files.message_log[-1] = replace(self.files.message_log[-1], size=end)
+
+    def hold(self, path: str) -> None:
+        """Keep a file open until `close`, unless it has just gone or is held already."""
+        if path not in self.files.held:
+            with suppress(FileNotFoundError):
+                self.files.held[path] = self.fs.open(path, write=False)
+
+    def close(self) -> None:
+        """Close what is held."""
+        for file in self.files.held.values():
+            file.close()
+        self.tables.close()
+
+
+def capture(fs: FileSystem, path: str, findings: Findings, window_ms: int = 0) -> Capture:
+    """Take the ends of all files. Tables that cannot be read go to `findings`. Without `window_ms` the length of the windows
+    comes from the files.
 
     Raises FormatError (no data directory of ours), CorruptionError (no file shows its server).
     """
     path = path.rstrip("/") or "/"
     server_id = find_server_id(fs, path, findings)
     checkpoint, lost = _read_checkpoint(fs, path, server_id, findings)
-    window_ms = find_window_ms(fs, path, checkpoint)
+    window_ms = window_ms or find_window_ms(fs, path, checkpoint)
     ends = _Ends(fs, path)
     try:
         # In this order: an outcome that is taken has its message taken behind it.
@@ -167,26 +205,20 @@ def capture(fs: FileSystem, path: str, findings: Findings) -> Capture:
             "schedule_log", ScheduleLayout(window_ms).parse, lambda key: key.source == Source.DAY
         )
         message_log = ends.of_message_log()
-        ledger, days, names = f"{path}/ledger.log", f"{path}/days", f"{path}/names.log"
         return Capture(
-            fs=fs,
-            path=path,
-            server_id=server_id,
-            window_ms=window_ms,
-            checkpoint=checkpoint,
-            checkpoint_lost=lost,
-            schedule_known=schedule_marks(checkpoint.schedule),
-            dispatch_known=dispatch_marks(checkpoint.dispatch),
-            schedule_lost=schedule_losses(checkpoint.lost),
-            dispatch_lost=dispatch_losses(checkpoint.lost),
-            schedule=schedule,
-            dispatch=dispatch,
-            message_log=message_log,
-            strangers=ends.strangers,
-            held=ends.held,
-            ledger=_read_table(findings, ledger, True, lambda: Ledger.open(fs, path, server_id, write=False)),
-            days=_read_table(findings, days, fs.exists(days), lambda: DayTable.open(fs, days, 0)),
-            names=_read_table(findings, names, fs.exists(names), lambda: Names.open(fs, path, server_id, write=False)),
+            fs,
+            path,
+            server_id,
+            CapturedMarks(
+                checkpoint,
+                lost,
+                schedule_marks(checkpoint.schedule),
+                dispatch_marks(checkpoint.dispatch),
+                schedule_losses(checkpoint.lost),
+                dispatch_losses(checkpoint.lost),
+            ),
+            CapturedFiles(window_ms, schedule, dispatch, message_log, ends.strangers, ends.held),
+            CapturedTables(fs, path, server_id, findings),
         )
     except BaseException:
         ends.close()

@@ -25,9 +25,9 @@ def highest_code(taken: Capture) -> int:
 
 
 def _log_files(taken: Capture) -> Iterator[str]:
-    yield from [part.path for part in taken.message_log]
-    yield from map(taken.schedule_path, taken.schedule)
-    yield from map(taken.dispatch_path, taken.dispatch)
+    yield from [part.path for part in taken.files.message_log]
+    yield from map(taken.schedule_path, taken.files.schedule)
+    yield from map(taken.dispatch_path, taken.files.dispatch)
     yield f"{taken.path}/ledger.log"
     yield f"{taken.path}/broker/progress.log"
     yield from _store_files(taken)

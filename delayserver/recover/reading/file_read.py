@@ -76,15 +76,15 @@ class Reader:
 
     def schedule(self, key: ScheduleKey) -> FileRead:
         """A schedule file, durable as far as the checkpoint says."""
-        taken, known = self.taken, self.taken.schedule_known.get(key)
+        taken, known = self.taken, self.taken.marks.schedule_known.get(key)
         expected = Expected(FILE_SCHEDULE, key.start_ms, known.end if known is not None else FILE_HEADER_BYTES)
-        return self.file(taken.schedule_path(key), taken.schedule[key], expected)
+        return self.file(taken.schedule_path(key), taken.files.schedule[key], expected)
 
     def dispatch(self, key: DispatchKey) -> FileRead:
         """A dispatch file, durable as far as the checkpoint says."""
-        taken, known = self.taken, self.taken.dispatch_known.get(key)
+        taken, known = self.taken, self.taken.marks.dispatch_known.get(key)
         expected = Expected(FILE_DISPATCH, key.start_ms, known.end if known is not None else FILE_HEADER_BYTES)
-        return self.file(taken.dispatch_path(key), taken.dispatch[key], expected)
+        return self.file(taken.dispatch_path(key), taken.files.dispatch[key], expected)
 
     def batches(self, path: str, size: int, synced: int | None = None) -> Iterator[tuple[RecordHeader, ColumnBatch]]:
         """Every record of a file that verifies, whole, one by one. The file is read as it stands now, which may be another
@@ -114,8 +114,8 @@ class Reader:
 
 def log_parts(taken: Capture) -> Iterator[tuple[LogPart, Expected]]:
     """The segments with what each must be: a sealed one ends where its successor begins."""
-    parts = taken.message_log
-    replayed = taken.checkpoint.replay_offset
+    parts = taken.files.message_log
+    replayed = taken.marks.checkpoint.replay_offset
     for place, part in enumerate(parts):
         sealed = place + 1 < len(parts)
         size = min(part.size, parts[place + 1].base - part.base) if sealed else part.size

@@ -24,7 +24,7 @@ def unit_sequences(taken: Capture, units: Units, code: int, first_kept: int, *, 
     """
     parts = [np.zeros(0, np.int64)]
     for key in _files_of(taken, code):
-        path, size = taken.schedule_path(key), taken.schedule[key]
+        path, size = taken.schedule_path(key), taken.files.schedule[key]
         read = Reader(taken).file(path, size, Expected(FILE_SCHEDULE, key.start_ms, size))
         for records in read.records(blobs=blobs):
             mine = records.of_kind(MessageBatch.schema.kind)
@@ -39,11 +39,13 @@ def unit_sequences(taken: Capture, units: Units, code: int, first_kept: int, *, 
 
 def _files_of(taken: Capture, code: int) -> list[ScheduleKey]:
     key = ScheduleKey(code >> 1, Source.DAY if code & 1 else Source.DIRECT)
-    if key in taken.schedule:
+    if key in taken.files.schedule:
         return [key]
     if not code & 1:
         return []
     # A day that was drained lies in its minutes.
     return [
-        found for found in taken.schedule if found.source == Source.FROM_DAY and day_of(found.start_ms) == code >> 1
+        found
+        for found in taken.files.schedule
+        if found.source == Source.FROM_DAY and day_of(found.start_ms) == code >> 1
     ]

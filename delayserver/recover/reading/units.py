@@ -26,17 +26,17 @@ class Units:
     """
 
     def __init__(self, taken: Capture) -> None:
-        self._window_ms = taken.window_ms
-        self._days = taken.days
-        codes = {unit_code(key) for key in taken.schedule if key.source != Source.FROM_DAY}
-        codes |= {day_of(key.start_ms) * 2 + 1 for key in taken.schedule if key.source == Source.FROM_DAY}
+        self._window_ms = taken.files.window_ms
+        self._days = taken.tables.days
+        codes = {unit_code(key) for key in taken.files.schedule if key.source != Source.FROM_DAY}
+        codes |= {day_of(key.start_ms) * 2 + 1 for key in taken.files.schedule if key.source == Source.FROM_DAY}
         self.codes: I64 = np.array(sorted(codes), np.int64)
         self.high_water: I64 = np.zeros(len(codes), np.int64)
         self.skipped = np.zeros(len(codes), np.bool_)
         self.placed = Fingerprints(len(codes))
-        ledger = taken.ledger.windows() if taken.ledger is not None else np.zeros((0, 2), np.int64)
+        ledger = taken.tables.ledger.windows() if taken.tables.ledger is not None else np.zeros((0, 2), np.int64)
         self.retired: I64 = ledger[ledger[:, 1] == 0, 0]
-        self._ledger = taken.ledger
+        self._ledger = taken.tables.ledger
         # The last sequence that the ledger counts for each of them, -1 until it is needed.
         self._retired_to: I64 = np.full(len(self.retired), -1, np.int64)
 

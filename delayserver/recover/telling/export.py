@@ -145,7 +145,7 @@ class Export:
 
     def _names(self, codes: np.ndarray[Any, Any]) -> list[str]:
         values, places = np.unique(codes, return_inverse=True)
-        names = [self._taken.subject_name(value) if value else "" for value in values.tolist()]
+        names = [self._taken.tables.subject_name(value) if value else "" for value in values.tolist()]
         return [names[place] for place in places.tolist()]
 
     # -- outcomes
@@ -154,10 +154,12 @@ class Export:
         names = tuple(name for name, _ in OutcomeBatch.schema.fields)
         # When a day is drained its outcomes move to the minutes: for a while they are in both.
         moved: dict[int, list[I64]] = {}
-        days = {key.start_ms for key in self._taken.dispatch if key.coarse}
-        for key, size in sorted(self._taken.dispatch.items(), key=lambda item: (item[0].coarse, item[0].start_ms)):
+        days = {key.start_ms for key in self._taken.files.dispatch if key.coarse}
+        for key, size in sorted(
+            self._taken.files.dispatch.items(), key=lambda item: (item[0].coarse, item[0].start_ms)
+        ):
             day = day_of(key.start_ms)
-            if not self._span.holds(key.start_ms, DAY_MS if key.coarse else self._taken.window_ms):
+            if not self._span.holds(key.start_ms, DAY_MS if key.coarse else self._taken.files.window_ms):
                 continue
             path = self._taken.dispatch_path(key)
             read = Reader(self._taken, progress=progress).file(path, size, Expected(FILE_DISPATCH, synced=size))

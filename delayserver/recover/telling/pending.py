@@ -30,7 +30,9 @@ class Pending:
     def __init__(self, taken: Capture, span: Range, subject: str | None) -> None:
         self._taken = taken
         self._span = span
-        self._subject = -1 if subject is None else (taken.names.code(SUBJECT, subject) if taken.names else 0)
+        self._subject = (
+            -1 if subject is None else (taken.tables.names.code(SUBJECT, subject) if taken.tables.names else 0)
+        )
         self.minutes: dict[int, int] = {}
         self.subjects: dict[int, int] = {}
         self.messages = 0
@@ -90,7 +92,7 @@ def message_maps(taken: Capture, batch: MessageBatch, *, bodies: bool = False) -
         record: dict[str, Any] = {
             "receipt": format_receipt(server, due_ms, sequence),
             "message_id": message_id or derived_message_id(server, sequence),
-            "subject": taken.subject_name(subject),
+            "subject": taken.tables.subject_name(subject),
             "due_ms": due_ms,
             "accepted_us": accepted_us,
             "sequence": sequence,
@@ -101,7 +103,7 @@ def message_maps(taken: Capture, batch: MessageBatch, *, bodies: bool = False) -
         if prepared[row]:
             record["prepared"] = True
         if tags[row]:
-            record["tag"] = taken.subject_name(tags[row])
+            record["tag"] = taken.tables.subject_name(tags[row])
         if keys[row] < keys[row + 1]:
             put_blob(record, "order_keys", bytes(batch.order_keys[keys[row] : keys[row + 1]]))
         if bodies:

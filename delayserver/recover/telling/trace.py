@@ -137,8 +137,8 @@ class Trace:
         check_known_files(taken, self._reader.findings)
         spans = [Range(due_ms, due_ms + 1) if due_ms >= 0 else Range() for due_ms in dues_ms]
         keys: dict[str, ScheduleKey | DispatchKey] = {
-            **{taken.schedule_path(key): key for key in taken.schedule | taken.schedule_known},
-            **{taken.dispatch_path(found): found for found in taken.dispatch | taken.dispatch_known},
+            **{taken.schedule_path(key): key for key in taken.files.schedule | taken.marks.schedule_known},
+            **{taken.dispatch_path(found): found for found in taken.files.dispatch | taken.marks.dispatch_known},
         }
         hidden = {
             (finding.file, finding.offset): finding
@@ -176,7 +176,7 @@ class Trace:
 
     def _message_files(self) -> Iterator[FileRead]:
         yield from self._log_files()
-        yield from map(self._reader.schedule, self._taken.schedule)
+        yield from map(self._reader.schedule, self._taken.files.schedule)
 
     def _log_files(self) -> Iterator[FileRead]:
         return (read for _, read in self._reader.segments())
@@ -189,12 +189,12 @@ class Trace:
             self._messages(read, ACCEPTED, sequence, evidence)
         for read in self._log_files():
             self._cancels(read, sequence, evidence)
-        for key in sorted(self._taken.schedule):
+        for key in sorted(self._taken.files.schedule):
             self._messages(self._reader.schedule(key), SCHEDULED, sequence, evidence)
         mine = {sequence} | {
             item.fields["sequence"] for item in evidence if item.fields.get("origin_sequence") == sequence
         }
-        for found in sorted(self._taken.dispatch):
+        for found in sorted(self._taken.files.dispatch):
             self._outcomes(self._reader.dispatch(found), mine, evidence)
         self._broker(mine, evidence)
         self._ledger(sequence, due_ms, evidence)
@@ -230,7 +230,7 @@ class Trace:
             value = int(column[row])
             if name in ("subject", "target_group", "broker_group", "consumer_group", "tag"):
                 if value:
-                    fields[name] = self._taken.subject_name(value)
+                    fields[name] = self._taken.tables.subject_name(value)
             elif (
                 name != "id_hash"
                 and not name.endswith("_length")
@@ -300,20 +300,20 @@ class Trace:
                 if target_group:
                     mask &= columns["consumer_group"] == target_group
                 for row in np.flatnonzero(mask).tolist():
-                    group = self._taken.subject_name(int(columns["consumer_group"][row]))
+                    group = self._taken.tables.subject_name(int(columns["consumer_group"][row]))
                     fields = {"consumer_group": group, "position": position, "redelivery": bool(target_group)}
                     offset = int(records.row_offsets()[row])
                     evidence.append(Evidence(_LAST, ACKED, read.path, offset, fields))
 
     def _ledger(self, sequence: int, due_ms: int, evidence: list[Evidence]) -> None:
         if not any(item.what == OUTCOME for item in evidence):
-            self._taken.read_ledger_again()  # its outcome may have gone with its window while the logs were read
-        ledger = self._taken.ledger
+            self._taken.tables.read_ledger_again()  # its outcome may have gone with its window while the logs were read
+        ledger = self._taken.tables.ledger
         known = [item.fields["due_ms"] for item in evidence if item.fields.get("sequence") == sequence]
         due_ms = known[0] if known else due_ms
         if ledger is None or due_ms < 0:
             return
-        start = window_of(due_ms, self._taken.window_ms)
+        start = window_of(due_ms, self._taken.files.window_ms)
         if ledger.has(start):
             rows = ledger.window(start)
             if sequence <= int(rows.last_sequence.max()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,17 +51,17 @@ def test_a_window_that_goes_counts_once_whatever_the_ledger_had_of_it_before(
     """Before: when it was read, which is after the ends of dispatch_log were taken."""
     made = copy(stopped, tmp_path / "data")
     taken = taken_of(made)
-    start_ms = window_of(int(made.receipts["delivered"][13:25], 16), taken.window_ms)
+    start_ms = window_of(int(made.receipts["delivered"][13:25], 16), taken.files.window_ms)
     if before:
         retire(made, start_ms, before)
-        taken.read_ledger_again()
+        taken.tables.read_ledger_again()
     if before != 301:
         retire(made, start_ms, 301)
     key = ScheduleKey(start_ms, Source.DIRECT)
     Path(taken.schedule_path(key)).unlink()
     if not schedule_was_there:
-        del taken.schedule[key]
-    for found in [found for found in taken.dispatch if found.start_ms == start_ms]:
+        del taken.files.schedule[key]
+    for found in [found for found in taken.files.dispatch if found.start_ms == start_ms]:
         Path(taken.dispatch_path(found)).unlink()
     done = checked(taken)
     assert [finding.detail for finding in done.findings] == []
@@ -94,16 +95,16 @@ def taken_holding(segments: int, segmented: Made, tmp_path: Path, monkeypatch: p
 
 def windows_bytes(taken: Capture) -> int:
     """What a check has read when it comes to message_log."""
-    return sum(taken.schedule.values()) + sum(taken.dispatch.values())
+    return sum(taken.files.schedule.values()) + sum(taken.files.dispatch.values())
 
 
 def test_segments_are_held_however_many_other_files_are(
     segmented: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = taken_holding(2, segmented, tmp_path, monkeypatch)
-    assert len(taken.message_log) > 2
-    assert list(taken.held) == [part.path for part in taken.message_log[:2]]
-    for path in taken.held:
+    assert len(taken.files.message_log) > 2
+    assert list(taken.files.held) == [part.path for part in taken.files.message_log[:2]]
+    for path in taken.files.held:
         Path(path).unlink()
     done = checked(taken)
     assert ([finding.detail for finding in done.findings], int(done.balance.totals()[0])) == ([], segmented.accepted)
@@ -113,7 +114,7 @@ def test_messages_of_a_segment_that_went_are_not_missed(
     segmented: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken = taken_holding(0, segmented, tmp_path, monkeypatch)
-    first, before_log = Path(taken.message_log[0].path), windows_bytes(taken)
+    first, before_log = Path(taken.files.message_log[0].path), windows_bytes(taken)
     done = checked(taken, lambda done, _total: first.unlink(missing_ok=True) if done >= before_log else None)
     assert not first.exists()
     assert ([finding.detail for finding in done.findings], int(done.balance.totals()[0])) == ([], segmented.accepted)
@@ -138,9 +139,9 @@ def test_messages_of_a_segment_that_went_before_it_was_read_once_more_are_not_mi
 ) -> None:
     """The first one goes when the window is read, the second when it is read again to be compared row by row."""
     taken = taken_holding(0, segmented, tmp_path, monkeypatch)
-    [key] = taken.schedule
-    segments = [part.path for part in taken.message_log[:2]]
-    taken.fs = Retiring(taken.schedule_path(key), list(segments))
+    [key] = taken.files.schedule
+    segments = [part.path for part in taken.files.message_log[:2]]
+    taken = replace(taken, fs=Retiring(taken.schedule_path(key), list(segments)))
     done = checked(taken)
     assert not any(Path(path).exists() for path in segments)
     assert ([finding.detail for finding in done.findings], int(done.balance.totals()[0])) == ([], segmented.accepted)
@@ -151,11 +152,11 @@ def test_a_window_that_goes_before_it_is_compared_row_by_row_misses_nothing(
 ) -> None:
     taken = taken_holding(0, segmented, tmp_path, monkeypatch)
     before_log = windows_bytes(taken)
-    [key] = taken.schedule
+    [key] = taken.files.schedule
 
     def progress(done: int, _total: int) -> None:
         if done >= before_log:  # the segment is what makes the two differ
-            Path(taken.message_log[0].path).unlink(missing_ok=True)
+            Path(taken.files.message_log[0].path).unlink(missing_ok=True)
             Path(taken.schedule_path(key)).unlink(missing_ok=True)
 
     assert [finding.detail for finding in checked(taken, progress).findings] == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 import tracemalloc
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +70,7 @@ def named(ids: dict[int, bytes]) -> MessageBatch:
 def settled(made: Made, cancels_max: int) -> list[Cancels]:
     """What a pass over the log hands on, with everything counted as replayed."""
     taken = capture(RealFileSystem(), str(made.path), Findings())
-    taken = replace(taken, checkpoint=type(taken.checkpoint)(taken.server_id, replay_offset=1 << 62))
+    taken = taken.with_checkpoint(type(taken.marks.checkpoint)(taken.server_id, replay_offset=1 << 62))
     found: list[Cancels] = []
     lots = CancelLots(found.append, cancels_max)
     log = LogCheck(Reader(taken), Units(taken), OutcomeRows.empty(), Range(), cancels=lots)
@@ -97,7 +96,7 @@ def test_a_pass_over_many_cancels_holds_a_lot_of_them_and_no_more(stopped: Made,
     log_cancels(made, 1_200_000, 40_000)
     peaks = []
     taken = capture(RealFileSystem(), str(made.path), Findings())
-    taken = replace(taken, checkpoint=type(taken.checkpoint)(taken.server_id, replay_offset=1 << 62))
+    taken = taken.with_checkpoint(type(taken.marks.checkpoint)(taken.server_id, replay_offset=1 << 62))
     for cancels_max in (1 << 16, 1 << 22):
         lots = CancelLots(lambda _cancels: None, cancels_max)
         log = LogCheck(Reader(taken), Units(taken), OutcomeRows.empty(), Range(), cancels=lots)
@@ -122,13 +121,13 @@ def test_a_rebuild_holds_some_of_the_messages_that_it_restores(stopped: Made, tm
     due_ms = int(time.time() * 1000) // 60_000 * 60_000 + 20 * 60_000
     log_messages(made, due_ms, records=64, rows=32, body=b"x" * 16_384)  # 34 MB for one minute
     taken = capture(RealFileSystem(), str(made.path), Findings())
-    taken = replace(taken, checkpoint=type(taken.checkpoint)(taken.server_id, replay_offset=1 << 62))
+    taken = taken.with_checkpoint(type(taken.marks.checkpoint)(taken.server_id, replay_offset=1 << 62))
     restore = Restore(taken, Marks(taken), lambda _text: None)
     tracemalloc.start()
     restore.run([due_ms * 2])
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    schedule = ScheduleLog(RealFileSystem(), f"{made.path}/schedule_log", taken.server_id, taken.window_ms)
+    schedule = ScheduleLog(RealFileSystem(), f"{made.path}/schedule_log", taken.server_id, taken.files.window_ms)
     key = ScheduleKey(due_ms, Source.DIRECT)
     schedule.recover_all({})
     assert sum(len(batch) for _, batch in schedule.batches(key)) == 64 * 32
@@ -141,7 +140,7 @@ def test_what_is_restored_beside_its_original_is_a_copy_and_the_original_is_none
     made = copy(stopped, tmp_path / "data")
     taken = capture(RealFileSystem(), str(made.path), Findings())
     key = ScheduleKey(60_000, Source.DIRECT)
-    taken.schedule[key] = FILE_HEADER_BYTES
+    taken.files.schedule[key] = FILE_HEADER_BYTES
     kept = named({5: b"a", 9: b"b"})
     lost = [named({4: b"c", 6: b"a", 7: b"d"}), named({8: b"c", 10: b"e"})]
     marked = list(mark_copies(taken, key, lambda: iter(lost), lambda _file: iter([kept])))
@@ -152,7 +151,7 @@ def test_what_is_restored_beside_its_original_is_a_copy_and_the_original_is_none
 def test_copies_among_many_ids_are_those_that_a_plain_search_finds(stopped: Made) -> None:
     taken = capture(RealFileSystem(), str(stopped.path), Findings())
     key = ScheduleKey(60_000, Source.DIRECT)
-    taken.schedule[key] = FILE_HEADER_BYTES
+    taken.files.schedule[key] = FILE_HEADER_BYTES
     draw = np.random.default_rng(8)
     sequences = np.arange(400) + 1
     ids = {sequence: b"%d" % draw.integers(150) for sequence in sequences.tolist()}

@@ -143,9 +143,9 @@ async def test_a_check_is_clean_beside_a_server_that_meets_a_new_subject_meanwhi
     await host.sleep_ms(3_000)
 
     def publish(_tier: str, _start_ms: int, balance: Balance) -> None:
-        subjects.update(map(taken.subject_name, balance.rows()[0].tolist()))
+        subjects.update(map(taken.tables.subject_name, balance.rows()[0].tolist()))
 
-    Check(taken, whole_windows(None, None, taken.window_ms), findings, publish, lambda *_: None).run()
+    Check(taken, whole_windows(None, None, taken.files.window_ms), findings, publish, lambda *_: None).run()
     taken.close()
     assert [finding.detail for finding in findings] == []
     assert subjects == {"s", "new"}

@@ -39,8 +39,8 @@ def taken(stopped: Made, tmp_path: Path) -> Capture:
     made = copy(stopped, tmp_path / "data")
     taken = capture(RealFileSystem(), str(made.path), Findings())
     path = taken.schedule_path(KEY)
-    header = FileHeader(FILE_SCHEDULE, taken.server_id, START_MS, taken.window_ms)
-    taken.schedule[KEY] = write_file(taken.fs, path, header, map(record, range(RECORDS)))
+    header = FileHeader(FILE_SCHEDULE, taken.server_id, START_MS, taken.files.window_ms)
+    taken.files.schedule[KEY] = write_file(taken.fs, path, header, map(record, range(RECORDS)))
     return taken
 
 
@@ -51,7 +51,7 @@ def rows_at(taken: Capture, sequences: list[int]) -> RowsAt:
     same = np.full(len(sequence), START_MS)
     ones = np.ones(len(sequence), np.uint32)
     rows = Rows(sequence, same, same, same * 0, same * 0, ones, ones * 0, offset)
-    visited = Visited(str(path), taken.schedule[KEY], KEY, rows, np.zeros(len(sequence), np.uint8))
+    visited = Visited(str(path), taken.files.schedule[KEY], KEY, rows, np.zeros(len(sequence), np.uint8))
     return RowsAt.of(visited, np.flatnonzero(np.isin(sequence, sequences)))
 
 
@@ -87,7 +87,7 @@ def test_damage_that_hides_a_row_is_reported(taken: Capture) -> None:
 
 def test_what_is_mended_is_read_from_the_file_that_stands_there_now(taken: Capture) -> None:
     """A capture holds files of before; `rebuild` may have replaced one of them."""
-    path, header = taken.schedule_path(KEY), FileHeader(FILE_SCHEDULE, taken.server_id, START_MS, taken.window_ms)
+    path, header = taken.schedule_path(KEY), FileHeader(FILE_SCHEDULE, taken.server_id, START_MS, taken.files.window_ms)
     taken.hold(path)
     size = write_file(taken.fs, path, header, [record(77)])
     [(_, batch)] = Reader(taken).batches(path, size)

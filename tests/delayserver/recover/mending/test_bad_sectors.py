@@ -88,7 +88,7 @@ def test_a_ledger_that_cannot_be_read_ends_no_check_of_a_window_that_goes(stoppe
     disk, findings = loaded(stopped), Findings()
     disk.unreadable["/data/ledger.log"] = [(0, SECTOR)]
     taken = capture(disk, "/data", findings)
-    for key in taken.dispatch:
+    for key in taken.files.dispatch:
         if not key.coarse:
             disk.remove(taken.dispatch_path(key))
     Check(taken, Range(), findings, lambda *_: None, lambda *_: None).run()

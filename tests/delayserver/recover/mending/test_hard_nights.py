@@ -357,7 +357,7 @@ async def test_a_check_is_clean_beside_a_server_whose_retention_takes_a_window_m
     kept = len(host.server.parts.files.schedule.keys())
     await host.sleep_ms(12_000)
     assert len(host.server.parts.files.schedule.keys()) < kept, "a window is retired"
-    span = whole_windows(None, None, taken.window_ms)
+    span = whole_windows(None, None, taken.files.window_ms)
     done = Check(taken, span, findings, lambda *_: None, lambda *_: None).run()
     taken.close()
     assert [finding.detail for finding in findings] == []

@@ -21,4 +21,4 @@ async def test_the_length_of_windows_is_known_after_all_of_them_are_retired(boot
     assert not [path for path in logs if path.endswith(".log")]
     taken = capture(host.disk, "/data", Findings())
     taken.close()
-    assert taken.window_ms == 10_000
+    assert taken.files.window_ms == 10_000

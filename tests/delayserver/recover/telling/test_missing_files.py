@@ -31,7 +31,7 @@ EVERYTHING = ("--from", "2020-01-01T00:00Z", "--to", "2100-01-01T00:00Z")
 def files_of_window(made: Made, name: str) -> tuple[Path, Path]:
     """The schedule file and the dispatch file of the window of a message."""
     taken = capture(RealFileSystem(), str(made.path), Findings())
-    start = start_of(made, name, taken.window_ms)
+    start = start_of(made, name, taken.files.window_ms)
     schedule, dispatch = taken.schedule_path(ScheduleKey(start, Source.DIRECT)), DispatchKey(start, False)
     taken.close()
     return Path(schedule), Path(taken.dispatch_path(dispatch))

@@ -94,9 +94,9 @@ def test_a_window_that_goes_before_it_is_read_has_nothing_pending_where_the_ledg
 def test_a_survey_holds_a_bounded_number_of_windows(stopped: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(survey, "WINDOWS_HELD", 1)
     taken = capture(RealFileSystem(), str(stopped.path), Findings())
-    before = set(taken.held)
+    before = set(taken.files.held)
     visited: list[Visited] = []
     survey.survey(taken, Range(), visited.append)
     schedule, dispatch = files_of_window(stopped, "delivered")
-    assert set(taken.held) - before == {str(schedule), str(dispatch)}
+    assert set(taken.files.held) - before == {str(schedule), str(dispatch)}
     taken.close()

@@ -46,11 +46,16 @@ def test_a_message_whose_window_is_retired_meanwhile_is_not_pending(stopped: Mad
     ledger = Ledger.open(RealFileSystem(), str(made.path), taken.server_id)
     ledger.append(
         LedgerBatch.filled(
-            1, subject=1, start_ms=window_of(due_ms, taken.window_ms), last_sequence=1 << 40, accepted=1, delivered=1
+            1,
+            subject=1,
+            start_ms=window_of(due_ms, taken.files.window_ms),
+            last_sequence=1 << 40,
+            accepted=1,
+            delivered=1,
         )
     )
     ledger.close()
-    for key in taken.dispatch:
+    for key in taken.files.dispatch:
         Path(taken.dispatch_path(key)).unlink(missing_ok=True)
     [life] = trace.Trace(taken).run(trace.Wanted(sequence=sequence))
     taken.close()
