@@ -51,7 +51,7 @@ class Node:
 
 
 def choose(nodes: Sequence[Node], now_us: int) -> Node | None:
-    """Of the nodes that are ready the one with the fewest batches in flight by its weight; None if there is none.
+    """The ready node with the fewest batches in flight by its weight; None if no node is ready.
 
     Between equals smooth weighted round robin decides: where no node is slow, each gets its weight.
     """

@@ -77,8 +77,8 @@ class Table(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a front serves when the data directory is open. `steps` is called at each step that reads requests. `trusting`:
-    no client needs a token."""
+    """The parts that a front serves when the data directory is open. `steps` is called at each step that reads
+    requests. `trusting`: no client needs a token."""
 
     steps: Step
     table: Table

@@ -38,7 +38,7 @@ class Placed:
     appended: Appended
     batch: MessageBatch
     row_sum: U64 | None = None
-    """Of all rows, where they are likely to go straight to the wheel: made in the thread that places them."""
+    """The sum of each row, if the rows are likely to go straight to the wheel: made in the thread that places them."""
 
 
 @dataclass(slots=True)

@@ -129,7 +129,7 @@ class DelayServer:
 
     @property
     def parts(self) -> Parts:
-        """What the server consists of. The data directory must be open."""
+        """The parts of the server. The data directory must be open."""
         assert self._parts is not None, "the data directory is not open"
         return self._parts
 

@@ -40,7 +40,7 @@ class GroupMemory:
         return dict(zip(names, self._names.intern(BROKER_GROUP, names).tolist(), strict=True))
 
     def health(self, node: NodeSettings) -> NodeHealth:
-        """Of a node that was not tried yet."""
+        """The health of a node that was not tried yet."""
         return NodeHealth(node.address, node.weight, self._dispatch, self._chance, self._clock.monotonic_us())
 
     def rows(self, group: GroupSettings, code: int, *, alone: bool) -> GroupRows:
@@ -49,7 +49,7 @@ class GroupMemory:
         return GroupRows(group.name, code, health, self._dispatch, self._clock, alone=alone)
 
     def timer_rows(self) -> GroupRows:
-        """Of the group of the timers of transactions, whose only node is a part of this server."""
+        """The rows of the group for timers of transactions, whose only node is a part of this server."""
         health = NodeHealth(CheckBacks.address, 1, self.timer_settings, self._chance)
         return GroupRows(TIMERS_SUBJECT, TIMERS_GROUP, [health], self.timer_settings, self._clock, alone=True)
 

@@ -128,8 +128,8 @@ from wheel.cursors import LoadCursors
 
 @dataclass(frozen=True, slots=True)
 class Outside:
-    """What a server has before its data directory is open. `instance` names this process. `given` are the settings as the
-    operator gave them; `reread` reads them again, for `reload`."""
+    """The inputs of a server that exist before its data directory is open. `instance` names this process. `given` are
+    the settings as the operator gave them; `reread` reads them again, for `reload`."""
 
     role: str
     instance: str
@@ -483,7 +483,7 @@ class Parts:
         )
 
     def operations(self, address: tuple[str, int]) -> Operations:
-        """What requests do, for a front at this address."""
+        """All operations, for a front at this address."""
         opened, (host, port) = self.opened, address
         names = opened.files.names
         routing = Routing(self.routes, self.groups, f"{host}:{port}", self._clock)

@@ -51,7 +51,7 @@ class CheckpointFile:
                     self._replace(replace(self._saved, clean=False), peak_us)
 
     def _replace(self, checkpoint: Checkpoint, peak_us: int) -> None:
-        """Of two that come at the same time none may take the horizon back."""
+        """Writes a checkpoint. Of two at the same time, neither may take the horizon back."""
         self._peak_us = max(self._peak_us, peak_us)
         checkpoint = replace(checkpoint, written_us=self._peak_us)
         file.write(self._fs, self._path, checkpoint)

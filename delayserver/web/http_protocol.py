@@ -31,7 +31,7 @@ LINGER_S: Final = 2.0
 """After an answer that did not wait for the body, so much longer the rest is read and dropped: a connection that is closed
 over unread bytes is reset, and the client may not see its answer."""
 DROPPED_BYTES_MAX: Final = 1024 * 1024
-"""Of the rest so much is read and dropped. A client that sends more waits for its reset."""
+"""So much of an unread body is read and dropped. A client that sends more waits for its reset."""
 HEADER_MARKS: Final = 4
 """The colon, the space and the end of the line of a header."""
 BYTES_PER_S_MIN: Final = 1024

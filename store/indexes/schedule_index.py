@@ -45,7 +45,7 @@ class ScheduleIndex:
     bodies_offset: I64
     order_keys_offset: I64
     row_sum: U64
-    """Of the id, properties, body and order key (`row_sums.py`); 0 where the bytes were not read."""
+    """The sum of the id, properties, body and order key (`row_sums.py`); 0 where the bytes were not read."""
 
     FROM_BATCH: ClassVar[tuple[str, ...]] = (
         "sequence", "due_ms", "accepted_us", "expires_ms", "origin_sequence", "duplicate_of", "subject",

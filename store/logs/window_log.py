@@ -112,7 +112,7 @@ class WindowLog(Generic[Key]):
 
     @property
     def newly_lost(self) -> set[Key]:
-        """Of `lost`, those that no checkpoint knows yet."""
+        """The files in `lost` that no checkpoint knows yet."""
         return self._recovery.newly_lost
 
     def hiding(self, key: Key) -> CorruptionError | None:

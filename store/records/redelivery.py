@@ -56,9 +56,10 @@ class SharedColumn:
 
 
 REDELIVERY: Final = SharedColumn("redelivery", 16)
-"""Of stored messages. The redelivery number is part of the key by which a node recognises a message that it has."""
+"""The column of stored messages. The redelivery number is part of the key by which a node recognises a message."""
 ATTEMPTS: Final = SharedColumn("attempts", 24)
-"""Of outcomes: hand-overs to a node since the start. If other nodes did not answer, the message may be delivered twice."""
+"""The column of outcomes: hand-overs to a node since the start. Hand-overs without an answer of other nodes may have
+delivered the message twice."""
 _SHARED: Final = {KIND_OUTCOMES: ATTEMPTS, KIND_STORED: REDELIVERY}
 
 

@@ -79,12 +79,12 @@ def lost_table(schedule: Mapping[ScheduleKey, Loss], dispatch: Mapping[DispatchK
 
 
 def schedule_losses(table: LostFiles) -> dict[ScheduleKey, Loss]:
-    """Of `lost_table`, the files of schedule_log."""
+    """The losses of schedule_log in a table made by `lost_table`."""
     return {ScheduleKey(start, Source(kind)): loss._replace(counts=()) for start, kind, loss in _losses(table, 0)}
 
 
 def dispatch_losses(table: LostFiles) -> dict[DispatchKey, Loss]:
-    """Of `lost_table`, the files of dispatch_log."""
+    """The losses of dispatch_log in a table made by `lost_table`."""
     return {DispatchKey(start, bool(kind)): loss for start, kind, loss in _losses(table, 1)}
 
 

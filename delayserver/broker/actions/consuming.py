@@ -365,8 +365,8 @@ class Consuming:
         before: I64,
         deadline_us: int,
     ) -> Range:
-        """Of messages at these positions, the rows that go out, and those that wait for their order keys, get a state of
-        their own. `keys`: the hashes and the slots of their order keys. Returns the range of the others to lease."""
+        """The rows that go out, and those that wait for their order keys, get a state of their own. `positions` are those of
+        all messages. `keys`: the hashes and the slots of their order keys. Returns the range of the others to lease."""
         start, stop = int(positions[0]), int(positions[-1]) + 1
         taken, waiting = rows
         hashes, slots = keys

@@ -1,10 +1,10 @@
-"""What a group's filter wants of the messages behind its position, found over many records at once.
+"""Finds the messages behind a group's position that match its filter, over many records at once.
 
-Of records in memory the filter looks at columns in this step, within the work that the step may do; an expression that has
-more to look at does so in a worker thread. Of records on disk a worker thread reads the columns, asks the filter, and
-verifies and keeps the wanted rows alone. So a group that passes over most messages costs the event loop little, and a record
-of which it wants nothing costs no look at bodies. Each record is verified as far as it is looked at: its columns always, and
-its bodies before one of them is handed out.
+For records in memory, the filter looks at columns in this step, within the work that the step may do. An expression with
+more rows to look at runs in a worker thread. For records on disk, a worker thread reads the columns, asks the filter, and
+verifies and keeps the wanted rows alone. So a group that passes over most messages costs the event loop little, and bodies
+are not read of a record without a match. Each record is verified as far as it is read: its columns always, and its bodies
+before one of them is handed out.
 
 Records that do not verify are left to the ordinary way of reading: it names the damage and passes over it.
 """
@@ -78,7 +78,7 @@ class Selecting:
     def find(
         self, key: GroupKey, wanted: Filter, queue: ConsumeQueue, span: tuple[int, int], budget: PullBudget
     ) -> Selection | None:
-        """What the group's filter wants, from the first position of `span` on; its end bounds what is looked at.
+        """The messages that match the group's filter, from the first position of `span` on. Its end bounds the search.
 
         None if that record is to be taken as a whole: the filter wants all of it, or it does not verify. Raises
         ReadNeeded."""
@@ -207,7 +207,7 @@ def _take_rows(gathering: _Gathering, run: Run, record: LazyRecord) -> bool:
 
 
 class _Columns:
-    """What a filter looks at of a stored record."""
+    """The columns of a stored record, for a filter."""
 
     __slots__ = ("_record",)
 
@@ -267,7 +267,7 @@ class _Gathering:
         self._work_ns -= self.wanted.work_ns(count)
 
     def selection(self) -> Selection:
-        """What it has gathered."""
+        """The messages that it has gathered."""
         if not self._positions:
             return Selection(self.wanted, self._start, self._next, np.empty(0, np.int64), None)
         return Selection(self.wanted, self._start, self._next, np.concatenate(self._positions), self.gatherer.batch())

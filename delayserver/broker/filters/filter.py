@@ -73,7 +73,7 @@ def _naming(part: str) -> Iterator[None]:
 
 
 class Filterable(Protocol):
-    """What a filter looks at of some messages. Properties may raise the errors of reading them."""
+    """The columns of some messages, for a filter. Properties may raise the errors of reading them."""
 
     @property
     def tag(self) -> NDArray[np.uint32]: ...

@@ -109,7 +109,7 @@ def _usual_lengths(lengths: NDArray[np.uint32]) -> list[int]:
 
 
 def _repeated(data: bytes, starts: NDArray[np.int64], width: int) -> Iterator[NDArray[np.intp]]:
-    """Of rows of one length, groups of equal ones, until too few are left or too many differ."""
+    """Groups of equal rows, among rows of one length, until too few are left or too many differ."""
     left = np.arange(len(starts))
     words = _words(data, starts, width)
     for _ in range(_GROUPS_MAX):

@@ -258,8 +258,8 @@ class Cursor:
         return [] if self._order is None else self._order.all_logged_places()
 
     def recall(self, failed: list[Range]) -> list[Place]:
-        """Of each order key only the first of the failed messages fails. Take back the later ones of the key, failed or
-        leased. Returns their places."""
+        """Take back later messages of the order keys of failed ones. Only the first failed message of each key fails. The
+        later ones of the key, failed or leased, are taken back. Returns their places."""
         if self._order is None or not failed:
             return []
         back = self._order.recall(failed)

@@ -52,12 +52,12 @@ class GroupQueue:
 
     @property
     def keyless_rows(self) -> int:
-        """Of `len`, the rows without an order key, which `take` gives."""
+        """The number of rows without an order key, which `take` gives; a part of `len`."""
         return self._rows
 
     @property
     def backlog_rows(self) -> int:
-        """Of `len`, the rows that were released long after their due time."""
+        """The number of rows that were released long after their due time; a part of `len`."""
         return self._backlog_rows
 
     @property

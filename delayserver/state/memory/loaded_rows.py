@@ -22,7 +22,7 @@ class LoadedRows:
     rows: NDArray[Any]
     """Index rows (`rows.py`)."""
     limit: Key = KEY_HIGHEST
-    """Of the keys up to this one these are all rows; a later load reads the rows behind it."""
+    """All rows with keys up to this one are here. A later load reads the rows behind it."""
 
     def __len__(self) -> int:
         return len(self.sequence)

@@ -181,9 +181,9 @@ class Residency:
     # -- into the wheel
 
     def admissible(self, loaded: LoadedRows, undecided: Mask) -> LoadedRows:
-        """Of rows that were read from files those that may enter memory: no outcome of theirs is in a file (`undecided`,
-        bool[n]) or of a draining day, no cancel holds them, and they are neither in a queue nor in flight. Rows whose
-        attempts had no answer are marked so again. The rows are to be added in the same step."""
+        """The rows read from files that may enter memory: neither a file (`undecided`, bool[n]) nor a draining day has an
+        outcome of them, no cancel holds them, and they are neither in a queue nor in flight. Rows whose attempts had no
+        answer are marked so again. Add the rows in the same step."""
         wanted = undecided & self._decided.holds.not_held(loaded.sequence)
         overlays = self._decided.overlays
         if overlays:
