@@ -73,7 +73,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("text", "values"), REFUSED.items(), ids=REFUSED.keys())
-def test_what_makes_no_sense_is_refused_by_its_field(text: str, values: dict[str, Any]) -> None:
+def test_a_policy_that_makes_no_sense_is_refused_by_its_field(text: str, values: dict[str, Any]) -> None:
     with pytest.raises(PolicyFault, match=text):
         policy_from(values)
 

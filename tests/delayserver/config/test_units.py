@@ -37,13 +37,13 @@ def test_durations_are_read(text: str, expected_ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "10", "s", "-5s", "10 s 5", "5 minutes", "1e3s", "٣s", "10s extra"])
-def test_what_is_no_duration_is_refused_with_examples(text: str) -> None:
+def test_a_text_that_is_no_duration_is_refused_with_examples(text: str) -> None:
     with pytest.raises(ValueError, match="10s, 5m, 2h or 3d"):
         parse_duration_ms(text)
 
 
 @pytest.mark.parametrize("text", ["3M", "1h30M", " 2M"])
-def test_what_could_be_minutes_or_months_is_asked_about(text: str) -> None:
+def test_a_unit_that_could_be_minutes_or_months_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="minutes or months"):
         parse_duration_ms(text)
 

@@ -127,7 +127,7 @@ def test_a_cancelled_program_still_stops_its_server_cleanly(loop: Callable[[Any]
         assert here.lookup(receipts[0]).outcome is Outcome.PENDING
 
 
-def test_what_a_directory_has_is_there_when_it_is_opened_again(tmp_path: Path) -> None:
+def test_messages_of_a_directory_are_there_when_it_is_opened_again(tmp_path: Path) -> None:
     directory = str(tmp_path / "data")
     with embedded.open(directory) as here:
         sent = here.send("a", b"kept", delay_ms=500)

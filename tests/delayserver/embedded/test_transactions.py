@@ -74,7 +74,7 @@ def test_a_check_back_is_answered_once_and_the_second_answer_hears_the_first(cli
     assert client.check_backs(name, wait_s=1.5) == []
 
 
-def test_what_cannot_be_a_transaction_is_refused(client: Client) -> None:
+def test_messages_that_cannot_be_transactions_are_refused(client: Client) -> None:
     name = subject()
     sent = client.send(name, b"ordinary", delay=HOUR)
     for end in (client.commit, client.rollback):

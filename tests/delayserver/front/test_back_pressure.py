@@ -65,7 +65,7 @@ async def test_nothing_is_handed_out_to_a_client_with_much_unread_and_others_get
 
 
 @pytest.mark.parametrize("end", ["cut off", "closed", "reset"])
-async def test_what_was_handed_out_and_never_sent_comes_again_at_once(boot: Boot, end: str) -> None:
+async def test_a_message_handed_out_and_never_sent_comes_again_at_once(boot: Boot, end: str) -> None:
     host = boot(small_settings(listen=LISTEN, broker={"ack_timeout_ms": 3_600_000}))
     host.network.window_bytes = 3_000
     await host.start()
@@ -106,7 +106,7 @@ async def test_a_reply_whose_last_byte_was_sent_is_not_given_back(boot: Boot) ->
     assert host.status()["broker"]["given_back"] == 0
 
 
-async def test_what_is_handed_out_to_a_connection_that_has_ended_comes_again(boot: Boot) -> None:
+async def test_a_message_handed_out_to_a_connection_that_has_ended_comes_again(boot: Boot) -> None:
     host = boot(small_settings(broker={"ack_timeout_ms": 3_600_000}))
     await host.start()
     client, other = await host.client(), await host.client()

@@ -165,7 +165,7 @@ BAD_PAYLOADS = {
 
 
 @pytest.mark.parametrize("payload", BAD_PAYLOADS.values(), ids=BAD_PAYLOADS.keys())
-def test_what_is_no_request_is_a_malformed_frame(payload: bytes) -> None:
+def test_a_payload_that_is_no_request_is_a_malformed_frame(payload: bytes) -> None:
     with pytest.raises(MalformedFrame):
         decode_request(payload)
     with pytest.raises(MalformedFrame):

@@ -64,7 +64,7 @@ async def test_the_event_loop_waits_for_small_syncs_while_the_disk_is_quick(
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_what_was_acknowledged_survives_a_loss_of_power_in_the_same_instant(boot: Boot, seed: int) -> None:
+async def test_acknowledged_messages_survive_a_loss_of_power_in_the_same_instant(boot: Boot, seed: int) -> None:
     host = boot()
     await host.start()
     client = await host.client()
@@ -209,7 +209,7 @@ async def test_durability_os_never_syncs_message_log_and_sync_does(boot: Boot) -
                 await client.put("second", host.now_ms + 60_000)
 
 
-async def test_past_the_bound_of_what_gathers_sends_are_refused_as_queue_full(boot: Boot) -> None:
+async def test_past_the_bound_of_gathered_bytes_sends_are_refused_as_queue_full(boot: Boot) -> None:
     host = boot(small_settings(storage={"gather_bytes_max": 2_000}))
     await host.start()
     client = await host.client()
@@ -297,7 +297,7 @@ async def test_a_new_name_on_a_full_disk_is_refused_as_disk_full(boot: Boot) -> 
     assert host.died_of is None
 
 
-async def test_a_stop_refuses_what_is_new_and_answers_what_was_taken(boot: Boot) -> None:
+async def test_a_stop_refuses_new_sends_and_answers_those_that_were_taken(boot: Boot) -> None:
     host = boot()
     await host.start()
     client = await host.client()
@@ -361,7 +361,7 @@ async def test_a_burst_larger_than_a_group_becomes_several_and_keeps_its_order(b
     assert host.server.parts.commit.groups == groups + 3  # of three, three and one
 
 
-async def test_a_stop_waits_for_what_was_taken_in_the_same_pass(boot: Boot) -> None:
+async def test_a_stop_waits_for_sends_that_were_taken_in_the_same_pass(boot: Boot) -> None:
     host = boot()
     await host.start()
     commit, told = host.server.parts.commit, list[object]()

@@ -57,7 +57,7 @@ def never_finish(host: Host) -> Callable[[DelayServer], None]:
     return prepare
 
 
-async def test_what_is_cancelled_while_its_day_drains_into_a_loaded_window_is_not_delivered(
+async def test_a_message_cancelled_while_its_day_drains_into_a_loaded_window_is_not_delivered(
     boot: Boot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_ROWS", 1)
@@ -85,7 +85,7 @@ async def test_what_is_cancelled_while_its_day_drains_into_a_loaded_window_is_no
 
 
 @pytest.mark.parametrize("seed", range(6))
-async def test_what_was_delivered_from_a_minute_that_a_crash_lost_is_not_delivered_when_its_day_drains_again(
+async def test_messages_delivered_from_a_minute_that_a_crash_lost_do_not_come_again_with_its_day(
     boot: Boot, seed: int
 ) -> None:
     host = boot(coarse_settings(storage=NO_CHECKPOINTS))
@@ -219,7 +219,7 @@ async def test_without_syncs_an_outcome_whose_message_is_lost_does_not_stand_for
     await host.until(lambda: "safe" in host.fake().texts, within_ms=10_000)
 
 
-async def test_what_was_delivered_while_its_round_waited_for_room_cannot_be_cancelled(boot: Boot) -> None:
+async def test_a_message_delivered_while_its_round_waited_for_room_cannot_be_cancelled(boot: Boot) -> None:
     host = boot(faked_settings())
     server = await host.start()
     client = await host.client()

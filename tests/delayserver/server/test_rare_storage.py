@@ -19,7 +19,7 @@ from tests.fakes.host import Host, faked_settings
 Boot = Callable[..., Host]
 
 
-async def test_what_lies_in_a_coarse_day_leaves_within_a_second_of_a_resume(boot: Boot) -> None:
+async def test_messages_of_a_coarse_day_leave_within_a_second_of_a_resume(boot: Boot) -> None:
     host = boot(coarse_settings())
     await host.start()
     due_ms = day_after_next(host) + HOUR_MS

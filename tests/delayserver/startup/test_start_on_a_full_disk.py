@@ -184,7 +184,7 @@ async def test_what_is_placed_is_delivered_while_the_replay_waits_for_room_and_n
     assert host.check_balance(pending=20)["cancelled"] == 2
 
 
-async def test_what_was_delivered_during_such_a_start_is_not_delivered_after_a_crash_of_it(boot: Boot) -> None:
+async def test_messages_delivered_during_such_a_start_do_not_come_again_after_its_crash(boot: Boot) -> None:
     host, _ = await blocked_start(boot)
     await host.until(lambda: host.fake().texts == ["a", "b"], within_ms=60_000)
     await host.sleep_ms(1_000)
@@ -198,7 +198,7 @@ async def test_what_was_delivered_during_such_a_start_is_not_delivered_after_a_c
     host.check_balance(pending=20)
 
 
-async def test_what_was_delivered_before_a_loss_of_power_is_not_delivered_again_when_its_replay_finds_room(
+async def test_messages_delivered_before_a_loss_of_power_do_not_come_again_when_their_replay_finds_room(
     boot: Boot,
 ) -> None:
     host = boot(faked_settings(storage={"dispatch_reserve_bytes": 1 << 16, "checkpoint_interval_ms": 1 << 40}))

@@ -37,7 +37,7 @@ def test_a_token_is_its_prefix_its_id_and_a_secret_of_256_bits() -> None:
 
 
 @pytest.mark.parametrize("text", [None, 7, "", "dst_", "dst_0123456789ab_", "x" * 60, "dst_0123456789AB_" + "A" * 43])
-def test_what_is_no_token_is_none(text: object) -> None:
+def test_a_text_that_is_no_token_is_none(text: object) -> None:
     assert parse_token(text) is None
 
 

@@ -262,7 +262,7 @@ async def test_message_log_is_retired_only_behind_a_checkpoint_and_after_its_tim
     await host.until(lambda: len(host.fake().stored) == 12, within_ms=2_000)
 
 
-async def test_what_came_too_late_for_a_retired_window_is_refused(boot: Boot) -> None:
+async def test_a_message_that_comes_too_late_for_a_retired_window_is_refused(boot: Boot) -> None:
     host = boot(settings())
     await host.start()
     client = await host.client()

@@ -289,7 +289,7 @@ def _broker_balance(spark: Any, directories: tuple[str, ...]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("whole_segment", [False, True])
-def test_what_a_broker_lost_is_named(
+def test_messages_that_a_broker_lost_are_named(
     spark: Any, seen: Seen, balance: dict[str, Any], tmp_path: Path, whole_segment: bool
 ) -> None:
     copies = _copies(seen, tmp_path)
@@ -321,7 +321,7 @@ def _cut(lost: list[StoreRecord], end: str) -> None:
             Path(record.path).unlink(missing_ok=True)
 
 
-def test_what_retention_gave_back_is_not_called_lost(
+def test_messages_that_retention_removed_are_not_called_lost(
     spark: Any, seen: Seen, balance: dict[str, Any], tmp_path: Path
 ) -> None:
     copies = _copies(seen, tmp_path)

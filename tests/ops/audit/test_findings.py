@@ -263,7 +263,7 @@ def _with_synced(data: bytearray, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("command", ["latency", "completeness"])
-def test_what_is_no_data_directory_is_refused_in_one_line(spark: Any, tmp_path: Path, command: str) -> None:
+def test_a_folder_that_is_no_data_directory_is_refused_in_one_line(spark: Any, tmp_path: Path, command: str) -> None:
     with pytest.raises(ClickException, match="not a data directory"):
         report.main([command, str(tmp_path)], standalone_mode=False)
     with pytest.raises(ClickException, match="no such directory"):

@@ -25,7 +25,7 @@ def durable_file(fs: FakeDisk, path: str, content: bytes) -> None:
     file.close()
 
 
-def test_what_was_synced_survives_every_crash() -> None:
+def test_synced_bytes_survive_every_crash() -> None:
     for seed in range(50):
         fs = disk()
         durable_file(fs, "/d/a", b"x" * 10_000)

@@ -41,7 +41,7 @@ def test_a_file_that_is_not_there_is_empty() -> None:
 
 
 @pytest.mark.parametrize("counts", [[1], [5, 1, 1, 300, 2], [1] * 300, [700, 2, 800]])
-def test_what_was_appended_is_read_back(counts: list[int]) -> None:
+def test_appended_messages_are_read_back(counts: list[int]) -> None:
     log, rows = filled(FakeDisk(), counts)
     assert_same(whole(log), rows)
     names = [name for name, _ in MessageBatch.schema.fields]

@@ -146,7 +146,7 @@ class DiskWithWorkDuringSync(FakeDisk):
         return super().sync_fails(path)
 
 
-def test_what_is_appended_while_a_sync_runs_stays_dirty() -> None:
+def test_rows_appended_while_a_sync_runs_stay_dirty() -> None:
     disk = DiskWithWorkDuringSync()
     log, _ = filled(disk, [3])
     place = log.append(KEY, messages(10, 1))

@@ -71,7 +71,7 @@ def test_a_window_that_does_not_tile_the_day_is_refused(window_ms: int) -> None:
 
 
 @pytest.mark.parametrize("start_ms", [-60_000, NINE_FIFTEEN + 1, TIME_MS_MAX + 1])
-def test_what_is_no_start_of_a_window_has_no_name(start_ms: int) -> None:
+def test_a_time_that_is_no_start_of_a_window_has_no_name(start_ms: int) -> None:
     with pytest.raises(ValueError, match="not the start"):
         window_name(start_ms, 60_000)
 

@@ -116,7 +116,7 @@ def test_many_windows_are_found_after_they_moved_from_the_dict_to_the_arrays() -
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_what_append_returned_from_survives_a_crash(seed: int) -> None:
+def test_rows_whose_append_returned_survive_a_crash(seed: int) -> None:
     random = Random(seed)
     fs = disk()
     ledger = Ledger.open(fs, "/d", 7)

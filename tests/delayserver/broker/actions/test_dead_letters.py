@@ -167,7 +167,7 @@ def test_a_full_disk_keeps_the_reason_of_each_message_until_its_letter_and_for_n
     assert set(batch.given_up.failures) == {Failure(ACK_TIMEOUT)}, "an old reason"
 
 
-def test_an_ended_lease_gives_up_what_had_its_last_attempt_alone() -> None:
+def test_an_ended_lease_gives_up_only_messages_that_had_their_last_attempt() -> None:
     broker = with_policy(FakeDisk(), attempts=2)
     broker.deliver(messages(1, 2), False, NOW_US)
     assert broker.pull(SUBJECT, GROUP, 2, 1 << 20, NOW_US, NOW_US) is not None

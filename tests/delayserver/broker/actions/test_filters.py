@@ -293,7 +293,7 @@ def test_a_filter_that_is_taken_away_gives_the_group_all_that_comes() -> None:
     assert list(pulled(broker)) == [4, 5]
 
 
-def test_the_store_does_not_keep_what_was_passed_over() -> None:
+def test_the_store_does_not_keep_messages_that_were_passed_over() -> None:
     disk = FakeDisk()
     limits = replace(LIMITS, segment_bytes=4096, retention_ms=1000, cache_bytes_max=4096)
     broker = filtered_broker(disk, limits=limits)
@@ -372,7 +372,7 @@ def test_a_cold_backlog_gives_a_group_what_its_filter_wants(wanted: Filter, coun
     broker.check_invariants()
 
 
-def test_what_was_passed_over_in_a_cold_backlog_stays_so_after_a_crash() -> None:
+def test_messages_passed_over_in_a_cold_backlog_stay_so_after_a_crash() -> None:
     disk = FakeDisk()
     broker = cold_broker(disk, [messages([2] * 20, 1 + 20 * index) for index in range(30)] + [messages([1], 601)])
     found = pulled(broker)

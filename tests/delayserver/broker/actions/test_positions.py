@@ -62,7 +62,7 @@ def test_a_seek_back_brings_everything_from_there_again_as_if_for_the_first_time
     assert pulled.attempt.tolist() == [1] * 6
 
 
-def test_acks_and_nacks_of_what_was_leased_before_a_seek_are_unknown() -> None:
+def test_acks_and_nacks_of_leases_from_before_a_seek_are_unknown() -> None:
     broker = open_broker(FakeDisk())
     broker.deliver(messages(1, 6), False, NOW_US)
     _, before = pull(broker)

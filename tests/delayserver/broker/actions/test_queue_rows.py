@@ -130,7 +130,7 @@ def test_a_start_with_many_subjects_wakes_none_of_them() -> None:
     assert broker._state.queues.awake_count == 1
 
 
-def test_queues_at_rest_hold_back_what_is_not_consumed() -> None:
+def test_queues_at_rest_hold_back_messages_that_are_not_consumed() -> None:
     disk = FakeDisk()
     limits = replace(LIMITS, retention_ms=0, unconsumed_retention_ms=5000, queue_runs_max=100)
     broker = open_broker(disk, limits)

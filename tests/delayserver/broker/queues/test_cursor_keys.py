@@ -75,7 +75,7 @@ def test_counts_distinguish_leased_and_waiting_messages() -> None:
 
 
 @pytest.mark.parametrize("first", [1, 2, 4])
-def test_what_retention_removes_makes_its_key_free(first: int) -> None:
+def test_a_message_that_retention_removes_frees_its_key(first: int) -> None:
     group = group_with([5, 0])
     look(group, [5, 5])
     group.main.skip_to(first)

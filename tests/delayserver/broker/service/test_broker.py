@@ -34,7 +34,7 @@ def open_broker(directory: Path) -> DirectBroker:
     return DirectBroker.open(RealFileSystem(), str(directory), SERVER, NOW_US)
 
 
-def test_what_is_delivered_is_pulled_byte_identical_and_acked_once(tmp_path: Path) -> None:
+def test_a_delivered_message_is_pulled_byte_identical_and_acked_once(tmp_path: Path) -> None:
     broker = open_broker(tmp_path)
     delivered = broker.deliver(messages(1, 100), False, NOW_US)
     assert delivered.outcome.tolist() == [1] * 100

@@ -131,7 +131,7 @@ def test_where_block_and_record_are_damaged_only_the_record_is_lost(which: str) 
 
 
 @pytest.mark.parametrize("runs_max", [4, 10, 14, 20])
-def test_what_retention_gave_back_is_no_damage_to_a_group_that_comes_late(runs_max: int) -> None:
+def test_segments_that_retention_removed_are_no_damage_to_a_late_group(runs_max: int) -> None:
     limits = BrokerLimits(segment_bytes=4096, queue_segment_bytes=4096, queue_runs_max=runs_max, cache_bytes_max=4096)
     broker = open_broker(FakeDisk(), limits)
     for batch in range(60):

@@ -69,7 +69,7 @@ def test_an_error_of_the_block_passes_by_unwrapped(server: FakeServer, backend: 
 
 
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_what_is_in_hand_is_acked_after_the_connection_was_lost(server: FakeServer, backend: str) -> None:
+def test_messages_in_hand_are_acked_after_the_connection_was_lost(server: FakeServer, backend: str) -> None:
     # All attempts of the second pull fail.
     server.misbehave("pull", Late(0), *[Drop(after_effect=False)] * 4)
     with Client(server.address) as sender:
@@ -113,7 +113,9 @@ def test_a_node_that_is_away_at_first_is_named_and_pulled_from_later(
 
 @pytest.mark.parametrize("cancelled", [False, True])
 @pytest.mark.parametrize("backend", ["trio", "asyncio"])
-def test_what_was_not_handed_out_is_given_back_at_the_end(server: FakeServer, backend: str, cancelled: bool) -> None:
+def test_messages_that_were_not_handed_out_are_given_back_at_the_end(
+    server: FakeServer, backend: str, cancelled: bool
+) -> None:
     with Client(server.address) as sender:
         sender.send_columns("a", 1, [b""] * 10)
 

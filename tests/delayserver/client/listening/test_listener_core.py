@@ -229,7 +229,7 @@ def test_a_source_that_goes_away_gives_up_what_it_could_not_settle() -> None:
     assert core.stats.lost == 3 and core.running == core.waiting == 0
 
 
-def test_what_waits_for_half_of_its_lease_is_given_back_and_fewer_are_asked_for() -> None:
+def test_a_message_that_waits_for_half_of_its_lease_is_given_back_and_fewer_are_pulled() -> None:
     core = core_of(concurrency=1, ack_timeout_s=10)
     source = core.add_source("a", "n")
     bring(core, source, 1, 2)
@@ -417,7 +417,7 @@ def test_nothing_of_a_key_is_handled_behind_a_failed_message(concurrency: int) -
     assert found[NACK] == [1] and found[GIVE_BACK] == [2, 3, 4] and found[ACK] == [5, 6]
 
 
-def test_what_waits_too_long_goes_back_with_the_others_of_its_key() -> None:
+def test_a_message_that_waits_too_long_goes_back_with_the_others_of_its_key() -> None:
     core = core_of(concurrency=1, ack_timeout_s=10.0)
     source = core.add_source("orders", "n")
     bring_keyed(core, source, "-aa")

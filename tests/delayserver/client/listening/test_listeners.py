@@ -82,7 +82,7 @@ def is_done(client: Client, subject: str, count: int = 1) -> bool:
     return [(group.lag, group.end >= count) for group in client.groups(subject)] == [(0, True)]
 
 
-def test_what_a_handler_returns_from_is_acked(kind: str, node: Server, client: Client, subject: str) -> None:
+def test_a_message_is_acked_when_its_handler_returns(kind: str, node: Server, client: Client, subject: str) -> None:
     seen = Seen()
     send(client, subject, *numbered(2000))
     with listening(kind, node.address, {(subject,): seen}) as listener:
@@ -177,7 +177,7 @@ def test_a_message_is_given_up_after_its_attempts_with_the_error_as_the_reason(
     assert (dead.body, dead.properties["dead_reason_text"]) == (b"7", "ValueError: no such order")
 
 
-def test_what_no_handler_has_seen_is_not_given_up(kind: str, node: Server, client: Client, subject: str) -> None:
+def test_a_message_that_no_handler_began_is_not_given_up(kind: str, node: Server, client: Client, subject: str) -> None:
     held = Held()
     client.set_policy(subject, "shop", attempts=1)
     send(client, subject, b"7", b"8")

@@ -81,9 +81,7 @@ async def test_an_unacked_message_comes_again_after_its_timeout_and_only_to_its_
 
 
 @pytest.mark.parametrize("seed", range(4))
-async def test_what_was_acked_stays_acked_and_what_was_not_comes_again_after_a_loss_of_power(
-    boot: Boot, seed: int
-) -> None:
+async def test_after_a_loss_of_power_only_messages_without_an_ack_come_again(boot: Boot, seed: int) -> None:
     host = boot()
     await host.start()
     client = await host.client()

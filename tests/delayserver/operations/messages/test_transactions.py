@@ -134,7 +134,7 @@ async def test_a_repeated_end_gets_the_same_answer_and_another_end_is_refused(bo
     host.check_balance()
 
 
-async def test_what_was_never_prepared_is_no_transaction(boot: Boot) -> None:
+async def test_a_message_that_was_never_prepared_is_no_transaction(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
     client = await host.client()
