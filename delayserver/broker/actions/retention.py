@@ -9,13 +9,17 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.files.store_index import index_path
 from delayserver.broker.queues.groups import ConsumerGroup, GroupKey
-from delayserver.broker.queues.queue import QueueKey
+from delayserver.broker.queues.queue import ConsumeQueue, QueueKey, SpilledBlock
 from delayserver.broker.queues.queue_columns import QueueColumns
+from store.errors import StoreError
+from store.records.batches import RunBatch
 
 
 def retirable(state: BrokerState, now_us: int, latest_us: int) -> int:
@@ -118,12 +122,18 @@ def _lowest_unconsumed(asleep: QueueColumns, consumed: list[int]) -> int:
 
 def _move_up(state: BrokerState) -> None:
     """Drop the removed segments from queues, windows, cursors and blocks of index rows."""
-    first, lagging = state.files.store.first, may_pass(state)
+    first = state.files.store.first
     state.queues.retire(first)
     state.windows.retire(first)
     for base in [base for base in state.files.segment_newest_us if base < state.files.store.segments()[0][0]]:
         del state.files.segment_newest_us[base]
-    letter_groups = state.policies.letter_groups()
+    _move_groups_up(state)
+    in_use = state.queues.blocks_in_use()
+    state.files.blocks.retire(state.files.blocks.end if in_use is None else in_use)
+
+
+def _move_groups_up(state: BrokerState) -> None:
+    lagging, letter_groups = may_pass(state), state.policies.letter_groups()
     for key, group in state.groups.items():
         for cursor, queue_key in ((group.main, (key[0], 0)), (group.retry, key)):
             bounds = state.queues.bounds(queue_key)
@@ -131,5 +141,34 @@ def _move_up(state: BrokerState) -> None:
                 if cursor is group.main and key in letter_groups:
                     state.letters.retire(sum([stop - start for start, stop in cursor.unclaimed(bounds[0])]))
                 cursor.skip_to(bounds[0], lagging=lagging)
-    in_use = state.queues.blocks_in_use()
-    state.files.blocks.retire(state.files.blocks.end if in_use is None else in_use)
+
+
+class BlockCuts:
+    """The blocks of index rows that reach below the first record of the store. The rows below are dropped, so that a group
+    that lost their messages is told, and with the right first position.
+
+    `load` reads the blocks, in a worker thread. Then `finish` is called on the event loop. Nothing is removed between."""
+
+    def __init__(self, state: BrokerState) -> None:
+        self._state = state
+        self._below = state.files.store.first
+        reaching = [queue for _, queue in state.queues.awake() if queue.reaches_below(self._below)]
+        self._blocks = [(queue, queue.blocks[0], queue.blocks[0].block_offset) for queue in reaching]
+        self._found: list[tuple[ConsumeQueue, SpilledBlock, RunBatch]] = []
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def load(self) -> None:
+        """Read the blocks. A damaged one stays for a later cut: the first pull that needs it makes it again."""
+        for queue, block, offset in self._blocks:
+            with suppress(StoreError):
+                self._found.append((queue, block, self._state.files.blocks.load(offset)))
+
+    def finish(self) -> None:
+        """Drop the rows, and move the groups up."""
+        for queue, block, runs in self._found:
+            if queue.blocks and queue.blocks[0] is block:
+                queue.cut(self._below, runs)
+        if self._found:
+            _move_groups_up(self._state)

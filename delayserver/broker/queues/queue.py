@@ -47,6 +47,10 @@ class SpilledBlock:
         """The block was written again, at this offset."""
         self.block_offset = block_offset
 
+    def begin_at(self, position: int, store_offset: int) -> None:
+        """The runs below a position are of no use any more."""
+        self.position, self.store_offset_first = position, store_offset
+
 
 class ConsumeQueue:
     """Append runs at the end, find the run of a position, spill and retire from the front."""
@@ -181,6 +185,17 @@ class ConsumeQueue:
             self._drop_memory(bisect_left(self._offsets, below))
             self.first = max(self.first, self._positions[0] if self._positions else self.end)
         elif gone:
+            self.first = max(self.first, self.blocks[0].position)
+
+    def reaches_below(self, below: int) -> bool:
+        """Whether the first block has runs of records below a store offset. `cut` drops them."""
+        return bool(self.blocks) and self.blocks[0].store_offset_first < below
+
+    def cut(self, below: int, runs: RunBatch) -> None:
+        """Drop the runs of records below a store offset from the first block, whose rows are `runs`, and move `first` up."""
+        row = int(np.searchsorted(runs.store_offset, below))
+        if row < len(runs):
+            self.blocks[0].begin_at(int(runs.position[row]), int(runs.store_offset[row]))
             self.first = max(self.first, self.blocks[0].position)
 
     def go_on_at(self, position: int) -> None:

@@ -124,6 +124,10 @@ class BrokerCommit:
                 with suppress(DiskFullError):  # retention may make room
                     await self._checkpoint()
             self._broker.retire(now_us, latest_us)
+            cuts = self._broker.block_cuts()
+            if len(cuts):
+                await self._workers.run(cuts.load)
+                cuts.finish()
 
     async def _checkpoint(self) -> None:
         """Write a checkpoint. With many queues its steps on the event loop are short, and others run between them."""

@@ -349,6 +349,45 @@ def test_a_group_that_lags_past_the_bound_loses_messages_and_gets_one_error() ->
     broker.check_invariants()
 
 
+@pytest.mark.parametrize("runs_max", [6, 20, 40])
+@pytest.mark.parametrize("acked", [2, 94])
+def test_a_group_is_told_of_messages_that_it_lost_in_the_middle_of_a_block_of_index_rows(
+    runs_max: int, acked: int
+) -> None:
+    disk = FakeDisk()
+    limits = replace(LIMITS, retention_ms=0, lag_bytes_max=2 * 4096, queue_runs_max=runs_max)
+    broker = open_broker(disk, limits)
+    for first in range(1, 180, 3):
+        broker.deliver(messages(first, 3), False, NOW_US)
+    left = acked
+    while left:
+        pulled = broker.pull(SUBJECT, GROUP, left, 1 << 20, NOW_US, NOW_US)
+        assert pulled is not None
+        broker.ack(SUBJECT, GROUP, pulled.delivery, NOW_US)
+        left -= len(pulled)
+    broker.window_complete(7, [60_000])
+    broker.sync()
+    assert broker.retire(NOW_US + 1000)
+    kept = [
+        record.columns["position"][0] for record in broker._state.files.store.columns(0, broker._state.files.store.end)
+    ]
+    for restart in (False, True):
+        if restart:
+            broker.sync()
+            broker.checkpoint()
+            disk.crash(Random(5))
+            broker = open_broker(disk, limits)
+        cuts = broker.block_cuts()
+        cuts.load()
+        cuts.finish()
+        assert not len(broker.block_cuts())
+        assert broker.positions.bounds(SUBJECT) == (kept[0], 180)
+        assert broker.positions.take_passed(KEY) == (None if restart else (kept[0], 180))
+        broker.check_invariants()
+    assert drain(broker) == list(range(kept[0] + 1, 181))
+    assert not broker.damages
+
+
 def test_a_group_that_lags_by_time_holds_back_what_is_younger() -> None:
     broker = open_broker(FakeDisk(), replace(LIMITS, retention_ms=0, lag_ms_max=5000))
     pull(broker, 1)
