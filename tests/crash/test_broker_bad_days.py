@@ -1,10 +1,12 @@
 """Bad days of the broker, on a real process with real files and sockets: damage at rest, a consumer that dies with order
-keys in its hands, and two producers that answer a check-back differently.
+keys in its hands, two producers that answer a check-back differently, and a group that lags too far.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import pytest
 from delayserver.client import Client, Delivery
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.outcomes import Outcome
-from tests.crash.process import KIB, ServerUnderTest
+from tests.crash.process import KIB, ServerUnderTest, small_settings
 from tests.delayserver.recover.directories import in_process
 
 SUBJECT, GROUP = "bad.day", "g"
@@ -131,3 +133,61 @@ def test_of_two_producers_that_answer_a_check_back_differently_one_wins_for_ever
         assert ended.value.name == "transaction_ended"
         assert client.lookup(prepared.receipt).outcome is Outcome.ROLLED_BACK
         assert client.pull(SUBJECT, GROUP, 1) == []
+
+
+def one_more(client: Client) -> tuple[list[int], Delivery]:
+    """The next delivery, and the positions where the group was told before that it goes on."""
+    told: list[int] = []
+    while True:
+        try:
+            (delivery,) = client.pull(SUBJECT, GROUP, 1, WAIT_S)
+        except DelayServerError as error:
+            assert error.name == "position_out_of_range"
+            told.append(error.details["first"])
+        else:
+            return told, delivery
+
+
+def test_a_group_that_lags_too_far_is_told_where_it_goes_on_although_a_block_of_its_queue_is_damaged(
+    tmp_path: Path,
+) -> None:
+    settings = small_settings(str(tmp_path / "data"))
+    server = ServerUnderTest(tmp_path, settings)
+    broker, count = Path(server.data_dir) / "broker", 0
+    try:
+        assert server.start(), server.said()
+        with Client(server.address) as client:
+            client.publish(SUBJECT, b"first")
+            pull(client, GROUP, 1)
+            # Of 4,097 rows of the queue the oldest 2,048 go to a block on disk. One-way messages may share a row.
+            while not any((broker / "queue" / f"{0:020d}.log").read_bytes()[64:128]):
+                for number in range(count, count + 300):
+                    client.publish_one_way(SUBJECT, (b"%d" % number).ljust(150, b"."))
+                client.ping()
+                count += 300
+        assert server.stop() == 0
+        kept = len(list((broker / "store").glob("0*.log"))) * settings.broker.segment_bytes * 3 // 4
+        bounded = replace(settings.broker, retention_ms=1, lag_bytes_max=kept)
+        server = ServerUnderTest(tmp_path, replace(settings, broker=bounded))
+        assert server.start(), server.said()
+        with Client(server.address) as client:
+            deadline_s = time.monotonic() + WAIT_S
+            while client.read(SUBJECT, 1, 1).status != "retired":
+                assert time.monotonic() < deadline_s, "retention has removed nothing"
+            told, next_one = one_more(client)
+            assert told and next_one.position == told[-1] > 1
+        assert server.stop() == 0
+        block = broker / "queue" / f"{0:020d}.log"
+        flip(block, 200)
+        server = ServerUnderTest(tmp_path, settings)
+        assert server.start(), server.said()
+        with Client(server.address) as client:
+            _, next_one = one_more(client)
+            first = int(next_one.body.rstrip(b"."))
+            came = [next_one, *pull(client, GROUP, count - first - 1)]
+            assert [int(each.body.rstrip(b".")) for each in came] == list(range(first, count))
+            assert [each.position for each in came] == list(range(first + 1, count + 1))
+            assert block.name in str(client.status())
+        assert server.stop() == 0
+    finally:
+        server.clean_up()
