@@ -8,6 +8,7 @@ and knows no operation: the reader of a request interprets its arguments. Bad by
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, NoReturn, TypeAlias, TypeGuard
 
@@ -269,6 +270,41 @@ class RowsReply:
         """The frame, with the same bytes as `encode_reply`."""
         head = _ARRAY_OF_THREE + _pack(self._request_id) + _RESULTS + _pack_array_header(len(self._rows))
         return frame_of(b"".join([head, *self._rows]))
+
+
+class FieldsReply:
+    """A reply with long lists. It is encoded in parts, so that it does not hold the event loop."""
+
+    __slots__ = ("_count", "_parts", "_request_id")
+
+    def __init__(self, request_id: int) -> None:
+        self._request_id = request_id
+        self._count = 0
+        self._parts: list[bytes] = []
+
+    def add(self, fields: dict[str, Any]) -> None:
+        """Encode the next fields of the result."""
+        self._count += len(fields)
+        for name, value in fields.items():
+            self._parts += (_pack(name), _pack(value))
+
+    def add_rows(self, name: str, parts: Sequence[list[bytes]]) -> None:
+        """The next field: a list of rows that `encode_row` made, in parts."""
+        self._count += 1
+        self._parts += (_pack(name), _pack_array_header(sum(map(len, parts))))
+        for rows in parts:
+            self._parts += rows
+
+    def frame(self) -> bytes:
+        """The frame, with the same bytes as `encode_reply`."""
+        head = _ARRAY_OF_THREE + _pack(self._request_id) + _pack(True) + _pack_map_header(self._count)
+        return frame_of(b"".join([head, *self._parts]))
+
+
+def encode_row(row: dict[str, Any]) -> bytes:
+    """A row of `FieldsReply.add_rows`."""
+    encoded: bytes = _pack(row)
+    return encoded
 
 
 def peek_operation(payload: Payload) -> str:

@@ -24,6 +24,7 @@ from delayserver.protocol.errors import (
     make_error,
 )
 from delayserver.protocol.frames import (
+    FieldsReply,
     FrameDecoder,
     RowsReply,
     decode_reply,
@@ -34,6 +35,7 @@ from delayserver.protocol.frames import (
     encode_frame,
     encode_reply,
     encode_request,
+    encode_row,
     peek_operation,
 )
 from delayserver.protocol.limits import LIST_ITEMS_MAX
@@ -252,6 +254,17 @@ def test_mutated_requests_raise_nothing_but_named_errors(
         decode_request(bytes(payload[: len(payload) - cut_bytes]))
     except DelayServerError:
         pass
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
+def test_a_reply_in_parts_has_the_same_bytes_as_one_in_one_go(count: int) -> None:
+    rows = [{"subject": "ä", "pending": number} for number in range(count)]
+    reply = FieldsReply(7)
+    reply.add({"ready": True, "none": None})
+    reply.add_rows("subjects", [[encode_row(row) for row in part] for part in (rows[:9], rows[9:])])
+    reply.add({str(number): number for number in range(20)})
+    fields = {"ready": True, "none": None, "subjects": rows} | {str(number): number for number in range(20)}
+    assert reply.frame() == encode_reply(7, fields)
 
 
 @pytest.mark.parametrize("count", [0, 1, 15, 16, 70_000])
