@@ -196,12 +196,13 @@ class Books:
         ]
 
     def range_of(self, name: str) -> tuple[int, int]:
-        """What the deals add to a count of the status, at least and at most, when no request is under way."""
+        """What the deals add to a count of the status, at least and at most, when no request is under way. After damage the
+        counts may lack any of them."""
         least = most = 0
         for deal in self.deals.values():
             low, high = self._range_of(deal, name)
             least, most = least + low, most + high
-        return least, most
+        return 0 if self.damaged else least, most
 
     def _range_of(self, deal: Deal, name: str) -> tuple[int, int]:
         rows, possible = deal.accepted, deal.accepted + deal.unknown
