@@ -32,7 +32,7 @@ export function ask(name, act) {
         answer = await act(new FormData(form));
         dialog.close();
       } catch (error) {
-        say(fault, error.message);
+        say(fault, error.message.charAt(0).toUpperCase() + error.message.slice(1));
         show(fault, true);
         const field = error.field ? form.elements[error.field] : null;
         if (field) {

@@ -13,7 +13,7 @@ export class Live {
   #watch = 0;
   #handlers;
 
-  /** `handlers`: `live(object)`, `coming(object)`, `state("connecting" | "open" | "lost" | "paused")`; `who(session)` after a failure. */
+  /** `handlers`: `live(object)`, `coming(object)`, `state("connecting" | "open" | "lost" | "paused")`; `who(session)` after a failure, null if the server does not answer. */
   constructor(handlers) {
     this.#handlers = handlers;
     document.addEventListener("visibilitychange", () => this.#visibility());
@@ -75,7 +75,7 @@ export class Live {
     this.#failures += 1;
     // An EventSource does not say why it failed. A plain call does, and leads to the login.
     const who = await session().catch(() => null);
-    if (who) this.#handlers.who(who);
+    this.#handlers.who(who);
     if (document.hidden || this.#source) return;
     this.#timer = setTimeout(() => this.now(), pause);
   }

@@ -60,13 +60,34 @@ function render() {
 }
 
 const banner = byId("banner");
+const AWAY = "The server does not answer. It connects again by itself.";
+const NO_TOKEN = { text: "This server asks for a token. Log in to see its figures.", health: "Not logged in" };
+const NO_RIGHT = {
+  text: "This token may not see the figures: it needs the role look, for all subjects. Messages can be found all the same.",
+  health: "No figures",
+};
 let lostAt = 0;
+// Why the server gives this person no figures; null if it does, or if it is away.
+let refused = null;
+
+function trouble(text, health = "No connection") {
+  say(byId("banner-text"), text);
+  show(banner, true);
+  set(byId("health"), "data-state", "wait");
+  say(byId("health-text"), health);
+}
+
+function refusalOf(found) {
+  if (found.needs_token) return NO_TOKEN;
+  if (!found.token_id) return null;
+  return found.roles.some((role) => ["look", "admin"].includes(role)) && found.subjects.includes("*") ? null : NO_RIGHT;
+}
 
 const live = new Live({
   live(data) {
     if (!data.metrics) {
       // The gateway answers, and the server behind it does not.
-      this.trouble(data.problem?.detail ?? "The server does not answer.");
+      trouble(data.problem?.detail ?? "The server does not answer.");
       return;
     }
     show(banner, false);
@@ -81,24 +102,20 @@ const live = new Live({
     document.documentElement.dataset.live = state;
     if (state === "lost") {
       if (!lostAt) lostAt = Date.now();
-      this.trouble(latest ? "The connection is lost. The figures below are from before; it connects again by itself." : "The server does not answer. It connects again by itself.");
+      // What was said of a refusal stands until the server is asked again.
+      if (!refused) trouble(latest ? "The connection is lost. The figures below are from before; it connects again by itself." : AWAY);
     } else if (state === "open" && lostAt) {
       lostAt = 0;
+      refused = null;
       show(banner, false);
     }
   },
   who(found) {
-    tellWho(found);
-    if (found.needs_token) this.trouble("This server asks for a token. Log in to see its figures.");
-    else if (found.token_id && !(found.roles.some((role) => ["look", "admin"].includes(role)) && found.subjects.includes("*"))) {
-      this.trouble("This token may not see the figures: it needs the role look, for all subjects. Messages can be found all the same.");
-    }
-  },
-  trouble(text) {
-    say(byId("banner-text"), text);
-    show(banner, true);
-    set(byId("health"), "data-state", "wait");
-    say(byId("health-text"), "No connection");
+    const before = refused;
+    refused = found && refusalOf(found);
+    if (found) tellWho(found);
+    if (refused) trouble(refused.text, refused.health);
+    else if (before) trouble(AWAY);
   },
 });
 
@@ -108,6 +125,8 @@ byId("banner-now").addEventListener("click", () => {
 });
 
 async function login() {
+  refused = NO_TOKEN;
+  trouble(refused.text, refused.health);
   const done = await ask("login", async (form) => {
     const token = String(form.get("token")).trim();
     if (!token) throw new FieldError("token", "Paste a token.");
@@ -116,6 +135,7 @@ async function login() {
     return true;
   });
   if (done) {
+    refused = null;
     live.now();
     greet();
   }

@@ -391,6 +391,8 @@ def test_a_person_logs_in_and_out(desk: Desk, tmp_path: Path) -> None:
     try:
         page = desk.open(web=web, figures=False)
         dialog = page.get_by_role("dialog", name="A token is needed")
+        expect(page.locator("#banner")).to_contain_text("asks for a token")
+        expect(page.locator("#health-text")).to_have_text("Not logged in")
         dialog.get_by_label("Token").fill("dst_0123456789ab_" + "A" * 43)
         dialog.get_by_role("button", name="Log in").click()
         expect(dialog.get_by_role("alert")).to_be_visible()
