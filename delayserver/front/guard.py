@@ -52,7 +52,13 @@ def _messages(access: Access, arguments: dict[str, Any]) -> None:
                 if type(subject) is str and not access.may(subject):
                     subjects[place] = access.refusal(subject)
     if access.limits is not None:
-        access.limits.take(*_size(arguments))
+        access.limits.take(*_size(arguments, "messages"))
+
+
+def _moves(access: Access, arguments: dict[str, Any]) -> None:
+    """Each move writes a message anew, so it counts as one."""
+    if access.limits is not None:
+        access.limits.take(*_size(arguments, "items"), more_wait=False)
 
 
 # What counts as bytes of a message, beside its properties: in rows, and as blobs of columns.
@@ -60,9 +66,10 @@ _OF_ROWS: Final = ("body", "message_id", "order_key")
 _OF_COLUMNS: Final = ("bodies", "message_ids", "order_keys", "properties")
 
 
-def _size(arguments: dict[str, Any]) -> tuple[int, int]:
-    """How many messages a request brings, and their bytes: bodies, ids, order keys and properties."""
-    messages = arguments.get("messages")
+def _size(arguments: dict[str, Any], rows: str) -> tuple[int, int]:
+    """How many messages a request brings, and their bytes: bodies, ids, order keys and properties. Its argument `rows` has
+    them, if it has no columns."""
+    messages = arguments.get(rows)
     if type(messages) is list:
         return len(messages), sum([_message_bytes(message) for message in messages if type(message) is dict])
     count = arguments.get("count")
@@ -144,7 +151,7 @@ RULES: Final[Mapping[str, Rule]] = {
     names_of.COMMIT: Rule(frozenset({SEND})),
     names_of.ROLLBACK: Rule(frozenset({SEND})),
     names_of.CANCEL: Rule(frozenset({SEND})),
-    names_of.RESCHEDULE: Rule(frozenset({SEND})),
+    names_of.RESCHEDULE: Rule(frozenset({SEND}), _moves),
     names_of.LOOKUP: Rule(frozenset({SEND, LOOK})),
     names_of.ROUTE: Rule(_ANY, _subject),
     names_of.SUBJECTS: Rule(_ANY),

@@ -118,8 +118,9 @@ class Limits:
         self._waiting = waiting
         self._monotonic_us = monotonic_us
 
-    def take(self, messages: int, size_bytes: int) -> None:
-        """Counts messages that are about to be accepted. Raises RateLimited: nothing is counted then."""
+    def take(self, messages: int, size_bytes: int, *, more_wait: bool = True) -> None:
+        """Counts messages that are about to be accepted. Raises RateLimited: nothing is counted then. Without `more_wait`
+        they take the place of others, so that as many wait as before."""
         now_us = self._monotonic_us()
         both = [(self._messages, messages, "messages"), (self._bytes, size_bytes, "bytes")]
         buckets = [(bucket, units, unit) for bucket, units, unit in both if bucket is not None]
@@ -127,7 +128,7 @@ class Limits:
             wait_ms = bucket.wait_ms(units, now_us)
             if wait_ms:
                 raise RateLimited(f"the token has used up its {unit} of this second", retry_after_ms=wait_ms)
-        if self._pending_max:
+        if self._pending_max and more_wait:
             waiting = self._waiting.now()
             if waiting + messages > self._pending_max:
                 raise RateLimited(

@@ -435,6 +435,28 @@ async def test_limits_refuse_with_a_pause_and_slow_no_other_client(boot: Boot) -
     assert await bytewise.refused("send", {"messages": [message("s")]}) == "rate_limited"
 
 
+async def test_messages_that_are_moved_count_against_the_rates_and_not_against_the_number_that_waits(
+    boot: Boot,
+) -> None:
+    host = boot()
+    await host.start()
+    limits: list[dict[str, Any]] = [{"rate": 2}, {"bytes_rate": 1_000}, {"pending_max": 1, "subjects": ["own"]}]
+    _, rated, bytewise, one = await tokens(host, *[{"roles": ["send"]} | each for each in limits])
+    for client, allowed in ((rated, 1), (bytewise, 1), (one, 3)):
+        receipt = (await client.send(message("own" if client is one else "s")))[0]["receipt"]
+        body = "x" * 2_000 if client is bytewise else "x"
+        for _ in range(allowed):
+            item = {"receipt": receipt, "delay_ms": 7_200_000, "body": body}
+            if client is bytewise:
+                await host.sleep_ms(1_000)
+            moved = (await client.request("reschedule", {"items": [item]}))["results"][0]
+            receipt = moved["new_receipt"]
+        item = {"receipt": receipt, "delay_ms": 7_200_000}
+        if client is not one:
+            assert await client.refused("reschedule", {"items": [item]}) == "rate_limited"
+    assert await one.refused("send", {"messages": [message("own")]}) == "rate_limited"
+
+
 async def test_a_limit_of_bytes_counts_all_that_a_message_stores(boot: Boot) -> None:
     host = boot()
     await host.start()
