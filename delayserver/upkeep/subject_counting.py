@@ -46,6 +46,10 @@ class _Unit:
     dispatch: list[tuple[DispatchKey, int]] = field(default_factory=list)
 
 
+class _FilesChanged(Exception):
+    """A file was removed, or its day was drained, while it was to be read."""
+
+
 class SubjectCounting:
     """Counts until it has succeeded once."""
 
@@ -73,7 +77,7 @@ class SubjectCounting:
         while not self._counts.is_counted:
             try:
                 await self._count()
-            except (FileNotFoundError, KeyError):  # retention removed a file that was to be read
+            except (FileNotFoundError, KeyError, _FilesChanged):
                 await self._clock.sleep_ms(AGAIN_MS)
             except StoreError as error:
                 events.warning(
@@ -93,6 +97,8 @@ class SubjectCounting:
         for some in units:
             began_us = self._clock.monotonic_us()
             pending.add(await self._run(partial(self._pending_in, some, highest)))
+            if any(self._schedule.end(key) < end for unit in some for key, end in unit.schedule):
+                raise _FilesChanged
             # As much time again is for the others: reading columns holds the interpreter.
             await self._clock.sleep_ms((self._clock.monotonic_us() - began_us) / 1000)
         self._counts.counted(pending.copy(), placed, ended)
@@ -121,11 +127,12 @@ class SubjectCounting:
         parts: list[list[_Unit]] = []
         room = 0
         # There equal counts prove nothing. Orphans of a day are noted by the windows to which they will move.
-        orphaned = {place for start_ms in self._book.orphans for place in (start_ms, day_of(start_ms))}
+        lost = [key.start_ms for key in self._schedule.lost] + [key.start_ms for key in self._dispatch.lost]
+        doubtful = {place for start_ms in (*self._book.orphans, *lost) for place in (start_ms, day_of(start_ms))}
         for (start_ms, _), unit in found.items():
             rows = sum([self._schedule.rows(key) for key, _ in unit.schedule])
             ended = sum([self._dispatch.rows(key) for key, _ in unit.dispatch])
-            if not rows or (rows == ended and start_ms not in orphaned and start_ms not in draining):
+            if not rows or (rows == ended and start_ms not in doubtful and start_ms not in draining):
                 continue
             if room <= 0:
                 parts.append([])

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
+import trio
+
 from delayserver.protocol.errors import DelayServerError
 from tests.simulation.client import Client, Lost
 from tests.simulation.damage import Damage
@@ -76,6 +78,7 @@ class KeyedAhead:
         # Whether a node kept no more for the group, so that it may have lost any message.
         self._let_go = False
         self.ending = False
+        self.ended = trio.Event()
 
     async def run(self) -> None:
         """Send and consume until the end is near."""
@@ -87,6 +90,7 @@ class KeyedAhead:
             for client, subject in self._consumers:
                 await self._guarded(self._consume, client, subject)
             await self._producer.sleep(self._chance.choice([0.01, 0.2, 2.0]))
+        self.ended.set()
 
     async def _guarded(self, act: Callable[..., Any], *arguments: Any) -> int:
         try:
@@ -197,6 +201,7 @@ class KeyedAhead:
     async def settle(self, leap: Callable[[float], None]) -> None:
         """Take what is left. Called when no more faults come: all that was answered must have arrived."""
         self.ending = True
+        await self.ended.wait()
         for _ in range(TURNS_MAX):
             missing = [
                 message

@@ -12,6 +12,7 @@ import trio
 
 from delayserver.protocol.errors import InvalidArgument, NotReady
 from delayserver.server.delay_server import DelayServer
+from store.logs.schedule_key import Source
 from store.tables import checkpoint
 from tests.fakes.host import DATA_DIR, Client, Host, faked_settings, small_settings
 
@@ -162,15 +163,54 @@ async def test_metrics_have_the_subjects_with_the_most_pending_messages(
     assert figures["subjects"] == [{"subject": f"s{size}", "pending": size} for size in (8, 7, 6)]
 
 
+def without_counts(host: Host) -> None:
+    """Make the checkpoint one of an older program, which did not count."""
+    path = f"{DATA_DIR}/checkpoint"
+    found = checkpoint.read(host.disk, path)
+    assert found is not None and found.pending is not None
+    checkpoint.write(host.disk, path, replace(found, pending=None))
+
+
+async def test_a_day_that_goes_to_its_minutes_while_it_is_counted_counts_once(boot: Boot) -> None:
+    host = boot(faked_settings(storage={"fine_horizon_ms": HOUR_MS}))
+    await host.start()
+    client = await host.client()
+    day = (host.now_ms // DAY_MS + 2) * DAY_MS
+    for number in range(12):
+        await client.put("", day + number * HOUR_MS, f"s{number % 2}")
+    await host.stop()
+    without_counts(host)
+    reached, gate = trio.Event(), trio.Event()
+
+    def held(server: DelayServer) -> None:
+        counting = server.parts.subject_counting
+        run = counting._run
+
+        async def later(work: Callable[[], Any]) -> Any:
+            if getattr(work, "func", None) == counting._pending_in and not reached.is_set():
+                reached.set()
+                await gate.wait()
+            return await run(work)
+
+        counting._run = later  # type: ignore[method-assign]
+
+    host.before_run = held
+    await host.start()
+    await reached.wait()
+    schedule = host.server.parts.files.schedule
+    [key] = [key for key in schedule.keys() if key.source == Source.DAY]
+    host.clock.step(day - HOUR_MS - host.now_ms + 1_000)
+    await host.until(lambda: schedule.rows(key) == 0, within_ms=60_000)
+    gate.set()
+    assert await counts(host, await host.client()) == {"s0": 6, "s1": 6}
+
+
 async def test_a_directory_of_an_older_program_is_counted_once(boot: Boot) -> None:
     """Its checkpoint has no counts."""
     host, client = await started(boot)
     await client.send(*[{"subject": name, "body": "", "due_ms": host.now_ms + HOUR_MS} for name in ("a", "b", "b")])
     await host.stop()
-    path = f"{DATA_DIR}/checkpoint"
-    found = checkpoint.read(host.disk, path)
-    assert found is not None and found.pending is not None
-    checkpoint.write(host.disk, path, replace(found, pending=None))
+    without_counts(host)
     gate = trio.Event()
 
     def held(server: DelayServer) -> None:
@@ -193,6 +233,6 @@ async def test_a_directory_of_an_older_program_is_counted_once(boot: Boot) -> No
     await client.put("", host.now_ms + HOUR_MS, "c")
     assert await counts(host, client) == {"a": 1, "b": 2, "c": 1}
     await host.stop()
-    after = checkpoint.read(host.disk, path)
+    after = checkpoint.read(host.disk, f"{DATA_DIR}/checkpoint")
     assert after is not None and after.pending is not None
     assert after.pending.rows.tolist() == [1, 2, 1]
