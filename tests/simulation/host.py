@@ -102,6 +102,11 @@ class Host:
         if self.server is not None and self.open.is_set():
             self.server.stop()
 
+    @property
+    def may_let_go(self) -> bool:
+        """Whether its broker lets go of messages that a group holds for too long."""
+        return bool(self.settings.broker.lag_bytes_max or self.settings.broker.lag_ms_max)
+
     async def up_or_down(self) -> None:
         """Return when the life that was asked for is ready or over."""
         async with trio.open_nursery() as nursery:

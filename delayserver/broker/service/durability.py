@@ -174,7 +174,7 @@ class Durability:
                 if cursor.moves:  # of the group, so that acks from before its last seek stay unknown after a crash
                     self._state.notes.moved(key, retry, cursor, rows)
                 else:
-                    rows.add(ACKED, *key, retry, 0, cursor.committed)
+                    rows.add(ACKED, *key, retry, 0, cursor.acked_below)
                 for start, stop in cursor.acked:
                     rows.add(ACKED, *key, retry, start, stop)
                 for place in (*(cursor.places if cursor.place_ranges else ()), *cursor.logged_keys()):

@@ -349,6 +349,26 @@ def test_a_group_that_lags_past_the_bound_loses_messages_and_gets_one_error() ->
     broker.check_invariants()
 
 
+def test_a_snapshot_of_the_progress_log_does_not_hide_what_a_group_lost() -> None:
+    disk = FakeDisk()
+    limits = replace(LIMITS, retention_ms=0, lag_bytes_max=3 * 4096, progress_bytes_max=1)
+    broker = open_broker(disk, limits)
+    pull(broker, 1)
+    for first in range(1, 600, 10):
+        broker.deliver(messages(first, 10), False, NOW_US)
+    broker.window_complete(7, [60_000])
+    broker.sync()
+    assert broker.retire(NOW_US + 1000)
+    for _ in range(20):  # the log becomes twice as long as its snapshot
+        pulled = broker.pull(SUBJECT, GROUP + 1, 1, 1 << 20, NOW_US, NOW_US)
+        assert pulled is not None
+        broker.ack(SUBJECT, GROUP + 1, pulled.delivery, NOW_US)
+        broker.sync()
+    disk.crash(Random(5))
+    broker = open_broker(disk, limits)
+    assert broker.positions.take_passed(KEY) == broker.positions.bounds(SUBJECT)
+
+
 @pytest.mark.parametrize("runs_max", [6, 20, 40])
 @pytest.mark.parametrize("acked", [2, 94])
 def test_a_group_is_told_of_messages_that_it_lost_in_the_middle_of_a_block_of_index_rows(
