@@ -100,5 +100,5 @@ def test_a_wrong_wish_is_refused_by_its_name(fields: dict[str, Any], said: str) 
 
 def test_the_table_has_a_bound() -> None:
     token, _ = make()
-    with pytest.raises(InvalidArgument, match="revoke those"):
+    with pytest.raises(InvalidArgument, match="revoke unused ones"):
         created([token] * TOKENS_MAX, NewToken(**WANTED), "0" * 12, bytes(32), 0)
