@@ -58,7 +58,7 @@ class ProgressNotes:
     def moved(self, key: GroupKey, retry: bool, cursor: Cursor, rows: ProgressRows | None = None) -> None:
         """Note where a group goes on, for the log (or a snapshot of it)."""
         rows = self.pending if rows is None else rows
-        rows.add(MOVED, *key, retry, 0, cursor.acked_below, cursor.moves & TIMES_MAX)
+        rows.add(MOVED, *key, retry, 0, cursor.acked_to_log()[0][1], cursor.moves & TIMES_MAX)
 
     def moved_up(self, key: GroupKey, retry: bool, cursor: Cursor) -> None:
         """Note that a group has nothing to get below its position."""

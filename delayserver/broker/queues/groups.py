@@ -34,8 +34,8 @@ GroupKey = tuple[int, int]
 class Cursor:
     """Position state of (subject, group) over one queue. `committed`: all positions below it are acked.
 
-    `moves` distinguishes leases from before a seek from later ones. `passed_at`: from this position on, retention has
-    removed messages that the group had not acked, and no consumer has got the error for it yet; -1 if there are none.
+    `moves` distinguishes leases from before a seek from later ones. `passed`: the range in which retention has removed
+    messages that the group had not acked, as long as no consumer has got the error for it.
     `passes_over`: a filter has passed over positions. They count as acked, and the progress log learns of them late: with
     the acks beside them, or with the next sync. Below `logged` it has all of them.
     """
@@ -53,7 +53,7 @@ class Cursor:
         "logged",
         "moves",
         "next",
-        "passed_at",
+        "passed",
         "passes_over",
         "retrying",
         "seen_stop",
@@ -63,7 +63,7 @@ class Cursor:
     def __init__(self, committed: int, moves: int = 0) -> None:
         self.committed = committed
         self.moves = moves
-        self.passed_at = -1
+        self.passed: Range | None = None
         self.logged = committed
         self.passes_over = False
         self.next = committed
@@ -522,25 +522,22 @@ class Cursor:
             self.hold(low, high, deadline_us)
         return bool(abandoned)
 
-    @property
-    def passed(self) -> bool:
-        """Whether the group lost messages to retention, and no consumer has got the error for it yet."""
-        return self.passed_at >= 0
-
-    @property
-    def acked_below(self) -> int:
-        """Up to here the progress log may say that all is acked: a start must still find what the group lost."""
-        return self.passed_at if self.passed else self.committed
+    def acked_to_log(self) -> list[Range]:
+        """All acked ranges, for a snapshot of the progress log; the first one begins at 0. Without the range that the group
+        lost to retention: a start must find it until a consumer has got the error."""
+        lost = self.passed or (self.committed, self.committed)
+        behind = [(lost[1], self.committed)] if lost[1] < self.committed else []
+        return [(0, lost[0]), *behind, *self.acked]
 
     def told(self) -> None:
         """A consumer of the group has got the error: messages were removed before they were acked."""
-        self.passed_at = -1
+        self.passed = None
 
     def move_to(self, position: int, moves: int) -> None:
         """Go on at `position`, as if everything before it was acked and nothing from it on was ever handed out."""
         self.committed = self.next = self.logged = self.seen_stop = position
         self.moves = moves
-        self.passed_at = -1
+        self.passed = None
         self.acked, self.retrying = RangeSet(), RangeSet()
         self.seen_times = self._settled = 0
         self._leases = []
@@ -596,8 +593,8 @@ class Cursor:
     def skip_to(self, first: int, *, lagging: bool = False) -> None:
         """Retention removed the messages below `first`. `lagging`: maybe also some that the group had not acked."""
         if first > self.committed:
-            if lagging and not self.passed and self.acked.missing(self.committed, first):
-                self.passed_at = self.committed
+            if lagging and self.acked.missing(self.committed, first):
+                self.passed = (self.committed if self.passed is None else self.passed[0], first)
             self.committed = first
             self.acked.drop_below(first)
             behind = self.acked.following(first)

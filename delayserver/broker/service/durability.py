@@ -171,11 +171,12 @@ class Durability:
         for (subject, consumer_group), group in self._state.groups.items():
             key = subject, consumer_group
             for retry, cursor in ((False, group.main), (True, group.retry)):
+                below, *ranges = cursor.acked_to_log()
                 if cursor.moves:  # of the group, so that acks from before its last seek stay unknown after a crash
                     self._state.notes.moved(key, retry, cursor, rows)
                 else:
-                    rows.add(ACKED, *key, retry, 0, cursor.acked_below)
-                for start, stop in cursor.acked:
+                    rows.add(ACKED, *key, retry, *below)
+                for start, stop in ranges:
                     rows.add(ACKED, *key, retry, start, stop)
                 for place in (*(cursor.places if cursor.place_ranges else ()), *cursor.logged_keys()):
                     self._state.notes.in_place(key, retry, place, rows)

@@ -11,6 +11,7 @@ import pytest
 
 from delayserver.broker.actions import time_search
 from delayserver.broker.actions.positions import Looked
+from delayserver.broker.limits import BrokerLimits
 from delayserver.broker.reads import having_read, read_at_once
 from store.records.batches import StoredBatch
 from store.records.segment import FILE_HEADER_BYTES
@@ -324,15 +325,21 @@ def test_a_read_goes_around_a_damaged_record_and_says_which_positions_are_retire
     assert look.next == first + run.row_count + 25 < end
 
 
-def test_a_group_that_lags_past_the_bound_loses_messages_and_gets_one_error() -> None:
-    disk = FakeDisk()
-    limits = replace(LIMITS, retention_ms=0, lag_bytes_max=3 * 4096)
+def lagging(disk: FakeDisk, limits: BrokerLimits, count: int = 600) -> DirectBroker:
+    """A group that has taken nothing yet of `count` messages, whose window is complete."""
     broker = open_broker(disk, limits)
     pull(broker, 1)
-    for first in range(1, 600, 10):
+    for first in range(1, count, 10):
         broker.deliver(messages(first, 10), False, NOW_US)
     broker.window_complete(7, [60_000])
     broker.sync()
+    return broker
+
+
+def test_a_group_that_lags_past_the_bound_loses_messages_and_gets_one_error() -> None:
+    disk = FakeDisk()
+    limits = replace(LIMITS, retention_ms=0, lag_bytes_max=3 * 4096)
+    broker = lagging(disk, limits)
     assert broker.positions.take_passed(KEY) is None
     assert broker.retire(NOW_US + 1000)
     first, end = broker.positions.bounds(SUBJECT)
@@ -352,13 +359,12 @@ def test_a_group_that_lags_past_the_bound_loses_messages_and_gets_one_error() ->
 def test_a_snapshot_of_the_progress_log_does_not_hide_what_a_group_lost() -> None:
     disk = FakeDisk()
     limits = replace(LIMITS, retention_ms=0, lag_bytes_max=3 * 4096, progress_bytes_max=1)
-    broker = open_broker(disk, limits)
-    pull(broker, 1)
-    for first in range(1, 600, 10):
-        broker.deliver(messages(first, 10), False, NOW_US)
-    broker.window_complete(7, [60_000])
-    broker.sync()
+    broker = lagging(disk, limits)
+    leased = np.concatenate([pull(broker)[1] for _ in range(60)])
+    assert len(leased) == 600
     assert broker.retire(NOW_US + 1000)
+    first, end = broker.positions.bounds(SUBJECT)
+    assert broker.ack(SUBJECT, GROUP, leased[first : first + 1], NOW_US).acked == 1, "the first message that is kept"
     for _ in range(20):  # the log becomes twice as long as its snapshot
         pulled = broker.pull(SUBJECT, GROUP + 1, 1, 1 << 20, NOW_US, NOW_US)
         assert pulled is not None
@@ -366,7 +372,8 @@ def test_a_snapshot_of_the_progress_log_does_not_hide_what_a_group_lost() -> Non
         broker.sync()
     disk.crash(Random(5))
     broker = open_broker(disk, limits)
-    assert broker.positions.take_passed(KEY) == broker.positions.bounds(SUBJECT)
+    assert broker.positions.take_passed(KEY) == (first, end)
+    assert drain(broker)[0] == first + 2, "an acked message does not come again"
 
 
 @pytest.mark.parametrize("runs_max", [6, 20, 40])
@@ -409,24 +416,14 @@ def test_a_group_is_told_of_messages_that_it_lost_in_the_middle_of_a_block_of_in
 
 
 def test_a_group_that_lags_by_time_holds_back_what_is_younger() -> None:
-    broker = open_broker(FakeDisk(), replace(LIMITS, retention_ms=0, lag_ms_max=5000))
-    pull(broker, 1)
-    for first in range(1, 300, 10):
-        broker.deliver(messages(first, 10), False, NOW_US)
-    broker.window_complete(7, [60_000])
-    broker.sync()
+    broker = lagging(FakeDisk(), replace(LIMITS, retention_ms=0, lag_ms_max=5000), 300)
     assert broker.retire(NOW_US + 4_000_000) == []
     assert broker.retire(NOW_US + 6_000_000) != []
     assert broker.positions.take_passed(KEY) is not None
 
 
 def test_without_a_bound_a_group_that_lags_holds_back_everything() -> None:
-    broker = open_broker(FakeDisk(), replace(LIMITS, retention_ms=0))
-    pull(broker, 1)
-    for first in range(1, 300, 10):
-        broker.deliver(messages(first, 10), False, NOW_US)
-    broker.window_complete(7, [60_000])
-    broker.sync()
+    broker = lagging(FakeDisk(), replace(LIMITS, retention_ms=0), 300)
     assert broker.retire(NOW_US + 400 * 86_400_000_000) == []
     assert broker.positions.bounds(SUBJECT)[0] == 0
 
