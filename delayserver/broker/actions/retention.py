@@ -21,6 +21,8 @@ from delayserver.broker.queues.queue_columns import QueueColumns
 from store.errors import StoreError
 from store.records.batches import RunBatch
 
+# Blocks of one cut, which are in memory together: some MiB.
+CUT_BLOCKS_MAX = 64
 
 def retirable(state: BrokerState, now_us: int, latest_us: int) -> int:
     """The store offset below which all segments may be removed; 0 if none may.
@@ -143,21 +145,24 @@ def _move_groups_up(state: BrokerState) -> None:
                 cursor.skip_to(bounds[0], lagging=lagging)
 
 
+def block_cuts(state: BrokerState) -> list[BlockCuts]:
+    """The cuts that are to be made now, one after the other."""
+    below = state.files.store.first
+    reaching = [queue for _, queue in state.queues.awake() if queue.reaches_below(below)]
+    return [BlockCuts(state, reaching[at : at + CUT_BLOCKS_MAX]) for at in range(0, len(reaching), CUT_BLOCKS_MAX)]
+
+
 class BlockCuts:
-    """The blocks of index rows that reach below the first record of the store. The rows below are dropped, so that a group
-    that lost their messages is told, and with the right first position.
+    """Blocks of index rows that reach below the first record of the store. The rows below are dropped, so that a group that
+    lost their messages gets the error, with the right first position.
 
     `load` reads the blocks, in a worker thread. Then `finish` is called on the event loop. Nothing is removed between."""
 
-    def __init__(self, state: BrokerState) -> None:
+    def __init__(self, state: BrokerState, queues: list[ConsumeQueue]) -> None:
         self._state = state
         self._below = state.files.store.first
-        reaching = [queue for _, queue in state.queues.awake() if queue.reaches_below(self._below)]
-        self._blocks = [(queue, queue.blocks[0], queue.blocks[0].block_offset) for queue in reaching]
+        self._blocks = [(queue, queue.blocks[0], queue.blocks[0].block_offset) for queue in queues]
         self._found: list[tuple[ConsumeQueue, SpilledBlock, RunBatch]] = []
-
-    def __len__(self) -> int:
-        return len(self._blocks)
 
     def load(self) -> None:
         """Read the blocks. A damaged one stays for a later cut: the first pull that needs it makes it again."""

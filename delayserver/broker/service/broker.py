@@ -22,7 +22,7 @@ from delayserver.broker.actions.finding import FindPlan, FindQuery, FindResult, 
 from delayserver.broker.actions.group_rows import GroupBacklog, GroupRow, group_backlogs, group_keys, group_row
 from delayserver.broker.actions.indexing import IndexPlan
 from delayserver.broker.actions.positions import Positions
-from delayserver.broker.actions.retention import BlockCuts, retirable, retire_store
+from delayserver.broker.actions.retention import BlockCuts, block_cuts, retirable, retire_store
 from delayserver.broker.actions.retries import Failure, Retries, RetryBatch
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.actions.status import broker_status
@@ -444,9 +444,9 @@ class Broker:
             self._arrivals.count_runs()
         return removed
 
-    def block_cuts(self) -> BlockCuts:
+    def block_cuts(self) -> list[BlockCuts]:
         """What `retire` left to do, since it needs reads."""
-        return BlockCuts(self._state)
+        return block_cuts(self._state)
 
     def group_keys(self, after: GroupKey, subject: int, count_max: int) -> list[GroupKey]:
         """The first `count_max` consumer groups behind `after`, in the order of their codes; see `group_rows.py`."""

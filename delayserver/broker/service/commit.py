@@ -124,8 +124,7 @@ class BrokerCommit:
                 with suppress(DiskFullError):  # retention may make room
                     await self._checkpoint()
             self._broker.retire(now_us, latest_us)
-            cuts = self._broker.block_cuts()
-            if len(cuts):
+            for cuts in self._broker.block_cuts():
                 await self._workers.run(cuts.load)
                 cuts.finish()
 
