@@ -24,6 +24,7 @@ from store.records.batches import RunBatch
 # Blocks of one cut, which are in memory together: some MiB.
 CUT_BLOCKS_MAX = 64
 
+
 def retirable(state: BrokerState, now_us: int, latest_us: int) -> int:
     """The store offset below which all segments may be removed; 0 if none may.
 
