@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import combinations
 from random import Random
 
 from delayserver.config.settings import (
@@ -122,6 +124,13 @@ def with_nodes(chance: Random, addresses: list[str]) -> Topology:
         again = GroupSettings("again", remote.nodes)
         return (*groups, remote, again), (RouteSettings("remote.*", ("remote", "again", *ways[1:])), *routes)
     return (*groups, remote), (RouteSettings("remote.*", ways), *routes)
+
+
+def shares_nodes(settings: Settings, subject: str) -> bool:
+    """Whether two groups of the route of a subject have a node that both hand messages to."""
+    nodes = {group.name: {node.address for node in group.nodes} for group in settings.groups}
+    ways = next((route.groups for route in settings.routes if fnmatchcase(subject, route.pattern)), ())
+    return any(nodes[one] & nodes[other] for one, other in combinations(ways, 2))
 
 
 def node_settings(chance: Random) -> Settings:
