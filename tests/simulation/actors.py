@@ -462,6 +462,7 @@ class Consumer:
 
     async def run(self) -> None:
         """Pull until cancelled."""
+        out_of_range = 0
         while True:
             if not self._host.open.is_set():
                 await self._host.open.wait()
@@ -471,9 +472,10 @@ class Consumer:
                 await self._client.sleep(0.3)
             except DelayServerError as error:
                 self._note(self._client.name, "refused", error=error.name)
-                if error.name == "position_out_of_range":
-                    self._model.group_was_let_go(self._group, self._subject)
                 await self._client.sleep(0.5)
+            if self._client.out_of_range != out_of_range:
+                out_of_range = self._client.out_of_range
+                self._model.group_was_let_go(self._group, self._subject)
 
     async def turn(self) -> int:
         """One pull and what becomes of it; returns how many messages came."""

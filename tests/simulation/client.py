@@ -34,8 +34,15 @@ class Client:
         self._last_id = 0
         # Connections that were made, and messages of requests without a reply that the server said it refused, over all.
         self.connections = 0
+        self._transports: list[SimulatedTransport] = []
         self.one_way_refused = 0
         self._unread: deque[tuple[int, dict[str, Any] | DelayServerError]] = deque()
+
+    @property
+    def out_of_range(self) -> int:
+        """How often a broker has answered `position_out_of_range`. It says so once, and the answer may get lost with its
+        connection."""
+        return sum([transport.out_of_range for transport in self._transports])
 
     def close(self) -> None:
         """Drop the connection."""
@@ -136,6 +143,7 @@ class Client:
         self._unread.clear()
         self.connections += 1
         self._transport = await self._network.connect(self._address)
+        self._transports.append(self._transport)
         return self._transport
 
     async def _send(self, transport: SimulatedTransport, frame: bytes) -> None:

@@ -76,8 +76,6 @@ class GivingUp:
         self._registered_us = 0
         # Positions of letters that were sent again or dropped, and the life in which that was answered.
         self._gone: dict[int, int] = {}
-        # Whether the node kept no more for the group, so that it may have lost any message.
-        self._let_go = False
         self.ending = False
         self.ended = trio.Event()
         self.given_up = 0
@@ -100,7 +98,6 @@ class GivingUp:
             await self._client.sleep(0.3)
         except DelayServerError as error:
             self._note(self._client.name, "refused", error=error.name, message=error.message[:60])
-            self._let_go |= error.name == "position_out_of_range"
             await self._client.sleep(0.5)
         return None
 
@@ -287,7 +284,7 @@ class GivingUp:
         else:
             raise SimulationFailure("the group that gives up still gets messages")
         letters = set((await self._list()).values())
-        if self._let_go:
+        if self._client.out_of_range:  # the group may have lost any message
             return
         for token, fate in self._fates.items():
             clock = self._host.clock

@@ -76,8 +76,6 @@ class KeyedAhead:
         self._chance = chance
         self._note = note
         self.messages: dict[int, Ahead] = {}
-        # Whether a node kept no more for the group, so that it may have lost any message.
-        self._let_go = False
         # Whether two groups of a route have had the same nodes: between what each of them hands to a node is no order.
         self._shared_nodes = False
         self.ending = False
@@ -104,7 +102,6 @@ class KeyedAhead:
             return 0
         except DelayServerError as error:
             self._note("keyed", "refused", error=error.name)
-            self._let_go |= error.name == "position_out_of_range"
             return 0
 
     async def _send(self) -> int:
@@ -215,7 +212,8 @@ class KeyedAhead:
                 for message in self.messages.values()
                 if message.sequence and not message.arrived and not self._damaged(message)
             ]
-            if not missing or self._let_go:
+            # A group that a node kept no more for may have lost any message.
+            if not missing or any(client.out_of_range for client, _subject in self._consumers):
                 return
             came = 0
             for client, subject in self._consumers:

@@ -19,6 +19,8 @@ from tests.simulation.clocks import SimulatedTime
 WINDOW_BYTES = 64 * 1024
 # What it takes for a peer that does not read; a seed that wants slow readers draws less.
 UNREAD_BYTES_MAX = 4 * WINDOW_BYTES
+# How an answer to a pull says that the group lost messages to the lag bound.
+OUT_OF_RANGE = b"position_out_of_range"
 
 
 @dataclass(slots=True)
@@ -34,7 +36,7 @@ class Weather:
 class Pipe:
     """One direction of a connection, for one reader and one writer."""
 
-    __slots__ = ("_reader", "_writer", "broken", "chunks", "closed", "last_s", "unread_bytes")
+    __slots__ = ("_reader", "_writer", "broken", "chunks", "closed", "last_s", "out_of_range", "unread_bytes")
 
     def __init__(self) -> None:
         self.chunks: deque[tuple[float, bytes]] = deque()
@@ -42,6 +44,8 @@ class Pipe:
         self.closed = False
         self.broken = False
         self.unread_bytes = 0
+        # How often the writer has said so, also where it did not arrive.
+        self.out_of_range = 0
         self._reader: trio.lowlevel.Task | None = None
         self._writer: trio.lowlevel.Task | None = None
 
@@ -128,11 +132,17 @@ class SimulatedTransport(SteppedReads):
         pipe.wake_writer()
         return data
 
+    @property
+    def out_of_range(self) -> int:
+        """How often the peer has said that a group lost messages to the lag bound, also where that did not arrive."""
+        return self._incoming.out_of_range
+
     def unacknowledged_bytes(self) -> int:
         return self._outgoing.unread_bytes
 
     def send_now(self, data: bytes | memoryview) -> int:
         pipe, network = self._outgoing, self._network
+        pipe.out_of_range += OUT_OF_RANGE in bytes(data)
         if self._dead():
             return len(data)  # the process is gone: its tasks only have not heard of it yet
         if self._closed or pipe.broken or pipe.closed:

@@ -243,9 +243,12 @@ class Dealer:
         self._chance = chance
         self._note = note
         self._next_token = 1
-        # Whether the node kept no more for the group, so that it may have lost any message.
-        self._let_go = False
         self.careful = False
+
+    @property
+    def _let_go(self) -> bool:
+        """Whether the node kept no more for the group, so that it may have lost any message."""
+        return bool(self._consumer.out_of_range or self._answerer.out_of_range)
 
     async def act(self) -> None:
         """Some requests of the producer."""
@@ -387,7 +390,6 @@ class Dealer:
                 await client.sleep(0.3)
             except DelayServerError as error:
                 self._note("dealer", "refused", error=error.name)
-                self._let_go |= error.name == "position_out_of_range"
                 await client.sleep(0.5)
 
     async def _take(self, message: dict[str, Any], _life: int) -> None:
