@@ -284,13 +284,15 @@ class GivingUp:
         else:
             raise SimulationFailure("the group that gives up still gets messages")
         letters = set((await self._list()).values())
-        if self._client.out_of_range:  # the group may have lost any message
+        limits = self._host.settings.broker
+        if self._client.out_of_range or limits.lag_bytes_max:  # the group may have lost any message, or any letter
             return
+        kept_us = min(KEPT_US, limits.lag_ms_max * 1000) if limits.lag_ms_max else KEPT_US
         for token, fate in self._fates.items():
             clock = self._host.clock
             # A clock that was ahead for a moment dates nothing: what was stored then ages from its return on.
             ages_us = (clock.peak_us - fate.last_us, clock.monotonic_us() - fate.last_uptime_us)
-            old = max(ages_us) > KEPT_US
+            old = max(ages_us) > kept_us
             identity = self._identity(token)
             elsewhere = fate.done or fate.resends or old or identity.redispatched or identity.may_expire
             if token not in letters and not elsewhere:
