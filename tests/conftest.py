@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -21,6 +22,8 @@ settings.register_profile("unhurried", settings.default, deadline=None, suppress
 settings.load_profile("unhurried")
 
 AUDIT = Path(__file__).parent / "ops" / "audit"
+# A file whose tests share nothing and each take seconds.
+MISTAKES = "tests/simulation/test_mistakes.py"
 JAVA_MIN = 17
 
 
@@ -53,6 +56,18 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_xdist_auto_num_workers() -> int:
     """Half as many workers again as processors: tests often wait for disks and other processes."""
     return (os.cpu_count() or 1) * 3 // 2 or 1
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Whole files for each worker, but for the one that would keep a worker busy when the others have ended."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = super()._split_scope(nodeid)
+            return nodeid if file == MISTAKES else file
+
+    return Scheduling(config, log)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,7 +12,9 @@ from types import FrameType
 
 from tests.simulation.run import Result, run_seed
 
-# A seed takes a second or less; one that needs this long goes in circles without a task to notice it.
+# Each run of the tests runs these.
+SEEDS_OF_THE_TESTS = range(12)
+# A seed takes seconds; one that needs this long goes in circles without a task to notice it.
 SEED_S_MAX = 300
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from delayserver.receive.intake import Intake
 from tests.simulation import world
+from tests.simulation.many import SEEDS_OF_THE_TESTS
 from tests.simulation.mistakes import MISTAKES, Change, lost_files_forgotten, made
 from tests.simulation.run import run_seed
 
@@ -63,24 +64,28 @@ def test_the_mistake_is_noticed(mistake: Callable[[], list[Change]]) -> None:
 
 
 def _noticed(mistake: Callable[[], list[Change]], seed: int) -> bool:
-    """A promise is broken with the mistake, and kept without it."""
+    """A promise is broken with the mistake, and kept without it: another test says so of some seeds."""
+    return _failed(mistake, seed) and (seed in SEEDS_OF_THE_TESTS or _is_kept(seed))
+
+
+def _failed(mistake: Callable[[], list[Change]], seed: int) -> bool:
     with made(mistake):
         failure = run_seed(seed).failure
     # A mistake that only breaks the program would be noticed whatever the model says.
     assert not any(name in failure for name in ("TypeError", "AttributeError", "NameError")), failure
-    return bool(failure) and not _failure_without(seed, world.CUTTING_SHARE)
+    return bool(failure)
 
 
 @functools.cache
-def _failure_without(seed: int, _cutting_share: float) -> str:
-    """What the seed breaks without a mistake. Many mistakes share a seed, and a seed always ends in the same way."""
-    return run_seed(seed).failure
+def _is_kept(seed: int) -> bool:
+    """Mistakes share seeds, and a seed always ends in the same way."""
+    return not run_seed(seed).failure
 
 
 def test_files_that_are_forgotten_when_they_are_cut_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few seeds cut files, so here all of them do."""
     monkeypatch.setattr(world, "CUTTING_SHARE", 1.0)
-    assert any(_noticed(lost_files_forgotten, seed) for seed in range(SEEDS_MAX))
+    assert any(_failed(lost_files_forgotten, seed) and not run_seed(seed).failure for seed in range(SEEDS_MAX))
 
 
 def test_a_bug_that_a_handler_answers_as_an_internal_error_fails_its_seed() -> None:

@@ -8,12 +8,11 @@ import sys
 
 import pytest
 
+from tests.simulation.many import SEEDS_OF_THE_TESTS
 from tests.simulation.run import run_seed
 
-SEEDS = range(12)
 
-
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", SEEDS_OF_THE_TESTS)
 def test_all_promises_are_kept(seed: int) -> None:
     result = run_seed(seed)
     assert not result.failure, f"{result.failure}\nreplay: python -m tests.simulation --seed {seed}"
