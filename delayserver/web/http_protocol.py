@@ -312,7 +312,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.phase = LINGERING
         self.flow.resume_reading()
         try:
-            self.transport.write_eof()
+            if self.transport.can_write_eof():  # TLS of asyncio cannot; there the head of the answer says it alone.
+                self.transport.write_eof()
         except OSError:  # The client has reset the connection, and the loop has not read that yet.
             self.abort()
             return

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+import trustme
 import uvicorn
 from uvicorn.server import ServerState
 
@@ -121,3 +123,34 @@ def test_no_header_breaks_out_of_its_line(header: tuple[bytes, bytes]) -> None:
         assert read_now(client) == b""
 
     with_a_connection(ask)
+
+
+def test_a_refusal_over_tls_is_answered_and_ends_no_more_than_its_connection() -> None:
+    """TLS of asyncio cannot end one direction alone."""
+    authority, serving = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(serving)
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    authority.configure_trust(trusting)
+
+    async def refuse() -> None:
+        loop, config = asyncio.get_running_loop(), uvicorn.Config(_application, lifespan="off", log_config=None)
+        config.load()
+        made: list[BoundedProtocol] = []
+
+        def protocol() -> BoundedProtocol:
+            made.append(Connections(HttpSettings()).protocol(config, ServerState(), {}, loop))
+            return made[-1]
+
+        server = await loop.create_server(protocol, "127.0.0.1", 0, ssl=serving)
+        port = server.sockets[0].getsockname()[1]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+        writer.write(b"GET / HTTP/1.1\r\n")
+        while made[0].phase != HEAD:
+            await asyncio.sleep(0.001)
+        made[0].refuse(Problem(408, "request_timeout", "the head of the request did not come in time"))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+        made[0].abort()
+        writer.close()
+        server.close()
+
+    asyncio.run(asyncio.wait_for(refuse(), 60))
