@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import TypeVar
 
 import anyio
 import anyio.to_thread
@@ -15,15 +16,27 @@ from delayserver.config.settings import Settings
 from delayserver.embedded.errors import EmbeddedClosed, EmbeddedFailed, EmbeddedForked, EmbeddedNotReady
 from delayserver.embedded.listener import PipeListener, PipeTransport
 from delayserver.embedded.pipe import Bell
+from delayserver.runtime.runtime import Runtime
+from delayserver.runtime.workers import ThreadWorkers
 from delayserver.server.delay_server import DelayServer
 from store.disk.filesystem import FileSystem
+
+T = TypeVar("T")
+
+
+class _Waiting(ThreadWorkers):
+    """Worker threads that are always waited for. A program lives on when its server was stopped in the middle of a start: a
+    thread that goes on opening the directory would keep it locked."""
+
+    async def run(self, work: Callable[[], T], *, abandon_on_cancel: bool = False) -> T:
+        return await super().run(work)
 
 
 class Running:
     """The server and its listener, and what became of it. `connect` and `check` are for any thread."""
 
     def __init__(self, settings: Settings, fs: FileSystem) -> None:
-        self.server = DelayServer(settings, fs=fs, trusting=True)
+        self.server = DelayServer(settings, fs=fs, trusting=True, runtime=Runtime.on(workers=_Waiting()))
         self.ready = False
         self.failure: BaseException | None = None
         self._listener = PipeListener()
@@ -145,7 +158,9 @@ async def in_a_thread(running: Running, timeout_s: float) -> AsyncIterator[None]
 
 @asynccontextmanager
 async def in_this_loop(running: Running, timeout_s: float) -> AsyncIterator[None]:
-    """A block of trio that has the server as a task. A crash of the server cancels the block and raises EmbeddedFailed."""
+    """A block of trio that has the server as a task. A crash of the server cancels the block and raises EmbeddedFailed.
+
+    An interrupt (Ctrl-C) amid the work of the server ends it as a kill does, and is raised as it is."""
     raised: BaseException | None = None
     async with trio.open_nursery() as nursery:
         settled, ended, block = trio.Event(), trio.Event(), trio.CancelScope()
@@ -170,6 +185,8 @@ async def in_this_loop(running: Running, timeout_s: float) -> AsyncIterator[None
             running.server.stop()
             with trio.CancelScope(shield=True):
                 await ended.wait()
+    if isinstance(running.failure, KeyboardInterrupt):
+        raise running.failure
     if raised is not None:
         raise raised
     running.check_end()

@@ -229,6 +229,35 @@ def test_a_start_without_room_is_stopped_and_says_why() -> None:
         embedded.open(settings={"storage.memory_bytes_max": "8KiB"}, ready_timeout_s=0.5)
 
 
+def test_a_start_that_was_stopped_in_the_middle_keeps_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from delayserver.server.delay_server import DelayServer
+    from delayserver.startup.opening import open_directory
+
+    stopped = threading.Event()
+
+    def open_slowly(*arguments: Any) -> Any:
+        opened = open_directory(*arguments)
+        stopped.wait(30)
+        return opened
+
+    directory = str(tmp_path / "data")
+    with monkeypatch.context() as patched:
+        patched.setattr("delayserver.server.delay_server.open_directory", open_slowly)
+        patched.setattr(DelayServer, "stop", _and_then(DelayServer.stop, stopped.set))
+        with pytest.raises(embedded.EmbeddedNotReady, match="opening its data directory"):
+            embedded.open(directory, ready_timeout_s=0.2)
+    with embedded.open(directory) as here:
+        assert here.ping()
+
+
+def _and_then(first: Callable[[Any], None], then: Callable[[], None]) -> Callable[[Any], None]:
+    def both(self: object) -> None:
+        first(self)
+        then()
+
+    return both
+
+
 def test_an_idle_server_in_memory_takes_little_of_it() -> None:
     with embedded.open() as here:
         here.send("a", b"x", delay_ms=0)
@@ -314,6 +343,31 @@ except KeyboardInterrupt:
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=30)
     assert (process.returncode, out, err) == (0, b"interrupted\n", b"")
+
+
+def test_on_trio_an_interrupt_amid_the_work_of_the_server_is_raised_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from store.logs.message_log import MessageLog
+
+    append, directory = MessageLog.append_durably, str(tmp_path / "data")
+
+    def interrupted(self: MessageLog, *arguments: Any) -> Any:
+        appended = append(self, *arguments)
+        signal.raise_signal(signal.SIGINT)
+        return appended
+
+    async def main() -> None:
+        async with embedded.open_async(directory) as here:
+            monkeypatch.setattr(MessageLog, "append_durably", interrupted)
+            with pytest.raises((ConnectionLost, embedded.EmbeddedFailed)):
+                await here.send("a", b"x", delay_ms=0)
+
+    with pytest.raises(KeyboardInterrupt):
+        trio.run(main)
+    monkeypatch.undo()
+    with embedded.open(directory) as here:
+        assert [delivery.body for delivery in here.pull("a", "g", wait_s=20)] == [b"x"]
 
 
 def test_a_call_may_end_before_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
