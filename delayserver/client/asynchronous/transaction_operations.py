@@ -215,6 +215,7 @@ class AsyncTransaction:
         self._arguments = arguments
         self.prepared: SendResult | None = None
         self.ended: Ended | None = None
+        self._commit_asked = False
 
     async def __aenter__(self) -> Self:
         self.prepared = await self._operations.prepare(self._subject, self._body, **self._arguments)
@@ -228,6 +229,8 @@ class AsyncTransaction:
         if kind is None:
             await self.commit()
             return
+        if self._commit_asked:
+            return  # it has no answer, and what it goes with may be committed: a check-back asks
         with suppress(DelayServerError):  # the exception of the block counts; the server asks about the transaction
             await self.rollback()
 
@@ -238,7 +241,11 @@ class AsyncTransaction:
         return self.prepared.receipt
 
     async def commit(self, *, due_ms: int | None = None) -> Ended:
-        """Commit before the end of the block, maybe with another due time. See `AsyncTransactionOperations.commit`."""
+        """Commit before the end of the block, maybe with another due time. See `AsyncTransactionOperations.commit`.
+
+        Where it fails, the block rolls nothing back.
+        """
+        self._commit_asked = True
         self.ended = await self._operations.commit(self.receipt, due_ms=due_ms)
         return self.ended
 

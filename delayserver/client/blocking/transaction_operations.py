@@ -216,6 +216,7 @@ class Transaction:
         self._arguments = arguments
         self.prepared: SendResult | None = None
         self.ended: Ended | None = None
+        self._commit_asked = False
 
     def __enter__(self) -> Self:
         self.prepared = self._operations.prepare(self._subject, self._body, **self._arguments)
@@ -229,6 +230,8 @@ class Transaction:
         if kind is None:
             self.commit()
             return
+        if self._commit_asked:
+            return  # it has no answer, and what it goes with may be committed: a check-back asks
         with suppress(DelayServerError):  # the exception of the block counts; the server asks about the transaction
             self.rollback()
 
@@ -239,7 +242,11 @@ class Transaction:
         return self.prepared.receipt
 
     def commit(self, *, due_ms: int | None = None) -> Ended:
-        """Commit before the end of the block, maybe with another due time. See `BlockingTransactionOperations.commit`."""
+        """Commit before the end of the block, maybe with another due time. See `BlockingTransactionOperations.commit`.
+
+        Where it fails, the block rolls nothing back.
+        """
+        self._commit_asked = True
         self.ended = self._operations.commit(self.receipt, due_ms=due_ms)
         return self.ended
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from delayserver.client import Client, Message, Outcome, SendResult, check_back_of
-from delayserver.protocol.errors import InvalidArgument, TransactionEnded, TransactionUnknown
+from delayserver.protocol.errors import InvalidArgument, TooFar, TransactionEnded, TransactionUnknown
 from tests.delayserver.embedded.places import subject
 
 HOUR = timedelta(hours=1)
@@ -44,6 +44,16 @@ def test_a_block_may_end_its_transaction_itself(client: Client) -> None:
         client.commit(other.receipt)
     assert caught.value.outcome is Outcome.ROLLED_BACK
     assert client.commit(transaction.receipt) == transaction.ended
+
+
+def test_a_block_whose_commit_fails_rolls_nothing_back(client: Client) -> None:
+    name, far_ms = subject(), 1 << 47
+    with pytest.raises(TooFar), client.transaction(name, b"body", group=name) as transaction:
+        transaction.commit(due_ms=far_ms)
+    assert client.lookup(transaction.receipt).outcome is Outcome.PREPARED, "a check-back asks how it ends"
+    with client.transaction(name, b"body", group=name) as transaction, pytest.raises(TooFar):
+        transaction.commit(due_ms=far_ms)
+    assert client.lookup(transaction.receipt).outcome is Outcome.COMMITTED
 
 
 def test_many_are_prepared_and_ended_at_once(client: Client) -> None:
