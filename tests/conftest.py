@@ -24,6 +24,8 @@ settings.load_profile("unhurried")
 AUDIT = Path(__file__).parent / "ops" / "audit"
 # A file whose tests share nothing and each take seconds.
 MISTAKES = "tests/simulation/test_mistakes.py"
+# Files whose tests share a Spark session.
+ONE_SESSION = {f"tests/ops/audit/test_{name}.py" for name in ("audit_of_a_server", "findings", "sink", "sources")}
 JAVA_MIN = 17
 
 
@@ -59,12 +61,15 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Whole files for each worker, but for the one that would keep a worker busy when the others have ended."""
+    """Whole files for each worker, but for those that share a session, and the one that would keep a worker busy when the
+    others have ended."""
     from xdist.scheduler import LoadFileScheduling
 
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = super()._split_scope(nodeid)
+            if file in ONE_SESSION:
+                return "one session"
             return nodeid if file == MISTAKES else file
 
     return Scheduling(config, log)

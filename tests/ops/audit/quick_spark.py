@@ -8,7 +8,7 @@ from typing import Any
 from ops.audit.session import start_session
 
 
-def quick_session(master: str = "local[2]") -> Any:
+def quick_session(master: str) -> Any:
     """A local session; queries are interpreted, and the JVM compiles quickly rather than well."""
     os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
     session = start_session(master)

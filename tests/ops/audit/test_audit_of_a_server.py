@@ -8,7 +8,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ from ops.audit.log_frames import Range  # noqa: E402
 from store.disk.filesystem import RealFileSystem  # noqa: E402
 from tests.ops.audit.browser import Browser  # noqa: E402
 from tests.ops.audit.plain_rows import OutcomeRow, StoreRecord, outcome_rows, store_records  # noqa: E402
-from tests.ops.audit.quick_spark import quick_session  # noqa: E402
 from tests.ops.audit.story import HOUR_MS, Seen, Story  # noqa: E402
 
 ENDS = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "rolled_back")
@@ -41,13 +40,6 @@ ENDS = ("delivered", "cancelled", "dead_lettered", "expired", "deduplicated", "r
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     return Story(tmp_path_factory.mktemp("story")).run()
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    session = quick_session()
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")

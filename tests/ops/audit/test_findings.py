@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,16 +24,8 @@ from ops.audit.latency import LatencyQuestion  # noqa: E402
 from ops.audit.log_frames import Range  # noqa: E402
 from store.disk.filesystem import RealFileSystem  # noqa: E402
 from tests.ops.audit.hand_made import START_MS, HandMade  # noqa: E402
-from tests.ops.audit.quick_spark import quick_session  # noqa: E402
 
 NOW_MS = START_MS + 3_600_000
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    session = quick_session()
-    yield session
-    session.stop()
 
 
 def _balance(spark: Any, *paths: str, chosen: Range | None = None) -> dict[str, Any]:

@@ -22,15 +22,7 @@ from pyspark import TaskContext  # noqa: E402 - behind the check that Spark is t
 
 import ops.audit.sink  # noqa: E402
 from ops.audit.sink import send  # noqa: E402
-from tests.ops.audit.quick_spark import quick_session  # noqa: E402
 from tests.ops.audit.server_process import ServerProcess, free_port  # noqa: E402
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    session = quick_session("local[2,3]")  # a task is tried three times
-    yield session
-    session.stop()
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +17,8 @@ from ops.audit.bench_data import SUBJECTS, write_directory  # noqa: E402
 from ops.audit.capture import DISPATCH_LOG, capture  # noqa: E402
 from store.disk.filesystem import RealFileSystem  # noqa: E402
 from tests.ops.audit.hand_made import START_MS, HandMade  # noqa: E402
-from tests.ops.audit.quick_spark import quick_session  # noqa: E402
 
 ROWS = 40_000
-
-
-@pytest.fixture(scope="module")
-def spark() -> Iterator[Any]:
-    session = quick_session()
-    yield session
-    session.stop()
 
 
 @pytest.fixture(scope="module")
