@@ -14,11 +14,13 @@ from typing import Final, Self, TypeVar
 
 import anyio
 import anyio.abc
+import sniffio
 
 from delayserver.client.asynchronous.operations import AsyncOperations
 from delayserver.client.calls import message_calls, pull_calls
 from delayserver.client.calls.core import DEFAULT_ADDRESS, Call
 from delayserver.client.calls.retries import Attempts
+from delayserver.client.connections.asyncio_stream import AsyncioStream
 from delayserver.client.connections.stream_connection import StreamConnection
 from delayserver.client.connections.tls import TLS, context_of
 from delayserver.client.values.messages import ConsumerGroup
@@ -233,6 +235,8 @@ class AsyncClient(AsyncOperations):
         return stream
 
     async def _connect(self, host: str, port: int) -> anyio.abc.ByteStream:
+        if self._tls is None and sniffio.current_async_library() == "asyncio":
+            return await AsyncioStream.connect(host, port)
         if self._tls is None:
             return await anyio.connect_tcp(host, port)
         return await anyio.connect_tcp(host, port, ssl_context=self._tls, tls_standard_compatible=False)
