@@ -246,7 +246,7 @@ class AsyncClient(AsyncOperations):
         if tasks is None:
             raise RuntimeError("use the client inside its async with block")
         stream = await self._new_stream()
-        connection = StreamConnection(stream)
+        connection = StreamConnection(stream, self._core.note_refused)
         if self._tasks is not tasks:
             await anyio.aclose_forcefully(stream)
             raise RuntimeError("use the client inside its async with block")

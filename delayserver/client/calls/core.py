@@ -131,7 +131,8 @@ class ClientCore:
             )
         return request_id, frame
 
-    def _note_refused(self, refused: OneWayRefused) -> None:
+    def note_refused(self, refused: OneWayRefused) -> None:
+        """A reply says that these one-way messages were refused."""
         before = self._one_way_refused
         messages = refused.messages + (0 if before is None else before.messages)
         self._one_way_refused = OneWayRefused(messages, refused.first if before is None else before.first)
@@ -146,7 +147,7 @@ class ClientCore:
         cannot be read.
         """
         if reply.refused is not None:
-            self._note_refused(reply.refused)
+            self.note_refused(reply.refused)
         if reply.error is not None:
             raise reply.error
         assert reply.result is not None

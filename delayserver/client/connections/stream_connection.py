@@ -6,6 +6,7 @@ drops its late reply. Any failure fails all requests in flight and closes the co
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,7 +15,7 @@ from anyio.abc import ByteStream
 
 from delayserver.client.calls.core import ReplyStream
 from delayserver.protocol.errors import ConnectionLost, DelayServerError, QueueFull, RequestTimedOut, copied
-from delayserver.protocol.frames import Reply
+from delayserver.protocol.frames import OneWayRefused, Reply
 
 REQUESTS_IN_FLIGHT_MAX: Final = 1024
 """Further requests wait for their turn, so that fast callers do not fill the client's memory."""
@@ -43,8 +44,10 @@ class _Waiter:
 class StreamConnection:
     """A connected stream. Its owner runs `run` in a task group; `exchange` works only meanwhile."""
 
-    def __init__(self, stream: ByteStream) -> None:
+    def __init__(self, stream: ByteStream, note_refused: Callable[[OneWayRefused], None]) -> None:
+        """``note_refused`` gets what a reply says of one-way requests, also where no caller waits for the reply."""
         self._stream = stream
+        self._note_refused = note_refused
         self._replies = ReplyStream()
         self._waiters: dict[int, _Waiter] = {}
         self._slots = anyio.Semaphore(REQUESTS_IN_FLIGHT_MAX, fast_acquire=True)
@@ -179,6 +182,9 @@ class StreamConnection:
                 data = await self._stream.receive(_RECEIVE_BYTES)
                 self._received_count += 1
                 for reply in self._replies.feed(bytes(data)):
+                    if reply.refused is not None:
+                        self._note_refused(reply.refused)
+                        reply = reply._replace(refused=None)  # noqa: PLW2901
                     waiter = self._waiters.get(reply.id)
                     if waiter is not None:
                         waiter.answer(reply)

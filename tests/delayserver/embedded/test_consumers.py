@@ -7,6 +7,7 @@ import pytest
 
 from delayserver import embedded
 from delayserver.client import Consumer
+from delayserver.protocol.frames import OneWayRefused
 
 
 @pytest.mark.parametrize("anyio_backend", ["trio", "asyncio"])
@@ -27,3 +28,26 @@ def test_a_consumer_pulls_from_an_embedded_server(anyio_backend: str) -> None:
         return bodies
 
     assert sorted(anyio.run(consume, backend=anyio_backend)) == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio", "asyncio"])
+def test_a_reply_that_comes_to_a_cancelled_call_still_says_what_was_refused(anyio_backend: str) -> None:
+    async def refused() -> OneWayRefused | None:
+        async with embedded.open_async() as here, here.node_client("embedded:20801") as other:
+
+            async def until(waiting: int) -> None:
+                while (await other.status())["broker"]["waiting_pulls"] != waiting:
+                    await anyio.sleep(0.01)
+
+            with anyio.fail_after(30):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(here.pull, "orders", "g", 1, 60.0)
+                    await until(1)
+                    await here.publish_one_way("", b"bad")
+                    tasks.cancel_scope.cancel()
+                await until(0)  # the reply of the pull has left
+                await here.ping()
+                return here.take_one_way_refused()
+
+    found = anyio.run(refused, backend=anyio_backend)
+    assert found is not None and found.messages == 1
