@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Final, Self, TypeVar
 
@@ -42,6 +42,7 @@ class AsyncClient(AsyncOperations):
     `QueueFull`.
     A task may be cancelled in any method: the connection stays whole, and the request may or may not take effect.
     A cancelled pull ends at the server too; the messages that it was just given come again after the ack timeout.
+    The block ends when the server has taken all one-way messages, or after ``timeout_s``.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class AsyncClient(AsyncOperations):
         self._tasks: anyio.abc.TaskGroup | None = None
         self._blocks_left = 0
         self._waits: dict[int, StreamConnection] = {}
+        # Whether one-way requests were sent that the server may not have read.
+        self._posted = False
         # Clients of other nodes, where this one publishes.
         self._nodes: dict[str, AsyncClient] = {}
         self._making_nodes = anyio.Lock()
@@ -97,6 +100,14 @@ class AsyncClient(AsyncOperations):
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         assert self._tasks is not None
+        try:
+            if kind is None and self._posted:
+                await self._let_posted_arrive()
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        assert self._tasks is not None
         tasks, self._tasks = self._tasks, None
         self._blocks_left += 1
         if self._connection is not None:
@@ -106,6 +117,14 @@ class AsyncClient(AsyncOperations):
         # block is not wrapped.
         tasks.cancel_scope.cancel()
         await tasks.__aexit__(None, None, None)
+
+    async def _let_posted_arrive(self) -> None:
+        """The server drops what it has not begun when a client closes."""
+        connection, self._posted = self._connection, False
+        if connection is not None and not connection.closed:
+            ping = self._core.ping()
+            with suppress(DelayServerError):
+                self._core.finish(ping, await connection.exchange(*self._core.encode(ping), self._timeout_s))
 
     @property
     def closed(self) -> bool:
@@ -200,6 +219,7 @@ class AsyncClient(AsyncOperations):
 
     async def _post(self, call: Call[T]) -> None:
         connection = await self._connected()
+        self._posted = True
         await connection.send(self._core.encode(call)[1], self._timeout_s)
 
     async def _connected(self) -> StreamConnection:

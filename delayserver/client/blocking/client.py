@@ -7,6 +7,7 @@ give them their meaning.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Protocol, Self, TypeVar
 
@@ -73,6 +74,8 @@ class Client(BlockingOperations):
         self._connect_timeout_s = connect_timeout_s
         self._turns = Turns()
         self._connection: Connection | None = None
+        # Whether one-way requests were sent that the server may not have read.
+        self._posted = False
         # Clients of other nodes, where this one publishes.
         self._nodes: dict[str, Client] = {}
 
@@ -86,11 +89,13 @@ class Client(BlockingOperations):
         self.close()
 
     def close(self) -> None:
-        """Close the connection; a call afterwards opens it again.
+        """Close the connection; a call afterwards opens it again. Behind one-way messages it first waits until the server
+        has taken them, ``timeout_s`` at most.
 
         A call in progress ends with `ConnectionLost`, in another thread as well as one that a signal handler has
         interrupted. A call that is just connecting ends once the attempt to connect is over.
         """
+        self._let_posted_arrive()
         self._turns.close()
         for node in list(self._nodes.values()):
             node.close()
@@ -104,6 +109,25 @@ class Client(BlockingOperations):
                     self._let_go()
             finally:
                 self._turns.lock.release()
+
+    def _let_posted_arrive(self) -> None:
+        """The server drops what it has not begun when a client closes. Does not wait beside a call in progress."""
+        turns = self._turns
+        if not self._posted or not turns.lock.acquire(blocking=False):
+            return
+        try:
+            connection = self._connection
+            if not turns.calling and connection is not None and connection.usable(repeatable=True):
+                turns.begin()
+                try:
+                    ping = self._core.ping()
+                    with suppress(DelayServerError):
+                        self._core.finish(ping, connection.exchange(*self._core.encode(ping), self._timeout_s))
+                finally:
+                    turns.end()
+            self._posted = False
+        finally:
+            turns.lock.release()
 
     @property
     def _close_count(self) -> int:
@@ -200,6 +224,7 @@ class Client(BlockingOperations):
                 connection = self._connection
                 if connection is None or not connection.usable(repeatable=False):
                     connection = self._reconnect(close_count)
+                self._posted = True
                 connection.send(self._core.encode(call)[1], self._timeout_s)
             finally:
                 turns.end()

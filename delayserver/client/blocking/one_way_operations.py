@@ -21,7 +21,8 @@ class BlockingOneWayOperations(ABC):
     """Sends and publishes without a reply, as fast as the connection takes them. The client never knows if they arrived.
 
     A message that the server refuses is counted. The next reply to any call of this client has the count; see
-    `take_one_way_refused`. Messages of a connection that breaks may be lost without a trace.
+    `take_one_way_refused`. Messages of a connection that breaks may be lost without a trace. A client that is closed waits
+    until the server has taken them.
     """
 
     _core: ClientCore

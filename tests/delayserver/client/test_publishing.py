@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 from delayserver.client import Client, Message, PublishResult
 from delayserver.protocol.errors import InvalidArgument, PublishedElsewhere, SubjectInvalid
 from tests.delayserver.cli.conftest import Server, serve, serving
-from tests.delayserver.client.both import Connect
+from tests.delayserver.client.both import KINDS, Connect, connected
 
 FAR = """
 [[groups]]
@@ -81,6 +83,22 @@ def test_one_way_messages_arrive_and_refused_ones_are_counted(tmp_path: Path, co
         assert refused is not None and refused.messages >= 1 and isinstance(refused.first, SubjectInvalid)
         pulled = client.pull("s", "g", 1000, wait_s=5)
         assert [row.body for row in pulled][:500] == [b"%d" % number for number in range(500)]
+
+
+def test_a_client_that_closes_lets_its_one_way_messages_arrive(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as server, Client(server.address) as other:
+        for kind in KINDS:
+            with connected(kind, server.address) as client:
+                server.process.send_signal(signal.SIGSTOP)
+                for number in range(1_000):
+                    client.publish_one_way(kind, b"%d" % number)
+                # The server finds the messages, and behind them the end if the client did not wait.
+                threading.Timer(0.1, server.process.send_signal, [signal.SIGCONT]).start()
+            count = 0
+            while count < 1_000:
+                pulled = other.pull(kind, "g", 1_000, wait_s=5)
+                assert pulled, f"{count} have come, and no more"
+                count += len(pulled)
 
 
 def test_clients_follow_the_route_of_a_subject(tmp_path: Path, connect: Connect) -> None:
