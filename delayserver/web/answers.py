@@ -16,6 +16,9 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 JSON: Final = "application/json"
 EVENTS: Final = "text/event-stream"
 
+NO_JSON: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+"""What msgspec raises for bytes that are no JSON: also for too many brackets, and for texts that are not UTF-8."""
+
 _encode = msgspec.json.Encoder().encode
 
 
@@ -37,14 +40,20 @@ async def send_json(send: Send, status: int, document: object) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def read_json(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def read_json(body: bytes | memoryview, decoder: msgspec.json.Decoder[T]) -> T:
     """A document of a request. Raises `Problem` for one that is not JSON, and for one with wrong fields."""
     try:
         return decoder.decode(body)
-    except msgspec.ValidationError as error:
-        raise invalid(str(error)) from None
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise Problem(400, "malformed_request", f"the body is not JSON: {error}") from None
+    except NO_JSON as error:
+        raise no_json(error) from None
+
+
+def no_json(error: Exception) -> Problem:
+    """The problem of a document that cannot be read, by an error of `NO_JSON`. It is not raised here, and so holds no
+    frames: a request may have a million of them."""
+    if isinstance(error, msgspec.ValidationError):
+        return invalid(str(error))
+    return Problem(400, "malformed_request", f"the body is not JSON: {error}")
 
 
 def read_query(query: Mapping[str, str], kind: type[T]) -> T:
@@ -56,10 +65,12 @@ def read_query(query: Mapping[str, str], kind: type[T]) -> T:
 
 
 def event(data: bytes, *, name: str | None = None, event_id: str | None = None) -> bytes:
-    """One server-sent event. ``data`` is JSON, so it has no line breaks."""
+    """One server-sent event. ``data`` is JSON. It has line breaks where the body of a message is JSON with line breaks;
+    a client puts its lines together again."""
     lines = [b"id: " + event_id.encode()] if event_id is not None else []
     lines += [b"event: " + name.encode()] if name is not None else []
-    return b"\n".join([*lines, b"data: " + data, b"", b""])
+    lines += [b"data: " + line for line in data.splitlines()]
+    return b"\n".join([*lines, b"", b""])
 
 
 PING: Final = b": still here\n\n"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from starlette.requests import ClientDisconnect
 
 from delayserver.protocol.errors import QueueFull
+from delayserver.web.answers import NO_JSON, read_json
 from delayserver.web.problems import Problem, invalid
 
 Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -29,12 +31,19 @@ NDJSON: Final = "application/x-ndjson"
 LINES_TYPES: Final = (NDJSON, "application/ndjson", "application/jsonl", "application/x-jsonlines")
 """Media types of newline-delimited JSON."""
 
+TOKEN: Final = "delayserver.token"
+"""The entry of an ASGI scope that has the token of the request; empty for none."""
+LINES: Final = "delayserver.lines"
+"""The entry of an ASGI scope that is there while its body is read as lines: they may wait for the next row."""
+
 ROOM_BYTES: Final = 128 * 1024 * 1024
-"""Bodies of all requests that are being read or answered, beyond `SMALL_BYTES` each."""
+"""Bodies of all requests that are being read, and lines without an end, beyond `SMALL_BYTES` each."""
+ROOM_OF_TOKEN_BYTES: Final = ROOM_BYTES // 2
+"""So much of it for the requests of one token: no tenant shuts the others out."""
 SMALL_BYTES: Final = 64 * 1024
 """A request of this size gets through whatever others hold."""
 
-_decode_text = msgspec.json.Decoder(str).decode
+_text_decoder = msgspec.json.Decoder(str)
 
 
 class BodyReader:
@@ -42,11 +51,35 @@ class BodyReader:
 
     def __init__(self) -> None:
         self._held_bytes = 0
+        self._of_tokens: dict[str, int] = {}
 
     @property
     def held_bytes(self) -> int:
         """Bytes of unfinished requests that count against `ROOM_BYTES`."""
         return self._held_bytes
+
+    @contextmanager
+    def holding(self, scope: Scope) -> Iterator[Holding]:
+        """What one request holds, until the end of the block."""
+        holding = Holding(self, scope.get(TOKEN, ""))
+        try:
+            yield holding
+        finally:
+            holding.hold(0)
+
+    def take(self, token: str, size: int) -> None:
+        """Count bytes more for a token; give them back if `size` is negative. Raises `QueueFull`."""
+        of_token = self._of_tokens.get(token, 0) + size
+        if size > 0:
+            if self._held_bytes + size > ROOM_BYTES:
+                raise QueueFull("the bodies of other requests take all memory", retry_after_ms=1000)
+            if token and of_token > ROOM_OF_TOKEN_BYTES:
+                raise QueueFull("the bodies of other requests of this token take its memory", retry_after_ms=1000)
+        self._held_bytes += size
+        if of_token:
+            self._of_tokens[token] = of_token
+        else:
+            self._of_tokens.pop(token, None)
 
     async def read(self, scope: Scope, receive: Receive, bytes_max: int) -> bytes:
         """A whole body. Raises `Problem` for one above `bytes_max`, as soon as that is known."""
@@ -61,33 +94,41 @@ class BodyReader:
             if len(data) > bytes_max:
                 raise _too_large(bytes_max)
             return data
-        return await self._read_on(receive, data, bytes_max)
+        with self.holding(scope) as holding:
+            return await _read_on(receive, data, bytes_max, holding)
 
-    async def _read_on(self, receive: Receive, first: bytes, bytes_max: int) -> bytes:
-        parts, size, held = [first], len(first), 0
-        try:
-            while True:
-                if size > bytes_max:
-                    raise _too_large(bytes_max)
-                if size > SMALL_BYTES:
-                    self._take(size - SMALL_BYTES - held)
-                    held = size - SMALL_BYTES
-                message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                parts.append(message.get("body", b""))
-                size += len(parts[-1])
-                if not message.get("more_body", False):
-                    if size > bytes_max:
-                        raise _too_large(bytes_max)
-                    return b"".join(parts)
-        finally:
-            self._held_bytes -= held
 
-    def _take(self, size: int) -> None:
-        if self._held_bytes + size > ROOM_BYTES:
-            raise QueueFull("the bodies of other requests take all memory", retry_after_ms=1000)
-        self._held_bytes += size
+class Holding:
+    """The room that one request takes."""
+
+    def __init__(self, bodies: BodyReader, token: str) -> None:
+        self._bodies = bodies
+        self._token = token
+        self._held_bytes = 0
+
+    def hold(self, size: int) -> None:
+        """Hold so many bytes now. Raises `QueueFull`."""
+        held_bytes = max(size - SMALL_BYTES, 0)
+        if held_bytes != self._held_bytes:
+            self._bodies.take(self._token, held_bytes - self._held_bytes)
+            self._held_bytes = held_bytes
+
+
+async def _read_on(receive: Receive, first: bytes, bytes_max: int, holding: Holding) -> bytes:
+    parts, size = [first], len(first)
+    while True:
+        if size > bytes_max:
+            raise _too_large(bytes_max)
+        holding.hold(size)
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if not message.get("more_body", False):
+            if size > bytes_max:
+                raise _too_large(bytes_max)
+            return b"".join(parts)
 
 
 def _declared_length(scope: Scope) -> int | None:
@@ -119,7 +160,7 @@ def message_body(body: msgspec.Raw, body_base64: str | None) -> bytes | str:
         raise invalid("give either body (a text, or any JSON value) or body_base64 (bytes)")
     if body_base64 is not None:
         return base64_bytes(body_base64)
-    return _decode_text(raw) if raw[0] == ord('"') else bytes(raw)
+    return read_json(raw, _text_decoder) if raw[0] == ord('"') else bytes(raw)
 
 
 def base64_bytes(text: str) -> bytes:
@@ -147,6 +188,6 @@ def shown_body(body: bytes, form: BodyForm) -> tuple[Any, Encoding]:
 def _is_json(body: bytes) -> bool:
     try:
         msgspec.json.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except NO_JSON:
         return False
     return True

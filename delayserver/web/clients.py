@@ -19,11 +19,13 @@ from delayserver.client.connections.tls import TLS
 from delayserver.client.values.messages import ServerInfo
 from delayserver.protocol.errors import Forbidden, Unauthenticated
 from delayserver.protocol.tokens import ADMIN, LOOK
+from delayserver.web.bodies import TOKEN
 from delayserver.web.idempotency import FirstTries
 from delayserver.web.singles import Singles
 
-TOKEN: Final = "delayserver.token"
-"""The entry of an ASGI scope that has the token of the request; empty for none."""
+STRANGE_HOST: Final = "delayserver.strange_host"
+"""The entry of an ASGI scope that has the problem of a request under a name that is not this machine's; None for none. It
+counts where no token protects the server."""
 CHECKS_AT_ONCE_MAX: Final = 16
 """Tokens that are shown to the server for the first time, at the same time. More wait, so that guesses open no flood of
 connections."""
@@ -84,20 +86,33 @@ class Clients:
 
     async def of_request(self, scope: Mapping[str, Any]) -> TokenClient:
         """The client of a request, by its ASGI scope. On a server without tokens all requests share one. Raises
-        Unauthenticated for a token that the server does not take."""
-        token = scope.get(TOKEN, "")
+        Unauthenticated for a token that the server does not take, and for none where it asks for one; `Problem` for a
+        strange host on a server without tokens."""
+        client = await self._of(scope.get(TOKEN, ""), scope)
+        if client is self._without_token:
+            info = await client.calls.connect()
+            # The server would say so too. Here the body of the request is not read yet.
+            if info.needs_token and not info.roles:
+                raise Unauthenticated("this server asks for a token: give one as Authorization: Bearer")
+        return client
+
+    async def who_is(self, token: str, scope: Mapping[str, Any]) -> ServerInfo:
+        """The server's `hello` to a client with this token, asked now for a request. Raises Unauthenticated and `Problem`
+        as `of_request` does, but for no token."""
+        return await (await self._of(token, scope)).calls.hello()
+
+    async def _of(self, token: str, scope: Mapping[str, Any]) -> TokenClient:
         if not token:
             return await self._anonymous()
         client = self._by_token.get(token)
         if client is None:
-            return await self._open(token)
+            client = await self._open(token)
+            strange_host = scope.get(STRANGE_HOST)
+            if client is self._without_token and strange_host is not None:
+                raise strange_host
+            return client
         self._by_token.move_to_end(token)
         return client
-
-    async def who_is(self, token: str) -> ServerInfo:
-        """The server's `hello` to a client with this token, asked now. Raises Unauthenticated."""
-        client = await self.of_request({TOKEN: token})
-        return await client.calls.hello()
 
     async def require_look(self, scope: Mapping[str, Any]) -> None:
         """Raises Unauthenticated or Forbidden if the request may not see the figures of all subjects."""

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 import msgspec
 
 from delayserver.client.values.messages import Delivery
+from delayserver.web.answers import NO_JSON
 from delayserver.web.bodies import Scope, base64_bytes, content_type, shown_body
 from delayserver.web.problems import Problem, invalid
 from delayserver.web.queries import SendQuery
@@ -22,6 +23,8 @@ STRUCTURED: Final = "application/cloudevents+json"
 VERSIONS: Final = ("1.0",)
 CONTENT_TYPE: Final = "content-type"
 PREFIX: Final = "ce_"
+NO_ATTRIBUTES: Final = frozenset({PREFIX, "ce_data", "ce_data_base64", "ce_datacontenttype"})
+"""Properties that would give an event a second body, or a second type of it."""
 REQUIRED: Final = ("specversion", "id", "source", "type")
 
 _text_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -45,7 +48,7 @@ def from_structured(document: bytes, query: SendQuery) -> tuple[SendRequest, byt
     """The message and the body of an event in structured mode. Raises `Problem`."""
     try:
         members = _text_decoder.decode(document)
-    except msgspec.DecodeError as error:
+    except NO_JSON as error:
         raise Problem(400, "malformed_request", f"the event is not a JSON object: {error}") from None
     data, data_base64 = members.pop("data", None), members.pop("data_base64", None)
     attributes = {name: _text(name, value) for name, value in members.items()}
@@ -57,7 +60,7 @@ def from_structured(document: bytes, query: SendQuery) -> tuple[SendRequest, byt
     elif data is None:
         body = b""
     elif bytes(data).startswith(b'"') and not _is_json_type(kind):
-        body = msgspec.json.decode(data, type=str).encode()
+        body = _text("data", data).encode()
     else:
         body = bytes(data)
     return _request(attributes, kind, query), body
@@ -91,7 +94,9 @@ def _request(attributes: Mapping[str, str], kind: str, query: SendQuery) -> Send
 def to_structured(delivery: Delivery) -> dict[str, Any]:
     """A delivery as an event in structured mode. A message that was not sent as an event gets attributes of its own."""
     attributes = {
-        name.removeprefix(PREFIX): value for name, value in delivery.properties.items() if name.startswith(PREFIX)
+        name.removeprefix(PREFIX): value
+        for name, value in delivery.properties.items()
+        if name.startswith(PREFIX) and name not in NO_ATTRIBUTES
     }
     if not all(attributes.get(name) for name in REQUIRED):
         attributes = {
@@ -110,7 +115,10 @@ def to_structured(delivery: Delivery) -> dict[str, Any]:
 
 
 def _text(name: str, value: msgspec.Raw) -> str:
-    decoded = msgspec.json.decode(value)
+    try:
+        decoded = msgspec.json.decode(value)
+    except NO_JSON as error:
+        raise Problem(400, "malformed_request", f"{name[:80]} of the event is not JSON: {error}") from None
     if isinstance(decoded, bool):
         return "true" if decoded else "false"
     if isinstance(decoded, str | int):

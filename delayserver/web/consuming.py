@@ -67,8 +67,8 @@ class Consuming:
 
     async def pull(self, request: Request, names: Mapping[str, str]) -> Response:
         """Messages that are due. The pull ends early if its client goes away."""
-        asked = read_json(await self._read(request) or b"{}", _pull_decoder)
         client = await self._clients.of_request(request.scope)
+        asked = read_json(await self._read(request) or b"{}", _pull_decoder)
         deliveries = await unless_gone(request, lambda: _pull(client, names, asked))
         if asked.ack and deliveries:
             numbers = [delivery.delivery for delivery in deliveries]
@@ -77,24 +77,24 @@ class Consuming:
 
     async def ack(self, request: Request, names: Mapping[str, str]) -> Response:
         """Deliveries that are done."""
-        asked = read_json(await self._read(request), _ack_decoder)
         client = await self._clients.of_request(request.scope)
+        asked = read_json(await self._read(request), _ack_decoder)
         result = await client.calls.ack(names["subject"], names["group"], numbers_of(asked.deliveries))
         return json_answer(AckReply(result.acked, result.unknown))
 
     async def nack(self, request: Request, names: Mapping[str, str]) -> Response:
         """Deliveries to give back."""
-        asked = read_json(await self._read(request), _nack_decoder)
         client = await self._clients.of_request(request.scope)
+        asked = read_json(await self._read(request), _nack_decoder)
         delay = None if asked.delay_ms is None else _duration(asked.delay_ms)
         result = await client.calls.nack(names["subject"], names["group"], numbers_of(asked.deliveries), delay)
         return json_answer(NackReply(result.nacked, result.unknown, result.expired, result.dead_lettered))
 
     async def publish(self, request: Request, names: Mapping[str, str]) -> Response:
         """Store one message for consumers now."""
+        client = await self._clients.of_request(request.scope)
         body = await self._bodies.read(request.scope, request.receive, MESSAGE_BYTES_MAX)
         asked = read_json(body, _publish_decoder)
-        client = await self._clients.of_request(request.scope)
         published = await client.calls.publish(
             names["subject"],
             message_body(asked.body, asked.body_base64),

@@ -12,8 +12,8 @@ from typing import Any, Final
 from delayserver.config.settings import HttpSettings
 from delayserver.protocol.tokens import parse_token
 from delayserver.web.answers import Send, problem_answer
-from delayserver.web.bodies import Receive, Scope
-from delayserver.web.clients import TOKEN
+from delayserver.web.bodies import TOKEN, Receive, Scope
+from delayserver.web.clients import STRANGE_HOST
 from delayserver.web.origins import check_site, is_loopback_name
 from delayserver.web.problems import Problem
 from delayserver.web.scraping import STATUS
@@ -77,6 +77,7 @@ class Door:
                 cookies = value
             elif name == b"host":
                 host = value
+        strange = scope[STRANGE_HOST] = self._strange_host(host)
         if given is not None:
             scheme, _, text = given.decode("latin-1").strip().partition(" ")
             token: str = text.strip()
@@ -89,21 +90,24 @@ class Door:
             signed_in = self._sessions.token_of(session_id_of(cookies.decode("latin-1")))
             if signed_in is not None:
                 return signed_in
-        self._require_host(host)
+        if strange is not None:
+            raise strange
         return ""
 
-    def _require_host(self, host: bytes | None) -> None:
-        """Raises `Problem` for a request without a token under a name that is not this machine's, on a gateway that only
-        this machine should reach."""
+    def _strange_host(self, host: bytes | None) -> Problem | None:
+        """The problem of a request under a name that is not this machine's, on a gateway that only this machine should
+        reach. It counts for requests without a token. A page may also invent one: `Clients` looks whether the server asks
+        for any."""
         if not self._loopback or host is None:
-            return
+            return None
         name = host.decode("latin-1").lower()
-        if not is_loopback_name(name) and name not in self._hosts and name.rpartition(":")[0] not in self._hosts:
-            raise Problem(
-                403,
-                "host_unknown",
-                f"this gateway serves this machine alone, not {name[:100]!r}; name the host in http.allowed_hosts",
-            )
+        if is_loopback_name(name) or name in self._hosts or name.rpartition(":")[0] in self._hosts:
+            return None
+        return Problem(
+            403,
+            "host_unknown",
+            f"this gateway serves this machine alone, not {name[:100]!r}; name the host in http.allowed_hosts",
+        )
 
 
 def _with_headers(scope: Scope, send: Send, common: tuple[tuple[bytes, bytes], ...]) -> Send:

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from delayserver.config.settings import HttpSettings
-from delayserver.web.bodies import LINES_TYPES
+from delayserver.web.bodies import LINES
 from delayserver.web.exchange import Exchange
 from delayserver.web.problems import PROBLEM_JSON, TITLES, Problem
 
@@ -53,7 +53,7 @@ class Connections:
         self._connections_max = settings.connections_max
         self._head_s = settings.head_timeout_ms / 1000
         self._idle_s = settings.idle_timeout_ms / 1000
-        self._body_s = settings.body_timeout_ms / 1000
+        self.body_s = settings.body_timeout_ms / 1000
         # Those that wait for their client come first, in the order in which their waiting began.
         self._open: dict[BoundedProtocol, None] = {}
 
@@ -101,13 +101,13 @@ class Connections:
                 self._look_at(connection, now_s)
 
     def _look_at(self, connection: BoundedProtocol, now_s: float) -> None:
-        if connection.unread_since(now_s) > self._body_s:
+        if connection.unread_since(now_s) > self.body_s:
             connection.abort()
         elif connection.phase == IDLE and now_s - connection.since_s > self._idle_s:
             connection.end()
         elif connection.phase == HEAD and now_s - connection.since_s > self._head_s:
             connection.refuse(Problem(408, "request_timeout", "the head of the request did not come in time"))
-        elif connection.phase == BODY and connection.is_slow(now_s, self._body_s):
+        elif connection.phase == BODY and connection.is_slow(now_s, self.body_s):
             connection.refuse(Problem(408, "request_timeout", "the body of the request came too slowly"))
 
 
@@ -128,7 +128,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self.since_s = self.loop.time()
         self._head_bytes = 0
         self._hosts = 0
-        self._body_bytes = 0
+        self._codings = 0
+        self._late_s = 0.0
         self._got_body = False
         self._last_byte_s = 0.0
         self._upgrading = False
@@ -166,10 +167,7 @@ class BoundedProtocol(HttpToolsProtocol):
         # Bytes that are not body are head, or an extension of a chunk, or a trailer: the parser keeps them, or drops them.
         self._got_body = False
         try:
-            self.parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            # The request is answered as if it asked for no upgrade. The parser reads nothing behind it.
-            self._upgrading = True
+            self._feed(data)
         except httptools.HttpParserError:
             self.refuse(self._failure or _malformed())
             return
@@ -181,11 +179,25 @@ class BoundedProtocol(HttpToolsProtocol):
             if self._head_bytes > self._connections.head_bytes_max:
                 self.refuse(_large_head(self._connections.head_bytes_max))
 
+    def _feed(self, data: bytes) -> None:
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            # The parser takes all behind such a head for another protocol. So another one reads the request again, as if
+            # it asked for no upgrade: clients of Java and `curl --http2` send bodies with such requests.
+            self._upgrading = False
+            method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+            lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] != b"upgrade"]
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            head = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, b"".join(lines))
+            self._feed(head + data[upgrade.args[0] :])
+
     # --- the parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._hosts = 0
+        self._hosts = self._codings = 0
         if self.phase != HEAD:
             self.phase, self.since_s, self._head_bytes = HEAD, self._last_byte_s, 0
 
@@ -194,22 +206,36 @@ class BoundedProtocol(HttpToolsProtocol):
             return  # A trailer. The application has the headers already.
         if len(name) == 4 and name.lower() == b"host":
             self._hosts += 1
+        elif len(name) == 17 and name.lower() == b"transfer-encoding":
+            self._codings += 1 if value.lower() == b"chunked" else 2
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         try:
             self._check_head()
+            if self.parser.should_upgrade():
+                self._upgrading = True
+                return
             self._begin_exchange()
         except Exception as error:
             # The parser may have another reason to stop, and raise an error for that instead.
             self._failure = error if isinstance(error, Problem) else _malformed()
             raise
-        self.phase, self.since_s, self._head_bytes, self._body_bytes = BODY, self._last_byte_s, 0, 0
+        self.phase, self._head_bytes = BODY, 0
+        self._late_s = self._last_byte_s + self._connections.body_s
         self._unanswered += 1
 
     def _check_head(self) -> None:
-        if self._hosts != 1 and self.parser.get_http_version() == "1.1":
+        version = self.parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise Problem(400, "malformed_request", "this gateway speaks version 1.1 of HTTP")
+        if self._hosts > 1 or (not self._hosts and version == "1.1"):
             raise Problem(400, "malformed_request", "a request has exactly one Host")
+        if self._codings > (version == "1.1"):
+            # A proxy that reads such a body in another way could be led to see other requests than the gateway.
+            raise Problem(400, "malformed_request", "the only Transfer-Encoding is chunked, in version 1.1")
+        if self.parser.get_method() == b"CONNECT":
+            raise Problem(400, "malformed_request", "this is no proxy")
         size = len(self.url) + sum([len(name) + len(value) + HEADER_MARKS for name, value in self.headers])
         if size > self._connections.head_bytes_max:
             raise _large_head(self._connections.head_bytes_max)
@@ -221,6 +247,10 @@ class BoundedProtocol(HttpToolsProtocol):
         version, scope = self.parser.get_http_version(), self.scope
         url = httptools.parse_url(self.url)
         path = url.path.decode("ascii")
+        if not path.startswith("/"):
+            raise Problem(400, "malformed_request", "the target of a request is a path")
+        if self.url[:1] != b"/":
+            self._check_place()
         scope["method"] = self.parser.get_method().decode("ascii")
         scope["http_version"] = version
         scope["path"] = unquote(path) if "%" in path else path
@@ -245,12 +275,23 @@ class BoundedProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
             self.pipeline.appendleft((self.cycle, self.app))
 
+    def _check_place(self) -> None:
+        """Raises `Problem` for a target with a name other than that of `Host`: only one of the two is looked at."""
+        scheme, _, place = self.url.partition(b"://")
+        host = next((value for name, value in self.headers if name == b"host"), b"")
+        if scheme.lower() not in (b"http", b"https") or place.partition(b"/")[0].lower() != host.lower():
+            raise Problem(400, "malformed_request", "the target of the request and its Host name different places")
+
     def on_body(self, body: bytes) -> None:
         self._got_body = True
-        self._body_bytes += len(body)
+        # Bytes that come early save time up to one period, and no more.
+        late_s = self._late_s + len(body) / BYTES_PER_S_MIN
+        self._late_s = min(late_s, self._last_byte_s + self._connections.body_s)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._upgrading:
+            return
         self.phase = ANSWER
         super().on_message_complete()
 
@@ -271,8 +312,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self._linger()
         elif cut:
             self._linger()
-        elif self._upgrading:
-            self.end()
         elif self.phase == ANSWER:
             self.phase, self.since_s = IDLE, self.loop.time()
             self._connections.renew(self)
@@ -334,11 +373,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def is_slow(self, now_s: float, body_s: float) -> bool:
         """Whether the client, and not the application, lets the body wait for too long."""
         if self.flow.read_paused:
+            self._last_byte_s, self._late_s = now_s, now_s + body_s
             return False
-        if now_s - self._last_byte_s > body_s:
-            return True
-        may_wait = any(name == b"content-type" and _is_lines(value) for name, value in self.headers)
-        return not may_wait and now_s - self.since_s > body_s + self._body_bytes / BYTES_PER_S_MIN
+        if LINES in self.cycle.scope:
+            return now_s - self._last_byte_s > body_s
+        return now_s > self._late_s
 
     def unread_since(self, now_s: float) -> float:
         """For how many seconds the client has read nothing of an answer that waits for it."""
@@ -357,7 +396,3 @@ def _malformed() -> Problem:
 
 def _large_head(bytes_max: int) -> Problem:
     return Problem(431, "head_too_large", f"the head of a request has at most {bytes_max} bytes")
-
-
-def _is_lines(content_type: bytes) -> bool:
-    return content_type.partition(b";")[0].strip().lower().decode("latin-1") in LINES_TYPES

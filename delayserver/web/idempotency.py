@@ -16,6 +16,8 @@ from delayserver.web.schemas import Due
 
 KEYS_MAX: Final = 16_384
 """About 4 MiB for each token that uses keys."""
+NAMES_MAX: Final = 2 * 255
+"""Characters of a subject and a key. Longer ones are not kept: the server refuses their message."""
 
 
 def idempotency_key(scope: Scope) -> str | None:
@@ -45,7 +47,7 @@ class FirstTries:
 
     def due_ms(self, subject: str, key: str, due: Due, resolved_ms: int) -> int:
         """The due time of this try: that of the first one if the due time of the request depends on the clock."""
-        if due.due_ms is not None or due.at is not None:
+        if due.due_ms is not None or due.at is not None or len(subject) + len(key) > NAMES_MAX:
             return resolved_ms
         first_ms = self._due_ms.setdefault((subject, key), resolved_ms)
         self._due_ms.move_to_end((subject, key))

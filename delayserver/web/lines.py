@@ -1,7 +1,7 @@
 """`POST /v1/messages` with newline-delimited JSON: a stream of rows in, a stream of results out.
 
-While some rows are on their way to the server, the next ones are read. Memory is bounded by `CHUNKS_MAX` chunks of rows;
-a client that does not read its results is not read from either.
+While some rows are on their way to the server, the next ones are read. Memory is bounded by `CHUNKS_MAX` chunks of rows, and
+by the room that bodies of all requests share; a client that does not read its results is not read from either.
 """
 
 from __future__ import annotations
@@ -14,14 +14,19 @@ import msgspec
 from anyio.streams.memory import MemoryObjectSendStream
 from starlette.requests import ClientDisconnect
 
+from delayserver.protocol.errors import QueueFull
 from delayserver.web.answers import Send
-from delayserver.web.bodies import NDJSON, Receive
+from delayserver.web.bodies import NDJSON, Holding, Receive
 from delayserver.web.clients import TokenClient
-from delayserver.web.problems import Problem
+from delayserver.web.problems import Problem, problem_of
 from delayserver.web.queries import SendQuery
 from delayserver.web.rows import Result, Row, Rows, read_lines
 from delayserver.web.schemas import RowProblem, RowsDone
 
+ROWS_MAX: Final = 1024
+"""Rows that are read at a time. Reading them takes some ten milliseconds, in which no other request is answered."""
+PIECES_MAX: Final = 1024
+"""Pieces of a line that are kept, before they are made one: a piece may be one byte."""
 CHUNKS_MAX: Final = 4
 """Chunks on their way at the same time: so many are enough that neither gateway nor server waits for the other."""
 
@@ -31,30 +36,61 @@ _encoder = msgspec.json.Encoder()
 class LineReader:
     """The rows of a body, as many at a time as have come."""
 
-    def __init__(self, receive: Receive, line_bytes_max: int) -> None:
+    def __init__(self, receive: Receive, line_bytes_max: int, holding: Holding, turn: anyio.Lock) -> None:
+        """`turn`: of all bodies of lines one is read at a time, and other requests get theirs in between."""
         self._receive = receive
         self._line_bytes_max = line_bytes_max
-        self._rest = b""
-        self.more = True
+        self._holding = holding
+        self._turn = turn
+        # Whole lines that are not read yet; behind them the pieces of a line without an end.
+        self._lines = b""
+        self._rest: list[bytes] = []
+        self._rest_bytes = 0
+        self._more_body = True
+        self._refused: Problem | None = None
+
+    @property
+    def more(self) -> bool:
+        """False behind the last rows."""
+        return self._more_body or bool(self._lines) or self._refused is not None
 
     async def next(self) -> list[Row]:
-        """The next rows, perhaps none. Sets ``more`` to False behind the last ones."""
-        message = await self._receive()
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnect
-        data: bytes = message.get("body", b"")
-        self.more = message.get("more_body", False)
-        whole, newline, rest = data.rpartition(b"\n")
-        if not newline:
-            whole, rest = b"", data
-        lines = self._rest + whole + newline if newline else b""
-        self._rest = rest if newline else self._rest + rest
-        if not self.more:
-            lines, self._rest = lines + self._rest, b""
+        """The next rows, perhaps none, not many more than `ROWS_MAX`."""
+        if not self._lines and self._refused is None:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            self._more_body = message.get("more_body", False)
+            self._add(message.get("body", b""))
+        async with self._turn:
+            return self._read()
+
+    def _add(self, data: bytes) -> None:
+        end = data.rfind(b"\n") + 1 if self._more_body else len(data)
+        if end or not self._more_body:
+            self._lines, self._rest, self._rest_bytes = b"".join([*self._rest, data[:end]]), [], 0
+        self._rest.append(data[end:])
+        self._rest_bytes += len(data) - end
+        if len(self._rest) > PIECES_MAX:
+            self._rest = [b"".join(self._rest)]
+        try:
+            if self._rest_bytes > self._line_bytes_max:
+                raise Problem(413, "body_too_large", f"a line is above {self._line_bytes_max} bytes")
+            self._holding.hold(self._rest_bytes)
+        except (Problem, QueueFull) as error:
+            # No line behind it is read.
+            self._more_body, self._rest = False, []
+            self._refused = error if isinstance(error, Problem) else problem_of(error)
+
+    def _read(self) -> list[Row]:
+        lines, self._lines = self._lines, b""
+        if lines.count(b"\n") > ROWS_MAX:
+            self._lines = lines.split(b"\n", ROWS_MAX)[-1]
+            lines = lines[: len(lines) - len(self._lines)]
         rows = read_lines(lines) if lines else []
-        if len(self._rest) > self._line_bytes_max:
-            self.more, self._rest = False, b""
-            rows.append(Problem(413, "body_too_large", f"a line is above {self._line_bytes_max} bytes"))
+        if not self._lines and self._refused is not None:
+            rows.append(self._refused)
+            self._refused = None
         return rows
 
 
@@ -122,7 +158,10 @@ class LineAnswer:
                 count += len(read)
                 chunk = _Chunk(rows)
                 tasks.start_soon(chunk.send, self._client)
-                await filled.send(chunk)
+                try:
+                    await filled.send(chunk)
+                except anyio.BrokenResourceError:  # The answer is cancelled.
+                    return
 
     def _lines(self, results: list[Result]) -> bytes:
         problems = [result for result in results if isinstance(result, RowProblem)]

@@ -17,7 +17,8 @@ from starlette.responses import Response
 from delayserver.client import AsyncClient
 from delayserver.protocol.errors import DelayServerError
 from delayserver.web.answers import event, event_stream
-from delayserver.web.clients import TOKEN, Clients
+from delayserver.web.bodies import TOKEN
+from delayserver.web.clients import Clients
 from delayserver.web.problems import problem_of
 from delayserver.web.streams import Streams
 

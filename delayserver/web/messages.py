@@ -70,9 +70,9 @@ class Messages:
         return _ended(await client.calls.cancel(target))
 
     async def _move(self, request: Request, target: Target) -> Response:
+        client = await self._clients.of_request(request.scope)
         body = await self._bodies.read(request.scope, request.receive, REQUEST_BYTES_MAX)
         asked = read_json(body, _move_decoder)
-        client = await self._clients.of_request(request.scope)
         has_body = bool(memoryview(asked.body)) or asked.body_base64 is not None
         moved = await client.calls.reschedule(
             target,

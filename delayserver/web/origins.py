@@ -16,6 +16,8 @@ from delayserver.web.problems import Problem
 
 HOST_CHARACTERS_MAX: Final = 300
 """A name of DNS has at most 253, and a port five."""
+_NO_URL: Final = frozenset("/?#@\\")
+"""What would make a host more than a name and a port."""
 _OURS: Final = frozenset({b"same-origin", b"none"})
 _CROSS_SITE: Final = "the request comes from a page of another site; open the console, or call the API from a program"
 
@@ -50,6 +52,8 @@ def is_loopback_name(host: str) -> bool:
 
 @lru_cache(64)
 def _is_loopback_name(host: str) -> bool:
+    if not _NO_URL.isdisjoint(host):
+        return False
     try:
         name = urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -10,7 +10,7 @@ from urllib.parse import unquote_to_bytes
 from starlette.requests import Request
 from starlette.responses import Response
 
-from delayserver.web.answers import Send
+from delayserver.web.answers import EVENTS, Send
 from delayserver.web.bodies import Receive, Scope
 from delayserver.web.problems import Problem, invalid
 
@@ -52,6 +52,11 @@ class Endpoint:
     errors: tuple[int, ...] = ()
     headers: Mapping[str, str] = field(default_factory=dict)
     direct: Direct | None = None
+
+    @property
+    def streams(self) -> bool:
+        """Whether it answers with a stream of events."""
+        return any(answer.media == EVENTS for answer in self.answers.values())
 
     @property
     def name(self) -> str:
@@ -107,7 +112,8 @@ class Router:
         if not node.endpoints:
             return None
         endpoint = node.endpoints.get("GET" if method == "HEAD" else method)
-        if endpoint is None:
+        # A stream takes messages from their group, and HEAD would drop them.
+        if endpoint is None or (method == "HEAD" and endpoint.streams):
             allowed = ", ".join(sorted(node.endpoints))
             raise Problem(
                 405, "method_not_allowed", f"{raw_path[:200]} takes {allowed}", fields={"allowed": allowed.split(", ")}

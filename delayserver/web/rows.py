@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -9,8 +10,8 @@ import msgspec
 
 from delayserver.client.calls.send_calls import new_message_ids
 from delayserver.client.values.messages import ColumnsSent, Message
-from delayserver.protocol.errors import DelayServerError, Refused
-from delayserver.web.answers import read_json
+from delayserver.protocol.errors import BatchTooLarge, DelayServerError, Refused
+from delayserver.web.answers import NO_JSON, no_json, read_json
 from delayserver.web.bodies import message_body
 from delayserver.web.clients import TokenClient
 from delayserver.web.problems import Problem, invalid, problem_of
@@ -22,6 +23,11 @@ Row: TypeAlias = SendRequest | Problem
 """One row as it was read: a message, or why it is none."""
 Result: TypeAlias = Sent | RowProblem
 
+NAME_MAX: Final = 255
+"""Bytes, and so characters, of an id, a tag or an order key. The server refuses longer ones too, but reads columns of long
+ones slowly."""
+COMMAS_PER_ROW: Final = 16
+"""A list with more commas than so many a row, and a row that is no object, is refused as a whole."""
 _NO_TRACE: Final[Mapping[str, str]] = {}
 _row_decoder = msgspec.json.Decoder(SendRequest)
 _list_decoder = msgspec.json.Decoder(list[SendRequest])
@@ -31,25 +37,54 @@ _raw_list_decoder = msgspec.json.Decoder(list[msgspec.Raw])
 def read_row(data: bytes | msgspec.Raw) -> Row:
     """One row of JSON."""
     try:
-        return read_json(data, _row_decoder)
-    except Problem as problem:
-        return problem
+        return _row_decoder.decode(data)
+    except NO_JSON as error:
+        return no_json(error)
 
 
-def read_list(body: bytes) -> list[Row]:
-    """The rows of a JSON list. Raises `Problem` if the body is no list."""
+def read_list(body: bytes, rows_max: int) -> list[Row]:
+    """The rows of a JSON list. Raises `Problem` if the body is no list, and for more rows than `rows_max`."""
+    require_few_rows(body, rows_max)
     try:
-        return [*_list_decoder.decode(body)]
-    except msgspec.DecodeError:
+        rows: list[Row] = [*_list_decoder.decode(body)]
+    except NO_JSON:
         # Some row is not valid, or there is no list at all.
-        return [read_row(each) for each in read_json(body, _raw_list_decoder)]
+        rows = [read_row(each) for each in read_json(body, _raw_list_decoder)]
+    if len(rows) > rows_max:
+        raise _too_many(rows_max)
+    return rows
+
+
+def require_few_rows(body: bytes, rows_max: int) -> None:
+    """Raises `Problem` for a list with far more rows than `rows_max`, before objects are made of them: a list of 16 MiB may
+    have eight million rows."""
+    commas = body.count(b",")
+    if commas < rows_max:
+        return
+    count = itertools.count(1)
+
+    class _AnyObject(msgspec.Struct):
+        def __post_init__(self) -> None:
+            if next(count) > rows_max:
+                raise _too_many(rows_max)
+
+    try:
+        msgspec.json.Decoder(list[_AnyObject]).decode(body)
+    except NO_JSON as error:
+        # A row that is no object ends the count.
+        if commas > COMMAS_PER_ROW * rows_max:
+            raise no_json(error) from None
+
+
+def _too_many(rows_max: int) -> Problem:
+    return problem_of(BatchTooLarge(f"a list has at most {rows_max} messages: send more as lines"))
 
 
 def read_lines(data: bytes) -> list[Row]:
     """The rows of whole lines. Empty lines are no rows."""
     try:
         return [*_row_decoder.decode_lines(data)]
-    except msgspec.DecodeError:
+    except NO_JSON:
         return [read_row(line) for line in data.split(b"\n") if line.strip()]
 
 
@@ -62,15 +97,16 @@ class Rows:
         self._trace = trace
         self._places: list[int] = []
         self._messages: list[Message] = []
-        self._problems: dict[int, Problem] = {}
+        self._problems: dict[int, RowProblem] = {}
 
     async def prepare(self, client: TokenClient, rows: Sequence[Row]) -> None:
         """Take the rows. A delay counts from this call."""
         now_ms: int | None = None
         for place, row in enumerate(rows):
+            if isinstance(row, Problem):
+                self._problems[place] = _problem(row, self._first_row + place)
+                continue
             try:
-                if isinstance(row, Problem):
-                    raise row
                 if row.delay_ms is not None and _only_delay_ms(row):
                     if now_ms is None:  # one reading of the clock is enough for rows that came together
                         now_ms = await client.calls.resolve_due_ms(None, 0, None, None)
@@ -80,18 +116,16 @@ class Rows:
                 self._messages.append(_message(row, due_ms, self._trace))
                 self._places.append(place)
             except Problem as problem:
-                self._problems[place] = problem
+                self._problems[place] = _problem(problem, self._first_row + place)
             except DelayServerError as error:
-                self._problems[place] = problem_of(error)
+                self._problems[place] = _problem(problem_of(error), self._first_row + place)
 
     async def send(self, client: TokenClient) -> list[Result]:
         """Send the messages: a result for each row, in order. An error of a whole request is the problem of its rows."""
-        results: dict[int, Sent | Problem] = dict(self._problems)
-        results.update(zip(self._places, await _send(client, self._messages), strict=True))
-        return [
-            result if isinstance(result, Sent) else _problem(result, self._first_row + place)
-            for place, result in sorted(results.items(), key=_place)
-        ]
+        results: dict[int, Result] = dict(self._problems)
+        for place, result in zip(self._places, await _send(client, self._messages), strict=True):
+            results[place] = result if isinstance(result, Sent) else _problem(result, self._first_row + place)
+        return [result for _, result in sorted(results.items(), key=_place)]
 
 
 def _only_delay_ms(row: SendRequest) -> bool:
@@ -107,8 +141,9 @@ def _message(row: SendRequest, due_ms: int, trace: Mapping[str, str]) -> Message
         raise invalid("the due time is beyond 63 bits")
     # In columns an empty text means that there is none.
     for name, value in (("message_id", row.message_id), ("tag", row.tag), ("order_key", row.order_key)):
-        if value == "":
-            raise Problem(400, "message_id_invalid" if name == "message_id" else "invalid_argument", f"{name} is empty")
+        if value is not None and not 0 < len(value) <= NAME_MAX:
+            error = "message_id_invalid" if name == "message_id" else "invalid_argument"
+            raise Problem(400, error, f"{name} is empty" if not value else f"{name} has more than {NAME_MAX} bytes")
     body = message_body(row.body, row.body_base64)
     return Message(
         row.subject,

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from typing import Final
 from urllib.parse import parse_qsl
 
+import anyio
 import msgspec
 
 from delayserver.client.values.messages import Message
-from delayserver.protocol.errors import BatchTooLarge
 from delayserver.web.answers import Send, read_json, read_query, send_json
-from delayserver.web.bodies import LINES_TYPES, BodyReader, Receive, Scope, content_type, message_body
+from delayserver.web.bodies import LINES, LINES_TYPES, BodyReader, Receive, Scope, content_type, message_body
 from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import STRUCTURED, from_binary, from_structured, is_binary
 from delayserver.web.idempotency import idempotency_key, refuse_key
 from delayserver.web.lines import LineAnswer, LineReader
-from delayserver.web.problems import Problem, problem_of
+from delayserver.web.problems import Problem
 from delayserver.web.queries import SendQuery
 from delayserver.web.rows import Rows, read_list
 from delayserver.web.schemas import SendRequest, Sent
@@ -40,6 +40,7 @@ class Sending:
     def __init__(self, clients: Clients, bodies: BodyReader) -> None:
         self._clients = clients
         self._bodies = bodies
+        self._turn = anyio.Lock()
 
     async def send_message(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The endpoint. An ASGI application, since it is called most."""
@@ -50,7 +51,10 @@ class Sending:
         kind = content_type(scope)
         if kind in LINES_TYPES:
             refuse_key(scope)
-            await LineAnswer(client, LineReader(receive, message_bytes_max), query).run(send)
+            scope[LINES] = True
+            with self._bodies.holding(scope) as holding:
+                reader = LineReader(receive, message_bytes_max, holding, self._turn)
+                await LineAnswer(client, reader, query).run(send)
             return
         body = await self._bodies.read(scope, receive, max(message_bytes_max, LIST_BYTES_MAX))
         if kind == STRUCTURED:
@@ -103,10 +107,7 @@ def _query(scope: Scope) -> SendQuery:
 
 
 async def _send_list(client: TokenClient, body: bytes, trace: Mapping[str, str]) -> list[object]:
-    rows = read_list(body)
-    rows_max = client.calls.limits.batch_messages_max
-    if len(rows) > rows_max:
-        raise problem_of(BatchTooLarge(f"a list has at most {rows_max} messages, not {len(rows)}: send them as lines"))
+    rows = read_list(body, client.calls.limits.batch_messages_max)
     sending = Rows(0, trace)
     await sending.prepare(client, rows)
     return [*await sending.send(client)]

@@ -10,6 +10,8 @@ from typing import Final
 COOKIE: Final = "delayserver_session"
 SESSIONS_MAX: Final = 1_000
 """A session is some 300 bytes. The one that was used least recently ends beyond it."""
+SESSIONS_OF_TOKEN_MAX: Final = 50
+"""Beyond it the one of this token that was used least recently ends, so that no token signs out the others."""
 IDLE_S: Final = 3_600.0
 """A session without a request for this long has ended. The page itself asks every second while it is open."""
 AGE_S_MAX: Final = 12 * 3_600.0
@@ -41,6 +43,9 @@ class Sessions:
         """A new session; its id."""
         now_s = self._now_s()
         session_id = self._random(ID_BYTES).hex()
+        of_token = [each for each, session in self._sessions.items() if session.token == token]
+        if len(of_token) >= SESSIONS_OF_TOKEN_MAX:
+            self.end(of_token[0])
         self._sessions[session_id] = _Session(token, now_s, now_s)
         if len(self._sessions) > SESSIONS_MAX:
             self._sessions.popitem(last=False)

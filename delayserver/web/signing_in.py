@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from delayserver.protocol.tokens import parse_token
 from delayserver.web.answers import json_answer, read_json
-from delayserver.web.bodies import BodyReader
-from delayserver.web.clients import TOKEN, Clients
+from delayserver.web.bodies import TOKEN, BodyReader
+from delayserver.web.clients import Clients
 from delayserver.web.problems import Problem
 from delayserver.web.schemas import LoginRequest, SessionState
 from delayserver.web.sessions import AGE_S_MAX, COOKIE, Sessions, session_id_of
@@ -39,7 +39,7 @@ class SigningIn:
         if parse_token(token) is None:
             raise Problem(401, "unauthenticated", "this is no token of delayserver: it begins with dst_")
         # Raises Unauthenticated for a token that the server does not take.
-        state = await self._state(token)
+        state = await self._state(request, token)
         cookie = f"{COOKIE}={self._sessions.begin(token)}; Max-Age={int(AGE_S_MAX)}; {_attributes(request)}"
         return json_answer(state, headers={"set-cookie": cookie})
 
@@ -51,10 +51,10 @@ class SigningIn:
 
     async def session(self, request: Request, names: Mapping[str, str]) -> Response:
         """The caller as the server sees it."""
-        return json_answer(await self._state(request.scope[TOKEN]))
+        return json_answer(await self._state(request, request.scope[TOKEN]))
 
-    async def _state(self, token: str) -> SessionState:
-        info = await self._clients.who_is(token)
+    async def _state(self, request: Request, token: str) -> SessionState:
+        info = await self._clients.who_is(token, request.scope)
         return SessionState(info.needs_token and not info.roles, info.token_id, list(info.roles), list(info.subjects))
 
 

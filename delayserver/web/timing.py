@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from delayserver.client import AsyncClient
 from delayserver.client.calls.send_calls import delay_of_level
 from delayserver.config.units import parse_duration_ms, parse_instant_ms
 from delayserver.web.problems import invalid
 from delayserver.web.schemas import Due
+
+TEXT_MAX: Final = 100
+"""Far more than any duration or time has. To read megabytes of one would take seconds."""
 
 
 async def due_ms_of(due: Due, client: AsyncClient) -> int:
@@ -16,6 +21,8 @@ async def due_ms_of(due: Due, client: AsyncClient) -> int:
         raise invalid("give exactly one of due_ms, delay_ms, delay, at and delay_level")
     if due.due_ms is not None:
         return due.due_ms
+    if len(due.delay or due.at or "") > TEXT_MAX:
+        raise invalid(f"delay and at have at most {TEXT_MAX} characters")
     try:
         if due.at is not None:
             return parse_instant_ms(due.at)

@@ -18,7 +18,8 @@ import pytest
 
 from delayserver.client import AsyncClient
 from delayserver.protocol.errors import Unauthenticated
-from delayserver.web.clients import TOKEN, Clients
+from delayserver.web.bodies import TOKEN
+from delayserver.web.clients import Clients
 from delayserver.web.process import NICE
 from tests.delayserver.web.web_server import ROOT, SECONDS_MAX, Web, serve, stop
 

@@ -14,7 +14,8 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from delayserver.config.settings import HttpSettings
-from delayserver.web.http_protocol import HEAD, BoundedProtocol, Connections
+from delayserver.web.bodies import LINES
+from delayserver.web.http_protocol import BODY, HEAD, BoundedProtocol, Connections
 from delayserver.web.problems import Problem
 
 
@@ -67,6 +68,26 @@ def test_an_answer_does_not_wait_for_the_acknowledgement_of_its_head() -> None:
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     with_a_connection(look)
+
+
+def test_early_bytes_of_a_body_save_time_up_to_one_period() -> None:
+    async def drip(connection: BoundedProtocol, client: socket.socket) -> None:
+        async def answer(_scope: Any, receive: Any, _send: Any) -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+
+        connection.app = answer
+        client.sendall(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000\r\n\r\n" + b" " * 50_000)
+        while connection.phase != BODY:
+            await asyncio.sleep(0.001)
+        now_s = connection.loop.time()
+        assert not connection.is_slow(now_s + 29, 30)
+        assert connection.is_slow(now_s + 31, 30)
+        connection.cycle.scope[LINES] = True  # type: ignore[typeddict-unknown-key]
+        assert not connection.is_slow(now_s + 29, 30)
+        connection.abort()
+
+    with_a_connection(drip)
 
 
 def read_now(client: socket.socket) -> bytes:

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -15,7 +16,8 @@ import anyio
 import pytest
 
 from delayserver.client import Client
-from delayserver.web.clients import TOKEN, Clients
+from delayserver.web.bodies import TOKEN
+from delayserver.web.clients import Clients
 from tests.delayserver.web.web_server import ROOT, SECONDS_MAX, Reply, Web, serve, stop
 
 MESSAGE = {"subject": "orders.a", "body": "x", "delay": "1h"}
@@ -239,6 +241,57 @@ def test_a_limit_is_429_with_the_time_to_wait(guarded: Guarded) -> None:
     assert guarded.ask(guarded.shop, "POST", "/v1/messages", MESSAGE).status == 201
 
 
+@pytest.mark.parametrize(
+    "target",
+    [
+        "POST /v1/messages",
+        "PATCH /v1/messages/x",
+        "POST /v1/subjects/orders.a/publish",
+        "POST /v1/subjects/orders.a/groups/g/pull",
+        "POST /v1/subjects/orders.a/groups/g/ack",
+        "POST /v1/subjects/orders.a/groups/g/nack",
+    ],
+)
+@pytest.mark.parametrize("kind", ["application/json", "application/x-ndjson"])
+def test_a_body_without_a_token_is_not_waited_for(guarded: Guarded, target: str, kind: str) -> None:
+    with closing(guarded.web.connect()) as connection:
+        head = f"{target} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {kind}\r\nContent-Length: 1000000\r\n\r\n"
+        connection.sendall(head.encode())
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 401 ")
+
+
+def test_a_key_of_another_token_is_not_known(guarded: Guarded) -> None:
+    with Client(guarded.web.address, token=guarded.admin) as client:
+        tokens = [client.token("send", "orders*").text for _ in range(2)]
+    due = [
+        guarded.ask(token, "POST", "/v1/messages", MESSAGE | {"delay": delay}, **{"idempotency-key": "same"}).json[
+            "due_ms"
+        ]
+        for token, delay in ((tokens[0], "1h"), (tokens[1], "2h"), (tokens[0], "3h"))
+    ]
+    assert due[2] == due[0] < due[1]
+
+
+def test_a_session_and_its_streams_end_with_their_token(guarded: Guarded) -> None:
+    with Client(guarded.web.address, token=guarded.admin) as client:
+        made = client.token(["look", "consume"])
+        cookie = sign_in(guarded, made.text).headers["set-cookie"].partition(";")[0]
+        assert guarded.web.ask("GET", "/v1/status", headers={"cookie": cookie}).status == 200
+        with ExitStack() as stack:
+            streams = [stack.enter_context(closing(guarded.web.connect())) for _ in range(2)]
+            for connection, path in zip(streams, ("live", "subjects/quiet/groups/g/deliveries"), strict=True):
+                connection.sendall(f"GET /v1/{path} HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode())
+                assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
+            client.rotate_token(made.token.id, overlap=0)
+            for connection in streams:
+                found = b""
+                while not found.endswith(b"0\r\n\r\n"):
+                    data = connection.recv(65_536)
+                    assert data, "the stream was cut"
+                    found += data
+    problem(guarded.web.ask("GET", "/v1/status", headers={"cookie": cookie}), 401, "unauthenticated")
+
+
 def test_probes_need_no_token(guarded: Guarded) -> None:
     assert guarded.web.ask("GET", "/healthz").status == 200
     assert guarded.web.ask("GET", "/readyz").status == 200
@@ -323,6 +376,15 @@ def test_no_page_of_another_site_can_act_or_read(guarded: Guarded, web: Web, hea
 )
 def test_a_name_that_leads_to_loopback_reads_nothing(web: Web, host: str) -> None:
     problem(web.ask("GET", "/v1/status", headers={"host": host}), 403, "host_unknown")
+    # A page can invent a token, and a server without tokens takes it for none.
+    invented = bearer("dst_0123456789ab_" + "A" * 43) | {"host": host}
+    for method, path, document in (
+        ("GET", "/v1/status", None),
+        ("POST", "/v1/messages", MESSAGE),
+        ("GET", "/v1/session", None),
+        ("POST", "/login", {"token": invented["authorization"][7:]}),
+    ):
+        problem(web.ask(method, path, document, headers=invented), 403, "host_unknown")
     assert web.ask("GET", "/v1/status", headers={"host": "localhost:20880"}).status == 200
     assert web.ask("GET", "/v1/status", headers={"host": "[::1]:20880"}).status == 200
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from delayserver.web.origins import is_loopback_name
-from delayserver.web.sessions import AGE_S_MAX, IDLE_S, SESSIONS_MAX, Sessions
+from delayserver.web.sessions import AGE_S_MAX, IDLE_S, SESSIONS_MAX, SESSIONS_OF_TOKEN_MAX, Sessions
 
 
 class Now:
@@ -32,11 +32,20 @@ def test_a_session_ends_when_it_is_idle_or_old() -> None:
     assert sessions.token_of(used) is None and len(sessions) == 0
 
 
+def test_sessions_of_one_token_do_not_end_those_of_others() -> None:
+    sessions = Sessions(Now(), os.urandom)
+    admin, first = sessions.begin("admin"), sessions.begin("greedy")
+    for _ in range(SESSIONS_MAX):
+        sessions.begin("greedy")
+    assert sessions.token_of(admin) == "admin" and sessions.token_of(first) is None
+    assert len(sessions) == 1 + SESSIONS_OF_TOKEN_MAX
+
+
 def test_the_session_that_was_used_least_recently_gives_way() -> None:
     sessions = Sessions(Now(), os.urandom)
     first, second = sessions.begin("first"), sessions.begin("second")
-    for _ in range(SESSIONS_MAX - 2):
-        sessions.begin("other")
+    for number in range(SESSIONS_MAX - 2):
+        sessions.begin(f"other {number}")
     assert sessions.token_of(first) == "first"
     sessions.begin("one more")
     assert sessions.token_of(second) is None and sessions.token_of(first) == "first"

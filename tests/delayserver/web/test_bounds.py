@@ -1,0 +1,105 @@
+"""Bounds of what the gateway keeps for its clients, and of what it does in one step."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+import anyio
+import msgspec
+import pytest
+
+from delayserver.client.values.messages import Delivery
+from delayserver.protocol.errors import QueueFull
+from delayserver.web.answers import event
+from delayserver.web.bodies import ROOM_OF_TOKEN_BYTES, SMALL_BYTES, TOKEN, BodyReader
+from delayserver.web.cloud_events import to_structured
+from delayserver.web.idempotency import FirstTries
+from delayserver.web.lines import ROWS_MAX, LineReader
+from delayserver.web.problems import Problem
+from delayserver.web.schemas import Due, SendRequest
+
+LINE_BYTES_MAX = 1 << 20
+
+
+async def all_rows(parts: list[bytes], bodies: BodyReader) -> list[list[SendRequest | Problem]]:
+    """The rows of a body that comes in parts, as they are read."""
+    left = list(parts)
+
+    async def receive() -> MutableMapping[str, Any]:
+        return {"type": "http.request", "body": left.pop(0), "more_body": bool(left)}
+
+    held_bytes = bodies.held_bytes
+    with bodies.holding({TOKEN: "mine"}) as holding:
+        reader, found = LineReader(receive, LINE_BYTES_MAX, holding, anyio.Lock()), []
+        while reader.more:
+            found.append(await reader.next())
+    assert bodies.held_bytes == held_bytes
+    return found
+
+
+def row(number: int) -> bytes:
+    return b'{"subject":"s","body":%d,"due_ms":1}\n' % number
+
+
+async def test_a_large_piece_of_lines_is_read_a_few_rows_at_a_time() -> None:
+    steps = await all_rows([b"".join(map(row, range(3000))), b"0\n" * 3000 + b"\n" * 3000, b"{"], BodyReader())
+    assert max(map(len, steps)) <= ROWS_MAX
+    rows = [each for step in steps for each in step]
+    assert [bytes(each.body) for each in rows[:3000] if isinstance(each, SendRequest)] == [
+        b"%d" % n for n in range(3000)
+    ]
+    problems = [each for each in rows[3000:] if isinstance(each, Problem)]
+    assert len(problems) == 3001
+    # A problem that was raised would hold the frames of its row.
+    assert all(each.__traceback__ is None for each in problems)
+
+
+async def test_pieces_of_a_line_make_one_line() -> None:
+    whole = row(1) + row(2)
+    steps = await all_rows([whole[place : place + 1] for place in range(len(whole))] + [b" " * 3000], BodyReader())
+    assert [bytes(each.body) for step in steps for each in step if isinstance(each, SendRequest)] == [b"1", b"2"]
+
+
+async def test_a_line_without_an_end_counts_against_the_room_of_all() -> None:
+    bodies = BodyReader()
+    with bodies.holding({TOKEN: "mine"}) as other, bodies.holding({TOKEN: "theirs"}) as theirs:
+        other.hold(ROOM_OF_TOKEN_BYTES)
+        ((problem,),) = [step for step in await all_rows([b" " * 200_000, row(1)], bodies) if step]
+        assert isinstance(problem, Problem) and problem.error == "queue_full"
+        theirs.hold(ROOM_OF_TOKEN_BYTES // 2)
+        with pytest.raises(QueueFull):
+            other.hold(ROOM_OF_TOKEN_BYTES + 2 * SMALL_BYTES)
+
+
+async def test_a_line_that_is_too_long_is_the_last_row() -> None:
+    steps = await all_rows([row(1), b" " * (LINE_BYTES_MAX + 1), row(2)], BodyReader())
+    first, last = [each for step in steps for each in step]
+    assert isinstance(first, SendRequest) and isinstance(last, Problem) and last.error == "body_too_large"
+
+
+def test_keys_that_no_message_can_have_are_not_kept() -> None:
+    tries = FirstTries()
+    for subject, key in (("s" * 1000, "k"), ("s", "k" * 1000)):
+        assert [tries.due_ms(subject, key, Due(delay_ms=5), due_ms) for due_ms in (1, 2)] == [1, 2]
+    assert [tries.due_ms("s", "k", Due(delay_ms=5), due_ms) for due_ms in (1, 2)] == [1, 1]
+
+
+def test_a_body_with_line_breaks_stays_one_event() -> None:
+    document = msgspec.json.encode({"body": msgspec.Raw(b"[1,\n\n2,\r3,\r\n4]")})
+    (only,) = event(document, event_id="7").decode().replace("\r", "\n").split("\n\n")[:-1]
+    name, *data = only.split("\n")
+    assert name == "id: 7" and all(line.startswith("data: ") for line in data)
+    assert msgspec.json.decode("\n".join([line[6:] for line in data])) == {"body": [1, 2, 3, 4]}
+
+
+def test_no_property_gives_an_event_a_second_body() -> None:
+    attributes = {"ce_specversion": "1.0", "ce_id": "1", "ce_source": "s", "ce_type": "t", "ce_trace": "x"}
+    forged = {"ce_data": "a", "ce_data_base64": "AA", "ce_datacontenttype": "text/plain", "ce_": "b"}
+    delivery = Delivery(
+        subject="s", message_id="m", body=b"true", properties=attributes | forged, due_ms=0, sequence=1, server_id="a",
+        accepted_us=0, dispatched_us=0, attempt=1, delivery=1, expires_ms=0,
+    )  # fmt: skip
+    document = msgspec.json.decode(msgspec.json.encode(to_structured(delivery)))
+    assert document.pop("data") is True and document.pop("datacontenttype") == "application/json"
+    assert document == {"specversion": "1.0", "id": "1", "source": "s", "type": "t", "trace": "x"}
