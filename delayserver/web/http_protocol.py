@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -20,6 +21,7 @@ from uvicorn.server import ServerState
 from delayserver.config.settings import HttpSettings
 from delayserver.web.bodies import LINES
 from delayserver.web.exchange import Exchange
+from delayserver.web.handshakes import Handshakes
 from delayserver.web.problems import PROBLEM_JSON, TITLES, Problem
 
 PIPELINED_MAX: Final = 32
@@ -48,7 +50,9 @@ LINGERING: Final = "lingering"
 class Connections:
     """All connections of the gateway."""
 
-    def __init__(self, settings: HttpSettings) -> None:
+    def __init__(self, settings: HttpSettings, tls: ssl.SSLContext | None = None) -> None:
+        """`tls`: the context of the listening socket; None: without TLS."""
+        self._handshakes = None if tls is None else Handshakes(tls)
         self.head_bytes_max = settings.head_bytes_max
         self._connections_max = settings.connections_max
         self._head_s = settings.head_timeout_ms / 1000
@@ -66,9 +70,13 @@ class Connections:
         server_state: ServerState,
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
-    ) -> BoundedProtocol:
+    ) -> asyncio.Protocol:
         """The protocol of a new connection, as uvicorn asks for it."""
-        return BoundedProtocol(self, config, server_state, app_state, _loop)
+
+        def bounded() -> BoundedProtocol:
+            return BoundedProtocol(self, config, server_state, app_state, _loop)
+
+        return bounded() if self._handshakes is None else self._handshakes.of(bounded)
 
     def add(self, connection: BoundedProtocol) -> bool:
         """Take a connection. False if there is no room and none is idle."""

@@ -86,7 +86,7 @@ async def serve_http(
     async with Clients(upstream.server, upstream.token, upstream.tls) as clients, anyio.create_task_group() as tasks:
         figures = HttpFigures(upstream.pid)
         sessions = Sessions(time.monotonic, system_chance().randbytes)
-        gateway, connections = Gateway(clients, sessions, settings, figures), Connections(settings)
+        gateway, connections = Gateway(clients, sessions, settings, figures), Connections(settings, secured.context)
         door = Door(gateway, sessions, settings, loopback=ipaddress.ip_address(host).is_loopback)
         web = GatewayServer(
             uvicorn.Config(
@@ -100,7 +100,6 @@ async def serve_http(
                 server_header=False,
                 proxy_headers=False,
                 timeout_graceful_shutdown=GRACE_S,
-                **secured.of_uvicorn(),
             )
         )
 
@@ -108,8 +107,6 @@ async def serve_http(
             await until()
             web.stop()
 
-        web.config.load()
-        secured.serve_with(web.config.ssl)
         tasks.start_soon(secured.run)
         tasks.start_soon(gateway.live.run)
         tasks.start_soon(connections.run)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from typing import Any
 
 import anyio
 
@@ -15,26 +14,18 @@ events = EventLogger()
 
 
 class Secured:
-    """The TLS contexts of the gateway, from `[tls]`. It changes contexts in place, since the libraries keep theirs."""
+    """The TLS contexts of the gateway, from `[tls]`. It changes contexts in place, since others keep them. `context` is that
+    of the listening socket; None: HTTP without TLS."""
 
     def __init__(self, settings: TlsSettings) -> None:
         """Raises CertificateError."""
         self._files = settings.certificate, settings.key
-        self._http: Certificates | None = None
+        self.context: ssl.SSLContext | None = None
         self._server: Certificates | None = None
         if settings.certificate:
             self._server = pinned(*self._files, self.renew)
-            self._http = of_server(*self._files, "") if settings.http else None
+            self.context = of_server(*self._files, "").context if settings.http else None
         self.to_server: ssl.SSLContext | None = None if self._server is None else self._server.context
-        self._in_use: ssl.SSLContext | None = None
-
-    def of_uvicorn(self) -> dict[str, Any]:
-        """Arguments of `uvicorn.Config`."""
-        return {} if self._http is None else {"ssl_certfile": self._files[0], "ssl_keyfile": self._files[1]}
-
-    def serve_with(self, in_use: ssl.SSLContext | None) -> None:
-        """Renew this context too: the one that uvicorn has made."""
-        self._in_use = in_use
 
     async def run(self) -> None:
         """Looks at the files now and then, until cancelled. Connections to the server look by themselves."""
@@ -49,7 +40,7 @@ class Secured:
             if self._server.renew():
                 self.to_server.load_verify_locations(self._files[0])
                 self.to_server.load_cert_chain(*self._files)
-                if self._in_use is not None:
-                    self._in_use.load_cert_chain(*self._files)
+                if self.context is not None:
+                    self.context.load_cert_chain(*self._files)
         except (CertificateError, OSError) as error:
             events.error("certificates_refused", "the changed certificates are not used: {reason}", reason=str(error))

@@ -84,6 +84,7 @@ def without_leak(web: Web) -> Iterator[None]:
 
 END = b"Connection: close\r\n\r\n"
 GET = b"GET /healthz HTTP/1.1\r\n"
+HOST = b"Host: localhost\r\n"
 POST = b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\n"
 
 HEADS: dict[str, tuple[bytes, set[int]]] = {
@@ -108,15 +109,15 @@ HEADS: dict[str, tuple[bytes, set[int]]] = {
     "a list of lengths": (POST + b"Content-Length: 2, 2\r\n" + END + b"{}", {400}),
     "a length that overflows": (POST + b"Content-Length: 18446744073709551618\r\n" + END + b"{}", {400}),
     "a folded length": (POST + b"Content-Length:\r\n 2\r\n" + END + b"{}", {400}),
-    "chunks behind a space": (POST + b"Transfer-Encoding : chunked\r\n" + END + b"0\r\n\r\n", {400}),
-    "chunks behind a control character": (POST + b"Transfer-Encoding: \x0bchunked\r\n" + END + b"0\r\n\r\n", {400}),
-    "zipped chunks": (POST + b"Transfer-Encoding: gzip, chunked\r\n" + END + b"0\r\n\r\n", {400}),
-    "chunks twice": (POST + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n" + END + b"0\r\n\r\n", {400}),
+    "chunks behind a space": (GET + HOST + b"Transfer-Encoding : chunked\r\n" + END + b"0\r\n\r\n", {400}),
+    "chunks behind a control character": (GET + HOST + b"Transfer-Encoding: \x0bchunked\r\n" + END, {400}),
+    "zipped chunks": (GET + HOST + b"Transfer-Encoding: gzip, chunked\r\n" + END + b"0\r\n\r\n", {400}),
+    "chunks twice": (GET + HOST + b"Transfer-Encoding: chunked\r\n" * 2 + END + b"0\r\n\r\n", {400}),
     "chunks behind identity": (
-        POST + b"Transfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n" + END + b"0\r\n\r\n", {400}
+        GET + b"Host: localhost\r\nTransfer-Encoding: identity\r\nTransfer-Encoding: chunked\r\n" + END + b"0\r\n\r\n", {400}
     ),
     "chunks in HTTP/1.0": (
-        b"POST /v1/messages HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", {400}
+        b"GET /healthz HTTP/1.0\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", {400}
     ),
     "a header that begins with a space": (GET + b" Host: localhost\r\n" + END, {400}),
     "a bare line feed behind a header": (GET + b"Host: localhost\nX: y\r\n" + END, {400}),

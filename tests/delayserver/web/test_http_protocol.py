@@ -34,7 +34,7 @@ def with_a_connection(test: Callable[[BoundedProtocol, socket.socket], Awaitable
         made: list[BoundedProtocol] = []
 
         def protocol() -> BoundedProtocol:
-            made.append(connections.protocol(config, state, {}, loop))
+            made.append(BoundedProtocol(connections, config, state, {}, loop))
             return made[-1]
 
         listening = socket.create_server(("127.0.0.1", 0))
@@ -146,32 +146,57 @@ def test_no_header_breaks_out_of_its_line(header: tuple[bytes, bytes]) -> None:
     with_a_connection(ask)
 
 
-def test_a_refusal_over_tls_is_answered_and_ends_no_more_than_its_connection() -> None:
-    """TLS of asyncio cannot end one direction alone."""
+async def _fine(_scope: Any, _receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+    await send({"type": "http.response.body"})
+
+
+def over_tls(settings: HttpSettings, test: Callable[[int, ssl.SSLContext, Connections], Awaitable[None]]) -> None:
+    """Run a test with a server of TLS: its port, the context of a client that trusts it, and its connections."""
     authority, serving = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1").configure_cert(serving)
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.configure_trust(trusting)
 
-    async def refuse() -> None:
-        loop, config = asyncio.get_running_loop(), uvicorn.Config(_application, lifespan="off", log_config=None)
+    async def run() -> None:
+        loop, config = asyncio.get_running_loop(), uvicorn.Config(_fine, lifespan="off", log_config=None)
         config.load()
-        made: list[BoundedProtocol] = []
-
-        def protocol() -> BoundedProtocol:
-            made.append(Connections(HttpSettings()).protocol(config, ServerState(), {}, loop))
-            return made[-1]
-
-        server = await loop.create_server(protocol, "127.0.0.1", 0, ssl=serving)
-        port = server.sockets[0].getsockname()[1]
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
-        writer.write(b"GET / HTTP/1.1\r\n")
-        while made[0].phase != HEAD:
-            await asyncio.sleep(0.001)
-        made[0].refuse(Problem(408, "request_timeout", "the head of the request did not come in time"))
-        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
-        made[0].abort()
-        writer.close()
+        connections, state = Connections(settings, serving), ServerState()
+        server = await loop.create_server(lambda: connections.protocol(config, state, {}, loop), "127.0.0.1", 0)
+        sweeping = loop.create_task(connections.run())
+        await test(server.sockets[0].getsockname()[1], trusting, connections)
+        assert not sweeping.done()
+        sweeping.cancel()
         server.close()
 
-    asyncio.run(asyncio.wait_for(refuse(), 60))
+    asyncio.run(asyncio.wait_for(run(), 60))
+
+
+def test_a_refusal_over_tls_is_answered_and_ends_no_more_than_its_connection() -> None:
+    """TLS of asyncio cannot end one direction alone."""
+
+    async def refuse(port: int, trusting: ssl.SSLContext, _: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+        writer.write(b"GET / HTTP/1.1\r\n")
+        assert (await reader.readline()).startswith(b"HTTP/1.1 408 ")
+        writer.transport.abort()
+
+    over_tls(HttpSettings(head_timeout_ms=10), refuse)
+
+
+def test_silent_handshakes_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayserver.web.handshakes.HANDSHAKES_MAX", 2)
+
+    async def crowd(port: int, trusting: ssl.SSLContext, connections: Connections) -> None:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        assert await silent[0][0].read() == b""
+        # Requests come right behind the handshake, several in one piece.
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
+        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2)
+        for _ in range(2):
+            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert len(connections) == 1
+        for _, each in [*silent, (reader, writer)]:
+            each.transport.abort()
+
+    over_tls(HttpSettings(), crowd)

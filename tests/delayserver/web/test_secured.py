@@ -1,4 +1,4 @@
-"""The certificate of HTTPS is renewed in place: the context that uvicorn has made serves the new one to new connections."""
+"""The certificate of HTTPS is renewed in place: the context of the listening socket serves new connections with it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,10 @@ class Files:
         self.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
 
     def secured(self) -> tuple[Secured, ssl.SSLContext]:
-        """The contexts of a gateway, and that of its listening socket, made as uvicorn makes it."""
+        """The contexts of a gateway, and that of its listening socket."""
         secured = Secured(TlsSettings(certificate=str(self.certificate), key=str(self.key)))
-        names = secured.of_uvicorn()
-        in_use = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        in_use.load_cert_chain(names["ssl_certfile"], names["ssl_keyfile"])
-        secured.serve_with(in_use)
-        return secured, in_use
+        assert secured.context is not None
+        return secured, secured.context
 
     def served(self, in_use: ssl.SSLContext) -> str:
         """The serial number of the certificate that a browser gets, which trusts the authority."""
