@@ -29,6 +29,8 @@ PIPELINED_MAX: Final = 32
 IDLE_S_MIN: Final = 0.05
 """A connection gives way only if it has been idle for so long: the request of a newer one may be on its way."""
 SWEEP_S: Final = 1.0
+UNSENT_BYTES_MAX: Final = 256 * 1024 * 1024
+"""Bytes of answers that wait for their clients, on all connections together. One answer may have a hundred MiB."""
 LINGER_S: Final = 2.0
 """After an answer that did not wait for the body, so much longer the rest is read and dropped: a connection that is closed
 over unread bytes is reset, and the client may not see its answer."""
@@ -107,6 +109,17 @@ class Connections:
             now_s = loop.time()
             for connection in [*self._open]:
                 self._look_at(connection, now_s)
+            self._relieve()
+
+    def _relieve(self) -> None:
+        """Cut the connections with the most bytes that their clients have not read, if all together have too many."""
+        unsent = {connection: connection.unsent_bytes for connection in self._open}
+        over = sum(unsent.values()) - UNSENT_BYTES_MAX
+        for connection, size in sorted(unsent.items(), key=_size, reverse=True) if over > 0 else ():
+            if over <= 0:
+                break
+            connection.abort()
+            over -= size
 
     def _look_at(self, connection: BoundedProtocol, now_s: float) -> None:
         if connection.unread_since(now_s) > self.body_s:
@@ -387,15 +400,24 @@ class BoundedProtocol(HttpToolsProtocol):
             return now_s - self._last_byte_s > body_s
         return now_s > self._late_s
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of answers that the client has not taken."""
+        return self.transport.get_write_buffer_size()
+
     def unread_since(self, now_s: float) -> float:
         """For how many seconds the client has read nothing of an answer that waits for it."""
-        unsent_bytes = self.transport.get_write_buffer_size()
+        unsent_bytes = self.unsent_bytes
         if unsent_bytes == 0 or unsent_bytes != self._unsent_bytes:
             self._unsent_bytes, self._unsent_since_s = unsent_bytes, None
             return 0.0
         if self._unsent_since_s is None:
             self._unsent_since_s = now_s
         return now_s - self._unsent_since_s
+
+
+def _size(item: tuple[BoundedProtocol, int]) -> int:
+    return item[1]
 
 
 def _malformed() -> Problem:

@@ -42,7 +42,9 @@ def with_a_connection(test: Callable[[BoundedProtocol, socket.socket], Awaitable
         client = socket.create_connection(listening.getsockname())
         while not made or made[0].transport is None:
             await asyncio.sleep(0.001)
+        sweeping = loop.create_task(connections.run())
         await test(made[0], client)
+        sweeping.cancel()
         client.close()
         server.close()
 
@@ -200,3 +202,23 @@ def test_silent_handshakes_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -
             each.transport.abort()
 
     over_tls(HttpSettings(), crowd)
+
+
+def test_answers_that_no_client_reads_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 32 * 1024 * 1024
+    monkeypatch.setattr("delayserver.web.http_protocol.SWEEP_S", 0.01)
+    monkeypatch.setattr("delayserver.web.http_protocol.UNSENT_BYTES_MAX", size)
+
+    async def large(connection: BoundedProtocol, client: socket.socket) -> None:
+        async def answer(_scope: Any, _receive: Any, send: Any) -> None:
+            await send(
+                {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % (2 * size))]}
+            )
+            await send({"type": "http.response.body", "body": b" " * size * 2})
+
+        connection.app = answer
+        client.sendall(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+        while not connection.transport.is_closing():
+            await asyncio.sleep(0.001)
+
+    with_a_connection(large)
