@@ -85,14 +85,14 @@ class BodyReader:
         """A whole body. Raises `Problem` for one above `bytes_max`, as soon as that is known."""
         declared = _declared_length(scope)
         if declared is not None and declared > bytes_max:
-            raise _too_large(bytes_max)
+            raise too_large(bytes_max)
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
         data: bytes = message.get("body", b"")
         if not message.get("more_body", False):
             if len(data) > bytes_max:
-                raise _too_large(bytes_max)
+                raise too_large(bytes_max)
             return data
         with self.holding(scope) as holding:
             return await _read_on(receive, data, bytes_max, holding)
@@ -118,7 +118,7 @@ async def _read_on(receive: Receive, first: bytes, bytes_max: int, holding: Hold
     parts, size = [first], len(first)
     while True:
         if size > bytes_max:
-            raise _too_large(bytes_max)
+            raise too_large(bytes_max)
         holding.hold(size)
         message = await receive()
         if message["type"] == "http.disconnect":
@@ -127,7 +127,7 @@ async def _read_on(receive: Receive, first: bytes, bytes_max: int, holding: Hold
         size += len(parts[-1])
         if not message.get("more_body", False):
             if size > bytes_max:
-                raise _too_large(bytes_max)
+                raise too_large(bytes_max)
             return b"".join(parts)
 
 
@@ -138,7 +138,8 @@ def _declared_length(scope: Scope) -> int | None:
     return None
 
 
-def _too_large(bytes_max: int) -> Problem:
+def too_large(bytes_max: int) -> Problem:
+    """The problem of a body above its bound."""
     return Problem(413, "body_too_large", f"the body of this request is above {bytes_max} bytes")
 
 

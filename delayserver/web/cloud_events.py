@@ -20,6 +20,8 @@ from delayserver.web.queries import SendQuery
 from delayserver.web.schemas import SendRequest
 
 STRUCTURED: Final = "application/cloudevents+json"
+ATTRIBUTES_MAX: Final = 4096
+"""A message has properties of 16 KiB, so no more attributes than this."""
 VERSIONS: Final = ("1.0",)
 CONTENT_TYPE: Final = "content-type"
 PREFIX: Final = "ce_"
@@ -50,6 +52,8 @@ def from_structured(document: bytes, query: SendQuery) -> tuple[SendRequest, byt
         members = _text_decoder.decode(document)
     except NO_JSON as error:
         raise Problem(400, "malformed_request", f"the event is not a JSON object: {error}") from None
+    if len(members) > ATTRIBUTES_MAX:
+        raise invalid(f"an event has at most {ATTRIBUTES_MAX} members, not {len(members)}")
     data, data_base64 = members.pop("data", None), members.pop("data_base64", None)
     attributes = {name: _text(name, value) for name, value in members.items()}
     kind = attributes.pop("datacontenttype", "application/json")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from delayserver.client.calls.send_calls import new_message_ids
 from delayserver.client.values.messages import ColumnsSent, Message
@@ -26,6 +27,8 @@ Result: TypeAlias = Sent | RowProblem
 NAME_MAX: Final = 255
 """Bytes, and so characters, of an id, a tag or an order key. The server refuses longer ones too, but reads columns of long
 ones slowly."""
+ROWS_AT_ONCE: Final = 1024
+"""Rows of a list after which other requests get their turn."""
 COMMAS_PER_ROW: Final = 16
 """A list with more commas than so many a row, and a row that is no object, is refused as a whole."""
 _NO_TRACE: Final[Mapping[str, str]] = {}
@@ -103,6 +106,8 @@ class Rows:
         """Take the rows. A delay counts from this call."""
         now_ms: int | None = None
         for place, row in enumerate(rows):
+            if place % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+                await checkpoint()
             if isinstance(row, Problem):
                 self._problems[place] = _problem(row, self._first_row + place)
                 continue

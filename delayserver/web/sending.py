@@ -11,7 +11,7 @@ import msgspec
 
 from delayserver.client.values.messages import Message
 from delayserver.web.answers import Send, read_json, read_query, send_json
-from delayserver.web.bodies import LINES, LINES_TYPES, BodyReader, Receive, Scope, content_type, message_body
+from delayserver.web.bodies import LINES, LINES_TYPES, BodyReader, Receive, Scope, content_type, message_body, too_large
 from delayserver.web.clients import Clients, TokenClient
 from delayserver.web.cloud_events import STRUCTURED, from_binary, from_structured, is_binary
 from delayserver.web.idempotency import idempotency_key, refuse_key
@@ -57,13 +57,16 @@ class Sending:
                 await LineAnswer(client, reader, query).run(send)
             return
         body = await self._bodies.read(scope, receive, max(message_bytes_max, LIST_BYTES_MAX))
+        is_list = kind != STRUCTURED and not is_binary(scope) and body.lstrip()[:1] == b"["
+        if len(body) > message_bytes_max and not is_list:
+            raise too_large(message_bytes_max)
         if kind == STRUCTURED:
             event, data = from_structured(body, query)
             await send_json(send, 201, await self._send(client, scope, event, data))
         elif is_binary(scope):
             event, data = from_binary(scope, body, query)
             await send_json(send, 201, await self._send(client, scope, event, data))
-        elif body.lstrip()[:1] == b"[":
+        elif is_list:
             refuse_key(scope)
             await send_json(send, 200, await _send_list(client, body, trace_of(scope)))
         else:

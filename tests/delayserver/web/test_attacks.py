@@ -215,6 +215,17 @@ def test_a_bomb_in_json_is_refused_wherever_it_comes(web: Web, name: str) -> Non
     assert web.ask("POST", "/v1/messages?delay=1h", event, headers=structured).status == 400
 
 
+def test_one_message_has_less_room_than_a_list(web: Web) -> None:
+    row = b'{"subject":"room","delay":"1h","body":"x"}' + b" " * (8 * MIB)
+    assert web.ask("POST", "/v1/messages", row).status == 413
+    assert web.ask("POST", "/v1/messages", b"[%b]" % row).json[0]["subject"] == "room"
+    event = b'{"specversion":"1.0","id":"1","source":"s","type":"t",%b"x":1}' % b"".join(
+        [b'"a%d":1,' % n for n in range(5000)]
+    )
+    structured = {"content-type": "application/cloudevents+json"}
+    assert web.ask("POST", "/v1/messages?delay=1h", event, headers=structured).status == 400
+
+
 def test_a_list_of_millions_of_rows_takes_no_memory(web: Web) -> None:
     with without_leak(web):
         for row in (b"0", b"{}"):
