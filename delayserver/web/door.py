@@ -7,6 +7,7 @@ token; the gateway does not.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, MutableMapping
+from functools import partial
 from typing import Any, Final
 
 from delayserver.config.settings import HttpSettings
@@ -14,6 +15,7 @@ from delayserver.protocol.tokens import parse_token
 from delayserver.web.answers import Send, problem_answer
 from delayserver.web.bodies import TOKEN, Receive, Scope
 from delayserver.web.clients import STRANGE_HOST
+from delayserver.web.live import SESSION_LASTS
 from delayserver.web.origins import check_site, is_loopback_name
 from delayserver.web.problems import Problem
 from delayserver.web.scraping import STATUS
@@ -87,8 +89,10 @@ class Door:
                 )
             return token
         if cookies is not None:
-            signed_in = self._sessions.token_of(session_id_of(cookies.decode("latin-1")))
+            session_id = session_id_of(cookies.decode("latin-1"))
+            signed_in = self._sessions.token_of(session_id)
             if signed_in is not None:
+                scope[SESSION_LASTS] = partial(self._sessions.has, session_id)
                 return signed_in
         if strange is not None:
             raise strange

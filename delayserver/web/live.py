@@ -32,6 +32,9 @@ HOUR_MS: Final = 60 * MINUTE_MS
 MINUTES_AHEAD_MS: Final = HOUR_MS
 COMING_AHEAD_MS: Final = 400 * 24 * HOUR_MS
 
+SESSION_LASTS: Final = "delayserver.session_lasts"
+"""The entry of an ASGI scope that says whether the session of its cookie is still there. Without a cookie there is none."""
+
 RETRY: Final = b"retry: 2000\n\n"
 _LISTS: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {
     "subjects": lambda row: row["pending"],
@@ -94,7 +97,10 @@ class Live:
                 self._listeners -= 1
 
     async def _may_look(self, scope: Mapping[str, Any]) -> bool:
-        """False from the end of its token on."""
+        """False from the end of its token or its session on."""
+        session_lasts = scope.get(SESSION_LASTS)
+        if session_lasts is not None and not session_lasts():
+            return False
         try:
             await self._clients.require_look(scope)
         except DelayServerError:

@@ -24,17 +24,16 @@ _CROSS_SITE: Final = "the request comes from a page of another site; open the co
 
 def check_site(headers: Iterable[tuple[bytes, bytes]]) -> None:
     """Raises `Problem` for a request that a page of another site makes, whatever its method."""
-    site = origin = host = None
+    origins: list[bytes] = []
+    host = b""
     for name, value in headers:
-        if name == b"sec-fetch-site":
-            site = value
-        elif name == b"origin":
-            origin = value
+        if name == b"sec-fetch-site" and value not in _OURS:
+            raise Problem(403, "cross_site", _CROSS_SITE)
+        if name == b"origin":
+            origins.append(value)
         elif name == b"host":
-            host = value
-    if site is not None and site not in _OURS:
-        raise Problem(403, "cross_site", _CROSS_SITE)
-    if origin is not None and _place(origin) != (host or b"").lower():
+            host = value.lower()
+    if any(_place(origin) != host for origin in origins):
         raise Problem(403, "cross_site", _CROSS_SITE)
 
 

@@ -64,6 +64,10 @@ class Sessions:
         self._sessions.move_to_end(session_id)
         return session.token
 
+    def has(self, session_id: str) -> bool:
+        """Whether the session is there. This is no use of it."""
+        return session_id in self._sessions
+
     def end(self, session_id: str) -> None:
         """End a session; idempotent."""
         self._sessions.pop(session_id, None)

@@ -292,6 +292,46 @@ def test_a_session_and_its_streams_end_with_their_token(guarded: Guarded) -> Non
     problem(guarded.web.ask("GET", "/v1/status", headers={"cookie": cookie}), 401, "unauthenticated")
 
 
+def test_the_figures_of_a_session_end_when_it_signs_out(guarded: Guarded) -> None:
+    cookie = sign_in(guarded, guarded.look).headers["set-cookie"].partition(";")[0]
+    with closing(guarded.web.connect()) as connection:
+        connection.sendall(f"GET /v1/live HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode())
+        found = connection.recv(65_536)
+        assert guarded.web.ask("POST", "/logout", headers={"cookie": cookie}).status == 204
+        while not found.endswith(b"0\r\n\r\n"):
+            data = connection.recv(65_536)
+            assert data, "the stream was cut"
+            found += data
+
+
+COOKIES = {
+    "{cookie}": True,
+    "\xff\xfe=\x80; {cookie}": True,
+    "{cookie}; delayserver_session=x": True,
+    "delayserver_session=x; {cookie}": False,
+    "a=b, {cookie}": False,
+    "x{cookie}": False,
+    ";;;;": False,
+    "{upper}": False,
+}
+
+
+@pytest.mark.parametrize("given", COOKIES)
+def test_an_odd_cookie_is_a_session_or_none(guarded: Guarded, given: str) -> None:
+    cookie = sign_in(guarded, guarded.look).headers["set-cookie"].partition(";")[0]
+    headers = {"cookie": given.format(cookie=cookie, upper=cookie.upper())}
+    reply = guarded.web.ask("GET", "/v1/status", headers=headers)
+    assert reply.status == 200 if COOKIES[given] else problem(reply, 401, "unauthenticated")
+
+
+@pytest.mark.parametrize("second", ["Authorization: Bearer x", "Authorization: Bearer {token}", "Authorization:"])
+def test_two_ways_to_say_who_one_is_are_none(guarded: Guarded, second: str) -> None:
+    with closing(guarded.web.connect()) as connection:
+        head = f"GET /v1/status HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {guarded.look}\r\n{second}\r\n\r\n"
+        connection.sendall(head.format(token=guarded.look).encode())
+        assert connection.recv(65_536).startswith(b"HTTP/1.1 401 ")
+
+
 def test_probes_need_no_token(guarded: Guarded) -> None:
     assert guarded.web.ask("GET", "/healthz").status == 200
     assert guarded.web.ask("GET", "/readyz").status == 200
@@ -348,6 +388,9 @@ CROSS = [
     {"origin": "https://evil.example"},
     {"origin": "null"},
     {"origin": "http://127.0.0.1:1"},
+    {"origin": ""},
+    {"origin": "http://127.0.0.1@evil.example"},
+    {"sec-fetch-site": ""},
     {"sec-fetch-site": "same-origin", "origin": "https://evil.example"},
 ]
 

@@ -6,7 +6,8 @@ import os
 
 import pytest
 
-from delayserver.web.origins import is_loopback_name
+from delayserver.web.origins import check_site, is_loopback_name
+from delayserver.web.problems import Problem
 from delayserver.web.sessions import AGE_S_MAX, IDLE_S, SESSIONS_MAX, SESSIONS_OF_TOKEN_MAX, Sessions
 
 
@@ -68,3 +69,13 @@ def test_names_of_this_machine(host: str) -> None:
 @pytest.mark.parametrize("host", ["", "evil", "localhost.evil", "127.0.0.1.evil", "0.0.0.0", "10.0.0.1", "[::2]", "["])
 def test_other_names(host: str) -> None:
     assert not is_loopback_name(host)
+
+
+@pytest.mark.parametrize(
+    "name, foreign, own", [(b"origin", b"http://b", b"http://a"), (b"sec-fetch-site", b"cross-site", b"none")]
+)
+def test_one_foreign_place_among_several_is_foreign(name: bytes, foreign: bytes, own: bytes) -> None:
+    check_site([(b"host", b"a"), (name, own)])
+    for order in ([foreign, own], [own, foreign]):
+        with pytest.raises(Problem):
+            check_site([*[(name, value) for value in order], (b"host", b"a")])
