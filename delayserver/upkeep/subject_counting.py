@@ -47,7 +47,7 @@ class _Unit:
 
 
 class _FilesChanged(Exception):
-    """A file was removed, or its day was drained, while it was to be read."""
+    """A file was removed, or its day was sealed or drained, while it was to be read."""
 
 
 class SubjectCounting:
@@ -91,6 +91,7 @@ class SubjectCounting:
         async with self._decided.writes:  # the ends of outcome files are those of what is counted
             highest = self._positions.replayed_sequence.value
             placed, ended = self._counts.placed_and_ended()
+            version = self._days.version
             draining = frozenset(day.start_ms for day in self._days.draining())
             units = await self._run(partial(self._units, draining))
         pending = Tally()
@@ -101,6 +102,8 @@ class SubjectCounting:
                 raise _FilesChanged
             # As much time again is for the others: reading columns holds the interpreter.
             await self._clock.sleep_ms((self._clock.monotonic_us() - began_us) / 1000)
+        if self._days.version != version:  # what is in two files of a day that was sealed meanwhile was counted twice
+            raise _FilesChanged
         self._counts.counted(pending.copy(), placed, ended)
 
     async def _run(self, work: Callable[[], T]) -> T:

@@ -73,6 +73,7 @@ class Handed:
     retry: bool = False
     times: int = 1
     attempt: int = 1
+    uptime_us: int = 0
 
 
 @dataclass(slots=True)
@@ -82,6 +83,7 @@ class Stored:
     position: int
     lives: tuple[int, int]
     wall_us: int
+    uptime_us: int
     certain: bool = False
 
 
@@ -473,7 +475,9 @@ class Model:
         if again and not retry:
             if identity.unknown:
                 # The sequence of a copy without an answer is not known: it may as well be this one.
-                identity.arrived.setdefault(f"{group}@{place}", Handed(wall_us, lives, until_us, steps))
+                identity.arrived.setdefault(
+                    f"{group}@{place}", Handed(wall_us, lives, until_us, steps, uptime_us=self._uptime_us)
+                )
             return None
         identity.deliveries += 1
         identity.seen_us = identity.seen_us or wall_us
@@ -483,7 +487,9 @@ class Model:
         self._check_again(row, identity, hands, wall_us, lives, steps, retry, attempt)
         known = identity.arrived.get(hands)
         times = known.times + 1 if known else 1
-        identity.arrived[hands] = Handed(wall_us, lives, until_us, steps, retry=retry, times=times, attempt=attempt)
+        identity.arrived[hands] = Handed(
+            wall_us, lives, until_us, steps, retry=retry, times=times, attempt=attempt, uptime_us=self._uptime_us
+        )
         if not retry:
             unseen = self.disturbed or (row.subject, group) in self._pulled_unseen
             self._check_attempt(row, identity, place, attempt, times, may_have_come=unseen)
@@ -512,21 +518,26 @@ class Model:
         if known is None:
             if identity.stored and not self.disturbed:
                 self.fail(f"{place} has it, and so have {list(identity.stored)}", row)
-            identity.stored[place] = Stored(position, lives, wall_us)
+            identity.stored[place] = Stored(position, lives, wall_us, self._uptime_us)
             return
-        if known.position != position and not self._forgotten(known.wall_us, wall_us):
+        if known.position != position and not self._forgotten(known, wall_us):
             alone = len(identity.copies) == 1
             if known.certain:
                 self.fail(f"{place} has it at {known.position}, acked, and again at {position}", row, kept=alone)
             if known.lives[0] == lives[1]:
                 what = f"{place} has it twice, at {known.position} and {position}, without a crash"
                 self.fail(what, row, kept=alone)
-        known.position, known.lives, known.wall_us = position, lives, wall_us
+        known.position, known.lives, known.wall_us, known.uptime_us = position, lives, wall_us, self._uptime_us
 
-    def _forgotten(self, before_us: int, now_us: int) -> bool:
+    @property
+    def _uptime_us(self) -> int:
+        return self.clock.monotonic_us()
+
+    def _forgotten(self, before: Handed | Stored, now_us: int) -> bool:
         """Whether a broker may have let go of what it had then, before a server that was down, or whose clock was set back,
-        delivered it again."""
-        return self.disturbed and now_us - before_us > NODE_KEEPS_US
+        delivered it again. What was stored while the clock was ahead ages from its return on."""
+        passed_us = max(now_us - before.wall_us, self._uptime_us - before.uptime_us)
+        return self.disturbed and passed_us > NODE_KEEPS_US
 
     def _sequences_of(self, identity: Identity) -> set[object]:
         """Those that its deliveries may carry; that of a copy without an answer is whatever nobody else has."""
@@ -568,7 +579,7 @@ class Model:
             return
         if retry and self.disturbed and row.subject.startswith("remote."):
             return  # likewise, and the reply to the pull of that copy was lost: no consumer has got it at the other broker
-        if not retry and self._forgotten(before.wall_us, wall_us):
+        if not retry and self._forgotten(before, wall_us):
             return
         if before.acked:
             self.fail(f"{hands} acked it, and got it again", row, again=True)

@@ -16,6 +16,7 @@ from typing import Any
 import trio
 
 from delayserver.protocol.errors import DelayServerError
+from delayserver.protocol.receipts import parse_receipt
 from tests.simulation.client import Client, Lost
 from tests.simulation.failures import SimulationFailure
 from tests.simulation.host import Host
@@ -155,7 +156,7 @@ class Books:
         if outcome == "retired":
             deal.gone = True
         elif outcome == "prepared":
-            if over:
+            if over and not self._is_hit(deal):
                 self.fail("looked up as prepared, and it had ended", deal)
         elif outcome in (COMMITTED, ROLLED_BACK):
             self.ends(deal, outcome, "a lookup")
@@ -177,6 +178,11 @@ class Books:
         """Whether bits flipped or files were cut: the records of a transaction may be lost, and its outcome. What is still
         told of it must agree all the same."""
         return bool(self._model.damage.flips)
+
+    def _is_hit(self, deal: Deal) -> bool:
+        """Whether damage may have hit the record of its outcome."""
+        sequences = {parse_receipt(receipt).sequence for receipt in deal.receipts}
+        return bool(self._model.damage.explains(sequences, [deal.due_ms]))
 
     def rows_hit(self) -> int:
         """Rows that damage may have hit: of each transaction itself, its visible message, and what is sent again."""

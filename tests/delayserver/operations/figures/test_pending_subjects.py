@@ -11,8 +11,10 @@ import pytest
 import trio
 
 from delayserver.protocol.errors import InvalidArgument, NotReady
+from delayserver.replay.placing import Placing, Round
 from delayserver.server.delay_server import DelayServer
 from store.logs.schedule_key import Source
+from store.records.batches import MessageBatch
 from store.tables import checkpoint
 from tests.fakes.host import DATA_DIR, Client, Host, faked_settings, small_settings
 
@@ -171,7 +173,13 @@ def without_counts(host: Host) -> None:
     checkpoint.write(host.disk, path, replace(found, pending=None))
 
 
-async def test_a_day_that_goes_to_its_minutes_while_it_is_counted_counts_once(boot: Boot) -> None:
+@pytest.mark.parametrize("step", ["_units", "_pending_in"])
+async def test_a_day_that_goes_to_its_minutes_while_it_is_counted_counts_once(
+    boot: Boot, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before its files are listed it is sealed and in two places; behind that it is drained."""
+    monkeypatch.setattr("delayserver.replay.day_tier.DRAIN_FILES", 1)
+    monkeypatch.setattr("delayserver.replay.day_tier.PIECES_MAX", 1)
     host = boot(faked_settings(storage={"fine_horizon_ms": HOUR_MS}))
     await host.start()
     client = await host.client()
@@ -187,7 +195,7 @@ async def test_a_day_that_goes_to_its_minutes_while_it_is_counted_counts_once(bo
         run = counting._run
 
         async def later(work: Callable[[], Any]) -> Any:
-            if getattr(work, "func", None) == counting._pending_in and not reached.is_set():
+            if getattr(work, "func", None) == getattr(counting, step) and not reached.is_set():
                 reached.set()
                 await gate.wait()
             return await run(work)
@@ -199,6 +207,15 @@ async def test_a_day_that_goes_to_its_minutes_while_it_is_counted_counts_once(bo
     await reached.wait()
     schedule = host.server.parts.files.schedule
     [key] = [key for key in schedule.keys() if key.source == Source.DAY]
+    placed = Placing.place_drained
+
+    async def placed_one(placing: Placing, batch: MessageBatch) -> Round:
+        done = await placed(placing, batch)
+        if step == "_units":
+            gate.set()
+        return done
+
+    monkeypatch.setattr(Placing, "place_drained", placed_one)
     host.clock.step(day - HOUR_MS - host.now_ms + 1_000)
     await host.until(lambda: schedule.rows(key) == 0, within_ms=60_000)
     gate.set()
