@@ -128,18 +128,32 @@ class CheckBacks:
     async def _ask(
         self, answer: U8, places: NDArray[np.intp], batch: StoredBatch, located: Located, timers: NDArray[Any]
     ) -> None:
-        """Makes a check-back of each transaction, and its next timer."""
+        """Makes a check-back of each transaction, and its next timer, in records of a bounded size.
+
+        A record that is durable has answered its timers. So once there is one, no error and no cancel ends the others: those
+        that cannot be asked now are refused, and come again alone."""
+        begun = False
         while len(places):
             message, due_ms = located.message[places], np.ascontiguousarray(timers["due_ms"][places])
-            count, prepared = await self._read(message, due_ms)
-            await self._pipeline.ask(
-                self._check_backs(prepared, batch.origin_sequence[places[:count]], timers[places[:count]]),
-                self._next_timers(batch, timers, places[:count]),
-                batch.sequence[places[:count]],
-            )
+            try:
+                with trio.CancelScope(shield=begun):
+                    count, prepared = await self._read(message, due_ms)
+                    await self._pipeline.ask(
+                        self._check_backs(prepared, batch.origin_sequence[places[:count]], timers[places[:count]]),
+                        self._next_timers(batch, timers, places[:count]),
+                        batch.sequence[places[:count]],
+                    )
+            except (DelayServerError, DeliveryError):
+                if not begun:
+                    raise
+                answer[places] = _REFUSED
+                return
             answer[places[:count]] = REPLACED
             self.asked += len(prepared)
-            places = places[count:]
+            places, begun = places[count:], True
+            if trio.current_effective_deadline() <= trio.current_time():
+                answer[places] = _REFUSED
+                return
 
     async def _read(self, message: I64, due_ms: I64) -> tuple[int, MessageBatch]:
         read = partial(self._pipeline.locator.read_first, message, due_ms, READ_BYTES_MAX)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from delayserver.operations.messages import check_backs
 from delayserver.protocol.errors import DelayServerError
 from delayserver.protocol.receipts import format_receipt
 from delayserver.recover.checking.check import check_directory
@@ -354,6 +355,36 @@ async def test_a_full_disk_ends_nothing_and_forgets_no_transaction(boot: Boot) -
     assert await client.lookup(prepared["receipt"]) == ["rolled_back"]
     await host.settled()
     host.check_balance(pending=0)
+
+
+async def test_a_disk_that_fills_up_between_two_records_of_check_backs_asks_no_transaction_twice(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check_backs, "READ_BYTES_MAX", 840_000)
+    host = boot(small_settings(storage={"message_log_segment_bytes": 8 << 20}))
+    await host.start()
+    client = await host.client()
+    names = "abcdefghijklmno"
+    bodies = [name * 100_000 for name in names]
+    await prepare(client, *bodies, due_ms=host.now_ms, check_after_ms=10_000, checks_max=3)
+    await host.settled()
+    await host.sleep_ms(3_000)
+    host.disk.capacity_bytes = host.disk.used_bytes + 1_630_000
+    await host.sleep_ms(8_000)
+    assert host.server.parts.check_backs.asked == 8, "there was room for the first record alone"
+    host.disk.capacity_bytes = None
+    asked = []
+    for _ in range(12):
+        asked += [
+            (row["body"][:1].decode(), row["properties"]["transaction_check"])
+            for row in await client.pull("p.check", ack_timeout_ms=HOUR_MS)
+        ]
+        await host.sleep_ms(5_000)
+    assert sorted(asked) == [(name, check) for name in names for check in "123"]
+    await host.settled()
+    host.check_balance()
+    await host.stop()
+    assert findings_of(host) == []
 
 
 async def test_transactions_in_columns_are_those_of_rows(boot: Boot) -> None:
