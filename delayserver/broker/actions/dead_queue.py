@@ -84,10 +84,11 @@ class DeadQueue:
         start = max(cursor.committed, after + 1)
         return self._read(key, cursor.acked.missing(start, end) if start < end else [], count_max, bytes_max)
 
-    def claim(self, key: GroupKey, wanted: I64 | None, count_max: int, bytes_max: int) -> Claim:
-        """Claim the first letters, or those of the positions `wanted`. `settle` or `give_back` follows. Raises
-        ReadNeeded."""
-        letters = self._read(key, self._free(key, wanted), count_max, bytes_max)
+    def claim(self, key: GroupKey, wanted: I64 | None, after: int, count_max: int, bytes_max: int) -> Claim:
+        """Claim the first letters behind the position `after`, or those of the positions `wanted`. `settle` or `give_back`
+        follows. Raises ReadNeeded."""
+        ranges = [(max(start, after + 1), stop) for start, stop in self._free(key, wanted) if stop > after + 1]
+        letters = self._read(key, ranges, count_max, bytes_max)
         if not len(letters):
             return Claim(key, letters, [])
         cursor = self._state.group(key).main

@@ -277,11 +277,12 @@ class Broker:
         ReadNeeded."""
         return self._dead_queue.read(key, after, count_max, bytes_max)
 
-    def claim_dead(self, key: GroupKey, wanted: I64 | None, count_max: int, bytes_max: int) -> Claim:
-        """Claim dead letters to send them again: the first ones, or those of the positions `wanted` (i64[n]).
+    def claim_dead(self, key: GroupKey, wanted: I64 | None, after: int, count_max: int, bytes_max: int) -> Claim:
+        """Claim dead letters to send them again: the first ones behind a position, or those of the positions `wanted`
+        (i64[n]).
 
         `settle_dead` follows when they are durable elsewhere, `give_back_dead` otherwise. Raises ReadNeeded."""
-        return self._dead_queue.claim(key, wanted, count_max, bytes_max)
+        return self._dead_queue.claim(key, wanted, after, count_max, bytes_max)
 
     def settle_dead(self, claim: Claim) -> None:
         """The claimed letters are durable elsewhere: they are done here, durably after the next sync."""

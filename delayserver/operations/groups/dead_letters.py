@@ -10,7 +10,7 @@ import numpy as np
 
 from delayserver.broker.actions import dead_letters as marks
 from delayserver.broker.actions.dead_letters import property_maps, without_marks
-from delayserver.broker.actions.dead_queue import Letters, resent_messages
+from delayserver.broker.actions.dead_queue import Claim, Letters, resent_messages
 from delayserver.broker.limits import NACK_DELAY_MS_MAX
 from delayserver.broker.queues.groups import GroupKey
 from delayserver.broker.service.local_broker import LocalBroker
@@ -104,7 +104,7 @@ class DeadLetterOperations:
         step_ms = 0.0 if rate is None else 1000 / rate
         if first_ms + step_ms * count_max > NACK_DELAY_MS_MAX:
             raise InvalidArgument(f"at this rate some would be due in more than {NACK_DELAY_MS_MAX} ms: resend fewer")
-        claim = await self._reads.answer(partial(self._core.claim_dead, key, wanted, count_max, BYTES_MAX))
+        claim, unreadable = await self._claim(key, wanted, count_max)
         letters = claim.letters
         if len(letters):
             now_us = self._clock.now_us()
@@ -118,7 +118,17 @@ class DeadLetterOperations:
             self._core.settle_dead(claim)
             await self._redelivery.durable()
         next_ms = first_ms + round(len(letters) * step_ms)
-        return Resent(len(letters), self._core.dead_letters(*key), next_ms, letters.unreadable)
+        return Resent(len(letters), self._core.dead_letters(*key), next_ms, unreadable)
+
+    async def _claim(self, key: GroupKey, wanted: I64 | None, count_max: int) -> tuple[Claim, int]:
+        """The first letters that can be read, and how many before or among them cannot."""
+        after, unreadable = -1, 0
+        while True:
+            claim = await self._reads.answer(partial(self._core.claim_dead, key, wanted, after, count_max, BYTES_MAX))
+            unreadable += claim.letters.unreadable
+            if len(claim.letters) or not claim.letters.unreadable:
+                return claim, unreadable
+            after = claim.letters.stop - 1
 
     async def drop(self, subject: str, group: str, wanted: I64 | None, count_max: int) -> tuple[int, int]:
         """Drops letters, the first ones or those of the positions `wanted`: how many, and how many are left. Durable on

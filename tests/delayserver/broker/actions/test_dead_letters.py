@@ -257,10 +257,10 @@ def test_claimed_letters_go_to_no_other_call_until_they_are_given_back() -> None
     broker = with_policy(FakeDisk())
     broker.deliver(messages(1, 6), False, NOW_US)
     bury(broker, give_up(broker, 6))
-    claim = broker.claim_dead(LETTERS, np.array([1, 2, 4]), 100, 1 << 20)
+    claim = broker.claim_dead(LETTERS, np.array([1, 2, 4]), -1, 100, 1 << 20)
     broker.check_invariants()
     assert claim.letters.positions.tolist() == [1, 2, 4]
-    assert len(broker.claim_dead(LETTERS, np.array([1, 2, 4]), 100, 1 << 20).letters) == 0
+    assert len(broker.claim_dead(LETTERS, np.array([1, 2, 4]), -1, 100, 1 << 20).letters) == 0
     pulled = broker.pull(DEAD_SUBJECT, GROUP, 100, 1 << 20, NOW_US, NOW_US)
     assert pulled is not None and pulled.batch.origin_sequence.tolist() == [1, 4, 6]
     assert broker.drop_dead(LETTERS, None, 100) == 0

@@ -481,7 +481,7 @@ def test_an_operator_may_take_messages_that_wait_for_their_key_and_give_them_bac
     key, queue = (SUBJECT, GROUP), scene.broker._dead_queue
     first = scene.pull(1)
     assert first is not None and scene.pulled() == [3]
-    claim = read_at_once(scene.broker.reads, having_read(lambda: queue.claim(key, None, 10, 1 << 20)))
+    claim = read_at_once(scene.broker.reads, having_read(lambda: queue.claim(key, None, -1, 10, 1 << 20)))
     assert claim.letters.batch.sequence.tolist() == [2, 4], "those that wait for 1"
     scene.check()
     scene.send(["c", "a"])

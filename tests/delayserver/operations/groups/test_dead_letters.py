@@ -305,6 +305,28 @@ async def test_letters_and_what_was_done_with_them_survive_a_stop_and_a_kill(boo
     assert (await shop.dead("resend"))["resent"] == 2
 
 
+async def test_letters_behind_damaged_ones_are_sent_again(boot: Boot) -> None:
+    shop = await opened(boot)
+    await shop.set(attempts=1)
+    store = shop.host.server.parts.local_broker.core.store
+    places = []
+    for body in "abcde":
+        await shop.send(body)
+        places.append(store.end)
+        await shop.fail(1)
+    ((base, _, path),) = store.segments()
+    await shop.host.stop()
+    for place in (*places[:3], places[4]):
+        shop.host.disk.flip_bit(path, place - base + 40)
+    shop = await shop.restarted()
+    done = await shop.dead("resend")
+    assert (done["resent"], done["left"], done["unreadable"]) == (1, 4, 3)
+    assert [message["message_id"] for message in await shop.pull(wait_ms=10_000)] == ["id-d"]
+    done = await shop.dead("resend")
+    assert (done["resent"], done["left"], done["unreadable"]) == (0, 4, 4)
+    assert (await shop.dead("drop"))["dropped"] == 4
+
+
 async def test_on_a_full_disk_a_message_waits_and_becomes_a_dead_letter_with_its_reason(boot: Boot) -> None:
     shop = await opened(boot, broker={"ack_timeout_ms": 5_000})
     await shop.set(attempts=1)
