@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from delayserver.broker.actions.retention import cut_removed
 from delayserver.broker.actions.selecting import Selecting, Selection
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.filters.filter import Filter
@@ -227,6 +228,8 @@ class Consuming:
         count = min(stop, run.position + run.row_count) - start
         # A block of index rows may outlive some of its records, which retention removed. That is no damage.
         given_back = run.store_offset < self._state.files.store.first
+        if given_back and cut_removed(self._state, key if retry else (key[0], 0)):
+            return cursor.next, cursor.next
         wanted = None if retry or not cursor.must_ask(start) else self._state.filters.get(key)
         to_read = budget.wanted
         if wanted is not None:  # few of the messages that it reads are for the group
@@ -430,6 +433,9 @@ class Consuming:
         count = int(np.searchsorted(free, run.position + run.row_count))
         positions = free[:count]
         given_back = run.store_offset < self._state.files.store.first
+        if given_back and cut_removed(self._state, queue_key):
+            cursor.freed_keys()
+            return cursor.next, cursor.next
         batch = None if given_back else self._state.messages.read_for(budget.wanted, run, queue)
         if batch is None:
             self._state.damages.lost(0 if given_back else len(positions))

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from delayserver.broker.actions.retention import cut_removed
 from delayserver.broker.actions.state import BrokerState
 from delayserver.broker.actions.time_search import Search, search_time
 from delayserver.broker.pulled import PullBudget, PulledBatch
@@ -116,6 +117,9 @@ class Positions:
             if stop == following:
                 break
             following = stop
+        first = self.bounds(subject)[0]
+        if position < first:  # retention had removed the messages, and not yet their index rows
+            return Looked(RETIRED, first, end, first, None)
         return Looked(FOUND, first, end, following, budget.pulled())
 
     def _take(self, key: QueueKey, start: int, end: int, budget: PullBudget) -> int:
@@ -123,6 +127,8 @@ class Positions:
         run = self._state.messages.run_at(key, start)
         count = min(end, run.position + run.row_count) - start
         given_back = run.store_offset < self._state.files.store.first
+        if given_back and cut_removed(self._state, key):
+            return start
         batch = None if given_back else self._state.messages.read_for(budget.wanted, run, self._state.queues[key])
         if batch is None:
             budget.pass_over(count, 0)

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 import numpy as np
@@ -135,15 +136,31 @@ def _move_up(state: BrokerState) -> None:
     state.files.blocks.retire(state.files.blocks.end if in_use is None else in_use)
 
 
-def _move_groups_up(state: BrokerState) -> None:
+def _move_groups_up(state: BrokerState, keys: Iterable[GroupKey] | None = None) -> None:
+    """`keys`: these groups; None: all."""
     lagging, letter_groups = may_pass(state), state.policies.letter_groups()
-    for key, group in state.groups.items():
+    for key in state.groups if keys is None else keys:
+        group = state.groups[key]
         for cursor, queue_key in ((group.main, (key[0], 0)), (group.retry, key)):
             bounds = state.queues.bounds(queue_key)
             if bounds is not None:
                 if cursor is group.main and key in letter_groups:
                     state.letters.retire(sum([stop - start for start, stop in cursor.unclaimed(bounds[0])]))
                 cursor.skip_to(bounds[0], lagging=lagging)
+
+
+def cut_removed(state: BrokerState, key: QueueKey) -> bool:
+    """Drop the rows of removed records from a queue, and move its groups up, before retention comes to it (`BlockCuts`): a
+    pull or a read has met one. False if there are none. Raises ReadNeeded, CorruptionError."""
+    queue, below = state.queues[key], state.files.store.first
+    if not queue.reaches_below(below):
+        return False
+    before = queue.first
+    queue.cut(below, state.files.blocks.read(queue.blocks[0].block_offset))
+    if queue.first == before:
+        return False
+    _move_groups_up(state, state.groups.irange(key, key if key[1] else (key[0] + 1, -1)))
+    return True
 
 
 def block_cuts(state: BrokerState) -> list[BlockCuts]:

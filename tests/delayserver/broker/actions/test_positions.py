@@ -415,6 +415,41 @@ def test_a_group_is_told_of_messages_that_it_lost_in_the_middle_of_a_block_of_in
     assert not broker.damages
 
 
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("acked", [2, 94])
+def test_a_pull_before_the_cut_of_a_block_passes_over_nothing_without_saying_so(acked: int, restart: bool) -> None:
+    disk = FakeDisk()
+    limits = replace(LIMITS, retention_ms=0, lag_bytes_max=2 * 4096, queue_runs_max=20)
+    broker = open_broker(disk, limits)
+    for first in range(1, 180, 3):
+        broker.deliver(messages(first, 3), False, NOW_US)
+    left = acked
+    while left:
+        pulled = broker.pull(SUBJECT, GROUP, left, 1 << 20, NOW_US, NOW_US)
+        assert pulled is not None
+        broker.ack(SUBJECT, GROUP, pulled.delivery, NOW_US)
+        left -= len(pulled)
+    broker.window_complete(7, [60_000])
+    broker.sync()
+    broker.checkpoint()
+    assert broker.retire(NOW_US + 1000)
+    if restart:
+        broker.sync()
+        disk.crash(Random(5))
+        broker = open_broker(disk, limits)
+    assert broker.block_cuts()
+    broker.positions.take_passed(KEY)
+    store = broker._state.files.store
+    kept = int(next(store.columns(store.first, store.end)).columns["position"][0])
+    looked = broker._at_once(lambda: broker.positions.look(SUBJECT, kept - 1, 10, 1 << 20)) if restart else None
+    assert looked is None or (looked.status, looked.first, looked.next) == ("retired", kept, kept)
+    pulled = broker.pull(SUBJECT, GROUP, 5, 1 << 20, NOW_US, NOW_US)
+    assert pulled is not None and int(pulled.batch.sequence[0]) == kept + 1
+    assert broker.positions.take_passed(KEY) == (kept, 180)
+    assert not broker.block_cuts()
+    broker.check_invariants()
+
+
 def test_a_group_that_lags_by_time_holds_back_what_is_younger() -> None:
     broker = lagging(FakeDisk(), replace(LIMITS, retention_ms=0, lag_ms_max=5000), 300)
     assert broker.retire(NOW_US + 4_000_000) == []
