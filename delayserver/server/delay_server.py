@@ -379,6 +379,7 @@ class DelayServer:
         )
 
     def close(self) -> None:
-        """Close all files."""
+        """Close all files. A clean end has closed those of the broker already; a crash has not."""
         if self.is_open:
+            self.parts.local_broker.core.abandon()
             self.parts.opened.close()

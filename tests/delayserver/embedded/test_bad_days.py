@@ -60,6 +60,17 @@ def test_a_crash_of_the_server_raises_in_the_next_call_and_at_the_end_of_the_blo
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
 
 
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the open files of a process are in /proc")
+def test_a_crash_leaves_no_file_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    wanted, directory = with_crash(monkeypatch), str(tmp_path / "data")
+    with pytest.raises(embedded.EmbeddedFailed), embedded.open(directory) as here:
+        here.publish("a", b"x")
+        wanted.set()
+        here._thread._thread.join()
+    links = [link for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    assert [path for link in links if (path := str(link.readlink())).startswith(directory)] == []
+
+
 def test_a_pull_that_waits_hears_of_the_crash(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = with_crash(monkeypatch)
     timer = threading.Timer(0.3, wanted.set)
