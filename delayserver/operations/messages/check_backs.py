@@ -51,6 +51,7 @@ class TimerVerdicts(Verdicts):
         self, rows: DueRows, answer: U8, elsewhere: U32 | None, *, queued_us: int, dispatched_us: int
     ) -> None:
         """As `Verdicts.delivered`."""
+        self._attempted.settled(rows.sequence)
         mine = np.flatnonzero(answer != REPLACED)
         if len(mine):
             super().delivered(rows.take(mine), answer[mine], None, queued_us=queued_us, dispatched_us=dispatched_us)

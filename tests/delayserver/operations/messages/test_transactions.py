@@ -387,6 +387,31 @@ async def test_a_disk_that_fills_up_between_two_records_of_check_backs_asks_no_t
     assert findings_of(host) == []
 
 
+async def test_a_check_back_that_was_too_slow_once_leaves_no_doubt_behind(boot: Boot) -> None:
+    host = boot(small_settings(dispatch={"deliver_timeout_ms": 500}))
+    slow = True
+
+    async def around(name: str, work: Callable[[], Any]) -> Any:
+        if name == "read_first" and slow:
+            await host.sleep_ms(1_000)
+        return work()
+
+    host.workers.around = around
+    await host.start()
+    client = await host.client()
+    await prepare(client, *["m"] * 40, due_ms=host.now_ms, check_after_ms=1_000, checks_max=1)
+    await host.sleep_ms(1_700)
+    attempted = host.server.parts.opened.attempts.attempted
+    assert attempted.any_unknown, "the timers have no answer"
+    slow = False
+    await host.sleep_ms(5_000)
+    assert host.server.parts.check_backs.asked == 40
+    attempted = host.server.parts.opened.attempts.attempted
+    assert not attempted.any_unknown
+    await host.stop()
+    assert (await host.start()).parts.opened.sequences.clean
+
+
 async def test_transactions_in_columns_are_those_of_rows(boot: Boot) -> None:
     host = boot(small_settings())
     await host.start()
