@@ -346,6 +346,7 @@ class DelayServer:
         await parts.checkpointing.write(clean=True)
         self.handlers.close()
         parts.segments_ahead.drop()
+        await parts.publishing.close()
         await parts.local_broker.close()
         if self._attempts_settled():
             parts.opened.sequences.close_clean()

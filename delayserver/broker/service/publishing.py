@@ -68,6 +68,8 @@ class Publishing:
         self._waiting_bytes = 0
         self._refusal: StorageFailed | None = None
         self._attend = trio.Event()
+        # Held by `run` while it works on the files, and for good by `close`.
+        self._ahead = trio.Lock()
         # The end of the store at which `run` looks at the space ahead again.
         self._attend_at = 0
         self.groups = 0
@@ -198,20 +200,26 @@ class Publishing:
             await self._attend.wait()
             self._attend = trio.Event()
             try:
-                if self._sequences.needs_extension():
-                    await self._workers.run(self._sequences.extend)
+                async with self._ahead:
+                    if self._sequences.needs_extension():
+                        await self._workers.run(self._sequences.extend)
                 await self._warm()
             except DiskFullError:
                 await self._clock.sleep_ms(1000)
 
+    async def close(self) -> None:
+        """Let `run` end what it does with the files and begin no more: they will be closed."""
+        await self._ahead.acquire()
+
     async def _warm(self) -> None:
         store, ahead_bytes = self._core.store, self._settings.warm_ahead_bytes
         while ahead_bytes:
-            step = store.warm_ahead(ahead_bytes)
-            if step is None:
-                break
-            await self._workers.run(partial(store.sync_warm, step))
-            store.use_warm(step)
+            async with self._ahead:
+                step = store.warm_ahead(ahead_bytes)
+                if step is None:
+                    break
+                await self._workers.run(partial(store.sync_warm, step))
+                store.use_warm(step)
             await self._clock.sleep_ms(WARM_PAUSE_MS)
         # A new segment begins without zeros ahead of its end.
         self._attend_at = store.end + (ahead_bytes // 2 or 1 << 62)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
 from delayserver.front.front import BROKER
@@ -245,3 +246,23 @@ async def test_nothing_is_stored_without_room_and_all_goes_on_with_it(boot: Boot
     host.disk.capacity_bytes = None
     assert (await put(client, "after"))["position"] == 1
     assert texts(await client.pull()) == ["before", "after"]
+
+
+async def test_a_stop_waits_for_the_space_that_is_zeroed_ahead_of_the_store(boot: Boot) -> None:
+    host = boot(small_settings(storage={"warm_ahead_bytes": 1 << 16}))
+    warming = trio.Event()
+
+    async def around(name: str, work: Callable[[], Any]) -> Any:
+        if name == "sync_warm":
+            warming.set()
+            with trio.CancelScope(shield=True):  # as a thread
+                await host.sleep_ms(200)
+        return work()
+
+    host.workers.around = around
+    await host.start()
+    client = await host.client()
+    await client.request("publish", {"messages": [{"subject": "s", "body": "m"}]})
+    await warming.wait()
+    await host.stop()
+    assert (await host.start()).parts.opened.sequences.clean
