@@ -484,7 +484,7 @@ class Intake:
         maximum = ORDER_KEY_BYTES_MAX
         _mark(bad, keys.lengths > maximum, lambda _: InvalidArgument(f"an order_key has at most {maximum} bytes"))
         _require_text(keys, "order_keys", InvalidArgument)
-        return order_key_columns(keys.blob, keys.lengths)
+        return order_key_columns(*_within(keys, maximum))
 
     def _id_columns(self, ids: Ragged, bad: dict[int, DelayServerError]) -> dict[str, Any]:
         if not len(ids.blob):
@@ -497,7 +497,8 @@ class Intake:
         for row in likely.tolist():
             if is_derived_id(bytes(ids.row(row)), self._server_id):
                 bad.setdefault(row, MessageIdInvalid("ids of this form are the server's, for messages without one"))
-        return {"ids": ids.blob, "ids_length": ids.lengths, "id_hash": hash_ids(ids.blob, ids.lengths)}
+        blob, lengths = _within(ids, maximum)
+        return {"ids": blob, "ids_length": lengths, "id_hash": hash_ids(blob, lengths)}
 
     def _properties_columns(self, properties: Ragged, bad: dict[int, DelayServerError]) -> dict[str, Any]:
         maximum = self._settings.properties_bytes_max
@@ -512,6 +513,16 @@ class Intake:
             if not valid:
                 bad.setdefault(index, PropertiesInvalid("properties of a row are one msgpack map from text to text"))
         return {"properties": properties.blob, "properties_length": properties.lengths}
+
+
+def _within(texts: Ragged, bytes_max: int) -> tuple[bytes | memoryview, NDArray[np.uint32]]:
+    """The texts end to end, and their lengths: empty ones in place of those that are too long, whose rows are refused. A
+    hash takes as many steps as the longest one has words, for all rows."""
+    too_long = texts.lengths > bytes_max
+    if not too_long.any():
+        return texts.blob, texts.lengths
+    kept = [b"" if wrong else text for text, wrong in zip(texts.rows(), too_long.tolist(), strict=True)]
+    return b"".join(kept), np.where(too_long, np.uint32(0), texts.lengths)
 
 
 def _refused_row(message: object) -> DelayServerError:
