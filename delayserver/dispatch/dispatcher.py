@@ -78,9 +78,9 @@ class Dispatcher:
         limit_ms = self._gate.limit_ms(to_ms)
         released = False
         for code in self._wheel.keyed_codes:
-            spilled_ms = self._residency.groups[code].spilled.first_ms
-            group_ms = limit_ms if spilled_ms is None else min(limit_ms, spilled_ms - 1)
-            rows = self._wheel.advance_keyed(code, group_ms, self._slice_rows)
+            rows = self._wheel.advance_keyed(
+                code, limit_ms, self._slice_rows, self._residency.groups[code].spilled.first
+            )
             if len(rows):
                 self._residency.release(code, rows)
                 released = True

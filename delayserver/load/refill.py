@@ -15,7 +15,12 @@ from delayserver.state.positions.positions import Positions
 from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, DiskError
 from store.indexes.outcome_index import OutcomeIndex
-from wheel.keys import KEY_HIGHEST, KEY_LOWEST
+from wheel.keys import KEY_HIGHEST, KEY_LOWEST, Key
+
+# While nothing waits to be read back, it is looked for this often. A bell rings before.
+IDLE_S = 1.0
+# And this often while what is read back leaves memory again.
+LOOK_S = 0.01
 
 
 class Refill:
@@ -41,14 +46,18 @@ class Refill:
     async def run(self) -> None:
         """Read back until cancelled."""
         emptied = self._residency.emptied
+        before: list[tuple[str, int | None, Key | None]] = []
         while True:
             emptied.hush()
             spilled = self._residency.spilled()
             for group, place in spilled:
                 await self.read_back(group, place)
-            if not spilled:
-                with trio.move_on_after(1):
+            # What was read may have left memory at once: then rows of the wheel have to go first.
+            left = [(group.name, place, group.spilled.first_waiting) for group, place in spilled]
+            if not spilled or left == before:
+                with trio.move_on_after(LOOK_S if left else IDLE_S):
                     await emptied.rung()
+            before = left
 
     async def read_back(self, group: GroupRows, place: int | None) -> None:
         """Read the first spilled window of a group; with the place of a route only its rows, for their fallback group."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from sortedcontainers import SortedSet
+from sortedcontainers import SortedDict
 
 from delayserver.state.membership import is_member
 from delayserver.state.memory.group_wheels import BACKLOG_MS
@@ -268,11 +268,11 @@ class GroupQueue:
 
 class Spilled:
     """Windows of rows that left memory, by the place of their route: those of one may have a stand-in while the others
-    wait."""
+    wait. Of each window the first of these rows is known: those before it are in memory."""
 
     def __init__(self) -> None:
-        self._windows: dict[int, SortedSet[int]] = {}  # none of them empty
-        self._reading_ms: int | None = None
+        self._windows: dict[int, SortedDict[int, Key]] = {}  # none of them empty
+        self._reading: Key | None = None
 
     def __len__(self) -> int:
         return len(set().union(*self._windows.values()))
@@ -286,38 +286,44 @@ class Spilled:
         return list(self._windows)
 
     @property
-    def first_ms(self) -> int | None:
-        """The start of the first window, one that is being read included; None if there is none."""
-        waiting_ms = self.first_waiting_ms
-        if self._reading_ms is None or waiting_ms is None:
-            return waiting_ms if self._reading_ms is None else self._reading_ms
-        return min(waiting_ms, self._reading_ms)
+    def first(self) -> Key | None:
+        """The first row that left memory, one that is being read included; None if there is none."""
+        waiting = self.first_waiting
+        if self._reading is None or waiting is None:
+            return waiting if self._reading is None else self._reading
+        return min(waiting, self._reading)
 
     @property
-    def first_waiting_ms(self) -> int | None:
+    def first_waiting(self) -> Key | None:
+        """The first row whose window is not being read; None if there is none."""
+        return min([windows.peekitem(0)[1] for windows in self._windows.values()], default=None)
+
+    @property
+    def first_window_ms(self) -> int | None:
         """The start of the first window that is not being read; None if there is none."""
-        return min([windows[0] for windows in self._windows.values()], default=None)
+        return min([windows.peekitem(0)[0] for windows in self._windows.values()], default=None)
 
     def clear(self) -> None:
         """Know no window any more."""
         self._windows.clear()
 
-    def add(self, window_ms: int, place: int = 0) -> None:
-        """Rows of a window left memory."""
-        self._windows.setdefault(place, SortedSet()).add(window_ms)
+    def add(self, window_ms: int, place: int = 0, first: Key | None = None) -> None:
+        """Rows of a window left memory, the first one of them at this key; None: any of the window."""
+        windows = self._windows.setdefault(place, SortedDict())
+        first = first or Key(window_ms, KEY_LOWEST.sequence)
+        windows[window_ms] = min(windows.get(window_ms, first), first)
 
     def take(self, place: int | None = None) -> tuple[int, list[int]]:
         """Begin to read the first window (None: of all routes); its start, and the routes that had it."""
         wanted = {route: self._windows[route] for route in (self.places if place is None else [place])}
-        window_ms = min([windows[0] for windows in wanted.values()])
-        had = [route for route, windows in wanted.items() if windows[0] == window_ms]
+        window_ms: int = min([windows.peekitem(0)[0] for windows in wanted.values()])
+        had = [route for route, windows in wanted.items() if windows.peekitem(0)[0] == window_ms]
+        self._reading = min([wanted[route].pop(window_ms) for route in had])
         for route in had:
-            wanted[route].discard(window_ms)
             if not wanted[route]:
                 del self._windows[route]
-        self._reading_ms = window_ms
         return window_ms, had
 
     def was_read(self) -> None:
         """The rows of the window that was taken are back, or cannot be read."""
-        self._reading_ms = None
+        self._reading = None

@@ -21,6 +21,7 @@ from delayserver.state.memory.routes import TIMERS_GROUP, Routes
 from delayserver.state.memory.rows import ROW, has_order_key
 from wheel.due_rows import DueRows
 from wheel.hashed_wheel import HashedWheel
+from wheel.keys import Key
 
 I64 = NDArray[np.int64]
 # Rows that come so long after their due time go to the backlog. More than a hot second, whose rows come late but in order.
@@ -145,9 +146,16 @@ class GroupWheels:
                 if len(rows):
                     yield code, rows
 
-    def advance_keyed(self, code: int, now_ms: int, rows_max: int) -> DueRows:
-        """The first due rows with an order key of one of `keyed_codes`."""
-        return self._keyed[code].advance(now_ms, rows_max)
+    def advance_keyed(self, code: int, now_ms: int, rows_max: int, before: Key | None) -> DueRows:
+        """The first due rows with an order key of one of `keyed_codes`; with `before` only those of lower keys."""
+        wheel = self._keyed[code]
+        rows = wheel.advance(now_ms if before is None else min(now_ms, before.due_ms), rows_max)
+        if before is None or not len(rows) or rows.due_ms[-1] < before.due_ms:
+            return rows
+        stays = (rows.due_ms == before.due_ms) & (rows.sequence >= before.sequence)
+        later = rows.take(np.flatnonzero(stays))
+        wheel.add(later.due_ms, later.sequence, later.payload)
+        return rows.take(np.flatnonzero(~stays))
 
     def drop_keyed(self, code: int, after_ms: int, to_ms: int, count: int) -> DueRows:
         """The last `count` rows with an order key that are due after one time and up to another leave; returns them, in no
@@ -157,8 +165,11 @@ class GroupWheels:
         if not due:
             return DueRows.empty(ROW)
         rows = DueRows.concatenate(due)
-        rows = rows.take(np.flatnonzero(rows.due_ms > after_ms))
-        last = rows.take(np.lexsort((rows.sequence, rows.due_ms))[-count:])
+        # Rows that were dropped before may be among them, and may be here again.
+        rows = rows.take(np.flatnonzero((rows.due_ms > after_ms) & wheel.contains(rows.due_ms, rows.sequence)))
+        order = np.lexsort((rows.sequence, rows.due_ms))
+        same = rows.sequence[order[1:]] == rows.sequence[order[:-1]]
+        last = rows.take(np.delete(order, np.flatnonzero(same))[-count:])
         return last.take(np.flatnonzero(wheel.cancel(last.due_ms, last.sequence)))
 
     def knows_keys_of(self, code: int) -> bool:

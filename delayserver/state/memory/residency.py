@@ -169,14 +169,14 @@ class Residency:
         to_ms = loaded_ms(self._windows_known, now_ms)
         for code in self.wheel.keyed_codes:
             group = self.groups[code]
-            spilled_ms = group.spilled.first_waiting_ms
-            from_ms = to_ms if spilled_ms is None else min(to_ms, spilled_ms - 1)
+            spilled = group.spilled.first_waiting
+            from_ms = to_ms if spilled is None else min(to_ms, spilled.due_ms - 1)
             rows = self.wheel.drop_keyed(code, from_ms, now_ms, room - self.room)
             if len(rows):
                 group.released(_last_key(rows.due_ms, rows.sequence))
                 group.counters.were_dropped(len(rows))
-                for _code, place, window in self._windows([rows]):
-                    group.spilled.add(window, place)
+                for _code, place, window, first in self._windows([rows]):
+                    group.spilled.add(window, place, first)
 
     # -- into the wheel
 
@@ -383,7 +383,7 @@ class Residency:
         order keys, those come first: its rows would leave memory again for them."""
         if not self.wheel.knows_keys_of(group.code):
             return True
-        first_ms = group.spilled.first_waiting_ms
+        first_ms = group.spilled.first_window_ms
         return first_ms is not None and first_ms <= loaded_ms(self._windows_known, self._clock.now_ms())
 
     def _is_idle(self, group: GroupRows) -> bool:
@@ -406,12 +406,12 @@ class Residency:
         dropped = group.queue.drop_behind(rows_max)
         if dropped:
             group.counters.were_dropped(sum(map(len, dropped)))
-            for code, place, window in self._windows(dropped):
-                self.groups[code].spilled.add(window, place)
+            for code, place, window, first in self._windows(dropped):
+                self.groups[code].spilled.add(window, place, first)
 
     def leave(self, rows: DueRows, pause_us: int) -> None:
         """Rows in flight stay on disk. Their windows are read again after a pause."""
-        for code, place, window in self._windows([rows]):
+        for code, place, window, _first in self._windows([rows]):
             if self._routes.have_changed:
                 self.groups[code].released(_last_key(rows.due_ms, rows.sequence))
             # The first pause counts: a row that is left again and again does not put off those that were left before.
@@ -462,7 +462,7 @@ class Residency:
         elif other is not None and len(now):
             self._give(group, other, now)
         for route in np.flatnonzero(np.bincount(self._routes.places(later.payload["subject"]))).tolist():
-            group.spilled.add(window_ms, route)
+            group.spilled.add(window_ms, route, Key(int(later.due_ms[0]), int(later.sequence[0])))
         self.bound()
 
     def _keyed_to_wheel(self, rows: DueRows) -> DueRows:
@@ -476,21 +476,23 @@ class Residency:
             rows = rows.take(np.flatnonzero(~keyed))
         return rows
 
-    def _windows(self, parts: list[DueRows]) -> Iterator[tuple[int, int, int]]:
+    def _windows(self, parts: list[DueRows]) -> Iterator[tuple[int, int, int, Key | None]]:
         """The windows behind the code of the group that the rows are routed to, also if another one stood in for it, and
-        the place of their route."""
+        the place of their route. Behind them the first of the rows, or None where none has an order key."""
         subjects = np.concatenate([rows.payload["subject"] for rows in parts])
         windows = np.concatenate([rows.payload["window_ms"] for rows in parts])
         # The first row of each run of equal ones says all: a million rows may leave memory in one step.
         first = np.flatnonzero((subjects[1:] != subjects[:-1]) | (windows[1:] != windows[:-1])) + 1
         first = np.concatenate([np.zeros(1, np.intp), first])
+        lowest = _lowest_keys(parts, first) if any(has_order_key(rows.payload).any() for rows in parts) else None
         subjects, windows = subjects[first], windows[first]
         codes, places = self.wheel.codes(subjects), self._routes.places(subjects)
         for place in np.flatnonzero(np.bincount(places)).tolist():
             mine = places == place
             code = int(codes[np.argmax(mine)])  # a route has one
             for window in np.unique(windows[mine]).tolist():
-                yield code, place, window
+                runs = np.flatnonzero(mine & (windows == window)) if lowest is not None else ()
+                yield code, place, window, min([lowest[run] for run in runs]) if lowest is not None else None
 
     # -- cancels and lookups
 
@@ -556,6 +558,16 @@ def again_us(error: Exception) -> int:
 def low_room(rows_max: int) -> int:
     """Memory is short while it has room for no more rows than these."""
     return int(rows_max * LOW_ROOM_SHARE)
+
+
+def _lowest_keys(parts: list[DueRows], starts: NDArray[np.intp]) -> list[Key]:
+    """The lowest key of each run of rows; the runs begin at `starts`."""
+    due_ms = np.concatenate([rows.due_ms for rows in parts])
+    sequence = np.concatenate([rows.sequence for rows in parts])
+    lowest_ms = np.minimum.reduceat(due_ms, starts)
+    of_lowest = due_ms == np.repeat(lowest_ms, np.diff(starts, append=len(due_ms)))
+    lowest = np.minimum.reduceat(np.where(of_lowest, sequence, np.iinfo(np.int64).max), starts)
+    return [Key(*key) for key in zip(lowest_ms.tolist(), lowest.tolist(), strict=True)]
 
 
 def _last_key(due_ms: I64, sequence: I64) -> Key:

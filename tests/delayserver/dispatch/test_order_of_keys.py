@@ -142,6 +142,33 @@ async def test_a_queue_that_is_too_short_keeps_the_order_of_keys(boot: Boot) -> 
     host.check_balance(pending=0)
 
 
+@pytest.mark.parametrize(("up", "spread_ms"), [(True, 1), (False, 1), (False, 2_000)])
+async def test_a_minute_with_more_messages_of_keys_than_memory_holds_leaves_it_in_order(
+    boot: Boot, up: bool, spread_ms: int
+) -> None:
+    """Also where the node was down, so that they left memory out of the queue, and where all are due at one moment."""
+    wheel = {"rows_max": 64, "load_ahead_ms": 5_000}
+    host = boot(faked_settings(dispatch=QUICK | {"batch_messages_max": 5}, wheel=wheel))
+    await host.start()
+    client, node = await host.client(), host.fake()
+    node.delay_ms, node.up = 5, up
+    start_ms = host.now_ms + 60_000
+    due_ms = [start_ms + place * 7 % spread_ms for place in range(800)]
+    await put_keyed(client, due_ms, lambda place: "abcdefg"[place % 7])
+    await host.sleep_ms(start_ms + 5_000 - host.now_ms)
+    node.up = True
+    residency = host.server.parts.residency
+    for _ in range(1_000):
+        if len(node.stored) == 800:
+            break
+        assert len(residency.wheel) <= 2 * 64
+        await host.sleep_ms(20)
+    assert len(set(node.stored)) == 800
+    assert inversions(node) == []
+    await host.settled()
+    host.check_balance(pending=0)
+
+
 async def test_a_key_that_waits_holds_up_no_other_key(boot: Boot) -> None:
     host = boot(faked_settings())
     await host.start()

@@ -18,7 +18,7 @@ from store.logs.schedule_log import ScheduleKey
 from store.records.segment import Segment
 from tests.delayserver.dispatch.test_broker_group import QUICK, TWO_GROUPS, put_many
 from tests.fakes.host import Host, faked_settings, small_settings
-from wheel.keys import Key
+from wheel.keys import KEY_LOWEST, Key
 
 Boot = Callable[..., Host]
 # What is sent to `c` has no stand-in.
@@ -179,19 +179,25 @@ async def test_rows_that_left_memory_come_back_to_their_stand_in_while_others_go
 
 def test_windows_that_left_memory_are_known_by_the_routes_of_their_rows() -> None:
     chance = Random(1)
-    spilled, known = Spilled(), set[tuple[int, int]]()
+    spilled, known = Spilled(), dict[tuple[int, int], Key]()
     for _ in range(2_000):
         if not known or chance.random() < 0.55:
             window, place = chance.randrange(6), chance.randrange(3)
-            spilled.add(window, place)
-            known.add((window, place))
+            first = Key(window, chance.randrange(10)) if chance.random() < 0.5 else None
+            spilled.add(window, place, first)
+            first = first or Key(window, KEY_LOWEST.sequence)
+            known[window, place] = min(known.get((window, place), first), first)
         else:
             wanted = chance.choice([None, *spilled.places])
             rest = [(window, place) for window, place in known if wanted in (None, place)]
-            first, had = spilled.take(wanted)
-            assert first == min(rest)[0]
-            assert sorted(had) == sorted(place for window, place in rest if window == first)
-            known -= {(first, place) for place in had}
+            taken, had = spilled.take(wanted)
+            assert taken == min(rest)[0]
+            assert sorted(had) == sorted(place for window, place in rest if window == taken)
+            being_read = [known.pop((taken, place)) for place in had]
+            assert spilled.first == min([*known.values(), *being_read])
+            spilled.was_read()
+        assert spilled.first == spilled.first_waiting == min(known.values(), default=None)
+        assert spilled.first_window_ms == min([window for window, _ in known], default=None)
         assert (bool(spilled), len(spilled)) == (bool(known), len({window for window, _ in known}))
         assert sorted(spilled.places) == sorted({place for _, place in known})
 
