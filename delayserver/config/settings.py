@@ -58,8 +58,8 @@ class HttpSettings:
     port: int = 20880
     """0: no HTTP."""
     connections_max: int = 4096
-    """A connection takes about 10 KiB. Beyond the bound the one that has been idle the longest gives way. Where none is
-    idle, a new one is refused."""
+    """A connection takes about 10 KiB, with TLS about 300 KiB. Beyond the bound the one that has been idle the longest gives
+    way. Where none is idle, a new one is refused."""
     head_bytes_max: int = 32 * 1024
     """Request line and headers of one request. Browsers and proxies send a few KiB."""
     head_timeout_ms: int = 10_000
