@@ -482,17 +482,20 @@ class Residency:
         subjects = np.concatenate([rows.payload["subject"] for rows in parts])
         windows = np.concatenate([rows.payload["window_ms"] for rows in parts])
         # The first row of each run of equal ones says all: a million rows may leave memory in one step.
-        first = np.flatnonzero((subjects[1:] != subjects[:-1]) | (windows[1:] != windows[:-1])) + 1
-        first = np.concatenate([np.zeros(1, np.intp), first])
-        lowest = _lowest_keys(parts, first) if any(has_order_key(rows.payload).any() for rows in parts) else None
-        subjects, windows = subjects[first], windows[first]
+        starts = np.flatnonzero((subjects[1:] != subjects[:-1]) | (windows[1:] != windows[:-1])) + 1
+        starts = np.concatenate([np.zeros(1, np.intp), starts])
+        lowest = _lowest_keys(parts, starts) if any(has_order_key(rows.payload).any() for rows in parts) else []
+        subjects, windows = subjects[starts], windows[starts]
         codes, places = self.wheel.codes(subjects), self._routes.places(subjects)
         for place in np.flatnonzero(np.bincount(places)).tolist():
             mine = places == place
             code = int(codes[np.argmax(mine)])  # a route has one
+            first_of: dict[int, Key] = {}
+            for run in np.flatnonzero(mine).tolist() if lowest else ():
+                window, key = int(windows[run]), lowest[run]
+                first_of[window] = min(first_of.get(window, key), key)
             for window in np.unique(windows[mine]).tolist():
-                runs = np.flatnonzero(mine & (windows == window)) if lowest is not None else ()
-                yield code, place, window, min([lowest[run] for run in runs]) if lowest is not None else None
+                yield code, place, window, first_of.get(window)
 
     # -- cancels and lookups
 
