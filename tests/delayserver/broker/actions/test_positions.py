@@ -376,14 +376,8 @@ def test_a_snapshot_of_the_progress_log_does_not_hide_what_a_group_lost() -> Non
     assert drain(broker)[0] == first + 2, "an acked message does not come again"
 
 
-@pytest.mark.parametrize("runs_max", [6, 20, 40])
-@pytest.mark.parametrize("acked", [2, 94])
-def test_a_group_is_told_of_messages_that_it_lost_in_the_middle_of_a_block_of_index_rows(
-    runs_max: int, acked: int
-) -> None:
-    disk = FakeDisk()
-    limits = replace(LIMITS, retention_ms=0, lag_bytes_max=2 * 4096, queue_runs_max=runs_max)
-    broker = open_broker(disk, limits)
+def fall_behind(broker: DirectBroker, acked: int) -> None:
+    """Store 180 messages, of which the group acks so many."""
     for first in range(1, 180, 3):
         broker.deliver(messages(first, 3), False, NOW_US)
     left = acked
@@ -394,6 +388,17 @@ def test_a_group_is_told_of_messages_that_it_lost_in_the_middle_of_a_block_of_in
         left -= len(pulled)
     broker.window_complete(7, [60_000])
     broker.sync()
+
+
+@pytest.mark.parametrize("runs_max", [6, 20, 40])
+@pytest.mark.parametrize("acked", [2, 94])
+def test_a_group_is_told_of_messages_that_it_lost_in_the_middle_of_a_block_of_index_rows(
+    runs_max: int, acked: int
+) -> None:
+    disk = FakeDisk()
+    limits = replace(LIMITS, retention_ms=0, lag_bytes_max=2 * 4096, queue_runs_max=runs_max)
+    broker = open_broker(disk, limits)
+    fall_behind(broker, acked)
     assert broker.retire(NOW_US + 1000)
     kept = [
         record.columns["position"][0] for record in broker._state.files.store.columns(0, broker._state.files.store.end)
@@ -421,16 +426,7 @@ def test_a_pull_before_the_cut_of_a_block_passes_over_nothing_without_saying_so(
     disk = FakeDisk()
     limits = replace(LIMITS, retention_ms=0, lag_bytes_max=2 * 4096, queue_runs_max=20)
     broker = open_broker(disk, limits)
-    for first in range(1, 180, 3):
-        broker.deliver(messages(first, 3), False, NOW_US)
-    left = acked
-    while left:
-        pulled = broker.pull(SUBJECT, GROUP, left, 1 << 20, NOW_US, NOW_US)
-        assert pulled is not None
-        broker.ack(SUBJECT, GROUP, pulled.delivery, NOW_US)
-        left -= len(pulled)
-    broker.window_complete(7, [60_000])
-    broker.sync()
+    fall_behind(broker, acked)
     broker.checkpoint()
     assert broker.retire(NOW_US + 1000)
     if restart:
