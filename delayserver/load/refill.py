@@ -15,11 +15,11 @@ from delayserver.state.positions.positions import Positions
 from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, DiskError
 from store.indexes.outcome_index import OutcomeIndex
-from wheel.keys import KEY_HIGHEST, KEY_LOWEST, Key
+from wheel.keys import KEY_HIGHEST, KEY_LOWEST
 
 # While nothing waits to be read back, it is looked for this often. A bell rings before.
 IDLE_S = 1.0
-# And this often while what is read back leaves memory again.
+# And this often while all that is read back goes to wheels: from there it may leave memory again.
 LOOK_S = 0.01
 
 
@@ -46,40 +46,36 @@ class Refill:
     async def run(self) -> None:
         """Read back until cancelled."""
         emptied = self._residency.emptied
-        before: list[tuple[str, int | None, Key | None]] = []
         while True:
             emptied.hush()
             spilled = self._residency.spilled()
-            for group, place in spilled:
-                await self.read_back(group, place)
-            # What was read may have left memory at once: then rows of the wheel have to go first.
-            left = [(group.name, place, group.spilled.first_waiting) for group, place in spilled]
-            if not spilled or left == before:
-                with trio.move_on_after(LOOK_S if left else IDLE_S):
+            queued = [await self.read_back(group, place) for group, place in spilled]
+            if not any(queued):
+                with trio.move_on_after(LOOK_S if spilled else IDLE_S):
                     await emptied.rung()
-            before = left
 
-    async def read_back(self, group: GroupRows, place: int | None) -> None:
-        """Read the first spilled window of a group; with the place of a route only its rows, for their fallback group."""
+    async def read_back(self, group: GroupRows, place: int | None) -> bool:
+        """Read the first spilled window of a group; with the place of a route only its rows, for their fallback group.
+        Returns whether a queue got rows."""
         if not self._residency.may_read_back(group, place):
-            return
+            return False
         # Before the ends are captured: rows that are dropped while the window is read may lie behind them.
         window, places = group.spilled.take(place)
         try:
-            await self._read(group, place, window, places)
+            return await self._read(group, place, window, places)
         finally:
             group.spilled.was_read()
 
-    async def _read(self, group: GroupRows, place: int | None, window: int, places: list[int]) -> None:
+    async def _read(self, group: GroupRows, place: int | None, window: int, places: list[int]) -> bool:
         ends = self._reader.ends(window)
         if not any(ends.values()):
-            return  # all of it was decided meanwhile, and retention took the files
+            return False  # all of it was decided meanwhile, and retention took the files
         read = partial(self._reader.read, window, ends, KEY_LOWEST, KEY_HIGHEST)
         try:
             async with self._decided.pinned(self._book.outcome_file(window)) as index:
                 found = await self._workers.run(read)
                 # One step: nothing can be released, delivered or cancelled between the checks and the push.
-                self._push_back(group, place, window, found, index)
+                return self._push_back(group, place, window, found, index)
         except (CorruptionError, DiskError) as error:
             self._damage.report(error)
             self._residency.read_later(group, places, window, error)
@@ -88,11 +84,12 @@ class Refill:
                 raise
             for route in places:
                 group.spilled.add(window, route)  # retention took a file during the read: what is left is read anew
+        return False
 
     def _push_back(
         self, group: GroupRows, place: int | None, window_ms: int, found: WindowRows, index: OutcomeIndex
-    ) -> None:
+    ) -> bool:
         loaded = found.loaded
         wanted = index.missing(loaded.sequence) & self._positions.has_published(loaded.sequence)
         wanted &= self._residency.routed(group, place, loaded)
-        self._residency.read_back(group, place, window_ms, self._residency.admissible(loaded, wanted))
+        return self._residency.read_back(group, place, window_ms, self._residency.admissible(loaded, wanted))

@@ -17,7 +17,7 @@ from delayserver.runtime.marks import Bell
 from delayserver.state.memory.queue_chunk import Chunk, fitting
 from store.records.id_hash import hash_id
 from wheel.due_rows import DueRows
-from wheel.keys import Key, key_order
+from wheel.keys import Key, key_order, rows_before
 
 Buckets = NDArray[np.intp]
 Mask = NDArray[np.bool_]
@@ -149,6 +149,13 @@ class KeyedLane:
             kept = [DueRows.concatenate([rows.slice(0, keep)])] if keep else []
             self._replace(len(self._chunks) - 1, len(self._chunks), kept)
         return dropped
+
+    def drop_from(self, key: Key) -> list[DueRows]:
+        """Drop the rows from a key on, and return them."""
+        begin = bisect_left(self._lasts, key)
+        behind = [chunk.rows for chunk in self._chunks[begin:]]
+        before = rows_before(behind[0].due_ms, behind[0].sequence, key.due_ms, key.sequence) if behind else 0
+        return self.drop_last(sum(map(len, behind)) - before)
 
     def keep(self, chunks: list[Chunk]) -> None:
         """These chunks are what is left of those that wait here, some of them without rows."""

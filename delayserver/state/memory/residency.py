@@ -391,7 +391,8 @@ class Residency:
         queue = group.queue
         if not len(queue):
             return True
-        return not queue.keyless_rows and queue.keyed.pauses and len(queue) <= min(PAUSING_ROWS_MAX, self.share // 2)
+        rows_max = min(PAUSING_ROWS_MAX, self.share // 2, group.rows_max // 2)
+        return not queue.keyless_rows and queue.keyed.pauses and len(queue) <= rows_max
 
     def _may_take(self, other: GroupRows) -> bool:
         """Not a group that works, but slower than rows come: it would drop them. They would be read again at once, and come
@@ -408,6 +409,13 @@ class Residency:
             group.counters.were_dropped(sum(map(len, dropped)))
             for code, place, window, first in self._windows(dropped):
                 self.groups[code].spilled.add(window, place, first)
+                if code != group.code and first is not None:  # this group stood in for it
+                    self._wait_for(self.groups[code], first)
+
+    def _wait_for(self, group: GroupRows, first: Key) -> None:
+        """A row that left memory comes back to a group. Rows with an order key behind it go back to their wheel."""
+        for rows in group.queue.keyed.drop_from(first):
+            self._keyed_to_wheel(rows)
 
     def leave(self, rows: DueRows, pause_us: int) -> None:
         """Rows in flight stay on disk. Their windows are read again after a pause."""
@@ -437,7 +445,9 @@ class Residency:
         route where an idle fallback group takes them."""
         if place is None:
             return bool(group.spilled) and self._is_idle(group) and self._is_its_turn(group)
-        return place in group.spilled.places and self._idle_fallback(group, place) is not None
+        # Those of a key that wait go first. While they fill the queue, what is read back would leave it again.
+        gone = len(group.queue.keyed) <= group.rows_max // 2
+        return gone and place in group.spilled.places and self._idle_fallback(group, place) is not None
 
     def routed(self, group: GroupRows, place: int | None, loaded: LoadedRows) -> Mask:
         """True where the wheel has released a row to the group, and for a row of this route where a place is given."""
@@ -448,22 +458,25 @@ class Residency:
             mask &= self._routes.places(subjects) == place
         return mask
 
-    def read_back(self, group: GroupRows, place: int | None, window_ms: int, loaded: LoadedRows) -> None:
+    def read_back(self, group: GroupRows, place: int | None, window_ms: int, loaded: LoadedRows) -> bool:
         """`admissible` rows of a spilled window go back to the queue of their group, or with a place to the fallback group
-        of that route. The rows for which there is no room stay spilled."""
+        of that route; those with an order key to their wheel. The rows for which there is no room stay spilled. Returns
+        whether a queue got rows."""
         candidates = loaded.take(np.flatnonzero(~self.wheel.contains(loaded.due_ms, loaded.sequence))).by_key()
         rows = DueRows(candidates.due_ms, candidates.sequence, candidates.rows)
         other = group if place is None else self._idle_fallback(group, place)
         # Overdue rows go before the far end of the wheel, which is read again in its time.
         most = 0 if other is None else max(self.room, self.share)
         now, later = rows.slice(0, most), rows.slice(most, len(rows))
-        if other is group and len(now):
-            self.push(group, self._keyed_to_wheel(now))
+        now = self._keyed_to_wheel(now)
+        if other is group:
+            self.push(group, now)
         elif other is not None and len(now):
             self._give(group, other, now)
         for route in np.flatnonzero(np.bincount(self._routes.places(later.payload["subject"]))).tolist():
             group.spilled.add(window_ms, route, Key(int(later.due_ms[0]), int(later.sequence[0])))
         self.bound()
+        return len(now) > 0
 
     def _keyed_to_wheel(self, rows: DueRows) -> DueRows:
         """Put rows with an order key back into their wheel: others of their keys may be there that are due earlier. Where

@@ -11,6 +11,7 @@ import pytest
 import trio
 
 from delayserver.config.settings import GroupSettings, NodeSettings, RouteSettings
+from tests.delayserver.dispatch.test_broker_group import A_THEN_B, TWO_GROUPS, put_many
 from tests.fakes.broker import FakeBroker
 from tests.fakes.host import Client, Host, faked_settings, small_settings
 
@@ -137,6 +138,30 @@ async def test_a_queue_that_is_too_short_keeps_the_order_of_keys(boot: Boot) -> 
     await put_keyed(client, [start_ms + 200 + place * 7 % 2_000 for place in range(800)], lambda place: "ab"[place % 2])
     await host.until(lambda: len(node.stored) == 800, within_ms=60_000)
     assert host.server.parts.groups.first.rows.counters.dropped_from_memory > 0
+    assert inversions(node) == []
+    await host.settled()
+    host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize(("queue_rows_max", "delay_ms"), [(20, 0), (40, 60)])
+async def test_a_stand_in_gets_the_messages_of_a_key_in_order_though_queues_are_too_short(
+    boot: Boot, queue_rows_max: int, delay_ms: int
+) -> None:
+    """Those that left memory, also out of the queue of the stand-in, do not go around those that wait for it."""
+    dispatch = QUICK | {"queue_rows_max": queue_rows_max, "batch_messages_max": 5, "workers": 2}
+    storage = {"window_ms": 1_000}
+    host = boot(small_settings(groups=TWO_GROUPS, routes=A_THEN_B, storage=storage, dispatch=dispatch))
+    await host.start()
+    client, node = await host.client(), host.fake("fakeB")
+    host.fake("fakeA").up, node.delay_ms = False, delay_ms
+    start_ms = host.now_ms
+    due_ms = [start_ms + 200 + place * 7 % 2_000 for place in range(400)]
+    await put_keyed(client, due_ms, lambda place: "ab"[place % 2], subject="a")
+    await put_many(client, 60, start_ms + 283, "b")
+    await host.until(lambda: len(node.stored) == 460, within_ms=60_000)
+    assert host.server.parts.groups.first.rows.counters.dropped_from_memory > 0
+    node.bodies = {sequence: body for sequence, body in node.bodies.items() if body in (b"a", b"b")}
+    node.stored = [sequence for sequence in node.stored if sequence in node.bodies]
     assert inversions(node) == []
     await host.settled()
     host.check_balance(pending=0)

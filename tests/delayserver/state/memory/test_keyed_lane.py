@@ -11,6 +11,7 @@ from delayserver.state.memory.group_queue import GroupQueue
 from delayserver.state.memory.keyed_lane import BUCKETS, CHUNK_ROWS_MAX, KeyedLane, buckets_of
 from delayserver.state.memory.rows import ROW
 from wheel.due_rows import DueRows
+from wheel.keys import Key
 
 
 def rows(sequences: list[int], bucket: dict[int, int]) -> DueRows:
@@ -65,9 +66,11 @@ def test_any_order_of_steps_agrees_with_a_list(seed: int) -> None:
                 paused |= {each: max(now + 5, paused.get(each, 0)) for each in buckets_held}
             lane.release(np.array(buckets_held))
         elif kind == 5 and model:
-            count = chance.randrange(1, 30)
-            dropped = sorted(each for part in lane.drop_last(count) for each in part.sequence.tolist())
-            assert dropped == sorted(model)[-count:]
+            first = chance.choice(sorted(model)[-30:]) + chance.randrange(2)
+            wanted_out = [each for each in sorted(model) if each >= first]
+            parts = lane.drop_from(Key(first * 10, first)) if chance.random() < 0.5 else lane.drop_last(len(wanted_out))
+            dropped = sorted(each for part in parts for each in part.sequence.tolist())
+            assert dropped == wanted_out
             model -= set(dropped)
             outside |= set(dropped)
         assert len(lane) == len(model)
