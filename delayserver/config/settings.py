@@ -60,6 +60,9 @@ class HttpSettings:
     connections_max: int = 4096
     """A connection takes about 10 KiB, with TLS about 300 KiB. Beyond the bound the one that has been idle the longest gives
     way. Where none is idle, a new one is refused."""
+    connections_of_address_max: int = 1024
+    """Connections of one address; of IPv6 those of a /64 count together. Connections from this machine have no such bound.
+    Raise it where a proxy on another machine makes all the connections."""
     head_bytes_max: int = 32 * 1024
     """Request line and headers of one request. Browsers and proxies send a few KiB."""
     head_timeout_ms: int = 10_000

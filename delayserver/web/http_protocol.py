@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from delayserver.config.settings import HttpSettings
+from delayserver.web.addresses import counted_address
 from delayserver.web.bodies import LINES
 from delayserver.web.exchange import Exchange
 from delayserver.web.handshakes import Handshakes
@@ -57,11 +58,14 @@ class Connections:
         self._handshakes = None if tls is None else Handshakes(tls)
         self.head_bytes_max = settings.head_bytes_max
         self._connections_max = settings.connections_max
+        self._of_address_max = settings.connections_of_address_max
         self._head_s = settings.head_timeout_ms / 1000
         self._idle_s = settings.idle_timeout_ms / 1000
         self.body_s = settings.body_timeout_ms / 1000
         # Those that wait for their client come first, in the order in which their waiting began.
         self._open: dict[BoundedProtocol, None] = {}
+        # The same, by the address of the client.
+        self._by_address: dict[str, dict[BoundedProtocol, None]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
@@ -80,26 +84,41 @@ class Connections:
 
         return bounded() if self._handshakes is None else self._handshakes.of(bounded)
 
-    def add(self, connection: BoundedProtocol) -> bool:
-        """Take a connection. False if there is no room and none is idle."""
-        if len(self._open) >= self._connections_max:
-            oldest = next((each for each in self._open if each.phase == IDLE), None)
-            if oldest is None or connection.since_s - oldest.since_s < IDLE_S_MIN:
-                return False
-            self.remove(oldest)
-            oldest.end()
+    def add(self, connection: BoundedProtocol) -> str:
+        """Take a connection. Without room it is not taken, and this is the reason; empty if it is taken."""
+        of_address = self._by_address.get(connection.address, {})
+        if connection.address and len(of_address) >= self._of_address_max:
+            if not self._make_room(of_address, connection.since_s):
+                return "this address has as many connections as it may have, and none is idle"
+        elif len(self._open) >= self._connections_max and not self._make_room(self._open, connection.since_s):
+            return "no connection is idle"
         self._open[connection] = None
+        self._by_address.setdefault(connection.address, {})[connection] = None
+        return ""
+
+    def _make_room(self, among: dict[BoundedProtocol, None], now_s: float) -> bool:
+        oldest = next((each for each in among if each.phase == IDLE), None)
+        if oldest is None or now_s - oldest.since_s < IDLE_S_MIN:
+            return False
+        oldest.end()
         return True
 
     def remove(self, connection: BoundedProtocol) -> None:
         """Forget a connection that is closed."""
-        self._open.pop(connection, None)
+        if connection not in self._open:
+            return
+        del self._open[connection]
+        of_address = self._by_address[connection.address]
+        del of_address[connection]
+        if not of_address:
+            del self._by_address[connection.address]
 
     def renew(self, connection: BoundedProtocol) -> None:
         """The connection becomes the last one that gives way."""
         if connection in self._open:
-            del self._open[connection]
-            self._open[connection] = None
+            for among in (self._open, self._by_address[connection.address]):
+                del among[connection]
+                among[connection] = None
 
     async def run(self) -> None:
         """End the connections whose client lets them wait for too long, until cancelled."""
@@ -145,6 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
     ) -> None:
         super().__init__(config, server_state, app_state, loop)
         self._connections = connections
+        self.address = ""
         self.phase = IDLE
         self.since_s = self.loop.time()
         self._head_bytes = 0
@@ -168,8 +188,10 @@ class BoundedProtocol(HttpToolsProtocol):
         # asyncio does it only for sockets that were made with the number of TCP, and `socket.create_server` makes them
         # without. An answer is a head and a body: the body would wait 40 ms for the client's acknowledgement of the head.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if not self._connections.add(self):
-            self._write_problem(Problem(503, "too_many_connections", "no connection is idle", retry_after_ms=1000))
+        self.address = counted_address(self.client[0]) if self.client else ""
+        refusal = self._connections.add(self)
+        if refusal:
+            self._write_problem(Problem(503, "too_many_connections", refusal, retry_after_ms=1000))
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -51,12 +51,15 @@ DESCRIPTORS_KEPT = 64
 
 
 def within_descriptors(settings: HttpSettings) -> HttpSettings:
-    """Take the file descriptors that the system allows, and no more connections than they suffice for."""
+    """Take the file descriptors that the system allows, and no more connections than they suffice for. The share of one
+    address stays the same."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     room = settings.connections_max if hard == resource.RLIM_INFINITY else max(hard - DESCRIPTORS_KEPT, 16)
-    return replace(settings, connections_max=min(room, settings.connections_max))
+    connections_max = min(room, settings.connections_max)
+    of_address_max = max(settings.connections_of_address_max * connections_max // settings.connections_max, 1)
+    return replace(settings, connections_max=connections_max, connections_of_address_max=of_address_max)
 
 
 @dataclass(frozen=True, slots=True)

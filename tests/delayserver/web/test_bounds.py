@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
+from contextlib import ExitStack
 from typing import Any
 
 import anyio
@@ -15,7 +16,7 @@ from delayserver.web.answers import event
 from delayserver.web.bodies import ROOM_OF_TOKEN_BYTES, SMALL_BYTES, TOKEN, BodyReader
 from delayserver.web.cloud_events import to_structured
 from delayserver.web.idempotency import FirstTries
-from delayserver.web.lines import ROWS_MAX, LineReader
+from delayserver.web.lines import PIECES_MAX, ROWS_MAX, LineReader
 from delayserver.web.problems import Problem
 from delayserver.web.schemas import Due, SendRequest
 
@@ -56,9 +57,10 @@ async def test_a_large_piece_of_lines_is_read_a_few_rows_at_a_time() -> None:
 
 
 async def test_pieces_of_a_line_make_one_line() -> None:
-    whole = row(1) + row(2)
+    whole = row(1) + row(2).replace(b",", b"," + b" " * 2 * PIECES_MAX)
     steps = await all_rows([whole[place : place + 1] for place in range(len(whole))] + [b" " * 3000], BodyReader())
     assert [bytes(each.body) for step in steps for each in step if isinstance(each, SendRequest)] == [b"1", b"2"]
+    assert sum(map(len, steps)) == 2
 
 
 async def test_a_line_without_an_end_counts_against_the_room_of_all() -> None:
@@ -70,6 +72,19 @@ async def test_a_line_without_an_end_counts_against_the_room_of_all() -> None:
         theirs.hold(ROOM_OF_TOKEN_BYTES // 2)
         with pytest.raises(QueueFull):
             other.hold(ROOM_OF_TOKEN_BYTES + 2 * SMALL_BYTES)
+    assert bodies.held_bytes == 0
+
+
+def test_small_requests_get_through_when_others_hold_all_the_room() -> None:
+    bodies = BodyReader()
+    with ExitStack() as stack:
+        one, other, small = (stack.enter_context(bodies.holding({TOKEN: token})) for token in ("a", "b", "c"))
+        for each in (one, other):
+            each.hold(ROOM_OF_TOKEN_BYTES + SMALL_BYTES)
+        small.hold(SMALL_BYTES)
+        with pytest.raises(QueueFull):
+            small.hold(SMALL_BYTES + 1)
+    assert bodies.held_bytes == 0
 
 
 async def test_a_line_that_is_too_long_is_the_last_row() -> None:
@@ -83,6 +98,14 @@ def test_keys_that_no_message_can_have_are_not_kept() -> None:
     for subject, key in (("s" * 1000, "k"), ("s", "k" * 1000)):
         assert [tries.due_ms(subject, key, Due(delay_ms=5), due_ms) for due_ms in (1, 2)] == [1, 2]
     assert [tries.due_ms("s", "k", Due(delay_ms=5), due_ms) for due_ms in (1, 2)] == [1, 1]
+
+
+def test_the_key_that_was_used_least_recently_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayserver.web.idempotency.KEYS_MAX", 2)
+    tries = FirstTries()
+    keys = ["a", "b", "a", "c", "a", "b"]
+    due_ms = [tries.due_ms("s", key, Due(delay_ms=5), due_ms) for due_ms, key in enumerate(keys)]
+    assert due_ms == [0, 1, 0, 3, 0, 5]
 
 
 def test_a_body_with_line_breaks_stays_one_event() -> None:

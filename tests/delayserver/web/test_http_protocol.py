@@ -14,6 +14,7 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from delayserver.config.settings import HttpSettings
+from delayserver.web.addresses import counted_address
 from delayserver.web.bodies import LINES
 from delayserver.web.http_protocol import BODY, HEAD, BoundedProtocol, Connections
 from delayserver.web.problems import Problem
@@ -160,13 +161,19 @@ def over_tls(settings: HttpSettings, test: Callable[[int, ssl.SSLContext, Connec
     trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     authority.configure_trust(trusting)
 
+    served(Connections(settings, serving), lambda port, connections: test(port, trusting, connections))
+
+
+def served(connections: Connections, test: Callable[[int, Connections], Awaitable[None]]) -> None:
+    """Run a test with a server that has these connections: its port."""
+
     async def run() -> None:
         loop, config = asyncio.get_running_loop(), uvicorn.Config(_fine, lifespan="off", log_config=None)
         config.load()
-        connections, state = Connections(settings, serving), ServerState()
+        state = ServerState()
         server = await loop.create_server(lambda: connections.protocol(config, state, {}, loop), "127.0.0.1", 0)
         sweeping = loop.create_task(connections.run())
-        await test(server.sockets[0].getsockname()[1], trusting, connections)
+        await test(server.sockets[0].getsockname()[1], connections)
         assert not sweeping.done()
         sweeping.cancel()
         server.close()
@@ -188,20 +195,90 @@ def test_a_refusal_over_tls_is_answered_and_ends_no_more_than_its_connection() -
 
 def test_silent_handshakes_give_way_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("delayserver.web.handshakes.HANDSHAKES_MAX", 2)
+    monkeypatch.setattr("delayserver.web.handshakes.HANDSHAKE_S", 3600.0)
 
     async def crowd(port: int, trusting: ssl.SSLContext, connections: Connections) -> None:
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
-        assert await silent[0][0].read() == b""
-        # Requests come right behind the handshake, several in one piece.
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting)
-        writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2)
-        for _ in range(2):
-            assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
-        assert len(connections) == 1
-        for _, each in [*silent, (reader, writer)]:
-            each.transport.abort()
+        loop = asyncio.get_running_loop()
+        # They are there at once, so the first one gives way before its handshake has begun, and the next one later.
+        silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+        for each in silent:
+            each.setblocking(False)
+        assert await loop.sock_recv(silent[0], 1) == b""
+        # Requests come right behind the handshake, several in one piece. Handshakes that are done give no way.
+        secured = [await asyncio.open_connection("127.0.0.1", port, ssl=trusting) for _ in range(3)]
+        assert await loop.sock_recv(silent[1], 1) == b""
+        for reader, writer in secured:
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" * 2)
+            for _ in range(2):
+                assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+        assert len(connections) == 3
+        for _, writer in secured:
+            writer.transport.abort()
+        for each in silent:
+            each.close()
 
     over_tls(HttpSettings(), crowd)
+
+
+def test_a_handshake_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("delayserver.web.handshakes.HANDSHAKE_S", 0.01)
+
+    async def dawdle(port: int, _: ssl.SSLContext, connections: Connections) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b"" and len(connections) == 0
+        writer.close()
+
+    over_tls(HttpSettings(), dawdle)
+
+
+def test_one_address_takes_no_more_than_its_share_of_the_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The loopback addresses of this test stand for machines, but for the first one.
+    monkeypatch.setattr("delayserver.web.http_protocol.counted_address", lambda host: host.removeprefix("127.0.0.1"))
+
+    async def crowd(port: int, connections: Connections) -> None:
+        opened = []
+
+        async def status(address: str) -> bytes:
+            opened.append(await asyncio.open_connection("127.0.0.1", port, local_addr=(address, 0)))
+            reader, writer = opened[-1]
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            return (await reader.readuntil(b"\r\n\r\n"))[9:12]
+
+        monkeypatch.setattr("delayserver.web.http_protocol.IDLE_S_MIN", 3600.0)
+        assert [await status(f"127.0.0.{machine}") for machine in (3, 2, 2, 2)] == [b"200", b"200", b"200", b"503"]
+        assert [await status(f"127.0.0.{machine}") for machine in (3, 1, 1, 1)] == [b"200"] * 4
+        # Its own oldest idle connection gives way, and not the oldest of all.
+        monkeypatch.setattr("delayserver.web.http_protocol.IDLE_S_MIN", 0.0)
+        assert await status("127.0.0.2") == b"200" and len(connections) == 7
+        assert await opened[1][0].read() == b"" and not opened[0][0].at_eof()
+        # A place that was left is free again.
+        monkeypatch.setattr("delayserver.web.http_protocol.IDLE_S_MIN", 3600.0)
+        opened[2][1].transport.abort()
+        while len(connections) == 7:
+            await asyncio.sleep(0.001)
+        assert await status("127.0.0.2") == b"200"
+        for _, writer in opened:
+            writer.transport.abort()
+
+    served(Connections(HttpSettings(connections_of_address_max=2)), crowd)
+
+
+@pytest.mark.parametrize(
+    ("host", "counted"),
+    [
+        ("127.0.0.1", ""),
+        ("127.9.9.9", ""),
+        ("::1", ""),
+        ("::ffff:127.0.0.1", ""),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("10.0.0.7", "10.0.0.7"),
+        ("fe80::1:2%eth0", "fe80000000000000::/64"),
+        ("2001:db8:1:2:3:4:5:6", "20010db800010002::/64"),
+        ("2001:db8:1:2:ffff::", "20010db800010002::/64"),
+    ],
+)
+def test_addresses_that_one_machine_has_are_counted_together(host: str, counted: str) -> None:
+    assert counted_address(host) == counted
 
 
 def test_answers_that_no_client_reads_have_a_bound_together(monkeypatch: pytest.MonkeyPatch) -> None:
