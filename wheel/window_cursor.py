@@ -52,6 +52,8 @@ class WindowCursor:
         self.window_start_ms = window_start_ms
         self.slices: list[Slice] = []
         self.ticket: LoadTicket | None = None
+        # The load in flight has brought its keys through this one.
+        self._brought = KEY_LOWEST
         # Keys through this one are loaded, and whether those are all: asked for at every look for a window to load.
         self.loaded_limit = KEY_LOWEST
         self.is_loaded = False
@@ -83,6 +85,7 @@ class WindowCursor:
             rest = [abandoned] if taken.to_key < abandoned.to_key else []
             self.slices[at : at + 1] = [taken, *rest]
         self._index()
+        self._brought = KEY_LOWEST
         self.ticket = LoadTicket(number, self.window_start_ms, from_key, taken.to_key, taken.end_offsets)
         return self.ticket
 
@@ -91,6 +94,10 @@ class WindowCursor:
 
     def abandon(self, ticket: LoadTicket) -> None:
         self._end(ticket, SliceState.ABANDONED)
+
+    def bring(self, ticket: LoadTicket, key: Key) -> None:
+        self.check_ticket(ticket)
+        self._brought = key
 
     def covers(self, ticket: LoadTicket, due_ms: Int64s, sequence: Int64s) -> Mask:
         self.check_ticket(ticket)
@@ -117,7 +124,10 @@ class WindowCursor:
         loaded = np.array([*(piece.state is SliceState.LOADED for piece in self.slices), False], np.bool_)
         never = np.iinfo(np.int64).max
         ends = np.array([*(piece.end_offsets.get(source, 0) for piece in self.slices), never], np.int64)
-        held: Mask = loaded[at] | (offset >= ends[at])
+        loading = np.array([*(piece.state is SliceState.LOADING for piece in self.slices), False], np.bool_)
+        brought = self._brought
+        through = (due_ms < brought.due_ms) | ((due_ms == brought.due_ms) & (sequence <= brought.sequence))
+        held: Mask = loaded[at] | (offset >= ends[at]) | (loading[at] & through)
         return held
 
     def evict(self, key: Key) -> None:

@@ -177,6 +177,7 @@ class Loader:
                     for part in loaded.parts(STEP_ROWS):
                         self._add_undone(ticket, part, index, turn)
                         if part.limit < KEY_HIGHEST:
+                            self._cursors.bring(ticket, part.limit)
                             await trio.lowlevel.checkpoint()
         except (CorruptionError, DiskError) as error:
             self._abandon(window_ms, ticket, error)

@@ -31,6 +31,7 @@ class Row:
 class Load:
     ticket: LoadTicket
     rows: list[Row]
+    brought: bool = False
 
 
 def columns(rows: list[Row]) -> tuple[np.ndarray, np.ndarray]:
@@ -104,6 +105,18 @@ class CursorsMachine(RuleBasedStateMachine):
         self.wheel += [row for row, mine in zip(load.rows, covered, strict=True) if mine]
         self.cursors.finish_load(load.ticket)
 
+    @precondition(lambda self: self.loads)
+    @rule(data=st.data(), count=st.integers(1, 3))
+    def bring_the_first_rows_of_a_load(self, data: st.DataObject, count: int) -> None:
+        load = self.loads[data.draw(st.sampled_from(sorted(self.loads)))]
+        rows = sorted(load.rows, key=lambda row: row.key)
+        if not rows:
+            return
+        covered = self.cursors.covers(load.ticket, *columns(rows[:count]))
+        self.wheel += [row for row, mine in zip(rows[:count], covered, strict=True) if mine]
+        self.cursors.bring(load.ticket, rows[:count][-1].key)
+        load.rows, load.brought = rows[count:], True
+
     @rule()
     def begin_many_loads_in_one_step(self) -> None:
         for window in WINDOWS:
@@ -138,6 +151,7 @@ class CursorsMachine(RuleBasedStateMachine):
             covered = self.cursors.covers(load.ticket, *columns(load.rows))
             mine = [row for row, taken in zip(load.rows, covered, strict=True) if taken]
             self.wheel += mine[:first_rows]
+        if load.brought or (first_rows and load.rows):
             self.evict_one_window(load.ticket.window_start_ms, load.ticket.from_key)
         self.cursors.abandon_load(load.ticket)
 
@@ -194,6 +208,8 @@ class CursorsMachine(RuleBasedStateMachine):
             return
         self.ask_for_all_appended()
         for load in list(self.loads.values()):
+            if load.brought:
+                self.evict_one_window(load.ticket.window_start_ms, load.ticket.from_key)
             self.cursors.abandon_load(load.ticket)
         self.loads.clear()
         for window in WINDOWS:

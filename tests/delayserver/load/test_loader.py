@@ -276,3 +276,36 @@ async def test_a_large_window_enters_memory_in_small_steps_and_a_cancel_between_
     assert len(sizes) >= 10 and max(sizes) <= 10
     assert len(set(host.fake().stored)) == 98
     host.check_balance(pending=0)
+
+
+async def test_a_row_that_a_load_in_steps_passed_over_goes_back_to_the_wheel(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was in flight when its step came, and before the last step the clock goes back."""
+    monkeypatch.setattr(loader, "STEP_ROWS", 8)
+    host = boot(faked_settings())
+    server = await host.start()
+    await put_columns(await host.client(), [host.now_ms + 3_000 + place for place in range(20)])
+    await host.settled()
+    residency = server.parts.residency
+    await host.until(lambda: len(residency.wheel) == 20)
+    (group,) = server.parts.groups
+    ((_code, first),) = residency.wheel.advance(host.now_ms + 3_000, 1)
+    group.rows.released(Key(int(first.due_ms[0]), int(first.sequence[0])))
+    attempt = group.rows.begin(first.sequence)
+    steps, add = [], residency.add
+
+    def adding(loaded: LoadedRows) -> None:
+        steps.append(len(loaded))
+        if len(steps) == 2:
+            group.rows.end(attempt)
+            residency.put_back(first)
+        add(loaded)
+
+    monkeypatch.setattr(residency, "add", adding)
+    residency.evict_after(Key(host.now_ms, 0))
+    residency.loadable.ring()
+    await host.until(lambda: len(host.fake().stored) == 20)
+    assert steps == [7, 8, 4]
+    await host.settled()
+    host.check_balance(pending=0)
