@@ -32,6 +32,20 @@ KEY_LOWEST: Final = Key(int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).min)
 KEY_HIGHEST: Final = Key(int(np.iinfo(np.int64).max), int(np.iinfo(np.int64).max))
 
 
+def before(key: Key) -> Key:
+    """The highest key below one that is not the lowest."""
+    if key.sequence == KEY_LOWEST.sequence:
+        return Key(key.due_ms - 1, KEY_HIGHEST.sequence)
+    return Key(key.due_ms, key.sequence - 1)
+
+
+def behind(key: Key) -> Key | None:
+    """The lowest key above one; None above the highest."""
+    if key.sequence == KEY_HIGHEST.sequence:
+        return None if key == KEY_HIGHEST else Key(key.due_ms + 1, KEY_LOWEST.sequence)
+    return Key(key.due_ms, key.sequence + 1)
+
+
 def keys_sorted(due_ms: Int64s, sequence: Int64s) -> bool:
     """Whether the keys i64[n], i64[n] ascend."""
     if not ascending(due_ms):

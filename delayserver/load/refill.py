@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import trio
 
-from delayserver.load.window_reader import WindowReader, WindowRows
+from delayserver.load.loader import STEP_ROWS
+from delayserver.load.window_reader import WindowReader
 from delayserver.runtime.runtime import Runtime
 from delayserver.state.decisions.decided import Decided
 from delayserver.state.memory.group_rows import GroupRows
+from delayserver.state.memory.loaded_rows import LoadedRows
 from delayserver.state.memory.residency import Residency
 from delayserver.state.positions.positions import Positions
 from delayserver.state.windows.window_book import WindowBook
 from store.errors import CorruptionError, DiskError
 from store.indexes.outcome_index import OutcomeIndex
-from wheel.keys import KEY_HIGHEST, KEY_LOWEST
+from wheel.keys import KEY_HIGHEST, KEY_LOWEST, Key, before, behind
 
 # While nothing waits to be read back, it is looked for this often. A bell rings before.
 IDLE_S = 1.0
 # And this often while all that is read back goes to wheels: from there it may leave memory again.
 LOOK_S = 0.01
+# Rows of a window that are read at once: each read goes through the whole window, and takes some 300 bytes a row.
+READ_ROWS_MAX = 1 << 18
 
 
 class Refill:
@@ -70,12 +76,12 @@ class Refill:
         ends = self._reader.ends(window)
         if not any(ends.values()):
             return False  # all of it was decided meanwhile, and retention took the files
-        read = partial(self._reader.read, window, ends, KEY_LOWEST, KEY_HIGHEST)
+        first = group.spilled.reading
+        read = partial(self._read_from, window, ends, KEY_LOWEST if first is None else before(first))
         try:
             async with self._decided.pinned(self._book.outcome_file(window)) as index:
-                found = await self._workers.run(read)
-                # One step: nothing can be released, delivered or cancelled between the checks and the push.
-                return self._push_back(group, place, window, found, index)
+                loaded = await self._workers.run(read)
+                return await self._push_back(group, place, window, places, loaded, index)
         except (CorruptionError, DiskError) as error:
             self._damage.report(error)
             self._residency.read_later(group, places, window, error)
@@ -86,10 +92,35 @@ class Refill:
                 group.spilled.add(window, route)  # retention took a file during the read: what is left is read anew
         return False
 
-    def _push_back(
-        self, group: GroupRows, place: int | None, window_ms: int, found: WindowRows, index: OutcomeIndex
+    def _read_from(self, window_ms: int, ends: Mapping[str, int], from_key: Key) -> LoadedRows:
+        """The first rows behind a key, in their order."""
+        loaded = self._reader.read(window_ms, ends, from_key, KEY_HIGHEST, READ_ROWS_MAX).loaded
+        return replace(loaded.by_key(), limit=loaded.limit)
+
+    async def _push_back(
+        self,
+        group: GroupRows,
+        place: int | None,
+        window_ms: int,
+        places: list[int],
+        loaded: LoadedRows,
+        index: OutcomeIndex,
     ) -> bool:
-        loaded = found.loaded
-        wanted = index.missing(loaded.sequence) & self._positions.has_published(loaded.sequence)
-        wanted &= self._residency.routed(group, place, loaded)
-        return self._residency.read_back(group, place, window_ms, self._residency.admissible(loaded, wanted))
+        residency, queued = self._residency, False
+        taker = residency.taker(group, place)
+        left = behind(loaded.limit)
+        for part in loaded.parts(STEP_ROWS):
+            # One step: nothing can be released, delivered or cancelled between the checks and the push.
+            wanted = index.missing(part.sequence) & self._positions.has_published(part.sequence)
+            wanted &= residency.routed(group, place, part)
+            went, no_room = residency.read_back(group, place, taker, residency.admissible(part, wanted))
+            queued |= went
+            if no_room is not None:
+                left = no_room
+                break
+            if part.limit < KEY_HIGHEST:
+                await trio.lowlevel.checkpoint()
+        if left is not None:
+            for route in places:
+                group.spilled.add(window_ms, route, left)
+        return queued

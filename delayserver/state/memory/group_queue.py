@@ -294,6 +294,11 @@ class Spilled:
         return min(waiting, self._reading)
 
     @property
+    def reading(self) -> Key | None:
+        """The first row of the window that is being read; None if none is."""
+        return self._reading
+
+    @property
     def first_waiting(self) -> Key | None:
         """The first row whose window is not being read; None if there is none."""
         return min([windows.peekitem(0)[1] for windows in self._windows.values()], default=None)

@@ -458,25 +458,29 @@ class Residency:
             mask &= self._routes.places(subjects) == place
         return mask
 
-    def read_back(self, group: GroupRows, place: int | None, window_ms: int, loaded: LoadedRows) -> bool:
-        """`admissible` rows of a spilled window go back to the queue of their group, or with a place to the fallback group
-        of that route; those with an order key to their wheel. The rows for which there is no room stay spilled. Returns
-        whether a queue got rows."""
-        candidates = loaded.take(np.flatnonzero(~self.wheel.contains(loaded.due_ms, loaded.sequence))).by_key()
-        rows = DueRows(candidates.due_ms, candidates.sequence, candidates.rows)
-        other = group if place is None else self._idle_fallback(group, place)
+    def taker(self, group: GroupRows, place: int | None) -> GroupRows | None:
+        """The group whose queue takes rows that are read back: with the place of a route the fallback group of that."""
+        return group if place is None else self._idle_fallback(group, place)
+
+    def read_back(
+        self, group: GroupRows, place: int | None, taker: GroupRows | None, loaded: LoadedRows
+    ) -> tuple[bool, Key | None]:
+        """`admissible` rows of a spilled window, in their order, go back to the queue of `taker`; those with an order key to
+        their wheel. Returns whether a queue got rows, and the first row for which there is no room."""
+        rows = DueRows(loaded.due_ms, loaded.sequence, loaded.rows)
+        rows = rows.take(np.flatnonzero(~self.wheel.contains(rows.due_ms, rows.sequence)))
+        if place is not None and taker is not None and self._fallback(group, place) is not taker:
+            taker = None  # it has enough, or fails now
         # Overdue rows go before the far end of the wheel, which is read again in its time.
-        most = 0 if other is None else max(self.room, self.share)
+        most = 0 if taker is None else max(self.room, self.share - len(taker.queue), 0)
         now, later = rows.slice(0, most), rows.slice(most, len(rows))
         now = self._keyed_to_wheel(now)
-        if other is group:
+        if taker is group:
             self.push(group, now)
-        elif other is not None and len(now):
-            self._give(group, other, now)
-        for route in np.flatnonzero(np.bincount(self._routes.places(later.payload["subject"]))).tolist():
-            group.spilled.add(window_ms, route, Key(int(later.due_ms[0]), int(later.sequence[0])))
+        elif taker is not None and len(now):
+            self._give(group, taker, now)
         self.bound()
-        return len(now) > 0
+        return len(now) > 0, Key(int(later.due_ms[0]), int(later.sequence[0])) if len(later) else None
 
     def _keyed_to_wheel(self, rows: DueRows) -> DueRows:
         """Put rows with an order key back into their wheel: others of their keys may be there that are due earlier. Where

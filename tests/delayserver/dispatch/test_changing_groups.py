@@ -199,7 +199,7 @@ async def test_a_window_that_is_read_while_the_routes_change_is_read_for_the_new
 
     async def slow(name: str, work: Callable[[], Any]) -> Any:
         done = work()
-        if name == "read":
+        if name == "_read_from":
             reading.set()
             await go_on.wait()
         return done

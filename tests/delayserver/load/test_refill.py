@@ -11,12 +11,14 @@ import pytest
 import trio
 
 from delayserver.config.settings import RouteSettings
+from delayserver.load import refill
 from delayserver.load.window_reader import WindowRows
 from delayserver.server.delay_server import DelayServer
 from delayserver.state.memory.group_queue import GroupQueue, Spilled
 from store.logs.schedule_log import ScheduleKey
 from store.records.segment import Segment
-from tests.delayserver.dispatch.test_broker_group import QUICK, TWO_GROUPS, put_many
+from tests.delayserver.dispatch.test_broker_group import A_THEN_B, EACH_ITS_OWN, QUICK, TWO_GROUPS, put_many
+from tests.delayserver.dispatch.test_order_of_keys import inversions, put_keyed
 from tests.fakes.host import Host, faked_settings, small_settings
 from wheel.keys import KEY_LOWEST, Key
 
@@ -50,7 +52,7 @@ async def test_rows_that_leave_memory_while_their_window_is_read_back_are_read_b
 
     async def slow(name: str, work: Callable[[], Any]) -> Any:
         done = work()
-        if name == "read":
+        if name == "_read_from":
             reading.set()
             await go_on.wait()
         return done
@@ -74,6 +76,43 @@ async def test_rows_that_leave_memory_while_their_window_is_read_back_are_read_b
     await host.until(lambda: len(host.fake().stored) == 70, within_ms=30_000)
     await host.settled()
     assert len(set(host.fake().stored)) == 70
+    host.check_balance(pending=0)
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+@pytest.mark.parametrize("routes", [EACH_ITS_OWN, A_THEN_B])
+async def test_a_window_with_more_rows_than_are_read_at_once_is_read_back_in_parts(
+    boot: Boot, monkeypatch: pytest.MonkeyPatch, routes: tuple[RouteSettings, ...], keyed: bool
+) -> None:
+    monkeypatch.setattr(refill, "READ_ROWS_MAX", 64)
+    monkeypatch.setattr(refill, "STEP_ROWS", 24)
+    dispatch = QUICK | {"queue_rows_max": 100, "batch_messages_max": 20}
+    host = boot(small_settings(groups=TWO_GROUPS, routes=routes, dispatch=dispatch))
+    server = await host.start()
+    client, bad = await host.client(), host.fake("fakeA")
+    taker = host.fake("fakeB") if routes is A_THEN_B else bad
+    bad.up, taker.delay_ms, due_ms = False, 20, host.now_ms + 2_000
+    await host.until(lambda: server.parts.cursors.is_loaded(due_ms // 60_000 * 60_000))
+    read, most = server.parts.window_reader.read, 0
+
+    def reading(*args: Any) -> WindowRows:
+        nonlocal most
+        found = read(*args)
+        most = max(most, len(found.loaded))
+        return found
+
+    server.parts.window_reader.read = reading  # type: ignore[method-assign,assignment]
+    if keyed:
+        await put_keyed(client, [due_ms + place % 500 for place in range(700)], lambda place: f"{place % 30}", "a")
+    else:
+        await put_many(client, 700, due_ms, "a")
+    await host.sleep_ms(3_000)
+    bad.up = taker is bad
+    await host.until(lambda: len(taker.stored) == 700, within_ms=60_000)
+    assert 0 < most <= 2 * 64
+    assert len(set(taker.stored)) == 700
+    assert not keyed or inversions(taker) == []
+    await host.settled()
     host.check_balance(pending=0)
 
 
