@@ -35,6 +35,7 @@ from delayserver.web.schemas import (
     PullReply,
     PullRequest,
 )
+from delayserver.web.sessions import LASTS
 from delayserver.web.streams import Streams
 from delayserver.web.trace_context import trace_of, with_trace
 
@@ -47,6 +48,9 @@ MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 """A body of 1 MiB takes up to 6 MiB in JSON."""
 STREAM_WAIT_MS: Final = 15_000
 """A stream without messages sends a comment as often, so that proxies keep it and a client that is gone is noticed."""
+
+SESSION_WAIT_MS: Final = 1_000
+"""A stream of a session looks as often whether the session has ended. That of a token ends with the token's connections."""
 
 _encode = msgspec.json.Encoder().encode
 _pull_decoder = msgspec.json.Decoder(PullRequest)
@@ -122,7 +126,9 @@ class Consuming:
         )
         # The first pull comes before the answer, so that its errors are a problem document.
         first = await _pull(client, names, asked)
-        return event_stream(_deliveries(self._streams.begin(), client, names, asked, first))
+        return event_stream(
+            _deliveries(self._streams.begin(), client, names, asked, first, lasts=request.scope.get(LASTS))
+        )
 
     async def groups(self, request: Request, names: Mapping[str, str]) -> Response:
         """The consumer groups and their lag."""
@@ -153,14 +159,25 @@ async def _pull(client: TokenClient, names: Mapping[str, str], asked: PullReques
 
 
 async def _deliveries(
-    place: Streams.Place, client: TokenClient, names: Mapping[str, str], asked: PullRequest, first: list[Delivery]
+    place: Streams.Place,
+    client: TokenClient,
+    names: Mapping[str, str],
+    asked: PullRequest,
+    first: list[Delivery],
+    *,
+    lasts: Callable[[], bool] | None,
 ) -> AsyncIterator[bytes]:
-    """The events of a stream. It ends when its client goes away, or with an event `problem`."""
+    """The events of a stream. It ends when its client goes away, with its session, or with an event `problem`."""
     with place:
         deliveries = first
-        waiting = msgspec.structs.replace(asked, wait_ms=STREAM_WAIT_MS)
+        waiting = msgspec.structs.replace(asked, wait_ms=SESSION_WAIT_MS if lasts else STREAM_WAIT_MS)
         while True:
             try:
+                if lasts and not lasts():
+                    numbers = [each.delivery for each in deliveries]
+                    if numbers:
+                        await client.calls.nack(names["subject"], names["group"], numbers, timedelta(), unseen=True)
+                    return
                 if asked.ack and deliveries:
                     await client.calls.ack(names["subject"], names["group"], [each.delivery for each in deliveries])
                 events = [

@@ -15,11 +15,10 @@ from delayserver.protocol.tokens import parse_token
 from delayserver.web.answers import Send, problem_answer
 from delayserver.web.bodies import TOKEN, Receive, Scope
 from delayserver.web.clients import STRANGE_HOST
-from delayserver.web.live import SESSION_LASTS
 from delayserver.web.origins import check_site, is_loopback_name
 from delayserver.web.problems import Problem
 from delayserver.web.scraping import STATUS
-from delayserver.web.sessions import Sessions, session_id_of
+from delayserver.web.sessions import LASTS, Sessions, session_id_of
 from delayserver.web.signing_in import LOGIN, LOGOUT
 
 # Paths of the console's files: a person may follow a link to them from anywhere.
@@ -65,7 +64,7 @@ class Door:
         except Problem as problem:
             await problem_answer(problem)(dict(scope), receive, send)
             return
-        await self._inner(scope, receive, send)
+        await self._inner(scope, _while_it_lasts(scope, receive), send)
 
     def _token(self, scope: Scope) -> str:
         """The token of a request; empty for none. Raises `Problem`."""
@@ -89,10 +88,10 @@ class Door:
                 )
             return token
         if cookies is not None:
-            session_id = session_id_of(cookies.decode("latin-1"))
+            session_id = session_id_of(cookies.decode("latin-1"), (host or b"").decode("latin-1"))
             signed_in = self._sessions.token_of(session_id)
             if signed_in is not None:
-                scope[SESSION_LASTS] = partial(self._sessions.has, session_id)
+                scope[LASTS] = partial(self._sessions.lasts, session_id)
                 return signed_in
         if strange is not None:
             raise strange
@@ -112,6 +111,19 @@ class Door:
             "host_unknown",
             f"this gateway serves this machine alone, not {name[:100]!r}; name the host in http.allowed_hosts",
         )
+
+
+def _while_it_lasts(scope: Scope, receive: Receive) -> Receive:
+    """A `receive` that says that the client is gone from the end of its session on: a body of lines may go on for ever."""
+    lasts = scope.get(LASTS)
+    if lasts is None:
+        return receive
+
+    async def receiving() -> MutableMapping[str, Any]:
+        message = await receive()
+        return message if lasts() else {"type": "http.disconnect"}
+
+    return receiving
 
 
 def _with_headers(scope: Scope, send: Send, common: tuple[tuple[bytes, bytes], ...]) -> Send:

@@ -20,6 +20,7 @@ from delayserver.web.answers import event, event_stream
 from delayserver.web.bodies import TOKEN
 from delayserver.web.clients import Clients
 from delayserver.web.problems import problem_of
+from delayserver.web.sessions import LASTS
 from delayserver.web.streams import Streams
 
 PERIOD_S: Final = 1.0
@@ -31,9 +32,6 @@ MINUTE_MS: Final = 60_000
 HOUR_MS: Final = 60 * MINUTE_MS
 MINUTES_AHEAD_MS: Final = HOUR_MS
 COMING_AHEAD_MS: Final = 400 * 24 * HOUR_MS
-
-SESSION_LASTS: Final = "delayserver.session_lasts"
-"""The entry of an ASGI scope that says whether the session of its cookie is still there. Without a cookie there is none."""
 
 RETRY: Final = b"retry: 2000\n\n"
 _LISTS: Final[Mapping[str, Callable[[Mapping[str, Any]], int]]] = {
@@ -98,7 +96,7 @@ class Live:
 
     async def _may_look(self, scope: Mapping[str, Any]) -> bool:
         """False from the end of its token or its session on."""
-        session_lasts = scope.get(SESSION_LASTS)
+        session_lasts = scope.get(LASTS)
         if session_lasts is not None and not session_lasts():
             return False
         try:

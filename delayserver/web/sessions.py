@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from typing import Final
 
 COOKIE: Final = "delayserver_session"
+LASTS: Final = "delayserver.session_lasts"
+"""The entry of an ASGI scope by which a stream asks whether its session has not ended. Without a session there is none."""
 SESSIONS_MAX: Final = 1_000
 """A session is some 300 bytes. The one that was used least recently ends beyond it."""
 SESSIONS_OF_TOKEN_MAX: Final = 50
 """Beyond it the one of this token that was used least recently ends, so that no token signs out the others."""
 IDLE_S: Final = 3_600.0
-"""A session without a request for this long has ended. The page itself asks every second while it is open."""
+"""A session without a request or an open stream for this long has ended. A page that is looked at has a stream."""
 AGE_S_MAX: Final = 12 * 3_600.0
 """A working day. Then the person signs in again."""
 ID_BYTES: Final = 32
@@ -64,9 +66,9 @@ class Sessions:
         self._sessions.move_to_end(session_id)
         return session.token
 
-    def has(self, session_id: str) -> bool:
-        """Whether the session is there. This is no use of it."""
-        return session_id in self._sessions
+    def lasts(self, session_id: str) -> bool:
+        """Whether the session has not ended. A stream that asks this uses it."""
+        return self.token_of(session_id) is not None
 
     def end(self, session_id: str) -> None:
         """End a session; idempotent."""
@@ -76,10 +78,18 @@ class Sessions:
         return len(self._sessions)
 
 
-def session_id_of(cookies: str) -> str:
-    """The id of the session in a `Cookie` header; empty if it has none."""
+def cookie_name(host: str) -> str:
+    """The name of the cookie for a `Host` header. Browsers send cookies of a host to all its ports, so that servers on two
+    ports of one machine would end each other's sessions. With the port in its name each has its own."""
+    port = host.rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isascii() and port.isdecimal() else COOKIE
+
+
+def session_id_of(cookies: str, host: str) -> str:
+    """The id of the session in a `Cookie` header of a request with this `Host`; empty if it has none."""
+    wanted = cookie_name(host)
     for part in cookies.split(";"):
         name, _, value = part.strip().partition("=")
-        if name == COOKIE:
+        if name == wanted:
             return value
     return ""

@@ -15,7 +15,7 @@ from delayserver.web.bodies import TOKEN, BodyReader
 from delayserver.web.clients import Clients
 from delayserver.web.problems import Problem
 from delayserver.web.schemas import LoginRequest, SessionState
-from delayserver.web.sessions import AGE_S_MAX, COOKIE, Sessions, session_id_of
+from delayserver.web.sessions import AGE_S_MAX, Sessions, cookie_name, session_id_of
 
 LOGIN: Final = "/login"
 LOGOUT: Final = "/logout"
@@ -40,14 +40,13 @@ class SigningIn:
             raise Problem(401, "unauthenticated", "this is no token of delayserver: it begins with dst_")
         # Raises Unauthenticated for a token that the server does not take.
         state = await self._state(request, token)
-        cookie = f"{COOKIE}={self._sessions.begin(token)}; Max-Age={int(AGE_S_MAX)}; {_attributes(request)}"
-        return json_answer(state, headers={"set-cookie": cookie})
+        return json_answer(state, headers=_cookie(request, self._sessions.begin(token), int(AGE_S_MAX)))
 
     async def logout(self, request: Request, names: Mapping[str, str]) -> Response:
         """End the session of the request, if it has one."""
         for cookies in request.headers.getlist("cookie"):
-            self._sessions.end(session_id_of(cookies))
-        return Response(status_code=204, headers={"set-cookie": f"{COOKIE}=; Max-Age=0; {_attributes(request)}"})
+            self._sessions.end(session_id_of(cookies, _host(request)))
+        return Response(status_code=204, headers=_cookie(request, "", 0))
 
     async def session(self, request: Request, names: Mapping[str, str]) -> Response:
         """The caller as the server sees it."""
@@ -58,7 +57,14 @@ class SigningIn:
         return SessionState(info.needs_token and not info.roles, info.token_id, list(info.roles), list(info.subjects))
 
 
-def _attributes(request: Request) -> str:
-    """The attributes of the cookie. No script can read it, and no other site can send it."""
-    secure = "; Secure" if request.scope.get("scheme") == "https" else ""
-    return f"HttpOnly; SameSite=Strict; Path=/{secure}"
+def _host(request: Request) -> str:
+    return request.headers.get("host", "")
+
+
+def _cookie(request: Request, value: str, age_s: int) -> dict[str, str]:
+    """The header that sets the cookie. No script can read it, and no other site can send it. Behind a proxy that encrypts,
+    the browser's `Origin` says that the page came over TLS; the door has compared it with `Host`."""
+    encrypted = request.scope.get("scheme") == "https" or request.headers.get("origin", "").startswith("https://")
+    secure = "; Secure" if encrypted else ""
+    attributes = f"Max-Age={age_s}; HttpOnly; SameSite=Strict; Path=/{secure}"
+    return {"set-cookie": f"{cookie_name(_host(request))}={value}; {attributes}"}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
@@ -18,6 +20,7 @@ import pytest
 from delayserver.client import Client
 from delayserver.web.bodies import TOKEN
 from delayserver.web.clients import Clients
+from tests.delayserver.web.test_attacks import to_the_end
 from tests.delayserver.web.web_server import ROOT, SECONDS_MAX, Reply, Web, serve, stop
 
 MESSAGE = {"subject": "orders.a", "body": "x", "delay": "1h"}
@@ -280,35 +283,81 @@ def test_a_session_and_its_streams_end_with_their_token(guarded: Guarded) -> Non
         with ExitStack() as stack:
             streams = [stack.enter_context(closing(guarded.web.connect())) for _ in range(2)]
             for connection, path in zip(streams, ("live", "subjects/quiet/groups/g/deliveries"), strict=True):
-                connection.sendall(f"GET /v1/{path} HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode())
-                assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
+                begin_stream(guarded, connection, path, cookie)
             client.rotate_token(made.token.id, overlap=0)
             for connection in streams:
-                found = b""
-                while not found.endswith(b"0\r\n\r\n"):
-                    data = connection.recv(65_536)
-                    assert data, "the stream was cut"
-                    found += data
+                rest_of_stream(connection)
     problem(guarded.web.ask("GET", "/v1/status", headers={"cookie": cookie}), 401, "unauthenticated")
 
 
-def test_the_figures_of_a_session_end_when_it_signs_out(guarded: Guarded) -> None:
-    cookie = sign_in(guarded, guarded.look).headers["set-cookie"].partition(";")[0]
-    with closing(guarded.web.connect()) as connection:
-        connection.sendall(f"GET /v1/live HTTP/1.1\r\nHost: localhost\r\nCookie: {cookie}\r\n\r\n".encode())
-        found = connection.recv(65_536)
+def begin_stream(guarded: Guarded, connection: socket.socket, path: str, cookie: str) -> None:
+    host = f"{guarded.web.host}:{guarded.web.port}"
+    connection.sendall(f"GET /v1/{path} HTTP/1.1\r\nHost: {host}\r\nCookie: {cookie}\r\n\r\n".encode())
+    assert connection.recv(65_536).startswith(b"HTTP/1.1 200 ")
+
+
+def rest_of_stream(connection: socket.socket) -> bytes:
+    found, until = b"", time.monotonic() + SECONDS_MAX
+    while not found.endswith(b"0\r\n\r\n"):
+        assert time.monotonic() < until, "the stream goes on"
+        data = connection.recv(65_536)
+        assert data, "the stream was cut"
+        found += data
+    return found
+
+
+def test_what_a_session_began_ends_when_it_signs_out(guarded: Guarded) -> None:
+    cookie = sign_in(guarded, guarded.admin).headers["set-cookie"].partition(";")[0]
+    group = "subjects/orders.out/groups/out"
+    head = f"Host: {guarded.web.host}:{guarded.web.port}\r\nCookie: {cookie}\r\nContent-Type: application/x-ndjson\r\n"
+    row = json.dumps(MESSAGE | {"subject": "orders.lines"}).encode() + b"\n"
+    with ExitStack() as stack:
+        live, deliveries, lines = [stack.enter_context(closing(guarded.web.connect())) for _ in range(3)]
+        begin_stream(guarded, live, "live", cookie)
+        begin_stream(guarded, deliveries, f"{group}/deliveries?ack=true", cookie)
+        lines.sendall(f"POST /v1/messages HTTP/1.1\r\n{head}Content-Length: {2 * len(row)}\r\n\r\n".encode() + row)
+        while b"receipt" not in lines.recv(65_536):
+            pass
         assert guarded.web.ask("POST", "/logout", headers={"cookie": cookie}).status == 204
-        while not found.endswith(b"0\r\n\r\n"):
-            data = connection.recv(65_536)
-            assert data, "the stream was cut"
-            found += data
+        assert guarded.ask(guarded.shop, "POST", "/v1/subjects/orders.out/publish", {"body": "later"}).status == 201
+        lines.sendall(row)
+        assert b"receipt" not in to_the_end(lines)
+        assert b"later" not in rest_of_stream(deliveries)
+        rest_of_stream(live)
+    # The message was pulled for the stream, or was not, and is there at once.
+    pulled = guarded.ask(guarded.shop, "POST", f"/v1/{group}/pull", {"wait_ms": 20_000, "ack": True}).json["messages"]
+    assert [message["body"] for message in pulled] == ["later"]
+
+
+def test_servers_on_two_ports_of_a_machine_have_sessions_beside_each_other(guarded: Guarded) -> None:
+    """A browser sends the cookies of a host to all its ports, and keeps one of each name."""
+    jar = {}
+    for host in ("localhost:20880", "localhost:20881", "localhost"):
+        cookie = sign_in(guarded, guarded.look, host=host).headers["set-cookie"].partition(";")[0]
+        name, _, jar[name] = cookie.partition("=")
+    assert {*jar} == {"delayserver_session", "delayserver_session_20880", "delayserver_session_20881"}
+    cookies = {"cookie": "; ".join(f"{name}={value}" for name, value in jar.items())}
+    assert guarded.web.ask("POST", "/logout", headers=cookies | {"host": "localhost:20881"}).status == 204
+    for host, status in (("localhost:20881", 401), ("localhost:20880", 200), ("localhost", 200)):
+        assert guarded.web.ask("GET", "/v1/status", headers=cookies | {"host": host}).status == status
+
+
+def test_a_cookie_for_a_page_that_came_over_tls_is_secure(guarded: Guarded) -> None:
+    """A proxy that encrypts passes `Host` and `Origin` on as they come."""
+    for origin, secure in (("https://localhost:8443", True), ("http://localhost:8443", False)):
+        headers = {"host": "localhost:8443", "origin": origin, "x-forwarded-proto": "https"}
+        signed = sign_in(guarded, guarded.look, **headers)
+        out = guarded.web.ask("POST", "/logout", headers=headers)
+        for reply in (signed, out):
+            assert ("; Secure" in reply.headers["set-cookie"]) == secure
 
 
 COOKIES = {
     "{cookie}": True,
     "\xff\xfe=\x80; {cookie}": True,
-    "{cookie}; delayserver_session=x": True,
-    "delayserver_session=x; {cookie}": False,
+    "{cookie}; {name}=x": True,
+    "{name}=x; {cookie}": False,
+    "delayserver_session=x; {cookie}": True,
     "a=b, {cookie}": False,
     "x{cookie}": False,
     ";;;;": False,
@@ -319,7 +368,7 @@ COOKIES = {
 @pytest.mark.parametrize("given", COOKIES)
 def test_an_odd_cookie_is_a_session_or_none(guarded: Guarded, given: str) -> None:
     cookie = sign_in(guarded, guarded.look).headers["set-cookie"].partition(";")[0]
-    headers = {"cookie": given.format(cookie=cookie, upper=cookie.upper())}
+    headers = {"cookie": given.format(cookie=cookie, upper=cookie.upper(), name=cookie.partition("=")[0])}
     reply = guarded.web.ask("GET", "/v1/status", headers=headers)
     assert reply.status == 200 if COOKIES[given] else problem(reply, 401, "unauthenticated")
 

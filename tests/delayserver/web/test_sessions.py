@@ -8,7 +8,7 @@ import pytest
 
 from delayserver.web.origins import check_site, is_loopback_name
 from delayserver.web.problems import Problem
-from delayserver.web.sessions import AGE_S_MAX, IDLE_S, SESSIONS_MAX, SESSIONS_OF_TOKEN_MAX, Sessions
+from delayserver.web.sessions import AGE_S_MAX, IDLE_S, SESSIONS_MAX, SESSIONS_OF_TOKEN_MAX, Sessions, cookie_name
 
 
 class Now:
@@ -31,6 +31,32 @@ def test_a_session_ends_when_it_is_idle_or_old() -> None:
     assert sessions.token_of(idle) is None
     now.s += IDLE_S / 2 + 1
     assert sessions.token_of(used) is None and len(sessions) == 0
+
+
+def test_a_stream_uses_its_session_which_ends_all_the_same() -> None:
+    now = Now()
+    sessions = Sessions(now, os.urandom)
+    session = sessions.begin("one")
+    while now.s < AGE_S_MAX:
+        assert sessions.lasts(session)
+        now.s += IDLE_S
+    now.s += 1
+    assert not sessions.lasts(session) and sessions.token_of(session) is None
+
+
+@pytest.mark.parametrize(
+    ("host", "name"),
+    [
+        ("localhost:20880", "delayserver_session_20880"),
+        ("[::1]:20881", "delayserver_session_20881"),
+        ("delay.example", "delayserver_session"),
+        ("", "delayserver_session"),
+        ("a:1; Domain=example", "delayserver_session"),
+        ("a:\u0662", "delayserver_session"),
+    ],
+)
+def test_the_cookie_has_the_port_in_its_name(host: str, name: str) -> None:
+    assert cookie_name(host) == name
 
 
 def test_sessions_of_one_token_do_not_end_those_of_others() -> None:
