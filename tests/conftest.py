@@ -10,6 +10,7 @@ import importlib.util
 import os
 import re
 import shutil
+import signal
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from hypothesis import HealthCheck, settings
 # A busy machine is no fault of a test. Examples and their order stay those of the profile that Hypothesis chose.
 settings.register_profile("unhurried", settings.default, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("unhurried")
+
+# A shell that starts the tests in the background has them ignore interrupts, and so would all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 AUDIT = Path(__file__).parent / "ops" / "audit"
 # A file whose tests share nothing and each take seconds.

@@ -18,6 +18,7 @@ LOADERS: Final = 2
 LOAD_RATE_MIN: Final = 100_000  # from which the due second is computed; for a slower machine the time is doubled
 SPARE_S: Final = 1.0
 TRIES_MAX: Final = 5
+SETTLED_S_MAX: Final = 30.0
 
 
 def measure_steady(rate: int) -> Callable[[Options], Run]:
@@ -91,11 +92,20 @@ def load_targets(server: ServerProcess, subject: str, messages: int, due_ms: int
     ]
 
 
+def _settled(server: ServerProcess, messages: int) -> dict[str, Any]:
+    """The status in which the outcomes of so many messages are counted. They are written behind the hand-off, so a message
+    can be here before its outcome. After SETTLED_S_MAX the status as it is."""
+    end_s = time.monotonic() + SETTLED_S_MAX
+    while (status := server.status())["delivered"] < messages and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return status
+
+
 def verified(server: ServerProcess, received: Received, messages: int, *, others: int = 0) -> dict[str, Any]:
     """The lateness. Raises `WrongResult` unless all messages came exactly once, and the server counts the same.
     `others` were sent beside these, and are not due yet."""
     verify(received, messages)
-    status, sent = server.status(), messages + others
+    status, sent = _settled(server, messages), messages + others
     expect(status["accepted"] == sent, f"{sent} were sent, the server accepted {status['accepted']}")
     expect(status["delivered"] == messages, f"{messages} came, the server says delivered = {status['delivered']}")
     expect(status["early"] == 0, f"the server handed off {status['early']} messages early")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,6 @@ from delayserver.protocol.errors import ConnectionLost, DiskFull, RequestTimedOu
 from store.errors import LockedError, SyncFailedError
 
 LOOPS: list[Callable[[Any], Any]] = [trio.run, lambda main: asyncio.run(main())]
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """A shell that starts the tests in the background has them ignore interrupts, and so would what they start."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def with_crash(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
@@ -345,7 +337,6 @@ print(here.send("a", b"kept", delay_ms=0).receipt)
         assert delivery.body == b"kept"
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_stops_the_server_cleanly(tmp_path: Path) -> None:
     program = f"""
 from delayserver import embedded
@@ -365,7 +356,6 @@ except KeyboardInterrupt:
     assert (process.returncode, out, err) == (0, b"interrupted\n", b"")
 
 
-@pytest.mark.usefixtures("interruptible")
 def test_on_trio_an_interrupt_amid_the_work_of_the_server_is_raised_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,6 +26,7 @@ from delayserver.client import Client
 from store.disk.filesystem import RealFileSystem
 from store.logs.windows import DAY_MS
 from store.records.batches import RunBatch
+from store.tables import checkpoint
 from store.tables.ledger import Ledger
 
 ROOT = Path(__file__).parents[3]
@@ -159,14 +160,15 @@ def make_aged(path: Path) -> Made:
     with ServerProcess(path, *AGED) as server, Client(server.address) as client:
         made = Made(path, server.server_id)
         now_ms = int(time.time() * 1000)
-        for step in range(4):  # more than a second: two windows, whenever it begins
-            batch = client.send_columns("aged", [now_ms + 400 * step] * 40, [b"x" * 1000] * 40)
+        start_ms = now_ms - now_ms % 1000 + 1000
+        for step in range(4):  # two in each of two windows
+            batch = client.send_columns("aged", [start_ms + 500 * step] * 40, [b"x" * 1000] * 40)
             made.accepted += len(batch.sequence)
             client.lookup(batch.receipts()[0])
         kept = client.send_columns("kept", [now_ms + 3_600_000] * 10, [b"later"] * 10)
         made.accepted += len(kept.sequence)
         deadline = time.monotonic() + SECONDS_MAX
-        while _ledger_windows(path, int(server.server_id, 16)) < 2:
+        while _ledger_windows(path, int(server.server_id, 16)) < 2 or _names_window_before(path, start_ms + 2000):
             assert time.monotonic() < deadline, "no window was retired"
             time.sleep(0.1)
         server.stop()
@@ -178,6 +180,12 @@ def _ledger_windows(path: Path, server_id: int) -> int:
     ledger = Ledger.open(RealFileSystem(), str(path), server_id, write=False)
     ledger.close()
     return len(ledger)
+
+
+def _names_window_before(path: Path, end_ms: int) -> bool:
+    """True if a checkpoint names files of such a window: it was written before they were retired, or between."""
+    found = checkpoint.read(RealFileSystem(), f"{path}/{checkpoint.FILE_NAME}")
+    return found is None or bool((found.schedule.start_ms < end_ms).any() or (found.dispatch.start_ms < end_ms).any())
 
 
 def _spill(path: Path, server_id: int) -> None:
