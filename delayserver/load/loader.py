@@ -146,8 +146,8 @@ class Loader:
         any."""
         windows: list[int] = []
         rows = size = 0
-        for window in self._book.incomplete_before(self._book.window_of(self._clock.now_ms())):
-            if window in self._damaged or self._cursors.is_loading(window) or self._cursors.is_loaded(window):
+        for window in self._book.unloaded_before(self._book.window_of(self._clock.now_ms()), self._cursors):
+            if window in self._damaged or self._cursors.is_loading(window):
                 continue
             rows += self._book.rows(window)
             size += sum(self._reader.ends(window).values())

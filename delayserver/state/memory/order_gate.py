@@ -53,7 +53,7 @@ def loaded_ms(windows: Windows, to_ms: int) -> int:
     """The time up to which memory has got all rows that files hold, at most `to_ms`."""
     limit_ms = min(to_ms, windows.drains.first_ms() - 1)
     book, cursors = windows.book, windows.cursors
-    for start in book.incomplete_before(limit_ms + 1):
-        if not cursors.is_loaded(start) and not book.is_unreadable(start):
+    for start in book.unloaded_before(limit_ms + 1, cursors):
+        if not book.is_unreadable(start):
             return min(limit_ms, max(cursors.loaded_limit(start).due_ms, start - 1))
     return limit_ms

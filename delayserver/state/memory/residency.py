@@ -244,12 +244,14 @@ class Residency:
         """Drop everything behind `key` from the wheel. A load brings it again."""
         self.wheel.evict_after(key.due_ms, key.sequence)
         self._cursors.evict_after(key)
+        self._windows_known.book.left_memory(self._windows_known.book.start_of(key.due_ms))
         self.evictions += 1
 
     def evict_between(self, key: Key, until_ms: int) -> None:
         """Drop what is behind `key` and due before `until_ms` from the wheel. A load brings it again."""
         self.wheel.evict_between(key.due_ms, key.sequence, until_ms)
         self._cursors.evict_between(key, until_ms)
+        self._windows_known.book.left_memory(self._windows_known.book.start_of(key.due_ms), until_ms)
         self.evictions += 1
 
     # -- into the queues
@@ -558,7 +560,11 @@ class Residency:
         return found
 
     def check_invariants(self) -> None:
-        """A row is in one place, and each row of a queue is found by `was_released`."""
+        """A row is in one place, each row of a queue is found by `was_released`, and each incomplete window that is not loaded
+        is known as such."""
+        book, end_ms = self._windows_known.book, 1 << 62
+        unloaded = [start for start in book.incomplete_before(end_ms) if not self._cursors.is_loaded(start)]
+        assert [*book.unloaded_before(end_ms, self._cursors)] == unloaded
         released_to = self._released_to
         seen: list[I64] = []
         for group in self.groups.values():

@@ -16,6 +16,7 @@ from store.logs.dispatch_log import DispatchKey, DispatchLog
 from store.logs.schedule_log import ScheduleKey, ScheduleLog, Source
 from store.logs.windows import DAY_MS, day_of, window_of
 from store.tables.days import DayTable
+from wheel.cursors import LoadCursors
 
 _FINE = (Source.DIRECT, Source.FROM_DAY)
 
@@ -29,6 +30,8 @@ class WindowBook:
         self._days = days
         self.window_ms = window_ms
         self._incomplete: SortedSet[int] = SortedSet()
+        # All incomplete windows that are not loaded; some of these may be loaded.
+        self._unloaded: SortedSet[int] = SortedSet()
         self._completed: set[int] = set()
         # Windows whose last load could not read them.
         self._unreadable: set[int] = set()
@@ -138,9 +141,12 @@ class WindowBook:
         completed = []
         for start in starts:
             if not self.is_complete(start):
-                self._incomplete.add(start)
+                if start not in self._incomplete:
+                    self._incomplete.add(start)
+                    self._unloaded.add(start)
             elif start in self._incomplete:
                 self._incomplete.discard(start)
+                self._unloaded.discard(start)
                 completed.append(start)
         return completed
 
@@ -157,6 +163,21 @@ class WindowBook:
         """Starts of incomplete windows before a time, earliest first. To be gone through in one step of the event loop."""
         yield from self._incomplete.irange(maximum=ceiling_ms, inclusive=(True, False))
 
+    def unloaded_before(self, ceiling_ms: int, cursors: LoadCursors) -> Iterator[int]:
+        """Starts of incomplete windows before a time that are not loaded, earliest first. To be gone through in one step.
+
+        Windows that are found to be loaded are not looked at again: a group that is down for weeks has thousands."""
+        start: int | None = None
+        while (start := next(self._unloaded.irange(start, ceiling_ms, inclusive=(False, False)), None)) is not None:
+            if cursors.is_loaded(start):
+                self._unloaded.discard(start)
+            else:
+                yield start
+
+    def left_memory(self, from_ms: int, until_ms: int | None = None) -> None:
+        """Windows that begin in [from_ms, until_ms) may not be loaded any more."""
+        self._unloaded.update(self._incomplete.irange(from_ms, until_ms, inclusive=(True, False)))
+
     def incomplete_between(self, from_ms: int, to_ms: int, count_max: int) -> list[int]:
         """Starts of the first `count_max` incomplete windows that begin in [from_ms, to_ms)."""
         starts = self._incomplete.irange(from_ms, to_ms, inclusive=(True, False))
@@ -165,6 +186,7 @@ class WindowBook:
     def forget(self, start_ms: int) -> None:
         """The window is retired."""
         self._incomplete.discard(start_ms)
+        self._unloaded.discard(start_ms)
         self._unreadable.discard(start_ms)
 
     # -- windows that cannot be read; the loader is the only writer
@@ -192,4 +214,5 @@ class WindowBook:
     def check_invariants(self) -> None:
         """Every incomplete window has messages, and lacks outcomes or is about to be counted again."""
         assert self._incomplete.issubset(self.starts())
+        assert self._unloaded.issubset(self._incomplete)
         assert all(rows > 0 for rows in self.orphans.values())

@@ -19,6 +19,8 @@ from store.tables.days import DayTable
 from store.tables.names import SUBJECT, Names
 from tests.fakes.disk import FakeDisk
 from tests.fakes.rows import messages, outcomes
+from wheel.cursors import LoadCursors
+from wheel.keys import Key
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000
@@ -143,3 +145,38 @@ def test_a_window_is_incomplete_until_each_row_has_an_outcome_and_again_after_a_
     assert not book.is_complete(MINUTE_MS)
     book.forget(MINUTE_MS)
     assert len(book) == 0
+
+
+def test_incomplete_windows_that_are_loaded_are_not_looked_at_again_until_they_leave_memory() -> None:
+    """Messages of a group that is down are overdue in thousands of windows, and keys of other groups ask each time."""
+    disk, asked = FakeDisk(), []
+
+    class Cursors(LoadCursors):
+        def is_loaded(self, window_start_ms: int) -> bool:
+            asked.append(window_start_ms)
+            return super().is_loaded(window_start_ms)
+
+    schedule = ScheduleLog(disk, "/s", 1, MINUTE_MS, FileUse(8))
+    dispatch = DispatchLog(disk, "/d", 1, MINUTE_MS, FileUse(8))
+    book, cursors = WindowBook(schedule, dispatch, DayTable(disk, "/days", 0, {}), MINUTE_MS), Cursors(MINUTE_MS)
+    starts = [MINUTE_MS * number for number in range(1, 9)]
+    for start in starts:
+        schedule.append(ScheduleKey(start, Source.DIRECT), messages(start, 1, due_ms=start))
+    book.open()
+    for start in [starts[0], *starts[2:6]]:
+        cursors.finish_load(cursors.begin_load(start, {}))
+    for _ in range(2):
+        asked.clear()
+        assert list(book.unloaded_before(starts[7], cursors)) == [starts[1], starts[6]]
+    assert asked == [starts[1], starts[6]]
+    cursors.evict_between(Key(starts[2], 0), starts[4])
+    book.left_memory(starts[2], starts[4])
+    assert list(book.unloaded_before(starts[7], cursors)) == [*starts[1:4], starts[6]]
+    cursors.evict_after(Key(starts[5], 0))
+    book.left_memory(starts[5])
+    assert next(book.unloaded_before(starts[7], cursors)) == starts[1]
+    assert list(book.unloaded_before(1 << 62, cursors)) == [*starts[1:4], *starts[5:]]
+    dispatch.append(DispatchKey(starts[1], False), outcomes([starts[1]], due_ms=starts[1]))
+    book.refresh(starts)
+    assert list(book.unloaded_before(starts[3], cursors)) == [starts[2]]
+    book.check_invariants()
