@@ -149,6 +149,8 @@ class GroupWheels:
     def advance_keyed(self, code: int, now_ms: int, rows_max: int, before: Key | None) -> DueRows:
         """The first due rows with an order key of one of `keyed_codes`; with `before` only those of lower keys."""
         wheel = self._keyed[code]
+        if before is not None and not _any_before(wheel.runs_below(min(now_ms, before.due_ms) + 1), before):
+            return DueRows.empty(ROW)  # of a hot millisecond all may have to wait, for many looks
         rows = wheel.advance(now_ms if before is None else min(now_ms, before.due_ms), rows_max)
         if before is None or not len(rows) or rows.due_ms[-1] < before.due_ms:
             return rows
@@ -230,3 +232,8 @@ class GroupWheels:
         """For tests."""
         for wheel in self._all:
             wheel.check_invariants()
+
+
+def _any_before(runs: list[DueRows], key: Key) -> bool:
+    """Whether one of these sorted runs has a row of a lower key."""
+    return any(len(rows) and (rows.due_ms[0], rows.sequence[0]) < (key.due_ms, key.sequence) for rows in runs)
