@@ -26,6 +26,9 @@ settings.load_profile("unhurried")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Every Java that tests start compiles quickly rather than well: none runs for long.
+os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+
 AUDIT = Path(__file__).parent / "ops" / "audit"
 # A file whose tests share nothing and each take seconds.
 MISTAKES = "tests/simulation/test_mistakes.py"

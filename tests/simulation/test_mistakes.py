@@ -48,7 +48,7 @@ NOTICED_BY = {
     "published_answered_before_its_sync": 57,
     "queues_emptied_for_nobody": 2,
     "refused_without_a_word": 1,
-    "removed_by_the_wall_clock": 9,
+    "removed_by_the_wall_clock": 19,
     "resent_and_kept": 3,
     "seek_keeps_acks": 4,
     "sequence_restarts": 2,

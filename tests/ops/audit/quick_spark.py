@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from ops.audit.session import start_session
 
 
 def quick_session(master: str) -> Any:
-    """A local session; queries are interpreted, and the JVM compiles quickly rather than well."""
-    os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
+    """A local session; queries are interpreted."""
     session = start_session(master)
     for name, value in (
         ("spark.sql.codegen.wholeStage", "false"),
