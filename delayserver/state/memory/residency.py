@@ -560,8 +560,8 @@ class Residency:
         return found
 
     def check_invariants(self) -> None:
-        """A row is in one place. `was_released` finds each row of a queue. Each incomplete window that is not loaded is known
-        as such."""
+        """A row is in one place. `was_released` finds each row of a queue. The book knows each incomplete window that is not
+        loaded."""
         book, end_ms = self._windows_known.book, 1 << 62
         unloaded = [start for start in book.incomplete_before(end_ms) if not self._cursors.is_loaded(start)]
         assert [*book.unloaded_before(end_ms, self._cursors)] == unloaded
