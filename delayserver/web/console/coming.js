@@ -16,6 +16,8 @@ export class ComingPanel {
   #minutes = new Bars(byId("minutes"));
   #hours = new Bars(byId("hours"));
   #days = new Calendar(byId("days"));
+  #buckets = null;
+  #first = 0;
 
   /** Buckets of minutes, every second. */
   minutes(buckets, nowMs) {
@@ -34,9 +36,12 @@ export class ComingPanel {
     });
   }
 
-  /** Buckets of hours and of coarse days. */
+  /** Buckets of hours and of coarse days. Nothing to do for those of before, until the hour is over. */
   hours(buckets, nowMs) {
     const first = Math.floor(nowMs / HOUR_MS) * HOUR_MS;
+    if (buckets === this.#buckets && first === this.#first) return;
+    this.#buckets = buckets;
+    this.#first = first;
     const until = first + HOURS * HOUR_MS;
     const bars = [];
     const coarse = new Map(buckets.filter((bucket) => bucket.width_ms > HOUR_MS).map((bucket) => [bucket.start_ms, bucket]));

@@ -4,6 +4,8 @@ import { byId, h, keyed, say, set, show } from "./dom.js";
 import { count, duration } from "./format.js";
 
 const ROWS_MIN = 10;
+// The gateway sends no more rows of a list.
+const ROWS_MAX = 100;
 
 export class ConsumersPanel {
   #all = { consumers: false, subjects: false };
@@ -44,8 +46,9 @@ export class ConsumersPanel {
   #some(list, rows, whole = rows.length) {
     const button = byId(`${list}-more`);
     show(button, rows.length > ROWS_MIN);
-    const left = whole > rows.length ? `; ${count(whole)} in all` : "";
-    say(button, this.#all[list] ? "Show fewer" : `Show all ${count(rows.length)}${left}`);
+    const most = whole > rows.length ? `the first ${count(rows.length)} of ${count(whole)}`
+      : rows.length >= ROWS_MAX ? `the first ${count(rows.length)}` : `all ${count(rows.length)}`;
+    say(button, this.#all[list] ? "Show fewer" : `Show ${most}`);
     set(button, "aria-expanded", this.#all[list]);
     return this.#all[list] ? rows : rows.slice(0, ROWS_MIN);
   }

@@ -1,4 +1,7 @@
-// Elements without HTML: all text comes in as text nodes, so that nothing from a message can become markup.
+// Elements without HTML: all text comes in as text nodes, so that nothing from a message can become markup. Characters that would
+// hide or turn a text are shown as escapes.
+
+import { visible } from "./format.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -8,7 +11,8 @@ function fill(element, attributes, children) {
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else element.setAttribute(name, value === true ? "" : String(value));
   }
-  element.append(...children.filter((child) => child !== null && child !== undefined));
+  const shown = children.filter((child) => child !== null && child !== undefined);
+  element.append(...shown.map((child) => (child instanceof Node ? child : visible(String(child)))));
   return element;
 }
 
@@ -26,7 +30,7 @@ export const byId = (id) => document.getElementById(id);
 
 /** Set the text of an element, if it is another one. */
 export function say(element, text) {
-  const wanted = String(text);
+  const wanted = visible(String(text));
   if (element.textContent !== wanted) element.textContent = wanted;
 }
 
@@ -72,9 +76,15 @@ export function announce(text) {
 export function copyButton(text, label = "Copy") {
   const button = h("button", { type: "button", class: "quiet small", "aria-label": `${label}: ${text.slice(0, 60)}` }, label);
   button.addEventListener("click", async () => {
-    await navigator.clipboard.writeText(text);
-    button.textContent = "Copied";
-    announce("Copied");
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+      announce("Copied");
+    } catch {
+      // Browsers give pages a clipboard over TLS and on this machine alone.
+      button.textContent = "Not copied";
+      announce("Not copied. The browser allows it over TLS.");
+    }
     setTimeout(() => { button.textContent = label; }, 1500);
   });
   return button;

@@ -1,4 +1,6 @@
-// Numbers, durations and times as people read them. Pure functions.
+// Numbers, durations and times as people read them. Pure functions, but for what “today” is.
+
+import { nowMs } from "./clock.js";
 
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
@@ -87,16 +89,16 @@ export function percent(share) {
 /** Local time of the day, with the day unless it is today. */
 export function time(ms) {
   const moment = new Date(ms);
-  const today = moment.toDateString() === new Date().toDateString();
-  if (today) return clock.format(moment);
-  const thisYear = moment.getFullYear() === new Date().getFullYear();
+  const now = new Date(nowMs());
+  if (moment.toDateString() === now.toDateString()) return clock.format(moment);
+  const thisYear = moment.getFullYear() === now.getFullYear();
   return `${(thisYear ? dayShort : dayLong).format(moment)}, ${clock.format(moment)}`;
 }
 
 /** Local time with milliseconds. */
 export function timeFine(ms) {
   const moment = new Date(ms);
-  const today = moment.toDateString() === new Date().toDateString();
+  const today = moment.toDateString() === new Date(nowMs()).toDateString();
   return today ? clockFine.format(moment) : `${dayLong.format(moment)}, ${clockFine.format(moment)}`;
 }
 
@@ -117,9 +119,18 @@ export function utcDay(ms) {
   return dayUtc.format(new Date(ms));
 }
 
-/** The same moment for machines and for comparison with logs. */
+/** The same moment for machines and for comparison with logs. An expiry may lie beyond the calendar of browsers. */
 export function iso(ms) {
-  return new Date(ms).toISOString();
+  const moment = new Date(ms);
+  return Number.isNaN(moment.getTime()) ? "after the year 275760" : moment.toISOString();
+}
+
+const INVISIBLE = /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u200b\u2028-\u202e\u2060-\u2069\ufeff]/g;
+
+/** A text whose control characters, and those that turn the direction of reading or show nothing, are escapes like `\u202e`. So
+ * an id looks like itself and like no other. */
+export function visible(text) {
+  return text.replace(INVISIBLE, (found) => `\\u${found.charCodeAt(0).toString(16).padStart(4, "0")}`);
 }
 
 /** `1 message`, `2 messages`. */

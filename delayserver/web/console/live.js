@@ -74,7 +74,7 @@ export class Live {
     const pause = PAUSES_MS[Math.min(this.#failures, PAUSES_MS.length - 1)];
     this.#failures += 1;
     // An EventSource does not say why it failed. A plain call does, and leads to the login.
-    const who = await session().catch(() => null);
+    const who = await session(false).catch(() => null);
     this.#handlers.who(who);
     if (document.hidden || this.#source) return;
     this.#timer = setTimeout(() => this.now(), pause);

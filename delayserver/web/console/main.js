@@ -1,6 +1,7 @@
 // The console: one stream of figures in, all panels brought up to date.
 
 import { call, onUnauthenticated, session } from "./api.js";
+import { heard } from "./clock.js";
 import { Cases } from "./cases.js";
 import { ComingPanel } from "./coming.js";
 import { ConsumersPanel } from "./consumers.js";
@@ -24,6 +25,7 @@ const cases = new Cases();
 const message = new MessagePanel();
 
 let latest = null;
+let hours = null;
 
 /** What several panels need, worked out once. */
 function viewOf(metrics) {
@@ -52,6 +54,7 @@ function render() {
   now.update(metrics, history, view);
   lateness.update(metrics, history, view);
   if (minutes) coming.minutes(minutes, view.nowMs);
+  if (hours) coming.hours(hours, view.nowMs);
   delivery.update(metrics, history, view);
   consumers.update(metrics, view);
   message.tick();
@@ -62,13 +65,17 @@ function render() {
 const banner = byId("banner");
 const AWAY = "The server does not answer. It connects again by itself.";
 const NO_TOKEN = { text: "This server asks for a token. Log in to see its figures.", health: "Not logged in" };
-const NO_RIGHT = {
-  text: "This token may not see the figures: it needs the role look, for all subjects. Messages can be found all the same.",
-  health: "No figures",
-};
+const FIGURES = ["now", "lateness", "coming", "delivery", "consumers"];
+const some = (list) => (list.length > 3 ? `${list.slice(0, 3).join(", ")} and ${list.length - 3} more` : list.join(", "));
 let lostAt = 0;
 // Why the server gives this person no figures; null if it does, or if it is away.
 let refused = null;
+
+/** Empty cards would say nothing, and figures from before are not for a person who may not see them. */
+function refuse(why) {
+  refused = why;
+  for (const id of FIGURES) show(byId(id), !refused);
+}
 
 function trouble(text, health = "No connection") {
   say(byId("banner-text"), text);
@@ -80,7 +87,14 @@ function trouble(text, health = "No connection") {
 function refusalOf(found) {
   if (found.needs_token) return NO_TOKEN;
   if (!found.token_id) return null;
-  return found.roles.some((role) => ["look", "admin"].includes(role)) && found.subjects.includes("*") ? null : NO_RIGHT;
+  const has = (...roles) => found.roles.some((role) => roles.includes(role));
+  if (has("look", "admin") && found.subjects.includes("*")) return null;
+  const may = has("look", "admin") ? "Messages of these subjects can be found all the same."
+    : has("send") ? "A message can be looked up by its receipt all the same." : "It may not look up messages either.";
+  return {
+    text: `The figures are for tokens with the role look and the pattern *. This one has the role ${some(found.roles)} for ${some(found.subjects)}. ${may}`,
+    health: "No figures",
+  };
 }
 
 const live = new Live({
@@ -91,12 +105,14 @@ const live = new Live({
       return;
     }
     show(banner, false);
+    heard(data.metrics.clock.server_us / 1000);
     latest = data;
     if (history.add(data.metrics)) now.forget();
     render();
   },
   coming(data) {
-    if (data.hours) coming.hours(data.hours, Date.now());
+    // They come before the first figures, which say what time it is. With the next ones they are shown.
+    hours = data.hours ?? hours;
   },
   state(state) {
     document.documentElement.dataset.live = state;
@@ -106,13 +122,13 @@ const live = new Live({
       if (!refused) trouble(latest ? "The connection is lost. The figures below are from before; it connects again by itself." : AWAY);
     } else if (state === "open" && lostAt) {
       lostAt = 0;
-      refused = null;
+      refuse(null);
       show(banner, false);
     }
   },
   who(found) {
     const before = refused;
-    refused = found && refusalOf(found);
+    refuse(found && refusalOf(found));
     if (found) tellWho(found);
     if (refused) trouble(refused.text, refused.health);
     else if (before) trouble(AWAY);
@@ -124,8 +140,11 @@ byId("banner-now").addEventListener("click", () => {
   live.now();
 });
 
+// Whether the person said “Not now”. Then the page asks again when the person does something, and not by itself.
+let declined = false;
+
 async function login() {
-  refused = NO_TOKEN;
+  refuse(NO_TOKEN);
   trouble(refused.text, refused.health);
   const done = await ask("login", async (form) => {
     const token = String(form.get("token")).trim();
@@ -134,8 +153,9 @@ async function login() {
     byId("login-token").value = "";
     return true;
   });
+  declined = !done;
   if (done) {
-    refused = null;
+    refuse(null);
     live.now();
     greet();
   }
@@ -148,14 +168,19 @@ function tellWho(found) {
 }
 
 byId("logout").addEventListener("click", async () => {
-  await call("POST", "/logout");
-  location.reload();
+  try {
+    await call("POST", "/logout");
+    location.reload();
+  } catch (error) {
+    trouble(error.message);
+  }
 });
 const greet = () => session().then(tellWho).catch(() => {});
 
 // Several calls can find out at once that a token is needed. They share one dialog.
 let loggingIn = null;
-onUnauthenticated(() => {
+onUnauthenticated((byHand) => {
+  if (declined && !byHand) return false;
   loggingIn ??= login().finally(() => { loggingIn = null; });
   return loggingIn;
 });

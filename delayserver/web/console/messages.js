@@ -1,9 +1,10 @@
 // Finding a message, showing its life, and acting on it.
 
 import { call } from "./api.js";
+import { nowMs } from "./clock.js";
 import { FieldError, ask, isAsking } from "./dialogs.js";
 import { announce, byId, copyButton, h, keyed, say, set, show } from "./dom.js";
-import { bytes, duration, iso, messages, offset, parseDuration, time, timeFine } from "./format.js";
+import { bytes, duration, iso, messages, offset, parseDuration, time, timeFine, visible } from "./format.js";
 import { isFinal, lifeOf } from "./life.js";
 
 const RECEIPT = /^[0-9a-f]{12}-[0-9a-f]{12}-[0-9a-f]{12}$/;
@@ -100,7 +101,7 @@ export class MessagePanel {
       if (subject.trim() && due.trim()) {
         const dueMs = /^\d+$/.test(due.trim()) ? Number(due.trim()) : Date.parse(due.trim());
         if (!Number.isFinite(dueMs)) {
-          this.#say(`“${due.trim()}” is no time. Write milliseconds since 1970, or ISO 8601.`);
+          this.#say(`“${due.trim().slice(0, 80)}” is no time. Write milliseconds since 1970, or ISO 8601.`);
           return;
         }
         const query = new URLSearchParams({ subject: subject.trim(), message_id: wanted, due_ms: String(dueMs), times: "true" });
@@ -170,7 +171,7 @@ export class MessagePanel {
       return;
     }
     const element = makeFound(this);
-    this.#shown = { fate: { ...fate, receipt }, element, since: Date.now() };
+    this.#shown = { fate: { ...fate, receipt }, element, since: Date.now(), failures: 0 };
     byId("result").replaceChildren(element);
     if (remark) element.querySelector(".remark").append(remark);
     this.#fill();
@@ -186,27 +187,46 @@ export class MessagePanel {
     const shown = this.#shown;
     if (!shown?.fate.receipt || document.hidden) return;
     const { fate } = shown;
-    const toDue = (fate.due_ms ?? 0) - Date.now();
+    const toDue = (fate.due_ms ?? 0) - nowMs();
     const ended = isFinal(fate.outcome);
     if (ended && (fate.outcome !== "delivered" || Date.now() - shown.since > FOLLOW_MS)) return;
-    const pause = !ended && toDue > 60_000 ? Math.min(toDue - 30_000, 30_000) : 1_000;
+    const pause = shown.failures ? 2_000 : !ended && toDue > 60_000 ? Math.min(toDue - 30_000, 30_000) : 1_000;
     this.#timer = setTimeout(async () => {
       const search = this.#search;
       try {
-        const again = await call("GET", `${pathOf(fate.receipt)}?times=true`);
+        const again = await call("GET", `${pathOf(fate.receipt)}?times=true`, undefined, false);
         if (search !== this.#search || this.#shown !== shown) return;
         if (again.outcome !== fate.outcome) {
           announce(`Now ${OUTCOMES[again.outcome] ?? again.outcome}.`);
           shown.since = Date.now();
         }
+        shown.failures = 0;
         shown.fate = { ...again, receipt: fate.receipt };
         this.#fill();
         this.#list();
-      } catch {
-        // The banner says that the server is away; the next look tells more.
+      } catch (error) {
+        if (search !== this.#search || this.#shown !== shown) return;
+        if ([404, 421].includes(error.status)) {
+          this.#forgotten();
+          return;
+        }
+        // The banner says that the server is away, or asks for a token; a later look tells more.
+        shown.failures += 1;
       }
       if (this.#shown === shown) this.#follow();
     }, pause);
+  }
+
+  /** The server does not know the message that is shown any more, such as one in memory after a restart. */
+  #forgotten() {
+    const { element } = this.#shown;
+    this.#shown = null;
+    say(element.querySelector(".chip"), OUTCOMES.unknown);
+    set(element.querySelector(".chip"), "class", "chip unknown");
+    say(element.querySelector(".countdown"), "");
+    say(element.querySelector(".remark"), "The server does not know this message any more. What is shown here is from before.");
+    show(element.querySelector(".answers"), false);
+    announce("The server does not know this message any more.");
   }
 
   /** Called each second: what counts down. */
@@ -267,7 +287,7 @@ function makeFound(panel) {
 }
 
 function fillCountdown(element, fate) {
-  const left = (fate.due_ms ?? 0) - Date.now();
+  const left = (fate.due_ms ?? 0) - nowMs();
   say(element.querySelector(".countdown"), isFinal(fate.outcome) || !fate.due_ms ? "" : left > 0 ? `due in ${duration(left)}` : "due now");
 }
 
@@ -347,5 +367,5 @@ function fillParts(place, fate) {
 function bodyText(fate) {
   if (fate.body_encoding === "base64") return { text: fate.body, note: `${bytes(Math.floor(fate.body.length * 0.75))}, shown as base64` };
   const text = typeof fate.body === "string" ? fate.body : JSON.stringify(fate.body, null, 2);
-  return { text, note: `${bytes(new TextEncoder().encode(text).length)}${fate.body_encoding === "json" ? ", JSON" : ""}` };
+  return { text: visible(text), note: `${bytes(new TextEncoder().encode(text).length)}${fate.body_encoding === "json" ? ", JSON" : ""}` };
 }

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, expect
 
+from delayserver.client import Client
 from tests.delayserver.web.chromium import WAIT_MS, chromium
+from tests.delayserver.web.tls_proxy import tls_proxy
 from tests.delayserver.web.web_server import Web, serve, stop
 
 ROOT = Path(__file__).parents[3]
@@ -33,6 +36,20 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
+CLOCK_AHEAD = """if (AHEAD_MS) {
+    const Real = Date;
+    globalThis.Date = class extends Real {
+        constructor(...parts) { super(...(parts.length ? parts : [Date.now()])); }
+        static now() { return Real.now() + AHEAD_MS; }
+    };
+}"""
+
+
+def address(web: Web) -> str:
+    """Where the console of a server is."""
+    return f"http://{web.host}:{web.port}/"
+
+
 class Desk:
     """A person at a browser. Each page shares what the person looks at: errors on the console fail the test."""
 
@@ -42,10 +59,13 @@ class Desk:
         self._contexts: list[BrowserContext] = []
         self.complaints: list[str] = []
 
-    def open(self, *, width: int = 1280, dark: bool = False, web: Web | None = None, figures: bool = True) -> Page:
-        """The console in a window of its own; with `figures` once they are there."""
-        at = web or self._web
+    def open(
+        self, *, width: int = 1280, dark: bool = False, at: str = "", ahead_ms: int = 0, figures: bool = True
+    ) -> Page:
+        """The console in a window of its own; with `figures` once they are there. `at`: its address. `ahead_ms`: how far the
+        clock of the browser is ahead."""
         context = self._browser.new_context(
+            ignore_https_errors=True,
             viewport={"width": width, "height": 900},
             color_scheme="dark" if dark else "light",
             reduced_motion="reduce",
@@ -53,9 +73,10 @@ class Desk:
         context.set_default_timeout(WAIT_MS)
         self._contexts.append(context)
         page = context.new_page()
+        page.add_init_script(CLOCK_AHEAD.replace("AHEAD_MS", str(ahead_ms)))
         page.on("console", self._heard)
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
-        page.goto(f"http://{at.host}:{at.port}/")
+        page.goto(at or address(self._web))
         if figures:
             expect(page.locator("html")).to_have_attribute("data-live", "open")
         return page
@@ -123,13 +144,16 @@ def test_an_empty_server_helps_and_a_lost_one_comes_back(desk: Desk) -> None:
     """What the page says to do is done as it stands there. Then the server goes, and comes again."""
     web = serve("--memory")
     try:
-        page = desk.open(web=web)
+        page = desk.open(at=address(web))
         expect(page.get_by_role("heading", name="Nothing is scheduled yet")).to_be_visible()
         expect(page.locator("#minutes .reading")).to_have_text("Nothing is due within an hour.")
         words = shlex.split(page.locator("#welcome-send").inner_text())
         assert (words[0], words[2]) == ("curl", "-d")
         origin = f"http://{web.host}:{web.port}"
-        assert web.post(words[1].removeprefix(origin), json.loads(words[-1])).status == 201
+        sent = web.post(words[1].removeprefix(origin), json.loads(words[-1]) | {"delay": "50s"})
+        assert sent.status == 201
+        find(page, sent.json["receipt"])
+        expect(page.locator(".found .chip")).to_have_text("pending")
         expect(page.locator("#welcome")).to_be_hidden()
         expect(page.locator("#balance-text")).to_contain_text("1 accepted")
         stop(web)
@@ -138,11 +162,15 @@ def test_an_empty_server_helps_and_a_lost_one_comes_back(desk: Desk) -> None:
         web = serve("--memory", http_port=web.port)
         expect(page.locator("#banner")).to_be_hidden()
         expect(page.get_by_role("heading", name="Nothing is scheduled yet")).to_be_visible()
+        expect(page.locator(".found .remark")).to_contain_text("does not know this message any more")
+        expect(page.locator(".found .answers")).to_be_hidden()
     finally:
         desk.close()
         web.process.kill()
         web.process.communicate()
-    assert all("ERR_" in text for text in desk.complaints), "nothing but that it was cut off"
+    assert all(re.search("ERR_|status of 4(04|21)", text) for text in desk.complaints), (
+        "nothing but that it was cut off"
+    )
     desk.complaints.clear()
 
 
@@ -237,6 +265,54 @@ def test_markup_in_a_message_stays_text(web: Web, page: Page) -> None:
     page.get_by_role("button", name="Show more").click()
     assert len(body.inner_text()) > 4_096
     assert page.evaluate("window.broken") is None
+
+
+def test_no_text_hides_itself_or_turns_what_stands_beside_it(web: Web, page: Page) -> None:
+    """Controls, directions of reading, separators of lines: they are shown as escapes, and an id is copied as it is."""
+    odd = "a\u202eb\u2066\x00\u2028\x1b[31m\u200b<b>'\"\\\N{WOMAN}\u200d\N{GIRL}"
+    shown = "a\\u202eb\\u2066\\u0000\\u2028\\u001b[31m\\u200b<b>'\"\\\N{WOMAN}\u200d\N{GIRL}"
+    odd_properties = {odd: odd, "__proto__": "kept", "constructor": "kept", "7": "kept"}
+    sent = send(
+        web, "console.odd", body=f"{odd}\n\tsecond line", delay_ms=HOUR_MS, message_id=odd, order_key=odd,
+        properties=odd_properties, expires_ms=2**62 - 1,
+    )  # fmt: skip
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    find(page, sent["receipt"])
+    ids = page.locator(".found .ids").first
+    expect(ids.locator("dd .mono").last).to_have_text(shown)
+    expect(ids).to_contain_text("Order key" + shown)
+    expect(ids).to_contain_text("Expiresafter the year 275760")
+    assert page.locator(".found .properties dt").all_inner_texts() == ["7", shown, "__proto__", "constructor"]
+    assert page.locator(".found .body").inner_text() == f"{shown}\n\tsecond line"
+    ids.get_by_role("button").last.click()
+    expect(ids.get_by_role("button").last).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == odd
+    for text in ("%", "../..", "a#b?c=d", "x" * 1024, odd.replace("\x00", "")):
+        page.locator("#find-text").fill(text)
+        page.keyboard.press("Enter")
+        expect(page.locator("#result .answer")).to_contain_text("was handed over here.")
+
+
+@pytest.mark.parametrize("ahead_ms", [-3 * HOUR_MS, 5 * HOUR_MS])
+def test_a_clock_of_the_browser_that_is_hours_off_changes_nothing(web: Web, desk: Desk, ahead_ms: int) -> None:
+    soon = send(web, "console.clock", delay_ms=90 * 60_000)["receipt"]
+    page = desk.open(ahead_ms=ahead_ms)
+    # The server counts what is pending every ten seconds.
+    expect(page.locator("#hours .reading")).to_contain_text(re.compile(r"[1-9]\d* messages?"))
+    find(page, soon)
+    expect(page.locator(".found .countdown")).to_have_text(re.compile(r"due in 1 h (2\d|30) min"))
+
+
+def test_lists_that_are_cut_say_so(page: Page) -> None:
+    show = """sizes => import('/console/consumers.js').then(({ConsumersPanel}) => {
+        const row = place => ({subject: `s${place}`, group: 'g', lag: place, pending: 1});
+        const rows = [...Array(sizes.rows).keys()].map(row);
+        const panel = new ConsumersPanel(() => {});
+        panel.update({consumer_groups: rows, consumer_groups_all: sizes.all, subjects: rows}, {nowMs: 0});
+        return ['consumers-more', 'subjects-more'].map(id => document.getElementById(id).textContent);
+    })"""
+    assert page.evaluate(show, {"rows": 100, "all": 5000}) == ["Show the first 100 of 5,000", "Show the first 100"]
+    assert page.evaluate(show, {"rows": 20, "all": 20}) == ["Show all 20", "Show all 20"]
 
 
 def test_the_life_of_a_test_message_is_complete(web: Web, page: Page) -> None:
@@ -381,39 +457,142 @@ def test_axe_finds_nothing(desk: Desk, width: int, dark: bool) -> None:
 
 # -- with tokens
 
+PROXY = "delay.example"
 
-def test_a_person_logs_in_and_out(desk: Desk, tmp_path: Path) -> None:
-    data = str(tmp_path / "data")
+
+@dataclass(frozen=True)
+class Guarded:
+    """A server with tokens, which a proxy stands before."""
+
+    web: Web
+    admin: str
+
+    def token(self, role: str, subject: str = "*") -> str:
+        """A new token."""
+        with Client(self.web.address, token=self.admin) as client:
+            return client.token(role, subject).text
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    data = str(tmp_path_factory.mktemp("guarded") / "data")
     create = [sys.executable, "-m", "delayserver", "token", "create", "--role", "admin", "--json", "--data-dir", data]
     made = subprocess.run(create, cwd=ROOT, capture_output=True, check=True, timeout=60)
-    token = json.loads(made.stdout)["token"]
-    web = serve("--data-dir", data)
+    web = serve("--data-dir", data, "--set", f"http.allowed_hosts={PROXY}")
     try:
-        page = desk.open(web=web, figures=False)
-        dialog = page.get_by_role("dialog", name="A token is needed")
-        expect(page.locator("#banner")).to_contain_text("asks for a token")
-        expect(page.locator("#health-text")).to_have_text("Not logged in")
-        dialog.get_by_label("Token").fill("dst_0123456789ab_" + "A" * 43)
-        dialog.get_by_role("button", name="Log in").click()
-        expect(dialog.get_by_role("alert")).to_be_visible()
-        page.keyboard.press("Escape")
-        expect(page.locator("#banner")).to_contain_text("asks for a token")
-        page.get_by_role("button", name="Try now").click()
-        dialog.get_by_label("Token").fill(token)
-        dialog.get_by_role("button", name="Log in").click()
-        expect(dialog).to_be_hidden()
-        expect(page.locator("html")).to_have_attribute("data-live", "open")
-        expect(page.locator("#who")).to_contain_text("admin")
-        send_by_hand(page, "console.guarded", "1h")
-        assert page.evaluate("document.cookie") == "", "no script can read it"
-        page.get_by_role("button", name="Log out").click()
-        expect(dialog).to_be_visible()
+        yield Guarded(web, json.loads(made.stdout)["token"])
+        assert stop(web) == ""
     finally:
-        desk.close()
         web.process.kill()
         web.process.communicate()
-    assert all(re.search("status of 40[13]|ERR_", text) for text in desk.complaints)
+
+
+@pytest.fixture
+def visitor(desk: Desk) -> Iterator[Desk]:
+    """A desk whose pages may be refused, and may be cut off."""
+    yield desk
+    desk.close()
+    foreseen = "status of 40[134]|ERR_|Cross-Origin-Opener-Policy"
+    assert all(re.search(foreseen, text) for text in desk.complaints), desk.complaints
     desk.complaints.clear()
+
+
+def log_in(page: Page, token: str) -> None:
+    dialog = page.get_by_role("dialog", name="A token is needed")
+    dialog.get_by_label("Token").fill(token)
+    dialog.get_by_role("button", name="Log in").click()
+    expect(dialog).to_be_hidden()
+
+
+def test_a_person_logs_in_and_out(visitor: Desk, guarded: Guarded) -> None:
+    page = visitor.open(at=address(guarded.web), figures=False)
+    dialog = page.get_by_role("dialog", name="A token is needed")
+    expect(page.locator("#banner")).to_contain_text("asks for a token")
+    expect(page.locator("#health-text")).to_have_text("Not logged in")
+    dialog.get_by_label("Token").fill("dst_0123456789ab_" + "A" * 43)
+    dialog.get_by_role("button", name="Log in").click()
+    expect(dialog.get_by_role("alert")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#banner")).to_contain_text("asks for a token")
+    page.get_by_role("button", name="Try now").click()
+    log_in(page, guarded.admin)
+    expect(page.locator("html")).to_have_attribute("data-live", "open")
+    expect(page.locator("#who")).to_contain_text("admin")
+    send_by_hand(page, "console.guarded", "1h")
+    assert page.evaluate("document.cookie") == "", "no script can read it"
+    page.get_by_role("button", name="Log out").click()
+    expect(dialog).to_be_visible()
+
+
+def test_a_session_that_ends_takes_its_figures_along_and_asks_once(visitor: Desk, guarded: Guarded) -> None:
+    page = visitor.open(at=address(guarded.web), figures=False)
+    token = guarded.token("look")
+    log_in(page, token)
+    expect(page.locator("html")).to_have_attribute("data-live", "open")
+    headers = {"authorization": f"Bearer {guarded.admin}"}
+    sent = guarded.web.ask("POST", "/v1/messages", {"subject": "s", "body": "", "delay": "30s"}, headers=headers)
+    find(page, sent.json["receipt"])
+    expect(page.locator(".found .chip")).to_have_text("pending")
+    with Client(guarded.web.address, token=guarded.admin) as client:
+        client.revoke_token(token[4:16])
+    dialog = page.get_by_role("dialog", name="A token is needed")
+    expect(dialog).to_be_visible()
+    expect(page.locator("#now, #delivery")).to_have_count(2)
+    for figures in page.locator("#now, #delivery").all():
+        expect(figures).to_be_hidden()
+    page.keyboard.press("Escape")
+    # The page goes on asking the server, for figures and for the message, but not the person.
+    for path in ("/v1/messages", "/v1/live"):
+        with page.expect_response(re.compile(re.escape(path))) as asked:
+            pass
+        assert asked.value.status == 401
+        expect(dialog).to_be_hidden()
+    page.get_by_role("button", name="Try now").click()
+    log_in(page, guarded.admin)
+    expect(page.locator("#now")).to_be_visible()
+    expect(page.locator("#banner")).to_be_hidden()
+
+
+@pytest.mark.parametrize(
+    ("role", "subject", "told"),
+    [
+        ("send", "*", "This one has the role send for *. A message can be looked up by its receipt all the same."),
+        ("consume", "*", "This one has the role consume for *. It may not look up messages either."),
+        ("look", "bills*", "This one has the role look for bills*. Messages of these subjects can be found"),
+    ],
+)
+def test_a_token_without_the_figures_is_told_what_is_missing(
+    visitor: Desk, guarded: Guarded, role: str, subject: str, told: str
+) -> None:
+    page = visitor.open(at=address(guarded.web), figures=False)
+    log_in(page, guarded.token(role, subject))
+    expect(page.locator("#banner")).to_contain_text("tokens with the role look and the pattern *. " + told)
+    for part in ("now", "lateness", "coming", "delivery", "consumers"):
+        expect(page.locator(f"#{part}")).to_be_hidden()
+    expect(page.locator("#message")).to_be_visible()
+
+
+def test_behind_a_proxy_that_encrypts(visitor: Desk, guarded: Guarded) -> None:
+    """As docs/how-to/secure.md says: the gateway has the public name in `http.allowed_hosts`, and gets `Host` as it came."""
+    with tls_proxy(PROXY, guarded.web.host, guarded.web.port) as port:
+        page = visitor.open(at=f"https://{PROXY}:{port}/", figures=False)
+        log_in(page, guarded.admin)
+        expect(page.locator("html")).to_have_attribute("data-live", "open")
+        send_by_hand(page, "console.proxied", "1h")
+        (cookie,) = page.context.cookies()
+        assert (cookie["name"], cookie["secure"], cookie["sameSite"]) == (f"delayserver_session_{port}", True, "Strict")
+        assert "https://delay.example" in page.locator("#consumers-pull").inner_text()
+        page.get_by_role("button", name="Log out").click()
+        expect(page.get_by_role("dialog", name="A token is needed")).to_be_visible()
+        assert page.context.cookies() == []
+        visitor.close()
+    # Without TLS, a page that is not of this machine has no clipboard.
+    page = visitor.open(at=f"http://{PROXY}:{guarded.web.port}/", figures=False)
+    log_in(page, guarded.admin)
+    send_by_hand(page, "console.plain", "1h")
+    copy = page.locator(".found .ids").get_by_role("button").first
+    copy.click()
+    expect(copy).to_have_text("Not copied")
 
 
 # -- what is wrong

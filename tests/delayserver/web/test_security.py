@@ -441,6 +441,7 @@ CROSS = [
     {"origin": "http://127.0.0.1@evil.example"},
     {"sec-fetch-site": ""},
     {"sec-fetch-site": "same-origin", "origin": "https://evil.example"},
+    {"origin": "https://evil.example", "x-forwarded-host": "evil.example", "forwarded": "host=evil.example"},
 ]
 
 
@@ -467,7 +468,8 @@ def test_no_page_of_another_site_can_act_or_read(guarded: Guarded, web: Web, hea
     "host", ["evil.example", "evil.example:20880", "127.0.0.1.evil.example", "localhost.evil.example"]
 )
 def test_a_name_that_leads_to_loopback_reads_nothing(web: Web, host: str) -> None:
-    problem(web.ask("GET", "/v1/status", headers={"host": host}), 403, "host_unknown")
+    forwarded = {"x-forwarded-host": "localhost", "x-forwarded-for": "127.0.0.1", "forwarded": "host=localhost"}
+    problem(web.ask("GET", "/v1/status", headers={"host": host} | forwarded), 403, "host_unknown")
     # A page can invent a token, and a server without tokens takes it for none.
     invented = bearer("dst_0123456789ab_" + "A" * 43) | {"host": host}
     for method, path, document in (
